@@ -1,0 +1,45 @@
+"""hvd_autosync finds the fastest synchronization strategy of a Horovod job, unchanged script.
+
+The flag ``horovodrun --autosync`` needs no import at all. For people with an own launcher there
+is :class:`Study`, for scripts that reduce gradients by hand :func:`step`. Names load when they
+are first used, so that a worker never pays for the driver's libraries.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvd_autosync.errors import AutosyncError
+    from hvd_autosync.runtime import mark_step as step
+    from hvd_autosync.search_space import SearchSpace, Strategy
+    from hvd_autosync.study import Study
+    from hvd_autosync.study_values import StudySettings
+    from hvd_autosync.traces import TraceStore
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AutosyncError": ("hvd_autosync.errors", "AutosyncError"),
+    "SearchSpace": ("hvd_autosync.search_space", "SearchSpace"),
+    "Strategy": ("hvd_autosync.search_space", "Strategy"),
+    "Study": ("hvd_autosync.study", "Study"),
+    "StudySettings": ("hvd_autosync.study_values", "StudySettings"),
+    "TraceStore": ("hvd_autosync.traces", "TraceStore"),
+    "step": ("hvd_autosync.runtime", "mark_step"),
+}
+
+__all__ = ["AutosyncError", "SearchSpace", "Strategy", "Study", "StudySettings", "TraceStore",
+           "step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,97 @@
+"""What all tests share: a clean environment, a Horovod to run, and a look for stray processes.
+
+The markers are declared in ``setup.cfg``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import uuid
+
+import psutil
+import pytest
+
+#: Names this run in every process that it starts, so that runs beside it are left alone.
+_SESSION_VARIABLE = "HVD_AUTOSYNC_TEST_SESSION"
+_TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
+_PATIENCE_S = 10.0
+_STRAYS = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets what must hold before the first test module imports torch."""
+    os.environ[_SESSION_VARIABLE] = uuid.uuid4().hex
+    os.environ["OMP_NUM_THREADS"] = "1"
+    scripts = sysconfig.get_path("scripts")
+    os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No test sees the user's settings, or writes where the user's traces are."""
+    for name in os.environ:
+        if name.startswith("HVD_AUTOSYNC_") and name != _SESSION_VARIABLE:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="session")
+def horovodrun() -> str:
+    """Path of ``horovodrun``; tests that ask for it are skipped where Horovod does not work."""
+    path = shutil.which("horovodrun")
+    if path is None:
+        pytest.skip("Horovod is not installed: make setup builds it")
+    done = subprocess.run(
+        [sys.executable, "-c", "import horovod.torch"], text=True, capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"Horovod cannot be imported: {done.stderr.strip().splitlines()[-1]}")
+    return path
+
+
+def _strays_of(session_mark: str) -> dict[psutil.Process, str]:
+    """Workers that tests of this run started and that still live, each with a description."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            trial = environment.get(_TRIAL_ID_VARIABLE)
+            if environment.get(_SESSION_VARIABLE) != session_mark or trial is None:
+                continue
+            if process.status() != psutil.STATUS_ZOMBIE:
+                command = " ".join(process.cmdline())[:200]
+                found[process] = f"process {process.pid} of trial {trial}: {command}"
+        except (psutil.Error, OSError):  # gone meanwhile, or another user's
+            continue
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker that outlives the tests fails the run; it is killed, so that CI can end."""
+    mark = os.environ[_SESSION_VARIABLE]
+    deadline = time.monotonic() + _PATIENCE_S
+    while (strays := _strays_of(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    session.config.stash[_STRAYS] = list(strays.values())
+    if strays:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for process in strays:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the workers that were left."""
+    if strays := terminalreporter.config.stash.get(_STRAYS, []):
+        terminalreporter.section("workers that outlived the tests (killed now)", red=True)
+        for line in strays:
+            terminalreporter.line(line)
