@@ -1,0 +1,122 @@
+"""The one mapping between strategies and Horovod 0.28.1.
+
+Forward: a strategy to environment variables, ``horovodrun`` options and arguments of
+``DistributedOptimizer``. Backward: the environment that a job already has to the knobs that the
+user has set. Only here is ``HOROVOD_`` spelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hvd_autosync.errors import ConfigurationError, SpaceError
+from hvd_autosync.search_space.catalogue import catalogue_knob
+from hvd_autosync.search_space.knobs import CategoricalKnob, IntegerKnob, Knob, Value
+
+#: Knob name -> variable read by ``horovod/common/operations.cc``.
+_VARIABLES = {
+    "fusion_threshold_bytes": "HOROVOD_FUSION_THRESHOLD",
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
+    "hierarchical_allreduce": "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    "torus_allreduce": "HOROVOD_TORUS_ALLREDUCE",
+    "hierarchical_allgather": "HOROVOD_HIERARCHICAL_ALLGATHER",
+    "num_nccl_streams": "HOROVOD_NUM_NCCL_STREAMS",
+    "batch_d2d_memcopies": "HOROVOD_BATCH_D2D_MEMCOPIES",
+    "group_fusion": "HOROVOD_DISABLE_GROUP_FUSION",
+}
+_INVERTED = {"group_fusion"}
+#: Knobs that are arguments of ``DistributedOptimizer``, and the argument's name.
+OPTIMIZER_ARGUMENTS = {"tensor_groups": "groups", "compression": "compression"}
+
+#: Variables that choose the library by other means than ``--gloo`` and ``--mpi``.
+_CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
+
+#: Set by Horovod's own tuner, which must not run beside ours.
+AUTOTUNE_VARIABLE = "HOROVOD_AUTOTUNE"
+#: Variables of the process that Horovod's launcher sets for each rank.
+RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+@dataclass(frozen=True)
+class HorovodSettings:
+    """What a strategy means to Horovod.
+
+    Attributes:
+        environment: Variables to set, in order of name.
+        options: Options of ``horovodrun``, such as ``--mpi``.
+        optimizer: Arguments of ``DistributedOptimizer`` by name: ``groups`` (a number) and
+            ``compression`` (``"fp16"``).
+    """
+
+    environment: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
+    optimizer: tuple[tuple[str, Value], ...] = ()
+
+
+def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
+    """What ``strategy`` sets. Values equal to Horovod's own defaults set nothing.
+
+    Leaving defaults unset keeps the default trial exactly the user's job.
+
+    Raises:
+        SpaceError: A knob is unknown.
+    """
+    environment: dict[str, str] = {}
+    options: list[str] = []
+    optimizer: dict[str, Value] = {}
+    for name, value in strategy.items():
+        knob = catalogue_knob(name)
+        if name == "controller":
+            options.append(f"--{value}")
+        elif value == knob.default:
+            continue
+        elif name in OPTIMIZER_ARGUMENTS:
+            optimizer[OPTIMIZER_ARGUMENTS[name]] = value
+        else:
+            environment[_VARIABLES[name]] = _spell(name, value)
+    return HorovodSettings(
+        tuple(sorted(environment.items())), tuple(options), tuple(sorted(optimizer.items()))
+    )
+
+
+def _spell(name: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return str(int(value != (name in _INVERTED)))
+    return str(value)
+
+
+def held_by_environment(environment: Mapping[str, str]) -> dict[str, Value]:
+    """The knobs that the job's environment sets already, with their values.
+
+    Args:
+        environment: The environment with the ``horovodrun`` options already written into it
+            (``horovod.runner.common.util.config_parser.set_env_from_args``).
+
+    Raises:
+        ConfigurationError: A variable has a value that Horovod would misread.
+    """
+    held: dict[str, Value] = {}
+    for variable in _CONTROLLER_VARIABLES:
+        if variable in environment:
+            held["controller"] = environment[variable].lower()
+    for name, variable in _VARIABLES.items():
+        text = environment.get(variable)
+        if text is not None:
+            try:
+                held[name] = _parse(catalogue_knob(name), text)
+            except (ValueError, SpaceError):
+                raise ConfigurationError(
+                    f"{variable}={text!r} is not a value that Horovod understands",
+                    hint=f"Unset {variable} or correct it.",
+                ) from None
+    return held
+
+
+def _parse(knob: Knob, text: str) -> Value:
+    convert: Callable[[str], Value]
+    if isinstance(knob, CategoricalKnob) and isinstance(knob.default, bool):
+        return bool(int(text)) != (knob.name in _INVERTED)
+    convert = int if isinstance(knob, (IntegerKnob, CategoricalKnob)) else float
+    return convert(text)

@@ -1,0 +1,286 @@
+"""Knobs: one synchronization parameter each, with its domain, scale, unit and default.
+
+Three kinds cover every knob: :class:`FloatKnob`, :class:`IntegerKnob` and
+:class:`CategoricalKnob` (a flag is a category of ``False`` and ``True``). A knob knows how to map
+its domain onto the unit interval and back, so that learners see the unit cube only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from hvd_autosync.errors import SpaceError
+
+Value: TypeAlias = bool | int | float | str
+Scale: TypeAlias = Literal["linear", "log"]
+
+#: Knob groups that only exact knobs belong to / that the user must allow (design: opt-in).
+EXACT_GROUPS = ("horovod", "exchange")
+LOSSY_GROUPS = ("codec",)
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A knob matters only while another knob has one of some values."""
+
+    knob: str
+    values: tuple[Value, ...]
+
+    def holds(self, values: Mapping[str, Value]) -> bool:
+        """Whether ``values`` (knob name -> value) switches the conditional knob on."""
+        return self.knob in values and values[self.knob] in self.values
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What every kind of knob has.
+
+    Attributes:
+        name: Name in strategies, files and reports.
+        help: One sentence for people.
+        group: Family of the knob; lossy families are opt-in.
+        exact: True when the knob never changes training beyond floating-point order.
+        unit: Unit of the values (``"B"``, ``"ms"``) or empty.
+        condition: When the knob matters at all; ``None`` means always.
+    """
+
+    name: str
+    help: str
+    group: str
+    exact: bool
+    unit: str
+    condition: Condition | None
+
+
+@dataclass(frozen=True)
+class _Numeric(_Common):
+    low: float
+    high: float
+    default: float
+    scale: Scale
+    #: Added before the logarithm, so that a log scale can contain 0.
+    log_offset: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise SpaceError(
+                f"knob {self.name}: lower bound {self.low} is above upper bound {self.high}",
+                hint="Give bounds with low <= high.",
+            )
+        if self.scale == "log" and self.low + self.log_offset <= 0:
+            raise SpaceError(
+                f"knob {self.name}: a log scale cannot contain {self.low}",
+                hint="Raise the lower bound above 0.",
+            )
+        self.validate(self.default)
+
+    def _stretch(self, value: float) -> float:
+        return math.log(value + self.log_offset) if self.scale == "log" else value
+
+    def to_unit(self, value: Value) -> float:
+        """Position of ``value`` in [0, 1] on this knob's scale."""
+        low, high = self._stretch(self.low), self._stretch(self.high)
+        return 0.0 if high == low else (self._stretch(float(value)) - low) / (high - low)
+
+    def _unstretch(self, position: float) -> float:
+        low, high = self._stretch(self.low), self._stretch(self.high)
+        stretched = low + min(max(position, 0.0), 1.0) * (high - low)
+        value = math.exp(stretched) - self.log_offset if self.scale == "log" else stretched
+        return min(max(value, self.low), self.high)
+
+    def validate(self, value: Value) -> None:
+        """Raise :class:`SpaceError` unless ``value`` lies in the domain."""
+        if isinstance(value, (bool, str)) or not math.isfinite(value):
+            raise SpaceError(f"knob {self.name}: {value!r} is not a number", hint=self._domain())
+        if not self.low <= value <= self.high:
+            raise SpaceError(f"knob {self.name}: {value!r} is out of bounds", hint=self._domain())
+
+    def _domain(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        return f"Choose a value from {self.low:g} to {self.high:g}{unit}."
+
+    def format(self, value: Value) -> str:
+        """``value`` with its unit, for people."""
+        if self.unit == "B":
+            return f"{float(value) / _MIB:.4g} MiB"
+        return f"{value:.4g} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True)
+class FloatKnob(_Numeric):
+    """A real-valued knob; decoded values keep four significant digits."""
+
+    def from_unit(self, position: float) -> float:
+        """The value at ``position`` in [0, 1]."""
+        value = float(f"{self._unstretch(position):.4g}")
+        return min(max(value, self.low), self.high)
+
+    def restrict(self, low: float, high: float) -> FloatKnob:
+        """The same knob on [low, high] cut with its present domain."""
+        low, high = _cut(self, low, high)
+        return replace(self, low=low, high=high, default=min(max(self.default, low), high))
+
+
+@dataclass(frozen=True)
+class IntegerKnob(_Numeric):
+    """A whole-numbered knob; decoded values are multiples of ``multiple`` (or a bound)."""
+
+    multiple: int
+
+    def validate(self, value: Value) -> None:
+        """Raise :class:`SpaceError` unless ``value`` is a whole number in the domain."""
+        super().validate(value)
+        if not isinstance(value, int):
+            raise SpaceError(
+                f"knob {self.name}: {value!r} is not a whole number", hint=self._domain()
+            )
+
+    def from_unit(self, position: float) -> int:
+        """The value at ``position`` in [0, 1]."""
+        value = round(self._unstretch(position) / self.multiple) * self.multiple
+        return int(min(max(value, self.low), self.high))
+
+    def restrict(self, low: float, high: float) -> IntegerKnob:
+        """The same knob on [low, high] cut with its present domain."""
+        low, high = _cut(self, math.ceil(low), math.floor(high))
+        return replace(
+            self, low=int(low), high=int(high), default=int(min(max(self.default, low), high))
+        )
+
+
+@dataclass(frozen=True)
+class CategoricalKnob(_Common):
+    """A knob with a few unordered choices."""
+
+    choices: tuple[Value, ...]
+    default: Value
+
+    def __post_init__(self) -> None:
+        if not self.choices:
+            raise SpaceError(
+                f"knob {self.name}: no choice is left", hint="Allow at least one choice."
+            )
+        self.validate(self.default)
+
+    def to_unit(self, value: Value) -> float:
+        """Position of ``value`` in [0, 1]: the choices stand at equal distances."""
+        return self._index(value) / max(len(self.choices) - 1, 1)
+
+    def from_unit(self, position: float) -> Value:
+        """The choice nearest to ``position``; the outer choices have half a share of [0, 1]."""
+        count = len(self.choices)
+        return self.choices[min(round(min(max(position, 0.0), 1.0) * (count - 1)), count - 1)]
+
+    def _index(self, value: Value) -> int:
+        for index, choice in enumerate(self.choices):
+            if type(choice) is type(value) and choice == value:
+                return index
+        raise SpaceError(
+            f"knob {self.name}: {value!r} is not one of its choices",
+            hint=f"Choose one of {', '.join(map(str, self.choices))}.",
+        )
+
+    def validate(self, value: Value) -> None:
+        """Raise :class:`SpaceError` unless ``value`` is one of the choices."""
+        self._index(value)
+
+    def restrict(self, choices: Sequence[Value]) -> CategoricalKnob:
+        """The same knob with only some of its choices."""
+        for choice in choices:
+            self.validate(choice)
+        kept = tuple(choice for choice in self.choices if choice in choices)
+        default = self.default if self.default in kept or not kept else kept[0]
+        return replace(self, choices=kept, default=default)
+
+    def format(self, value: Value) -> str:
+        """``value`` for people: flags read on and off."""
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return str(value)
+
+
+Knob: TypeAlias = FloatKnob | IntegerKnob | CategoricalKnob
+
+
+def _cut(knob: FloatKnob | IntegerKnob, low: float, high: float) -> tuple[float, float]:
+    """The part of [low, high] that lies in the knob's domain; an error when there is none."""
+    if low > high or high < knob.low or low > knob.high:
+        raise SpaceError(
+            f"knob {knob.name}: bounds {low:g} to {high:g} leave nothing of its domain",
+            hint=f"Choose bounds within {knob.low:g} to {knob.high:g}.",
+        )
+    return max(low, knob.low), min(high, knob.high)
+
+
+def float_knob(
+    name: str, low: float, high: float, default: float, *, help: str, group: str = "horovod",
+    exact: bool = True, unit: str = "", scale: Scale = "linear", log_offset: float = 0.0,
+    condition: Condition | None = None,
+) -> FloatKnob:
+    """Declare a real-valued knob."""
+    return FloatKnob(
+        name, help, group, exact, unit, condition, low, high, default, scale, log_offset
+    )
+
+
+def integer_knob(
+    name: str, low: int, high: int, default: int, *, help: str, group: str = "horovod",
+    exact: bool = True, unit: str = "", scale: Scale = "linear", log_offset: float = 0.0,
+    multiple: int = 1, condition: Condition | None = None,
+) -> IntegerKnob:
+    """Declare a whole-numbered knob."""
+    return IntegerKnob(
+        name, help, group, exact, unit, condition, low, high, default, scale, log_offset, multiple
+    )
+
+
+def categorical_knob(
+    name: str, choices: Sequence[Value], default: Value, *, help: str, group: str = "horovod",
+    exact: bool = True, condition: Condition | None = None,
+) -> CategoricalKnob:
+    """Declare a knob with choices; a flag has the choices ``False`` and ``True``."""
+    return CategoricalKnob(name, help, group, exact, "", condition, tuple(choices), default)
+
+
+_KINDS: dict[str, type[FloatKnob] | type[IntegerKnob] | type[CategoricalKnob]] = {
+    "float": FloatKnob,
+    "integer": IntegerKnob,
+    "categorical": CategoricalKnob,
+}
+
+
+def knob_to_json(knob: Knob) -> dict[str, Any]:
+    """A plain dictionary from which :func:`knob_from_json` makes the same knob."""
+    fields: dict[str, Any] = dict(vars(knob))
+    if knob.condition is not None:
+        fields["condition"] = {"knob": knob.condition.knob, "values": list(knob.condition.values)}
+    if isinstance(knob, CategoricalKnob):
+        fields["choices"] = list(knob.choices)
+    kind = next(name for name, cls in _KINDS.items() if type(knob) is cls)
+    return {"kind": kind, **fields}
+
+
+def knob_from_json(fields: Mapping[str, Any]) -> Knob:
+    """The knob that :func:`knob_to_json` wrote.
+
+    Raises:
+        SpaceError: The dictionary does not describe a knob.
+    """
+    try:
+        rest = dict(fields)
+        cls = _KINDS[rest.pop("kind")]
+        if rest["condition"] is not None:
+            condition = rest["condition"]
+            rest["condition"] = Condition(condition["knob"], tuple(condition["values"]))
+        if cls is CategoricalKnob:
+            rest["choices"] = tuple(rest["choices"])
+        return cls(**rest)
+    except (KeyError, TypeError) as error:
+        raise SpaceError(
+            f"not a knob: {error!r}", hint="Read knobs as they were written."
+        ) from None

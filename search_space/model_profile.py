@@ -1,0 +1,105 @@
+"""What a model asks of synchronization: its parameters and when their gradients arrive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_ITEM_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}
+
+
+@dataclass(frozen=True)
+class ParameterProfile:
+    """One parameter that the job's optimizer reduces.
+
+    Attributes:
+        name: Name that the script gave (``model.named_parameters()``).
+        shape: Shape of the parameter.
+        dtype: Its type, without ``torch.``.
+        sparse: Whether its gradient is a sparse tensor.
+        ready_order: Rank of its gradient's arrival in backward, from 0; -1 when it got none.
+        ready_s: Seconds from the start of backward to that arrival (median); NaN when it got none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sparse: bool = False
+    ready_order: int = -1
+    ready_s: float = math.nan
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the dense gradient."""
+        return self.elements * _ITEM_BYTES.get(self.dtype, 4)
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """The model as its optimizer sees it, measured on rank 0 while the default strategy ran.
+
+    Attributes:
+        parameters: In the order in which the optimizer holds them.
+        forward_s: Median seconds from the end of a step to the start of backward (data loading
+            included).
+        backward_s: Median seconds of backward.
+        wrapped: Whether the job uses ``hvd.DistributedOptimizer`` (else it reduces by hand and
+            only job-wide settings can be tuned).
+    """
+
+    parameters: tuple[ParameterProfile, ...] = ()
+    forward_s: float = math.nan
+    backward_s: float = math.nan
+    wrapped: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all dense gradients."""
+        return sum(parameter.size_bytes for parameter in self.parameters)
+
+    @property
+    def has_sparse(self) -> bool:
+        """Whether any gradient is sparse."""
+        return any(parameter.sparse for parameter in self.parameters)
+
+    def identity(self) -> list[Any]:
+        """What makes two models the same for tuning: shapes and types, no measured times."""
+        return [[p.name, list(p.shape), p.dtype, p.sparse] for p in self.parameters]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary; NaN becomes ``None``."""
+        fields = asdict(self)
+        for values in [fields, *fields["parameters"]]:
+            for name, value in values.items():
+                if isinstance(value, float) and math.isnan(value):
+                    values[name] = None
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ModelProfile:
+        """The profile that :meth:`to_json` wrote."""
+        parameters = tuple(
+            ParameterProfile(
+                name=p["name"], shape=tuple(p["shape"]), dtype=p["dtype"], sparse=p["sparse"],
+                ready_order=p["ready_order"], ready_s=_number(p["ready_s"]),
+            )
+            for p in fields["parameters"]
+        )
+        return cls(
+            parameters, _number(fields["forward_s"]), _number(fields["backward_s"]),
+            fields["wrapped"],
+        )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,111 @@
+"""A user's restrictions of the space: bounds, choices.
+
+In a TOML file (``--autosync-space FILE``)::
+
+    [knobs.cycle_time_ms]
+    low = 0.5
+    high = 10
+
+    [knobs.fusion_threshold_bytes]
+    fixed = 67108864
+
+    [knobs.controller]
+    choices = ["gloo"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.catalogue import catalogue_knob
+from hvd_autosync.search_space.knobs import CategoricalKnob, Condition, Knob, Value
+from hvd_autosync.search_space.space import SearchSpace
+
+_NUMERIC_KEYS = {"fixed", "low", "high"}
+_CATEGORICAL_KEYS = {"fixed", "choices"}
+
+
+def check_restrictions(document: Mapping[str, Any]) -> None:
+    """Check a parsed file against the catalogue, before anything is launched.
+
+    Raises:
+        SpaceError: Unknown table, knob or key; a value of the wrong type; impossible bounds.
+    """
+    unknown = sorted(set(document) - {"knobs"})
+    if unknown:
+        raise SpaceError(
+            f"unknown table [{unknown[0]}] in the space file",
+            hint="Use tables [knobs.NAME] with the keys fixed, low, high or choices.",
+        )
+    tables = document.get("knobs", {})
+    if not isinstance(tables, Mapping):
+        raise SpaceError("'knobs' is not a table", hint="Write [knobs.NAME] tables.")
+    for name, table in tables.items():
+        _restricted(catalogue_knob(name), table)
+
+
+def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpace:
+    """``space`` under the restrictions of a parsed file.
+
+    Knobs of the file that this space does not have (they cannot matter for the task) are ignored;
+    a fixed knob becomes a dimension of no width, so that conditions on it still hold.
+
+    Raises:
+        SpaceError: As :func:`check_restrictions`, or nothing of a knob's domain is left.
+    """
+    check_restrictions(document)
+    tables = document.get("knobs", {})
+    knobs: list[Knob] = []
+    for knob in space.knobs:
+        knobs.append(_restricted(knob, tables[knob.name]) if knob.name in tables else knob)
+    return SearchSpace(tuple(knobs), space.fixed)
+
+
+def _restricted(knob: Knob, table: Any) -> Knob:
+    """``knob`` with one table of the file applied."""
+    if not isinstance(table, Mapping):
+        raise SpaceError(
+            f"knob {knob.name}: {table!r} is not a table",
+            hint=f"Write [knobs.{knob.name}] with the keys fixed, low, high or choices.",
+        )
+    allowed = _CATEGORICAL_KEYS if isinstance(knob, CategoricalKnob) else _NUMERIC_KEYS
+    for key in table:
+        if key not in allowed:
+            raise SpaceError(
+                f"knob {knob.name}: unknown key {key!r} in the space file",
+                hint=f"Use {', '.join(sorted(allowed))}.",
+            )
+    if "fixed" in table:
+        return _fixed(knob, table["fixed"])
+    if isinstance(knob, CategoricalKnob):
+        choices = table.get("choices", list(knob.choices))
+        if not isinstance(choices, list):
+            raise SpaceError(
+                f"knob {knob.name}: choices = {choices!r} is not a list",
+                hint="Write choices = [..., ...].",
+            )
+        return knob.restrict(choices)
+    low, high = table.get("low", knob.low), table.get("high", knob.high)
+    for bound in (low, high):
+        if isinstance(bound, bool) or not isinstance(bound, (int, float)):
+            raise SpaceError(
+                f"knob {knob.name}: bound {bound!r} is not a number", hint="Write low = NUMBER."
+            )
+    return knob.restrict(low, high)
+
+
+def _fixed(knob: Knob, value: Value) -> Knob:
+    """``knob`` with one value left: a dimension of no width, so that conditions still see it."""
+    if isinstance(knob, CategoricalKnob):
+        return knob.restrict([value])
+    knob.validate(value)
+    return knob.restrict(float(value), float(value))
+
+
+def condition_text(condition: Condition) -> str:
+    """``condition`` in words, for listings."""
+    if len(condition.values) > 3:
+        return f"{condition.knob} is {condition.values[0]} to {condition.values[-1]}"
+    return f"{condition.knob} is {' or '.join(map(str, condition.values))}"

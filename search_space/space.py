@@ -1,0 +1,163 @@
+"""The search space of one task: the knobs that can matter, as points of the unit cube."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.knobs import (
+    CategoricalKnob,
+    Knob,
+    Value,
+    knob_from_json,
+    knob_to_json,
+)
+from hvd_autosync.search_space.strategy import Strategy
+
+# numpy is imported where it is used: Horovod's launcher loads this module for its options alone.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Free knobs, one dimension each, and knobs that are held.
+
+    A point is a vector of ``d = len(knobs)`` numbers in [0, 1]. Coordinates of knobs whose
+    condition does not hold are ignored by :meth:`decode` and set to the default's by
+    :meth:`encode`, so that equal strategies are equal points.
+
+    Attributes:
+        knobs: The dimensions, parents before the knobs that depend on them.
+        fixed: Knob name -> value held for every strategy (set by the user, by option,
+            environment or file). Held knobs are not part of strategies.
+    """
+
+    knobs: tuple[Knob, ...]
+    fixed: tuple[tuple[str, Value], ...] = ()
+
+    def __post_init__(self) -> None:
+        known = dict(self.fixed)
+        for knob in self.knobs:
+            if knob.name in known:
+                raise SpaceError(f"knob {knob.name} appears twice", hint="Name each knob once.")
+            if knob.condition is not None and knob.condition.knob not in known:
+                raise SpaceError(
+                    f"knob {knob.name} depends on {knob.condition.knob}, which does not precede it",
+                    hint="Order knobs so that parents come first.",
+                )
+            known[knob.name] = knob.default
+
+    @property
+    def dimension(self) -> int:
+        """Number of free knobs, ``d``."""
+        return len(self.knobs)
+
+    @property
+    def default(self) -> Strategy:
+        """Every free knob at its default: what the job does without us."""
+        return self._assemble({knob.name: knob.default for knob in self.knobs})
+
+    @property
+    def categorical_dimensions(self) -> list[int]:
+        """Indices of the dimensions without an order."""
+        return [i for i, knob in enumerate(self.knobs) if isinstance(knob, CategoricalKnob)]
+
+    def __getitem__(self, name: str) -> Knob:
+        for knob in self.knobs:
+            if knob.name == name:
+                return knob
+        raise SpaceError(
+            f"unknown knob {name!r}",
+            hint=f"The knobs of this space are {', '.join(k.name for k in self.knobs) or 'none'}.",
+        )
+
+    def _assemble(self, values: Mapping[str, Value]) -> Strategy:
+        """The strategy of ``values`` without the knobs whose condition does not hold."""
+        active: dict[str, Value] = dict(self.fixed)
+        chosen: dict[str, Value] = {}
+        for knob in self.knobs:
+            if knob.name in values and (knob.condition is None or knob.condition.holds(active)):
+                active[knob.name] = chosen[knob.name] = values[knob.name]
+        return Strategy(chosen)
+
+    def complete(self, strategy: Mapping[str, Value]) -> Strategy:
+        """``strategy`` with defaults for absent knobs and without inactive ones.
+
+        Raises:
+            SpaceError: A knob is unknown or a value is outside its domain.
+        """
+        for name, value in strategy.items():
+            self[name].validate(value)
+        return self._assemble({**{k.name: k.default for k in self.knobs}, **strategy})
+
+    def encode(self, strategy: Mapping[str, Value]) -> FloatArray:
+        """The point of ``strategy``, shape ``(d,)``; absent knobs stand at their default."""
+        import numpy as np
+
+        return np.array(
+            [knob.to_unit(strategy.get(knob.name, knob.default)) for knob in self.knobs],
+            dtype=np.float64,
+        )
+
+    def decode(self, point: npt.ArrayLike) -> Strategy:
+        """The strategy nearest to ``point``, shape ``(d,)``.
+
+        Raises:
+            SpaceError: ``point`` does not have ``d`` coordinates.
+        """
+        import numpy as np
+
+        coordinates = np.asarray(point, dtype=np.float64)
+        if coordinates.shape != (self.dimension,):
+            raise SpaceError(
+                f"a point of shape {coordinates.shape} does not fit this space",
+                hint=f"Give {self.dimension} coordinates.",
+            )
+        pairs = zip(self.knobs, coordinates, strict=True)
+        return self._assemble({knob.name: knob.from_unit(float(u)) for knob, u in pairs})
+
+    def snap(self, points: npt.ArrayLike) -> FloatArray:
+        """``points``, shape ``(n, d)``, moved onto strategies: ``encode(decode(row))`` per row."""
+        import numpy as np
+
+        rows = np.atleast_2d(np.asarray(points, dtype=np.float64))
+        snapped = [self.encode(self.decode(row)) for row in rows]
+        return np.array(snapped, dtype=np.float64).reshape(len(rows), self.dimension)
+
+    def describe(self, strategy: Mapping[str, Value]) -> str:
+        """One readable line: the knobs that differ from the default, or ``default``."""
+        default = self.default
+        parts = [
+            f"{knob.name}={knob.format(strategy[knob.name])}"
+            for knob in self.knobs
+            if strategy.get(knob.name, knob.default) != default.get(knob.name, knob.default)
+        ]
+        return ", ".join(parts) or "default"
+
+    @property
+    def key(self) -> str:
+        """Twelve hexadecimal digits that identify the space."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {"knobs": [knob_to_json(k) for k in self.knobs], "fixed": dict(self.fixed)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SearchSpace:
+        """The space that :meth:`to_json` wrote.
+
+        Raises:
+            SpaceError: The dictionary does not describe a space.
+        """
+        knobs = tuple(knob_from_json(knob) for knob in fields["knobs"])
+        return cls(knobs, tuple(sorted(fields["fixed"].items())))

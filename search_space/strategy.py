@@ -1,0 +1,93 @@
+"""A strategy: one complete assignment of values to knobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.knobs import Value
+
+
+@dataclass(frozen=True, init=False)
+class Strategy(Mapping[str, Value]):
+    """An immutable, hashable mapping from knob name to value.
+
+    A knob that is absent keeps whatever the job would have without us, so that the empty
+    strategy is exactly the user's job. Knobs whose condition does not hold are absent too: two
+    strategies that mean the same are equal.
+
+    Args:
+        values: Knob name -> value. Order does not matter.
+    """
+
+    _items: tuple[tuple[str, Value], ...]
+
+    def __init__(self, values: Mapping[str, Value] | None = None) -> None:
+        for name, value in (values or {}).items():
+            if not isinstance(value, (bool, int, float, str)):
+                raise SpaceError(
+                    f"knob {name}: {value!r} cannot be a value",
+                    hint="Give a number, a flag or a word.",
+                )
+        object.__setattr__(self, "_items", tuple(sorted((values or {}).items())))
+
+    def __getitem__(self, name: str) -> Value:
+        for key, value in self._items:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strategy) and self.to_json() == other.to_json()
+
+    def replacing(self, **values: Value) -> Strategy:
+        """The same strategy with some values replaced or added."""
+        return Strategy({**self, **values})
+
+    @property
+    def key(self) -> str:
+        """Twelve hexadecimal digits, the same for equal strategies in every process."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted, compact; floats round-trip exactly."""
+        return json.dumps(dict(self._items), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Strategy:
+        """The strategy that :meth:`to_json` wrote.
+
+        Raises:
+            SpaceError: ``text`` is not a JSON object of plain values.
+        """
+        try:
+            values: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SpaceError(
+                f"not a strategy: {error}", hint="Give a JSON object of knob names and values."
+            ) from None
+        if not isinstance(values, dict):
+            raise SpaceError(
+                f"not a strategy: {text[:40]!r}",
+                hint="Give a JSON object of knob names and values.",
+            )
+        return cls(values)
+
+    def diff(self, default: Strategy) -> dict[str, tuple[Value | None, Value | None]]:
+        """Knob name -> (value in ``default``, value here), for the knobs that differ."""
+        names = sorted({*self, *default})
+        pairs = {name: (default.get(name), self.get(name)) for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

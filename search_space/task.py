@@ -1,0 +1,43 @@
+"""A task: one (model, resources) pair, the unit of transfer learning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_autosync.search_space.model_profile import ModelProfile
+from hvd_autosync.search_space.resources import Resources
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is tuned.
+
+    Attributes:
+        model: Profile of the model.
+        resources: The cluster.
+    """
+
+    model: ModelProfile
+    resources: Resources
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits: equal for the same shapes, layout, device and build."""
+        identity = [self.model.identity(), self.resources.identity()]
+        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {"model": self.model.to_json(), "resources": self.resources.to_json()}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Task:
+        """The task that :meth:`to_json` wrote."""
+        return cls(
+            ModelProfile.from_json(fields["model"]), Resources.from_json(fields["resources"])
+        )

@@ -1,0 +1,235 @@
+"""A trial: one timed run of the user's script under one strategy, as plain values.
+
+The driver sends a :class:`TrialSpec` to the workers and gets a :class:`TrialResult` back. The
+life of a trial::
+
+    asked -> running -> COMPLETED      all steps measured
+                     -> CUT_SHORT      its steps so far exclude beating the best
+                     -> ENDED_EARLY    the script finished first; what was measured counts
+                     -> CRASHED        a rank exited with a status other than 0, or was killed
+                     -> HUNG           no progress within the limit derived from the default
+                     -> INTERRUPTED    the driver was stopped; the trial is forgotten on resume
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hvd_autosync.search_space.model_profile import ModelProfile
+from hvd_autosync.search_space.resources import Link
+from hvd_autosync.search_space.strategy import Strategy
+
+# numpy is imported where it is used: Horovod's launcher loads this module for its options alone.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: Fewest measured steps from which a step time is believed.
+MIN_MEASURED_STEPS = 5
+_TRIM = 0.1
+
+
+class TrialStatus(str, enum.Enum):
+    """How a trial ended; see the module's drawing."""
+
+    COMPLETED = "completed"
+    CUT_SHORT = "cut short"
+    ENDED_EARLY = "ended early"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def measured(self) -> bool:
+        """Whether the trial can have a step time."""
+        return self in (TrialStatus.COMPLETED, TrialStatus.CUT_SHORT, TrialStatus.ENDED_EARLY)
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """What every rank of a trial must know.
+
+    Attributes:
+        trial_id: Unique name, used to find processes that a trial left behind.
+        strategy: The strategy to run under.
+        warmup_steps: Steps that are run and not measured.
+        measured_steps: Steps that are measured; the run ends after them. 0: run to the script's
+            own end without measuring (the real training).
+        profile: Whether to record the model's profile during warm-up and to probe the link.
+        hopeless_above_s: End the run when the step time is above this with confidence.
+    """
+
+    trial_id: str
+    strategy: Strategy
+    warmup_steps: int = 10
+    measured_steps: int = 40
+    profile: bool = False
+    hopeless_above_s: float = math.inf
+
+    def to_json(self) -> str:
+        """Compact JSON."""
+        fields = {**vars(self), "strategy": dict(self.strategy)}
+        if math.isinf(self.hopeless_above_s):
+            fields["hopeless_above_s"] = None
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> TrialSpec:
+        """The specification that :meth:`to_json` wrote."""
+        fields = json.loads(text)
+        fields["strategy"] = Strategy(fields["strategy"])
+        if fields["hopeless_above_s"] is None:
+            fields["hopeless_above_s"] = math.inf
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The step time of a trial.
+
+    Attributes:
+        mean_s: 10 %-trimmed mean of the measured steps, seconds.
+        standard_error_s: Its standard error from the spread of the steps, seconds.
+        steps: Number of measured steps.
+    """
+
+    mean_s: float
+    standard_error_s: float
+    steps: int
+
+    @classmethod
+    def from_steps(cls, durations_s: npt.ArrayLike) -> StepTime:
+        """Estimate from the durations of single steps, shape ``(n,)`` with n >= 1.
+
+        The standard error is the larger of the trimmed mean's (from the winsorized variance) and
+        that of means over five neighbouring steps, because neighbouring steps resemble each other.
+        """
+        import numpy as np
+
+        steps = np.sort(np.asarray(durations_s, dtype=np.float64))
+        cut = int(_TRIM * len(steps))
+        kept = steps[cut : len(steps) - cut]
+        winsorized = np.clip(steps, kept[0], kept[-1])
+        error = float(winsorized.std(ddof=1)) / math.sqrt(len(steps)) if len(steps) > 1 else 0.0
+        error /= 1 - 2 * cut / len(steps)
+        in_order = np.asarray(durations_s, dtype=np.float64)
+        blocks = np.clip(in_order, kept[0], kept[-1])[: len(steps) // 5 * 5].reshape(-1, 5)
+        if len(blocks) >= 4:
+            error = max(error, float(blocks.mean(axis=1).std(ddof=1)) / math.sqrt(len(blocks)))
+        return cls(float(kept.mean()), error, len(steps))
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank measured.
+
+    Attributes:
+        rank: Its rank.
+        host: Its host's name.
+        step_s: Seconds of each step, warm-up included, in order.
+        blocked_s: Seconds of each step spent waiting for communication, in order.
+        losses: Last scalar loss of each step that had one, in order.
+        peak_memory_bytes: Peak resident memory (plus the accelerator's, where there is one).
+    """
+
+    rank: int
+    host: str
+    step_s: tuple[float, ...] = ()
+    blocked_s: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The outcome of one trial.
+
+    Attributes:
+        status: How it ended.
+        reason: One sentence for people; empty when completed.
+        ranks: Reports in rank order; ranks that never reported are missing.
+        warmup_steps: Steps at the start of each report that are not measured.
+        setup_s: Seconds from launch to the end of the first step; NaN when none ended.
+        total_s: Seconds from launch to the last process gone.
+        exit_status: Of the launcher.
+        stderr_tail: Last lines that the job wrote to its error output.
+        profile: The model's profile, where it was asked for.
+        link: The measured link, where it was asked for.
+        owned: Knobs that the script decides itself.
+        device: Device that the ranks computed on; empty when unknown.
+    """
+
+    status: TrialStatus
+    reason: str = ""
+    ranks: tuple[RankReport, ...] = ()
+    warmup_steps: int = 0
+    setup_s: float = math.nan
+    total_s: float = math.nan
+    exit_status: int = 0
+    stderr_tail: str = ""
+    profile: ModelProfile | None = None
+    link: Link | None = None
+    owned: tuple[str, ...] = ()
+    device: str = ""
+
+    def measured_durations(self) -> npt.NDArray[np.float64]:
+        """Mean over the ranks of each measured step's duration, seconds, shape ``(n,)``."""
+        import numpy as np
+
+        rows = [rank.step_s[self.warmup_steps :] for rank in self.ranks]
+        count = min((len(row) for row in rows), default=0)
+        if count == 0:
+            return np.empty(0)
+        durations: npt.NDArray[np.float64] = np.array([row[:count] for row in rows]).mean(axis=0)
+        return durations
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """The step time, or ``None`` when too few steps were measured to believe it."""
+        durations = self.measured_durations()
+        if not self.status.measured or len(durations) < MIN_MEASURED_STEPS:
+            return None
+        return StepTime.from_steps(durations)
+
+    @property
+    def blocked_share(self) -> float:
+        """Share of the measured time that ranks waited for communication; NaN when unknown."""
+        blocked = [sum(rank.blocked_s[self.warmup_steps :]) for rank in self.ranks]
+        total = [sum(rank.step_s[self.warmup_steps :]) for rank in self.ranks]
+        return sum(blocked) / sum(total) if sum(total) > 0 else math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary without NaN."""
+        fields = asdict(replace(self, profile=None))
+        fields["status"] = self.status.value
+        fields["profile"] = self.profile.to_json() if self.profile else None
+        for name in ("setup_s", "total_s"):
+            fields[name] = None if math.isnan(fields[name]) else fields[name]
+        for rank in fields["ranks"]:
+            rank["losses"] = [x if math.isfinite(x) else None for x in rank["losses"]]
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> TrialResult:
+        """The result that :meth:`to_json` wrote."""
+        rest = dict(fields)
+        rest["status"] = TrialStatus(rest["status"])
+        rest["ranks"] = tuple(
+            RankReport(
+                rank["rank"], rank["host"], tuple(rank["step_s"]), tuple(rank["blocked_s"]),
+                tuple(math.nan if x is None else x for x in rank["losses"]),
+                rank["peak_memory_bytes"],
+            )
+            for rank in rest["ranks"]
+        )  # fmt: skip
+        rest["profile"] = ModelProfile.from_json(rest["profile"]) if rest["profile"] else None
+        rest["link"] = Link(**rest["link"]) if rest["link"] else None
+        rest["owned"] = tuple(rest["owned"])
+        for name in ("setup_s", "total_s"):
+            rest[name] = math.nan if rest[name] is None else rest[name]
+        return cls(**rest)

@@ -1,0 +1,68 @@
+"""The one mapping onto Horovod, in both directions."""
+
+import pytest
+
+from hvd_autosync.errors import ConfigurationError, SpaceError
+from hvd_autosync.search_space import CATALOGUE, Strategy, held_by_environment, horovod_settings
+
+
+def test_defaults_set_nothing() -> None:
+    default = Strategy({k.name: k.default for k in CATALOGUE if k.name != "controller"})
+    settings = horovod_settings(default)
+    assert (settings.environment, settings.options, settings.optimizer) == ((), (), ())
+
+
+def test_every_knob_has_a_meaning_to_horovod() -> None:
+    for knob in CATALOGUE:
+        other = next(
+            value
+            for value in (knob.from_unit(u) for u in (0.0, 0.3, 1.0))
+            if value != knob.default
+        )
+        settings = horovod_settings({knob.name: other})
+        assert settings.environment or settings.options or settings.optimizer, knob.name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "variable", "text"),
+    [
+        ({"fusion_threshold_bytes": 0}, "HOROVOD_FUSION_THRESHOLD", "0"),
+        ({"cycle_time_ms": 0.25}, "HOROVOD_CYCLE_TIME", "0.25"),
+        ({"cache_capacity": 0}, "HOROVOD_CACHE_CAPACITY", "0"),
+        ({"hierarchical_allreduce": True}, "HOROVOD_HIERARCHICAL_ALLREDUCE", "1"),
+        ({"group_fusion": False}, "HOROVOD_DISABLE_GROUP_FUSION", "1"),
+        ({"batch_d2d_memcopies": False}, "HOROVOD_BATCH_D2D_MEMCOPIES", "0"),
+    ],
+)
+def test_environment(strategy: dict[str, object], variable: str, text: str) -> None:
+    settings = horovod_settings(strategy)  # type: ignore[arg-type]
+    assert dict(settings.environment) == {variable: text}
+    assert held_by_environment({variable: text}) == strategy
+
+
+def test_options_and_optimizer_arguments() -> None:
+    settings = horovod_settings({"controller": "mpi", "tensor_groups": 4, "compression": "fp16"})
+    assert settings.options == ("--mpi",)
+    assert dict(settings.optimizer) == {"groups": 4, "compression": "fp16"}
+
+
+def test_unknown_knobs_are_refused() -> None:
+    with pytest.raises(SpaceError, match="'speed'"):
+        horovod_settings({"speed": 11})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("HOROVOD_CYCLE_TIME", "fast"), ("HOROVOD_CACHE_CAPACITY", "large")],
+)
+def test_misread_variables_are_named(variable: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable):
+        held_by_environment({variable: text})
+
+
+def test_values_outside_our_domain_are_held_all_the_same() -> None:
+    assert held_by_environment({"HOROVOD_CYCLE_TIME": "500"}) == {"cycle_time_ms": 500.0}
+
+
+def test_a_library_chosen_by_variable_is_held() -> None:
+    assert held_by_environment({"HOROVOD_CPU_OPERATIONS": "MPI"}) == {"controller": "mpi"}

@@ -1,0 +1,59 @@
+"""The user's space file."""
+
+from typing import Any
+
+import pytest
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space import (
+    ModelProfile,
+    Resources,
+    build_space,
+    check_restrictions,
+    restrict_space,
+)
+
+
+def test_bounds_choices_and_fixed_values(model: ModelProfile, one_host: Resources) -> None:
+    document = {
+        "knobs": {
+            "cycle_time_ms": {"low": 2, "high": 10},
+            "controller": {"choices": ["mpi"]},
+            "fusion_threshold_bytes": {"fixed": 67108864},
+        }
+    }
+    space = restrict_space(build_space(model, one_host), document)
+    assert space["cycle_time_ms"].from_unit(0.0) == 2
+    for position in (0.0, 0.5, 1.0):
+        strategy = space.decode([position] * space.dimension)
+        assert strategy["fusion_threshold_bytes"] == 67108864
+        assert strategy["controller"] == "mpi"
+
+
+def test_knobs_that_cannot_matter_here_are_ignored(
+    model: ModelProfile, one_host: Resources
+) -> None:
+    space = build_space(model, one_host)
+    assert restrict_space(space, {"knobs": {"num_nccl_streams": {"fixed": 2}}}) == space
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({"knob": {}}, "knob"),
+        ({"knobs": {"speed": {"fixed": 1}}}, "'speed'"),
+        ({"knobs": {"cycle_time_ms": {"lowest": 1}}}, "'lowest'"),
+        ({"knobs": {"cycle_time_ms": 5}}, "not a table"),
+        ({"knobs": {"cycle_time_ms": {"low": "one"}}}, "'one'"),
+        ({"knobs": {"cycle_time_ms": {"low": 500}}}, "leave nothing"),
+        ({"knobs": {"cycle_time_ms": {"low": 5, "high": 2}}}, "leave nothing"),
+        ({"knobs": {"cycle_time_ms": {"fixed": 1000}}}, "out of bounds"),
+        ({"knobs": {"controller": {"choices": []}}}, "no choice"),
+        ({"knobs": {"controller": {"choices": ["smoke"]}}}, "'smoke'"),
+        ({"knobs": {"controller": {"choices": "mpi"}}}, "not a list"),
+        ({"knobs": 3}, "not a table"),
+    ],
+)
+def test_what_cannot_be_is_named(document: dict[str, Any], named: str) -> None:
+    with pytest.raises(SpaceError, match=named):
+        check_restrictions(document)

@@ -1,0 +1,165 @@
+"""The space of a task: which knobs it has, and points of the unit cube."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space import (
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    build_space,
+)
+from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
+
+
+def names(space: SearchSpace) -> set[str]:
+    return {knob.name for knob in space.knobs}
+
+
+def test_one_cpu_host_has_no_knob_of_gpus_or_hierarchies(
+    model: ModelProfile, one_host: Resources
+) -> None:
+    assert names(build_space(model, one_host)) == {
+        "controller", "fusion_threshold_bytes", "cycle_time_ms",
+        "cache_capacity", "tensor_groups", "group_fusion",
+    }  # fmt: skip
+
+
+def test_a_gpu_cluster_has_them(model: ModelProfile, gpu_cluster: Resources) -> None:
+    found = names(build_space(model, gpu_cluster))
+    assert {
+        "hierarchical_allreduce", "torus_allreduce", "num_nccl_streams", "batch_d2d_memcopies",
+    } <= found  # fmt: skip
+
+
+def test_hierarchies_need_several_ranks_on_each_of_several_hosts(
+    model: ModelProfile, gpu_cluster: Resources
+) -> None:
+    flat = replace(gpu_cluster, hosts=(Host("a", 1), Host("b", 1)))
+    assert "hierarchical_allreduce" not in names(build_space(model, flat))
+
+
+def test_hierarchical_allgather_needs_sparse_gradients_and_mpi(one_host: Resources) -> None:
+    sparse = ModelProfile((ParameterProfile("e", (9, 9), "float32", True, 0),))
+    two_levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
+    with_mpi = build_space(sparse, two_levels, held={"controller": "mpi"})
+    assert "hierarchical_allgather" in names(with_mpi)
+    open_choice = build_space(sparse, two_levels)["hierarchical_allgather"]
+    assert open_choice.condition == Condition("controller", ("mpi",))
+    with_gloo = build_space(sparse, two_levels, held={"controller": "gloo"})
+    assert "hierarchical_allgather" not in names(with_gloo)
+
+
+def test_lossy_knobs_are_opt_in(model: ModelProfile, one_host: Resources) -> None:
+    assert all(knob.exact for knob in build_space(model, one_host).knobs)
+    assert "compression" in names(build_space(model, one_host, allow=["codec"]))
+
+
+def test_unknown_groups_are_refused(model: ModelProfile, one_host: Resources) -> None:
+    with pytest.raises(SpaceError, match="'magic'") as caught:
+        build_space(model, one_host, allow=["magic"])
+    assert "codec" in caught.value.hint
+
+
+def test_what_the_user_set_stays_fixed_and_conditions_see_it(
+    model: ModelProfile, one_host: Resources
+) -> None:
+    space = build_space(model, one_host, held={"controller": "mpi", "cycle_time_ms": 3.5})
+    assert {"controller", "cycle_time_ms"}.isdisjoint(names(space))
+    assert dict(space.fixed) == {"controller": "mpi", "cycle_time_ms": 3.5}
+
+
+def test_what_the_script_decides_is_not_touched(model: ModelProfile, one_host: Resources) -> None:
+    space = build_space(model, one_host, owned=["tensor_groups"], allow=["codec"])
+    assert {"tensor_groups", "group_fusion"}.isdisjoint(names(space))
+
+
+def test_groups_need_every_gradient_dense_and_present(one_host: Resources) -> None:
+    parameters = [ParameterProfile(f"p{i}", (4,), "float32", False, i) for i in range(3)]
+    unused = ModelProfile((*parameters, ParameterProfile("idle", (4,), "float32")))
+    sparse = ModelProfile((*parameters, ParameterProfile("rows", (4,), "float32", True, 3)))
+    for model in (unused, sparse):
+        assert "tensor_groups" not in names(build_space(model, one_host))
+    groups = build_space(ModelProfile(tuple(parameters)), one_host)["tensor_groups"]
+    assert groups.from_unit(1.0) == 3
+
+
+def test_hand_reducing_scripts_have_no_optimizer_knobs(one_host: Resources) -> None:
+    space = build_space(ModelProfile(wrapped=False), one_host, allow=["codec"])
+    assert {"tensor_groups", "compression"}.isdisjoint(names(space))
+
+
+def test_a_large_cache_matters_to_large_models_only(one_host: Resources) -> None:
+    def choices(tensors: int) -> int:
+        parameters = (ParameterProfile("p", (1,), "float32", False, 0),) * tensors
+        return len(build_space(ModelProfile(parameters), one_host)["cache_capacity"].choices)
+
+    assert (choices(100), choices(2000)) == (2, 3)
+
+
+@given(data=st.data())
+def test_decoding_is_stable_and_inactive_knobs_are_absent(data: st.DataObject) -> None:
+    parent = categorical_knob("parent", ("a", "b"), "a", help="")
+    child = float_knob("child", 0, 1, 0.5, help="", condition=Condition("parent", ("b",)))
+    space = SearchSpace((parent, child))
+    point = [data.draw(st.floats(0, 1)) for _ in range(2)]
+    strategy = space.decode(point)
+    assert ("child" in strategy) == (strategy["parent"] == "b")
+    assert space.decode(space.encode(strategy)) == strategy
+    assert np.array_equal(space.snap([point])[0], space.encode(strategy))
+
+
+def test_inactive_coordinates_do_not_make_strategies_differ() -> None:
+    parent = categorical_knob("parent", ("a", "b"), "a", help="")
+    child = float_knob("child", 0, 1, 0.5, help="", condition=Condition("parent", ("b",)))
+    space = SearchSpace((parent, child))
+    assert space.decode([0.0, 0.1]) == space.decode([0.0, 0.9])
+
+
+def test_children_must_follow_their_parents() -> None:
+    child = float_knob("child", 0, 1, 0.5, help="", condition=Condition("parent", ("b",)))
+    with pytest.raises(SpaceError, match="does not precede"):
+        SearchSpace((child,))
+
+
+def test_complete_fills_defaults_and_names_strangers(
+    model: ModelProfile, one_host: Resources
+) -> None:
+    space = build_space(model, one_host)
+    assert space.complete({}) == space.default
+    with pytest.raises(SpaceError, match="'speed'"):
+        space.complete({"speed": 1})
+    with pytest.raises(SpaceError, match="cycle_time_ms"):
+        space.complete({"cycle_time_ms": 1000.0})
+
+
+def test_points_of_the_wrong_length_are_refused(model: ModelProfile, one_host: Resources) -> None:
+    with pytest.raises(SpaceError, match="does not fit"):
+        build_space(model, one_host).decode([0.5])
+
+
+def test_describe_names_only_what_differs(model: ModelProfile, one_host: Resources) -> None:
+    space = build_space(model, one_host)
+    assert space.describe(space.default) == "default"
+    changed = space.default.replacing(fusion_threshold_bytes=4 * 2**20)
+    assert space.describe(changed) == "fusion_threshold_bytes=4 MiB"
+
+
+def test_json_round_trip_and_key(model: ModelProfile, one_host: Resources) -> None:
+    space = build_space(model, one_host, held={"cycle_time_ms": 2.0}, allow=["codec"])
+    again = SearchSpace.from_json(json.loads(json.dumps(space.to_json())))
+    assert again == space and again.key == space.key
+    assert build_space(model, one_host).key != space.key
+
+
+def test_an_empty_space_has_one_strategy() -> None:
+    assert SearchSpace(()).decode([]) == Strategy()

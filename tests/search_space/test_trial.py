@@ -1,0 +1,75 @@
+"""Trials as values: specifications, step times, results."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hvd_autosync.search_space import (
+    Link,
+    ModelProfile,
+    RankReport,
+    StepTime,
+    Strategy,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+
+
+@pytest.mark.parametrize("threshold", [math.inf, 0.25])
+def test_spec_round_trip(threshold: float) -> None:
+    spec = TrialSpec("t", Strategy({"cycle_time_ms": 0.5}), 3, 7, True, threshold)
+    assert TrialSpec.from_json(spec.to_json()) == spec
+
+
+def test_outliers_do_not_move_the_step_time() -> None:
+    steady = StepTime.from_steps([0.1] * 40)
+    disturbed = StepTime.from_steps([0.1] * 38 + [5.0, 9.0])
+    assert math.isclose(steady.mean_s, 0.1) and math.isclose(disturbed.mean_s, 0.1)
+
+
+def test_the_standard_error_covers_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    estimates = [StepTime.from_steps(rng.normal(1.0, 0.1, 40)) for _ in range(400)]
+    covered = [abs(e.mean_s - 1.0) < 2 * e.standard_error_s for e in estimates]
+    assert np.mean(covered) > 0.9
+
+
+def test_steps_that_resemble_their_neighbours_count_for_less() -> None:
+    rng = np.random.default_rng(0)
+    drifting = 1.0 + 0.1 * np.repeat(rng.normal(size=8), 5)
+    shuffled = rng.permutation(drifting)
+    together, apart = StepTime.from_steps(drifting), StepTime.from_steps(shuffled)
+    assert together.standard_error_s > 1.5 * apart.standard_error_s
+
+
+def result(steps: int, status: TrialStatus = TrialStatus.COMPLETED) -> TrialResult:
+    reports = tuple(
+        RankReport(rank, "a", (9.0,) * 2 + (0.1 + rank / 10,) * steps, (0.05,) * (steps + 2))
+        for rank in range(2)
+    )
+    return TrialResult(status, ranks=reports, warmup_steps=2)
+
+
+def test_warm_up_is_left_out_and_ranks_are_averaged() -> None:
+    time = result(10).step_time
+    assert time is not None and math.isclose(time.mean_s, 0.15) and time.steps == 10
+    assert math.isclose(result(10).blocked_share, 0.05 * 20 / 3.0)
+
+
+def test_few_steps_or_a_failure_give_no_step_time() -> None:
+    assert result(4).step_time is None
+    assert result(10, TrialStatus.CRASHED).step_time is None
+    assert result(10, TrialStatus.ENDED_EARLY).step_time is not None
+
+
+def test_result_round_trip_survives_strict_json() -> None:
+    report = RankReport(0, "a", (0.1,), (0.0,), (1.5, math.nan), 7)
+    before = TrialResult(
+        TrialStatus.HUNG, "why", (report,), 1, math.nan, 2.0, 137, "tail",
+        ModelProfile(), Link(1e-4, 1e9), ("compression",), "cpu",
+    )  # fmt: skip
+    text = json.dumps(before.to_json(), allow_nan=False)
+    assert repr(TrialResult.from_json(json.loads(text))) == repr(before)
