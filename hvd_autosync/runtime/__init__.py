@@ -1,0 +1,33 @@
+"""What runs inside each rank of a job.
+
+:func:`install` waits for ``horovod.torch``; from then on ``DistributedOptimizer`` is ours and gives
+Horovod the arguments of the strategy wherever the script left them open. In a trial the run also
+counts and times its steps, tells the driver, and ends on all ranks together at a step boundary.
+Importing this package imports neither torch nor Horovod.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hvd_autosync.runtime.activation import activate
+    from hvd_autosync.runtime.current import mark_step
+    from hvd_autosync.runtime.hooks import install
+    from hvd_autosync.runtime.optimizer import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer", "activate", "install", "mark_step"]
+
+_MODULES = {
+    "DistributedOptimizer": "optimizer",
+    "activate": "activation",
+    "install": "hooks",
+    "mark_step": "current",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,48 @@
+"""What happens right after ``horovod.torch`` was imported in a worker."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from horovod.torch import mpi_ops
+from horovod.torch import optimizer as horovod_optimizer
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.backward import watch_backward
+from hvd_autosync.runtime.ending import leaving_join
+from hvd_autosync.runtime.optimizer import DistributedOptimizer
+from hvd_autosync.runtime.sender import Sender
+from hvd_autosync.runtime.trial_run import TrialRun
+from hvd_autosync.search_space.horovod_settings import horovod_settings
+from hvd_autosync.search_space.strategy import Strategy
+from hvd_autosync.search_space.trial import TrialSpec
+
+
+def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) -> None:
+    """Put our ``DistributedOptimizer`` in place of Horovod's and, in a trial, start measuring.
+
+    Doing it again, as after a reload of ``horovod.torch``, changes nothing.
+
+    Args:
+        module: ``horovod.torch``.
+        spec: The trial; ``measured_steps == 0`` means the real training.
+        sender: Speaks to the driver; needed by a trial only.
+    """
+    use_strategy(spec.strategy)
+    # Scripts may also import it from where it is defined.
+    for owner in (module, horovod_optimizer):
+        vars(owner)["DistributedOptimizer"] = DistributedOptimizer
+    if sender is None or current.run is not None:
+        return
+    current.run = TrialRun(spec, sender)
+    os.register_at_fork(after_in_child=current.forget_run)
+    watch_backward(current.run)
+    join = leaving_join(mpi_ops.join, current.run)
+    for owner in (module, mpi_ops):
+        vars(owner)["join"] = join
+
+
+def use_strategy(strategy: Strategy) -> None:
+    """Give the optimizers that are created from now on the arguments of ``strategy``."""
+    current.optimizer_arguments = dict(horovod_settings(strategy).optimizer)

@@ -1,0 +1,45 @@
+"""Watches ``backward``: the loss of each step and, while profiling, its begin and end."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from hvd_autosync.runtime.trial_run import TrialRun
+
+_UNSCALED = "_hvd_autosync_unscaled"
+
+
+def watch_backward(run: TrialRun) -> None:
+    """Let ``run`` see every backward pass of this process from now on.
+
+    ``torch.autograd.backward`` is where ``Tensor.backward`` ends up too. A loss that was scaled
+    for mixed precision is recorded as it was before, so that losses of different runs compare.
+    """
+    backward = torch.autograd.backward
+    scale = torch.amp.GradScaler.scale
+
+    @functools.wraps(backward)
+    def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+            run.recorder.loss = getattr(tensors, _UNSCALED, tensors).detach()
+        profiler = run.profiler
+        if profiler is None:
+            backward(tensors, *args, **kwargs)
+        else:
+            profiler.backward_begins()
+            backward(tensors, *args, **kwargs)
+            profiler.backward_ends()
+
+    @functools.wraps(scale)
+    def watched_scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if isinstance(scaled, torch.Tensor) and scaled is not outputs:
+            setattr(scaled, _UNSCALED, outputs.detach())
+        return scaled
+
+    vars(torch.autograd)["backward"] = watched_backward
+    torch.amp.GradScaler.scale = watched_scale  # type: ignore[method-assign]

@@ -1,0 +1,110 @@
+"""``DistributedOptimizer``: Horovod's own, under this job's strategy and under our clock.
+
+Horovod creates a class per call and calls ``super(self.__class__, self)`` in it, so that a subclass
+of ours would recurse forever; our methods are therefore set on that very class. They are functions
+of this module and find the trial through :mod:`hvd_autosync.runtime.current`: an optimizer stays
+as picklable as Horovod's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+from horovod.torch import optimizer as horovod_optimizer
+from horovod.torch.compression import Compression
+from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, size
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.arguments import owned_knobs, with_strategy
+
+_horovods_own = horovod_optimizer.DistributedOptimizer
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """An optimizer that reduces gradients across ranks before it applies them.
+
+    Arguments, errors and behaviour are those of ``horovod.torch.DistributedOptimizer``
+    (``horovod/torch/optimizer.py``). The job's strategy sets ``groups`` and ``compression`` where
+    the script leaves them at their defaults and asks for nothing that excludes them.
+
+    Returns:
+        An instance of a class that inherits from the class of ``optimizer``.
+    """
+    arguments = {
+        "compression": compression,
+        "backward_passes_per_step": backward_passes_per_step,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "num_groups": num_groups,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+    }
+    owned = owned_knobs(optimizer, arguments)
+    given = with_strategy(arguments, owned, current.optimizer_arguments)
+    distributed: torch.optim.Optimizer = _horovods_own(optimizer, named_parameters, **given)
+    if current.run is not None:
+        _put_under_clock(type(distributed), adasum=op == Adasum and size() > 1)
+        current.run.optimizer_created(distributed, owned)
+    return distributed
+
+
+# broadcast_optimizer_state compares this with the module of the optimizer's class, to tell
+# whether step() would reduce gradients (horovod/torch/functions.py).
+DistributedOptimizer.__module__ = horovod_optimizer.__name__
+
+
+def _put_under_clock(cls: Any, *, adasum: bool) -> None:
+    """Put our ``step`` and ``synchronize`` before those of a class that Horovod created."""
+    cls._horovod_step = cls.step
+    if adasum:
+        cls.step = timed_adasum_step
+    else:
+        cls.step = timed_step
+        cls._horovod_synchronize = cls.synchronize
+        cls.synchronize = timed_synchronize
+
+
+def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """Horovod's ``step``, then the end of a training step."""
+    result = type(self)._horovod_step(self, closure)
+    if current.run is not None:
+        current.run.optimizer_stepped(self)
+    return result
+
+
+def timed_synchronize(self: Any) -> None:
+    """Horovod's ``synchronize``; its time is time spent waiting."""
+    started = perf_counter()
+    type(self)._horovod_synchronize(self)
+    if current.run is not None:
+        current.run.recorder.blocked += perf_counter() - started
+
+
+def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """The same for Adasum, which waits inside ``step``."""
+    started = perf_counter()
+    result = type(self)._horovod_step(self, closure)
+    if current.run is not None:
+        current.run.recorder.blocked += perf_counter() - started
+        current.run.optimizer_stepped(self)
+    return result
+
+
+for _step in (timed_step, timed_adasum_step):
+    # Horovod's step below is hooked already; torch must not run the step hooks once more.
+    _step.__dict__["hooked"] = True

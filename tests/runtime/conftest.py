@@ -1,0 +1,138 @@
+"""Starts worker scripts, alone or under ``horovodrun``, and reads what they said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_autosync.launch.wire import Message, MessageDecoder
+from hvd_autosync.search_space import Strategy, TrialSpec
+
+ROOT = Path(__file__).parents[2]
+WORKERS = Path(__file__).parent / "workers"
+LAUNCHERS = {
+    "gloo": ["--gloo"],
+    "mpi": ["--mpi", "--binding-args=--bind-to none --map-by slot"],
+}
+
+
+@dataclass
+class Ended:
+    """A job that has ended.
+
+    Attributes:
+        status: Exit status.
+        messages: By rank, in order.
+        output: All other lines of both outputs.
+    """
+
+    status: int
+    messages: dict[int, list[Message]]
+    output: str
+
+    def of_type(self, kind: str, rank: int = 0) -> list[Message]:
+        """The messages of one type that ``rank`` sent."""
+        return [m for m in self.messages.get(rank, []) if m["type"] == kind]
+
+    def joined(self, name: str, rank: int = 0) -> list[Any]:
+        """A field of all ``steps`` messages of ``rank``, one after the other."""
+        return [value for message in self.of_type("steps", rank) for value in message[name]]
+
+
+def decode(lines: bytes) -> tuple[dict[int, list[Message]], str]:
+    """Messages by rank, and the lines of the script."""
+    decoder = MessageDecoder()
+    messages: dict[int, list[Message]] = {}
+    rest = []
+    for line in lines.splitlines(keepends=True):
+        ours, complete = decoder.feed(line)
+        if complete is not None:
+            messages.setdefault(complete[0], []).append(complete[1])
+        elif not ours:
+            rest.append(line.decode(errors="replace"))
+    return messages, "".join(rest)
+
+
+def make_spec(**values: Any) -> TrialSpec:
+    """A short trial, with some values of its own."""
+    values["strategy"] = Strategy(values.get("strategy"))
+    return TrialSpec(**{"trial_id": "t", "warmup_steps": 4, "measured_steps": 20, **values})
+
+
+@pytest.fixture(name="make_spec", scope="session")
+def make_spec_fixture() -> Callable[..., TrialSpec]:
+    """:func:`make_spec`, for tests that launch nothing."""
+    return make_spec
+
+
+def worker_environment(*, alone: bool = True) -> dict[str, str]:
+    """Of a worker that finds this project and computes in one thread."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HVD_AUTOSYNC")}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    if alone:
+        # With MPI, a process that ends at once would leave shared memory behind.
+        environment |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    return environment | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def worker_command(spec: TrialSpec, script: str, *arguments: str) -> list[str]:
+    """Runs ``script`` of the workers' folder with the hooks of ``spec`` installed."""
+    runner = str(WORKERS / "run_worker.py")
+    return [sys.executable, runner, spec.to_json(), str(WORKERS / script), *arguments]
+
+
+@pytest.fixture(scope="session")
+def start_worker() -> Callable[..., subprocess.Popen[bytes]]:
+    """``start_worker(script, *arguments, **spec)`` starts one worker without a launcher."""
+
+    def start(script: str, *arguments: str, **spec: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            worker_command(make_spec(**spec), script, *arguments), env=worker_environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[[str], str]:
+    """``run_python(code)`` runs code in a fresh interpreter and returns what it prints."""
+
+    def run(code: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], env=worker_environment(), capture_output=True, text=True,
+            timeout=100, check=True,
+        ).stdout  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def launch() -> Callable[..., Ended]:
+    """``launch(script, *arguments, under="gloo", **spec)`` runs a job to its end.
+
+    ``under`` is a controller for two ranks under ``horovodrun``, or ``alone`` for one without.
+    """
+
+    def run(script: str, *arguments: str, under: str = "gloo", **spec: Any) -> Ended:
+        command = worker_command(make_spec(**spec), script, *arguments)
+        if under != "alone":
+            command = ["horovodrun", "-np", "2", *LAUNCHERS[under], *command]
+        job = subprocess.run(
+            command, env=worker_environment(alone=under == "alone"), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=200, check=False,
+        )  # fmt: skip
+        return Ended(job.returncode, *decode(job.stdout))
+
+    return run

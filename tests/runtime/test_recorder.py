@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+
+from hvd_autosync.runtime.recorder import Recorder
+
+
+def test_steps_are_timed_from_end_to_end() -> None:
+    recorder = Recorder()
+    recorder.end_step()
+    time.sleep(0.02)
+    recorder.blocked += 0.005
+    recorder.end_step()
+    recorder.end_step()
+    assert recorder.step_s[1] >= 0.02 > recorder.step_s[2]
+    assert recorder.blocked_s == [0.0, 0.005, 0.0]
+
+
+def test_a_pause_is_in_no_step() -> None:
+    recorder = Recorder()
+    recorder.end_step()
+    time.sleep(0.05)
+    recorder.restart_clock()
+    recorder.end_step()
+    assert recorder.step_s[1] < 0.05
+
+
+def test_news_are_handed_over_once() -> None:
+    recorder = Recorder()
+    for loss in (1.0, 2.0):
+        recorder.loss = torch.tensor(loss)
+        recorder.end_step()
+    recorder.end_step()
+    first = recorder.take_news(wait_for_device=False)
+    assert first["first"] == 0
+    assert first["losses"] == [1.0, 2.0]
+    assert len(first["step_s"]) == len(first["blocked_s"]) == 3
+    assert recorder.take_news(wait_for_device=False) == {
+        "type": "steps", "first": 3, "step_s": [], "blocked_s": [], "losses": [],
+    }  # fmt: skip
+
+
+def test_infinite_losses_are_missing_numbers() -> None:
+    recorder = Recorder()
+    for loss in (math.nan, math.inf, 0.5):
+        recorder.loss = torch.tensor(loss, dtype=torch.float64)
+        recorder.end_step()
+    assert recorder.take_news(wait_for_device=False)["losses"] == [None, None, 0.5]
+
+
+def test_losses_on_a_device_wait() -> None:
+    recorder = Recorder()
+    recorder.loss = torch.empty((), device="meta")
+    recorder.end_step()
+    news = recorder.take_news(wait_for_device=False)
+    assert news["losses"] == []
+    assert len(news["step_s"]) == 1
+    with pytest.raises(RuntimeError, match="[Mm]eta"):  # only now it is looked at
+        recorder.take_news(wait_for_device=True)
+
+
+def test_a_step_costs_microseconds() -> None:
+    recorder = Recorder()
+    count = 20_000
+    begin = time.process_time()
+    for _ in range(count):
+        recorder.end_step()
+    assert (time.process_time() - begin) / count < 5e-6

@@ -1,0 +1,133 @@
+"""The arguments of our optimizer: the same errors as Horovod's; the script's choice wins."""
+
+import inspect
+import itertools
+import warnings
+
+import horovod.torch
+import horovod.torch as hvd
+import torch
+from common import HOROVODS, OURS, mlp, raises, strategy, wrap
+from torch import nn
+
+EVERYTHING = {"tensor_groups": 2, "compression": "fp16"}
+
+
+def _both_raise(error, text, **options):
+    for factory in (HOROVODS, OURS):
+        with raises(error, text):
+            wrap(factory, mlp(), **options)
+
+
+def case_replaces_horovods_own():
+    from horovod.torch.optimizer import DistributedOptimizer
+
+    assert hvd.DistributedOptimizer is DistributedOptimizer is OURS is not HOROVODS
+    assert OURS.__module__ == HOROVODS.__module__
+
+
+def case_same_signature():
+    ours, theirs = (inspect.signature(f).parameters for f in (OURS, HOROVODS))
+    assert list(ours) == list(theirs)
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+    assert [p.kind for p in ours.values()] == [p.kind for p in theirs.values()]
+
+
+def case_duplicate_names():
+    left, right = nn.Linear(2, 2), nn.Linear(2, 2)
+    base = torch.optim.SGD(itertools.chain(left.parameters(), right.parameters()), lr=0.1)
+    with raises(ValueError, "must be unique"):
+        OURS(base, itertools.chain(left.named_parameters(), right.named_parameters()))
+
+
+def case_missing_names():
+    model = mlp()
+    with raises(ValueError, "were not named"):
+        wrap(OURS, model, named_parameters=list(model.named_parameters())[:1])
+
+
+def case_names_that_are_no_pairs():
+    model = mlp()
+    with raises(ValueError, "sequence of tuples"):
+        wrap(OURS, model, named_parameters=model.parameters())
+
+
+def case_no_backward_passes():
+    _both_raise(ValueError, "must be > 0", backward_passes_per_step=0)
+
+
+def case_predivide_without_average():
+    _both_raise(ValueError, "op != Average", gradient_predivide_factor=2.0, op=hvd.Sum)
+
+
+def case_invalid_groups():
+    _both_raise(ValueError, "groups should be", groups=0)
+    _both_raise(ValueError, "groups should be", groups=-1)
+    _both_raise(ValueError, "must consist of torch.Tensor", groups=[["weight"]])
+    for factory in (HOROVODS, OURS):
+        model = mlp()
+        weight = next(model.parameters())
+        with raises(ValueError, "only appear once"):
+            wrap(factory, model, groups=[[weight], [weight]])
+
+
+def case_num_groups_is_deprecated():
+    with strategy(**EVERYTHING), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        distributed = wrap(OURS, mlp(), num_groups=3)
+    assert distributed._groups == 3
+    assert [w for w in caught if issubclass(w.category, DeprecationWarning)]
+
+
+def case_strategy_fills_what_is_open():
+    with strategy(**EVERYTHING):
+        distributed = wrap(OURS, mlp())
+    assert distributed._groups == 2
+    assert distributed._compression is hvd.Compression.fp16
+
+
+def case_script_decides_compression():
+    class Own(hvd.Compression.none):
+        pass
+
+    with strategy(**EVERYTHING):
+        distributed = wrap(OURS, mlp(), compression=Own)
+    assert distributed._compression is Own
+    assert distributed._groups == 2
+
+
+def case_script_decides_groups():
+    with strategy(**EVERYTHING):
+        distributed = wrap(OURS, mlp(), groups=5)
+    assert distributed._groups == 5
+    assert distributed._compression is hvd.Compression.fp16
+
+
+def case_what_excludes_groups():
+    own = hvd.add_process_set([0])
+    try:
+        for options in (
+            {"sparse_as_dense": True},
+            {"gradient_predivide_factor": 2.0},
+            {"process_set": own},
+        ):
+            with strategy(tensor_groups=2):
+                assert wrap(OURS, mlp(), **options)._groups is None, options
+    finally:
+        hvd.remove_process_set(own)
+
+
+def case_sparse_adam_is_left_alone():
+    model = nn.Embedding(10, 2, sparse=True)
+    with strategy(**EVERYTHING):
+        distributed = wrap(OURS, model, torch.optim.SparseAdam(model.parameters()))
+    assert distributed._groups is None
+    assert distributed._compression is hvd.Compression.none
+    model(torch.tensor([1, 2])).sum().backward()
+    distributed.step()
+
+
+def case_other_imports_are_untouched():
+    assert horovod.torch.allreduce.__module__ == "horovod.torch.mpi_ops"
+    assert horovod.torch.__spec__.loader is horovod.torch.__loader__
+    assert type(horovod.torch.__loader__).__module__ == "_frozen_importlib_external"

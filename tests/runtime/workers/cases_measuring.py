@@ -1,0 +1,153 @@
+"""What is measured while ranks train together, and what ranks decide together."""
+
+import math
+import statistics
+import time
+
+import horovod.torch as hvd
+import torch
+from common import OURS, RUN, batch, mlp, strategy, wrap
+from torch import nn
+
+from hvd_autosync.runtime import ending, probe
+from hvd_autosync.runtime.profiler import Profiler
+
+
+def case_steps_and_waiting():
+    model = mlp()
+    distributed = wrap(OURS, model)
+    RUN._counted = distributed
+    recorder = RUN.recorder
+    hvd.barrier()
+    recorder.restart_clock()
+    recorder.blocked = 0.0
+    first = len(recorder.step_s)
+    for step in range(4):
+        distributed.zero_grad()
+        time.sleep(0.05 if hvd.rank() == 0 else 0.0)
+        model(batch(step)).pow(2).mean().backward()
+        distributed.step()
+    assert len(recorder.step_s) == len(recorder.blocked_s) == first + 4
+    steps, blocked = recorder.step_s[first:], recorder.blocked_s[first:]
+    assert min(steps) > 0.045, steps
+    assert all(0 <= b <= s for b, s in zip(blocked, steps, strict=True))
+    if hvd.rank() == 1:
+        # Most steps: a machine that is busy may hold one rank back at any of them.
+        assert statistics.median(blocked) > 0.03, blocked
+
+
+def case_second_optimizer_is_part_of_the_step():
+    model, other = mlp(), nn.Linear(12, 1)
+    first = wrap(OURS, model)
+    second = wrap(OURS, other, named_parameters=other.named_parameters(prefix="other"))
+    RUN._counted = first
+    before = len(RUN.recorder.step_s)
+    for step in range(3):
+        for network, distributed in ((model, first), (other, second), (other, second)):
+            distributed.zero_grad()
+            network(batch(step)).pow(2).mean().backward()
+            distributed.step()
+    assert len(RUN.recorder.step_s) == before + 3
+
+
+def case_losses():
+    model = mlp()
+    distributed = wrap(OURS, model)
+    RUN._counted = distributed
+    RUN.recorder.take_news(wait_for_device=True)
+    expected = []
+    for step in range(3):
+        distributed.zero_grad()
+        loss = model(batch(step)).pow(2).mean()
+        expected.append(loss.item())
+        loss.backward()
+        distributed.step()
+    assert RUN.recorder.take_news(wait_for_device=True)["losses"] == expected
+
+
+def case_scaled_losses():
+    model = mlp()
+    distributed = wrap(OURS, model)
+    RUN._counted = distributed
+    RUN.recorder.take_news(wait_for_device=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    loss = model(batch(0)).pow(2).mean()
+    scaler.scale(loss).backward()
+    distributed.synchronize()
+    scaler.unscale_(distributed)
+    with distributed.skip_synchronize():
+        scaler.step(distributed)
+    scaler.update()
+    assert RUN.recorder.take_news(wait_for_device=True)["losses"] == [loss.item()]
+
+
+def case_profile():
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    unused = nn.Linear(2, 2)
+    both = nn.ModuleList([model, unused])
+    distributed = wrap(OURS, both)
+    profiler = RUN.profiler = Profiler([distributed])
+    for step in range(3):
+        distributed.zero_grad()
+        model(batch(step)).pow(2).mean().backward()
+        distributed.step()
+        profiler.step_ends()
+    RUN.profiler = None
+    profile = profiler.finish()
+    orders = {p.name: p.ready_order for p in profile.parameters}
+    assert orders["0.0.weight"] == orders["1.weight"] == -1, orders
+    assert sorted(orders.values()) == [-1, -1, -1, 0, 1, 2, 3, 4], orders
+    assert orders["0.4.bias"] < orders["0.0.bias"], orders
+    assert profile.wrapped and profile.backward_s > 0 and profile.forward_s > 0
+    ready = [p.ready_s for p in profile.parameters if p.ready_order >= 0]
+    assert all(0 < seconds < profile.backward_s for seconds in ready)
+
+
+def case_hopeless_needs_all_ranks():
+    slow, fast = [0.2] * 8, [0.1] * 8
+    assert ending.agree_hopeless(slow, 0.15)
+    assert not ending.agree_hopeless(fast, 0.15)
+    assert not ending.agree_hopeless(slow if hvd.rank() == 0 else fast, 0.15)
+
+
+def case_hopeless_allows_for_noise():
+    noisy = [0.1, 0.3, 0.12, 0.25, 0.11, 0.35, 0.1, 0.3]
+    assert sum(noisy) / 8 > 0.15
+    assert not ending.agree_hopeless(noisy, 0.15)
+
+
+def case_hopeless_while_a_rank_has_joined():
+    if hvd.rank() == 0:
+        hvd.join()
+    else:
+        assert not ending.agree_hopeless([0.2] * 8, 0.1)
+        hvd.join()
+
+
+def case_most_steps():
+    assert ending.agree_steps(10**9 + hvd.rank()) == 10**9 + hvd.size() - 1
+
+
+def case_link():
+    begin = time.perf_counter()
+    link = probe.measure_link(torch.device("cpu"))
+    assert time.perf_counter() - begin < 5
+    assert 0 <= link.latency_s < 1
+    assert 1e5 < link.bandwidth_bytes_per_s < 1e12
+    assert math.isfinite(link.allreduce_s(1e6))
+
+
+def case_link_while_a_rank_has_joined():
+    if hvd.rank() == 1:
+        hvd.join()
+    else:
+        assert probe.measure_link(torch.device("cpu")).bandwidth_bytes_per_s > 0
+        hvd.join()
+
+
+def case_owned_knobs():
+    with strategy(tensor_groups=2, compression="fp16"):
+        wrap(OURS, mlp(), groups=3)
+        wrap(OURS, mlp(), compression=hvd.Compression.fp16)
+    assert RUN._owned[-2:] == [{"tensor_groups"}, {"compression"}]

@@ -1,0 +1,85 @@
+"""What the case files share: two optimizers to compare, small models, a strategy for a while."""
+
+import contextlib
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+from hvd_autosync.runtime import activation, current, optimizer
+from hvd_autosync.search_space import Strategy
+
+OURS = hvd.DistributedOptimizer
+HOROVODS = optimizer._horovods_own
+RUN = current.run
+
+
+@contextlib.contextmanager
+def strategy(**values):
+    """Optimizers that are created meanwhile are under this strategy."""
+    activation.use_strategy(Strategy(values))
+    try:
+        yield
+    finally:
+        activation.use_strategy(Strategy())
+
+
+def mlp(dtype=torch.float32, sizes=(12, 20, 8, 3)) -> nn.Module:
+    """The same small network on every rank and at every call."""
+    torch.manual_seed(7)
+    layers = [nn.Linear(a, b, dtype=dtype) for a, b in zip(sizes, sizes[1:], strict=False)]
+    return nn.Sequential(*(module for layer in layers for module in (layer, nn.Tanh())))
+
+
+def batch(step: int, dtype=torch.float32, rows=6, columns=12) -> torch.Tensor:
+    """This rank's data of one step."""
+    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    return torch.randn(rows, columns, generator=generator, dtype=dtype)
+
+
+def sgd(model, **options) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+def wrap(factory, model, base=None, **options) -> torch.optim.Optimizer:
+    """``base`` (SGD when ``None``) wrapped by ``factory`` with the model's names."""
+    options.setdefault("named_parameters", model.named_parameters())
+    return factory(sgd(model) if base is None else base, **options)
+
+
+def train(factory, steps=5, dtype=torch.float32, base=sgd, **options) -> list[torch.Tensor]:
+    """The parameters of a small network after some steps under an optimizer of ``factory``."""
+    model = mlp(dtype)
+    distributed = wrap(factory, model, base(model), **options)
+    for step in range(steps):
+        distributed.zero_grad()
+        model(batch(step, dtype)).pow(2).mean().backward()
+        distributed.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def assert_identical(left, right) -> None:
+    for a, b in zip(left, right, strict=True):
+        assert torch.equal(a, b), (a - b).abs().max()
+
+
+def assert_close(left, right, **tolerances) -> None:
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a, b, **tolerances)
+
+
+def assert_same_on_all_ranks(tensors) -> None:
+    for index, tensor in enumerate(tensors):
+        first = hvd.broadcast(tensor, root_rank=0, name=f"first.{index}")
+        assert torch.equal(tensor, first)
+
+
+@contextlib.contextmanager
+def raises(error, text=""):
+    """The block raises ``error`` with ``text`` in its message."""
+    try:
+        yield
+    except error as raised:
+        assert text in str(raised), raised
+    else:
+        raise AssertionError(f"{error.__name__} was not raised")
