@@ -1,0 +1,111 @@
+"""The cold trial runner: each trial is a fresh launch of the user's command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hvd_autosync.launch.collector import Collector
+from hvd_autosync.launch.command import launcher_command, launcher_environment
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.remote import sweep_remote_hosts
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.sweep import sweep
+from hvd_autosync.search_space import TrialResult, TrialSpec
+
+_POLL_S = 0.1
+_TERMINATE_S = 3.0
+_DRAIN_S = 5.0
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C waits until everything of the trial is gone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class ColdRunner:
+    """Runs each trial through Horovod's own launcher (see :mod:`hvd_autosync.launch.command`)."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def run(
+        self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
+    ) -> TrialResult:
+        """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
+        process = subprocess.Popen(
+            launcher_command(self._job, spec.strategy),
+            env=launcher_environment(spec.strategy, spec),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        collector = Collector(spec, self._job.world_size)
+        assert process.stdout is not None and process.stderr is not None
+        collector.read(process.stdout)
+        collector.read(process.stderr)
+        clean = False
+        try:
+            killed_because = self._watch(process, collector, limits, progress)
+            clean = process.poll() == 0
+        finally:
+            with _undisturbed():
+                self._clean_up(process, spec, everywhere=not clean)
+        collector.join(_DRAIN_S)
+        return collector.result(process.returncode, killed_because)
+
+    def _watch(
+        self,
+        process: subprocess.Popen[bytes],
+        collector: Collector,
+        limits: Limits,
+        progress: Callable[[TrialProgress], None],
+    ) -> str:
+        """Wait for the launcher's exit; a reason when the wait was given up."""
+        ended_at: float | None = None
+        while process.poll() is None:
+            now = time.monotonic()
+            state = collector.progress()
+            progress(state)
+            if state.phase == "ending":
+                ended_at = ended_at or now
+                if now - ended_at > limits.exit_s:
+                    return f"ranks did not exit within {limits.exit_s:.0f} s of their last step"
+            elif state.phase == "starting":
+                if state.elapsed_s > limits.setup_s:
+                    return f"no step within {limits.setup_s:.0f} s of the launch"
+            elif now - collector.last_step_at > limits.silence_s:
+                return f"no step for {limits.silence_s:.0f} s after step {state.steps}"
+            try:
+                process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                pass
+        return ""
+
+    def _clean_up(
+        self, process: subprocess.Popen[bytes], spec: TrialSpec, *, everywhere: bool
+    ) -> None:
+        """Leave no process of the trial: the launcher first, so that it does not restart any."""
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(_TERMINATE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        sweep(spec.trial_id)
+        process.wait()
+        if everywhere:
+            for line in sweep_remote_hosts(self._job, spec.trial_id):
+                print(f"hvd-autosync: {line}", file=sys.stderr)

@@ -1,0 +1,72 @@
+"""The process that launches a job under a strategy: Horovod's own launcher, in its own process.
+
+The launcher replaces signal handlers and, with MPI, replaces itself by ``mpirun``; a process of
+its own keeps the driver out of that, and makes a trial exactly what ``horovodrun`` would start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+
+from hvd_autosync.launch.job import Job, python_environment
+from hvd_autosync.launch.worker_environment import worker_environment
+from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
+
+#: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
+OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
+
+
+def _search_path() -> str:
+    """The PATH, and beside this interpreter: a virtual environment need not be activated."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+
+
+def has_mpirun() -> bool:
+    """Whether there is an ``mpirun`` that the launcher will find."""
+    return shutil.which("mpirun", path=_search_path()) is not None
+
+
+@cache
+def open_mpi_major() -> int | None:
+    """Major version of the Open MPI that ``mpirun`` belongs to, or ``None``."""
+    mpirun = shutil.which("mpirun", path=_search_path())
+    if mpirun is None:
+        return None
+    shown = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    match = re.search(r"\(Open MPI\) (\d+)", shown)
+    return int(match[1]) if match else None
+
+
+def launcher_options(job: Job, strategy: Mapping[str, Value]) -> tuple[str, ...]:
+    """All ``horovodrun`` options of the job under ``strategy``."""
+    options = (*job.options, *horovod_settings(strategy).options)
+    # Without a choice Horovod takes MPI where it is built; under Gloo the option has no effect.
+    under_gloo = strategy.get("controller", job.controller) == "gloo"
+    user_binds = any(option.startswith("--binding-args") for option in job.options)
+    if not under_gloo and not user_binds and (open_mpi_major() or 0) >= 5:
+        options = (*options, OPEN_MPI_5_BINDING)
+    return options
+
+
+def launcher_command(job: Job, strategy: Mapping[str, Value]) -> list[str]:
+    """Arguments of the process that launches the job under ``strategy``."""
+    options = launcher_options(job, strategy)
+    return [sys.executable, "-m", "horovod.runner.launch", *options, *job.command]
+
+
+def launcher_environment(
+    strategy: Mapping[str, Value], spec: TrialSpec | None = None
+) -> dict[str, str]:
+    """Environment of that process: the user's, the strategy's, and the worker's, if any."""
+    settings = horovod_settings(strategy)
+    environment = python_environment() | dict(settings.environment)
+    if spec is not None:
+        environment |= worker_environment(spec)
+    environment["PATH"] = _search_path()
+    return environment

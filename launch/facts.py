@@ -1,0 +1,37 @@
+"""What this machine's Horovod offers, asked without initializing it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from hvd_autosync.errors import HorovodBuildError
+from hvd_autosync.launch.command import has_mpirun
+from hvd_autosync.search_space import HorovodBuild
+
+
+@cache
+def horovod_build() -> HorovodBuild:
+    """What the installed Horovod was built with and can start; MPI needs its ``mpirun``.
+
+    Raises:
+        HorovodBuildError: Horovod's torch extension cannot be imported here.
+    """
+    try:
+        import horovod
+        from horovod.torch import mpi_ops
+    except ImportError as error:
+        raise HorovodBuildError(
+            f"horovod.torch cannot be imported: {error}",
+            hint="Install Horovod 0.28 with HOROVOD_WITH_PYTORCH=1 into this environment.",
+        ) from None
+    return HorovodBuild(
+        version=horovod.__version__,
+        gloo=bool(mpi_ops.gloo_built()),
+        mpi=bool(mpi_ops.mpi_built()) and has_mpirun(),
+        nccl=bool(mpi_ops.nccl_built()),
+    )
+
+
+def default_controller(build: HorovodBuild) -> str:
+    """The controller that ``horovodrun`` takes when none is asked for (``launch.py``)."""
+    return "mpi" if build.mpi else "gloo"

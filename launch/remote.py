@@ -1,0 +1,76 @@
+"""What the driver does on other hosts, through ssh as Horovod's own launcher does it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import Host
+
+_CONNECT_S = 10
+_T = TypeVar("_T")
+
+
+def remote_hosts(job: Job) -> list[Host]:
+    """The hosts of the job that are not this one (as Horovod decides it)."""
+    from horovod.runner.util import network
+
+    names = [host.name for host in job.hosts]
+    remote = set(network.filter_local_addresses(names))
+    return [host for host in job.hosts if host.name in remote]
+
+
+def _ssh(job: Job, host: Host, command: str) -> subprocess.CompletedProcess[str]:
+    from horovod.runner.util.remote import get_remote_command
+
+    port, identity_file = job.ssh
+    line = get_remote_command(
+        shlex.quote(command), host.name, port, identity_file, timeout_s=_CONNECT_S
+    )
+    return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=3 * _CONNECT_S)
+
+
+def unreachable_hosts(job: Job) -> list[tuple[str, str]]:
+    """(host, what ssh said) for each host that cannot be reached."""
+
+    def check(host: Host) -> tuple[str, str] | None:
+        try:
+            done = _ssh(job, host, "true")
+        except subprocess.TimeoutExpired:
+            return host.name, f"no answer within {3 * _CONNECT_S} s"
+        said = (done.stderr or done.stdout).strip().splitlines()
+        return (host.name, said[-1] if said else "ssh failed") if done.returncode else None
+
+    return _each(check, remote_hosts(job))
+
+
+def sweep_remote_hosts(job: Job, trial_id: str) -> list[str]:
+    """End what a trial left on other hosts; a line for each host where that failed.
+
+    Workers end themselves once nobody reads their output; this is for those that cannot.
+    """
+
+    def end(host: Host) -> str | None:
+        command = f"{shlex.quote(sys.executable)} -m hvd_autosync.launch.sweep {trial_id}"
+        try:
+            done = _ssh(job, host, command)
+        except subprocess.TimeoutExpired:
+            return f"{host.name} does not answer; trial {trial_id} may have left processes there"
+        if done.returncode:
+            return f"could not look for left-over processes on {host.name}: {done.stderr.strip()}"
+        return None
+
+    return _each(end, remote_hosts(job))
+
+
+def _each(function: Callable[[Host], _T | None], hosts: list[Host]) -> list[_T]:
+    """Results that are not ``None`` of ``function`` for all hosts at once."""
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(min(len(hosts), 16)) as pool:
+        return [result for result in pool.map(function, hosts) if result is not None]

@@ -1,0 +1,30 @@
+"""The variables by which a driver reaches its workers; nothing in them is secret."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+
+from hvd_autosync.search_space.trial import TrialSpec
+
+#: Carries the trial's specification, in base64 so that any launcher passes it on unchanged.
+TRIAL_VARIABLE = "HVD_AUTOSYNC_TRIAL"
+#: The trial's name in the clear, by which left-over processes are found.
+TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
+#: Set by the user to switch every hook off.
+DISABLE_VARIABLE = "HVD_AUTOSYNC_DISABLE"
+
+
+def worker_environment(spec: TrialSpec) -> dict[str, str]:
+    """The variables that tell a worker its trial."""
+    return {
+        TRIAL_VARIABLE: base64.b64encode(spec.to_json().encode()).decode(),
+        TRIAL_ID_VARIABLE: spec.trial_id,
+    }
+
+
+def spec_from_environment(environment: Mapping[str, str] = os.environ) -> TrialSpec | None:
+    """The trial of this process, or ``None`` in a process that is no worker of ours."""
+    text = environment.get(TRIAL_VARIABLE)
+    return TrialSpec.from_json(base64.b64decode(text).decode()) if text else None

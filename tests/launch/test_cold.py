@@ -1,0 +1,115 @@
+"""The cold runner on real launches: what it measures, and every way in which a trial can end."""
+
+import re
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.launch.cold import ColdRunner
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.sweep import processes_of
+from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+pytestmark = pytest.mark.cluster
+
+
+def run(
+    *script_arguments: str,
+    controller: str = "gloo",
+    limits: Limits = Limits(),  # noqa: B008
+    **spec: object,
+) -> TrialResult:
+    """One trial of the tiny script; nothing of it may be left when the runner returns."""
+    command = (sys.executable, str(SCRIPT), *script_arguments)
+    job = Job(("-np", "2", f"--{controller}"), command, (Host("localhost", 2),), controller)
+    trial_id = uuid.uuid4().hex
+    fields = {"strategy": Strategy(), "warmup_steps": 3, "measured_steps": 10, **spec}
+    result = ColdRunner(job).run(TrialSpec(trial_id, **fields), limits, lambda progress: None)
+    assert processes_of(trial_id) == []
+    return result
+
+
+@pytest.mark.parametrize("controller", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
+def test_a_trial_measures_every_step_on_every_rank(
+    horovodrun: str, controller: str
+) -> None:
+    result = run(controller=controller, profile=True)
+    assert (result.status, result.reason, result.exit_status) == (TrialStatus.COMPLETED, "", 0)
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    for rank in result.ranks:
+        assert len(rank.step_s) == len(rank.blocked_s) == len(rank.losses) == 13
+        assert all(0 <= b <= s for b, s in zip(rank.blocked_s, rank.step_s, strict=True))
+        assert rank.peak_memory_bytes > 50e6
+    assert result.step_time is not None and result.step_time.steps == 10
+    assert result.profile is not None
+    assert [p.shape for p in result.profile.parameters][:2] == [(128, 64), (128,)]
+    assert {p.ready_order for p in result.profile.parameters} == set(range(6))
+    assert result.link is not None and result.link.bandwidth_bytes_per_s > 0
+    assert 0 < result.setup_s < result.total_s
+
+
+def test_a_strategy_reaches_horovod_and_the_optimizer(horovodrun: str) -> None:
+    """A cycle time of 40 ms makes every step wait for the next cycle."""
+    slow = run(strategy=Strategy({"cycle_time_ms": 40.0, "tensor_groups": 2}))
+    assert slow.step_time is not None and slow.step_time.mean_s > 0.030
+    assert slow.blocked_share > 0.5
+
+
+def test_loader_processes_end_with_the_trial(horovodrun: str) -> None:
+    assert run("--workers", "2").status is TrialStatus.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("script_arguments", "status", "reason"),
+    [
+        (["--fault", "crash"], TrialStatus.CRASHED, "exited with status 1"),
+        (["--fault", "crash", "--at", "5"], TrialStatus.CRASHED, "exited with status 1"),
+        (["--fault", "exit", "--at", "5", "--rank", "1"], TrialStatus.CRASHED, "rank 1 .* 7"),
+        (["--fault", "kill", "--at", "5", "--rank", "1"], TrialStatus.CRASHED, "SIGKILL"),
+        (["--steps", "9"], TrialStatus.ENDED_EARLY, "after 9 steps"),
+        (["--by-hand", "--steps", "5"], TrialStatus.ENDED_EARLY, "without a single"),
+    ],
+    ids=["at start", "at step 5", "rank 1 exits", "rank 1 killed", "ends early", "no step"],
+)
+def test_failures_are_told_apart(
+    horovodrun: str, script_arguments: list[str], status: TrialStatus, reason: str
+) -> None:
+    result = run(*script_arguments)
+    assert result.status is status
+    assert re.search(reason, result.reason), result.reason
+    if "crash" in script_arguments:
+        assert "deliberate crash" in result.stderr_tail
+
+
+def test_what_was_measured_before_the_scripts_end_counts(horovodrun: str) -> None:
+    result = run("--steps", "9")
+    assert result.step_time is not None and result.step_time.steps == 6
+
+
+@pytest.mark.parametrize("at", ["-1", "5"])
+def test_a_hang_is_ended_at_its_limit(horovodrun: str, at: str) -> None:
+    began = time.monotonic()
+    result = run(
+        "--fault", "hang", "--at", at, "--rank", "1", limits=Limits(setup_s=30, silence_s=4)
+    )
+    assert result.status is TrialStatus.HUNG
+    assert "no step" in result.reason
+    assert time.monotonic() - began < 90
+
+
+def test_a_flood_of_output_changes_nothing(horovodrun: str) -> None:
+    result = run("--fault", "print", "--at", "4")
+    assert result.status is TrialStatus.COMPLETED
+    assert len(result.stderr_tail) < 40_000
+
+
+def test_a_hopeless_trial_is_cut_short_on_all_ranks(horovodrun: str) -> None:
+    result = run(measured_steps=500, hopeless_above_s=1e-6)
+    assert result.status is TrialStatus.CUT_SHORT
+    assert len({len(rank.step_s) for rank in result.ranks}) == 1
+    assert result.step_time is not None and result.step_time.steps < 50

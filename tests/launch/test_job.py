@@ -1,0 +1,56 @@
+"""Jobs as given: hosts, keys, secrets."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.job import Job, assign_hosts, redact
+from hvd_autosync.search_space import Host
+
+
+def test_hosts_are_filled_in_order() -> None:
+    assert assign_hosts("a:2,b:4,c:1", 3) == (Host("a", 2), Host("b", 1))
+
+
+def test_more_ranks_than_slots_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigurationError, match=r"-np 4 .* the 3 slots of 'a:2,b:1'"):
+        assign_hosts("a:2,b:1", 4)
+
+
+@pytest.mark.parametrize("hosts", ["a", "a:x", "a:0", ":2", "a:1,,b:1"])
+def test_unreadable_hosts_are_named(hosts: str) -> None:
+    with pytest.raises(ConfigurationError, match="name:slots"):
+        assign_hosts(hosts, 1)
+
+
+def job(tmp_path: Path) -> Job:
+    script = tmp_path / "train.py"
+    script.write_text("one")
+    return Job(("-np", "2"), ("python", str(script)), (Host("a", 2),))
+
+
+def test_the_key_follows_the_script_and_the_layout(tmp_path: Path) -> None:
+    first = job(tmp_path)
+    before = first.key
+    assert replace(first, options=("-np", "2", "--verbose")).key == before
+    assert replace(first, hosts=(Host("z", 2),)).key == before
+    assert replace(first, hosts=(Host("a", 1), Host("b", 1))).key != before
+    assert replace(first, held=(("cycle_time_ms", 2.0),)).key != before
+    (tmp_path / "train.py").write_text("two")
+    assert first.key != before
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--api-key", "s3cret", "--lr", "1"], ("--api-key", "***", "--lr", "1")),
+        (["--wandb-token=s3cret"], ("--wandb-token=***",)),
+        (["PASSWORD=s3cret", "python"], ("PASSWORD=***", "python")),
+        (["train.py", "--autosync", "--author=me"], ("train.py", "--autosync", "--author=me")),
+        (["--use-token", "--epochs", "3"], ("--use-token", "--epochs", "3")),
+    ],
+)
+def test_secrets_are_hidden(words: list[str], shown: tuple[str, ...]) -> None:
+    assert redact(words) == shown

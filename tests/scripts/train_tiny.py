@@ -1,0 +1,63 @@
+"""A small Horovod training that can be told to misbehave; knows nothing of us."""
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+import horovod.torch as hvd
+import torch
+
+
+def misbehave(kind: str, step: int, rank: int) -> None:
+    """Do what the test asked for, at its step and on its rank."""
+    if kind == "crash":
+        raise RuntimeError(f"deliberate crash at step {step}")
+    if kind == "exit":
+        os._exit(7)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "hang":
+        time.sleep(3600)
+    if kind == "print":
+        for _ in range(2000):
+            sys.stdout.write("x" * 9999 + "\n")
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--fault", default="")
+parser.add_argument("--at", type=int, default=-1)
+parser.add_argument("--rank", type=int, default=-1)
+parser.add_argument("--status", type=int, default=0)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--by-hand", action="store_true")
+args = parser.parse_args()
+
+if args.fault and args.at < 0 and int(os.environ.get("HOROVOD_RANK", 0)) in (args.rank, 0):
+    misbehave(args.fault, args.at, 0)
+hvd.init()
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.Linear(128, 4)
+)
+optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if not args.by_hand:
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+data = torch.utils.data.TensorDataset(torch.randn(100_000, 64))
+loader = torch.utils.data.DataLoader(data, batch_size=32, num_workers=args.workers)
+for step, (batch,) in enumerate(loader):
+    if step == args.steps:
+        break
+    if args.fault and step == args.at and args.rank in (-1, hvd.rank()):
+        misbehave(args.fault, step, hvd.rank())
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+if hvd.rank() == 0:
+    print(f"trained {min(args.steps, len(loader))} steps")
+sys.exit(args.status)
