@@ -1,0 +1,38 @@
+"""Traces: the saved record of every study, enough to resume, compare and replay it.
+
+A study is created in a :class:`TraceStore`, each trial is written down when it is asked and again
+when it is told, and in the end the outcome. Whole studies travel as JSON Lines files, trials
+become tables for notebooks, and the logs of Horovod's own autotuner can be brought in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hvd_autosync.traces.autotune_csv import import_autotune_log
+from hvd_autosync.traces.jsonl import export_study, import_studies
+from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
+from hvd_autosync.traces.store import TraceStore, default_store_url
+
+if TYPE_CHECKING:
+    from hvd_autosync.traces.frames import trials_frame
+
+__all__ = [
+    "StudyRecord",
+    "StudyStatus",
+    "TraceStore",
+    "TrialRecord",
+    "default_store_url",
+    "export_study",
+    "import_autotune_log",
+    "import_studies",
+    "trials_frame",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "trials_frame":  # pandas is slow to import, and only tables need it
+        from hvd_autosync.traces.frames import trials_frame
+
+        return trials_frame
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

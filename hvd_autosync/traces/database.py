@@ -1,0 +1,184 @@
+"""The database under a store: connections, transactions, the schema's check, errors in our words.
+
+Connections live for one transaction only. Drivers fork trial processes, and an SQLite connection
+must not be carried across a fork; opening one costs well under a millisecond against trials of
+seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, select
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
+from hvd_autosync.traces.location import Location, prepare_file, resolve_location
+from hvd_autosync.traces.schema import META, SCHEMA_VERSION, create_tables
+
+_BUSY_TIMEOUT_S = 30
+_USE_ANOTHER = "Use another store, or restore this one from a copy."
+#: Part of a driver's message -> what to do. The first that occurs counts.
+_REMEDIES = {
+    "locked": "Another process holds the store: let it end, or use another store.",
+    "readonly": "Make the file and its folder writable, or use another store.",
+    "unable to open": "Make the file and its folder writable, or use another store.",
+    "full": "Free some space, or use another store.",
+}
+#: Parts of SQLite's messages about files that are damaged or not what they should be.
+_DAMAGE = ("malformed", "not a database", "no such table", "no such column", "has no column")
+
+
+class Database:
+    """Transactions on one store. Threads may share it; a forked child may use it too.
+
+    Args:
+        location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
+
+    Raises:
+        StoreError: It cannot be opened.
+        TraceFormatError: It is not a trace store, damaged, or of a newer version; it was not
+            changed.
+    """
+
+    def __init__(self, location: str | os.PathLike[str] | None) -> None:
+        self._location = resolve_location(location)
+        if self._location.file is not None:
+            prepare_file(self._location.file)
+        self._engine = _create_engine(self._location)
+        if not self._has_tables():
+            self._create_tables()
+
+    @property
+    def name(self) -> str:
+        """For messages; without secrets."""
+        return self._location.name
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One consistent view of the database."""
+        with self._own_words(), self._engine.connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """One transaction, committed at the end; in SQLite it excludes other writers at once."""
+        engine = self._engine.execution_options(begin="BEGIN IMMEDIATE")
+        with self._own_words(), engine.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _own_words(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            original = getattr(error, "orig", None)
+            if isinstance(original, AutosyncError):
+                raise original from None
+            raise _translate(error, cause, self._location) from error
+
+    def _has_tables(self) -> bool:
+        """Whether the tables are there and of our version."""
+        with self.reading() as connection:
+            return self._check(connection)
+
+    def _check(self, connection: Connection) -> bool:
+        tables = inspect(connection).get_table_names()
+        if META.name not in tables:
+            if tables and self._location.is_sqlite:
+                raise TraceFormatError(
+                    f"{self.name} is not a trace store: it belongs to another program",
+                    hint="Name another file, or none to use the default store.",
+                )
+            return False
+        query = select(META.c.value).where(META.c.name == "schema_version")
+        version = str(connection.execute(query).scalar())
+        if not re.fullmatch("[1-9][0-9]{0,8}", version):
+            raise TraceFormatError(f"{self.name} is damaged: no schema version", hint=_USE_ANOTHER)
+        if int(version) > SCHEMA_VERSION:
+            raise TraceFormatError(
+                f"{self.name} was written by a newer hvd-autosync (schema version {version}; "
+                f"this one knows {SCHEMA_VERSION})",
+                hint="Upgrade hvd-autosync, or use another store.",
+            )
+        return True
+
+    def _create_tables(self) -> None:
+        if self._location.allows_wal:
+            # Refused while another process is creating the same store, which then sets it.
+            with contextlib.suppress(DBAPIError), self._engine.connect() as connection:
+                connection.execution_options(begin=None)
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        with self.writing() as connection:
+            if not self._check(connection):
+                create_tables(connection)
+
+
+def _create_engine(location: Location) -> Engine:
+    """The engine for ``location``; nothing is opened yet."""
+    try:
+        if not location.is_sqlite:
+            return create_engine(location.url, poolclass=NullPool)
+        return _create_sqlite_engine(location.url)
+    except NoSuchModuleError:
+        raise StoreError(
+            f"{location.name}: no database is called {location.url.drivername!r}",
+            hint="Use sqlite, postgresql, mysql or another database that SQLAlchemy knows.",
+        ) from None
+    except ImportError as error:
+        raise StoreError(
+            f"{location.name}: this database needs the Python package {error.name}",
+            hint=f"Install it (pip install {error.name}), or name another driver in the URL.",
+        ) from None
+    except (SQLAlchemyError, TypeError, ValueError) as error:
+        raise _translate(error, error, location) from None
+
+
+def _create_sqlite_engine(url: URL) -> Engine:
+    if "timeout" not in url.query:
+        url = url.update_query_dict({"timeout": str(_BUSY_TIMEOUT_S)})
+    # Without an isolation level the driver leaves BEGIN to us; its own comes too late to keep
+    # two writers from reading the same number.
+    arguments = {"isolation_level": None, "check_same_thread": False}
+    if url.database in (None, "", ":memory:"):
+        # A database in memory is its connection: all share one, one at a time.
+        engine = create_engine(
+            url, connect_args=arguments, poolclass=QueuePool, pool_size=1, max_overflow=0
+        )
+    else:
+        engine = create_engine(url, connect_args=arguments, poolclass=NullPool)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        statement = connection.get_execution_options().get("begin", "BEGIN")
+        if statement is not None:
+            connection.exec_driver_sql(statement)
+
+    return engine
+
+
+def _translate(error: Exception, cause: BaseException | None, location: Location) -> StoreError:
+    """The error of a driver in our words."""
+    text = " ".join(str(cause).split())
+    if location.url.password is not None:
+        text = text.replace(str(location.url.password), "***")
+    if isinstance(error, ProgrammingError) or any(part in text for part in _DAMAGE):
+        return TraceFormatError(
+            f"{location.name} is damaged, or not a trace store: {text}", hint=_USE_ANOTHER
+        )
+    for part, remedy in _REMEDIES.items():
+        if part in text:
+            return StoreError(f"{location.name}: {text}", hint=remedy)
+    return StoreError(
+        f"{location.name}: {text}",
+        hint="Check that the database can be reached with this URL, or use another store.",
+    )

@@ -1,0 +1,76 @@
+"""Trials as a table for notebooks; the only module of this folder that needs pandas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from hvd_autosync.search_space import StepTime, Value
+from hvd_autosync.traces.records import TrialRecord
+from hvd_autosync.traces.store import TraceStore
+
+_COLUMNS = (
+    "number", "kind", "status", "step_ms", "step_ms_error", "steps", "steps_per_s", "speedup",
+    "blocked_share", "setup_s", "total_s", "reason",
+)  # fmt: skip
+_DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
+
+
+def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
+    """One row per trial of a study, in order.
+
+    Args:
+        store: Where the study is.
+        study_id: Its id, the beginning of one, or ``"last"``.
+
+    Returns:
+        Columns ``number``; ``kind``; ``status`` (missing when never told); ``step_ms`` and
+        ``step_ms_error``, mean and standard error of the step time in milliseconds; ``steps``,
+        the number of measured ones; ``steps_per_s``; ``speedup``, how many times faster than
+        trial 0; ``blocked_share`` of the measured time; ``setup_s`` and ``total_s``, seconds;
+        ``reason``; then one column per knob, missing where a strategy leaves it alone.
+
+    Raises:
+        StoreError: There is no such study.
+    """
+    study = store.study(study_id)
+    trials = store.trials(study.study_id)
+    default = _step_time(trials[0]) if trials else None
+    measures = [_measures(trial, default) for trial in trials]
+    names = [] if study.space is None else [knob.name for knob in study.space.knobs]
+    names += sorted({name for trial in trials for name in trial.strategy} - set(names))
+    frame: pd.DataFrame = pd.DataFrame(measures, columns=list(_COLUMNS))
+    frame["steps"] = frame["steps"].astype("Int64")
+    for name in names:
+        frame[name] = _knob_column([trial.strategy.get(name) for trial in trials])
+    return frame
+
+
+def _knob_column(values: list[Value | None]) -> pd.Series[Any]:
+    """A column that keeps the type of its values beside missing ones."""
+    types = {type(value) for value in values if value is not None}
+    return pd.Series(values, dtype=_DTYPES[types.pop()] if len(types) == 1 else "object")
+
+
+def _step_time(trial: TrialRecord) -> StepTime | None:
+    return None if trial.result is None else trial.result.step_time
+
+
+def _measures(trial: TrialRecord, default: StepTime | None) -> dict[str, Any]:
+    """The fixed columns of one row; what is missing here is missing in the table."""
+    row: dict[str, Any] = {"number": trial.number, "kind": trial.kind}
+    result, step_time = trial.result, _step_time(trial)
+    if result is not None:
+        row |= {
+            "status": result.status.value, "blocked_share": result.blocked_share,
+            "setup_s": result.setup_s, "total_s": result.total_s, "reason": result.reason,
+        }  # fmt: skip
+    if step_time is not None and step_time.mean_s > 0:
+        row |= {
+            "step_ms": 1e3 * step_time.mean_s, "step_ms_error": 1e3 * step_time.standard_error_s,
+            "steps": step_time.steps, "steps_per_s": 1 / step_time.mean_s,
+        }  # fmt: skip
+        if default is not None:
+            row["speedup"] = default.mean_s / step_time.mean_s
+    return row

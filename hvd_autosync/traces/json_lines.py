@@ -1,0 +1,122 @@
+"""Reading JSON Lines from a file that may be damaged or hostile, with errors that name the line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn, ParamSpec, TypeVar
+
+from hvd_autosync.errors import TraceFormatError
+
+_LONGEST_LINE_BYTES = 256 * 1024 * 1024
+_DEEPEST = 64
+#: Whole numbers beyond this do not fit the 64 bits that databases and numpy give them.
+_LARGEST_INTEGER = 2**63 - 1
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class LineReader:
+    """The lines of one file as JSON objects, with a running SHA-256.
+
+    Args:
+        stream: The file, opened in binary mode.
+        name: The file's name, for messages.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self._stream = stream
+        self._name = name
+        self._number = 0
+        self._digest = hashlib.sha256()
+
+    def start_digest(self) -> None:
+        """Begin a new checksum with the next line."""
+        self._digest = hashlib.sha256()
+
+    def digest(self) -> str:
+        """The checksum of the lines read since :meth:`start_digest`, hexadecimal."""
+        return self._digest.hexdigest()
+
+    def at_end(self) -> bool:
+        """Whether no line is left."""
+        here = self._stream.tell()
+        ended = not self._stream.read(1)
+        self._stream.seek(here)
+        return ended
+
+    def error(
+        self, what: str, *, hint: str = "Get the file anew; nothing was imported."
+    ) -> TraceFormatError:
+        """The error for the line read last."""
+        return TraceFormatError(f"{self._name}, line {self._number}: {what}", hint=hint)
+
+    def next_object(self) -> dict[str, Any]:
+        """The next line.
+
+        Raises:
+            TraceFormatError: The file ends, or the line is not a plain JSON object.
+        """
+        self._number += 1
+        line = self._stream.readline(_LONGEST_LINE_BYTES)
+        if not line.endswith(b"\n"):
+            long = len(line) == _LONGEST_LINE_BYTES
+            raise self.error("the line is too long" if long else "the file is cut off here")
+        self._digest.update(line)
+        value = self.checked(_parse, line)
+        if not isinstance(value, dict):
+            raise self.error("this is not a JSON object")
+        return value
+
+    def checked(
+        self,
+        read: Callable[_Arguments, _Result],
+        *arguments: _Arguments.args,
+        **keywords: _Arguments.kwargs,
+    ) -> _Result:
+        """``read(*arguments)``, with its ``ValueError`` turned into an error that names the line.
+
+        Raises:
+            TraceFormatError: ``read`` refused what it was given.
+        """
+        try:
+            return read(*arguments, **keywords)
+        except ValueError as error:
+            raise self.error(str(error)) from None
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        value = json.loads(
+            line.decode(), parse_float=_float, parse_int=_integer, parse_constant=_refuse
+        )
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    if not _is_shallow(value, _DEEPEST):
+        raise ValueError("the JSON is nested too deeply")
+    return value
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _integer(text: str) -> int:
+    # The length first: converting takes time that grows with its square.
+    fits = len(text) <= 20 and abs(int(text)) <= _LARGEST_INTEGER
+    return int(text) if fits else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text:.30} is not a number that a trace can hold")
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    if isinstance(value, (dict, list)):
+        inside = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(_is_shallow(part, levels - 1) for part in inside)
+    return True

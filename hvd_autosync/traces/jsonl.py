@@ -1,0 +1,161 @@
+"""Traces as files: JSON Lines that can be read, compared, mailed and kept under version control.
+
+A file holds one study, or several one after the other::
+
+    {"type": "header", "format": "hvd-autosync-trace", "version": 1, "units": {...}}
+    {"type": "study", ...}            the fields of a StudyRecord
+    {"type": "trial", ...}            the fields of a TrialRecord, in order of their numbers
+    {"type": "footer", "trials": 1, "sha256": ...}     over the lines of this study before it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from hvd_autosync.errors import StoreError
+from hvd_autosync.traces.checking import strict_study, strict_trial
+from hvd_autosync.traces.json_lines import LineReader
+from hvd_autosync.traces.records import StudyRecord, TrialRecord
+from hvd_autosync.traces.store import TraceStore
+
+FORMAT_VERSION = 1
+_HEADER = {
+    "type": "header",
+    "format": "hvd-autosync-trace",
+    "version": FORMAT_VERSION,
+    "units": {"time": "s", "size": "B"},
+}
+_log = logging.getLogger(__name__)
+
+
+def export_study(
+    store: TraceStore,
+    study_id: str,
+    path_or_stream: str | os.PathLike[str] | TextIO,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a study to a file that only the user can read, or to an open text stream.
+
+    Args:
+        store: Where the study is.
+        study_id: Its id, the beginning of one, or ``"last"``.
+        path_or_stream: The file appears whole or not at all.
+        overwrite: Whether a file of that name may be replaced.
+
+    Raises:
+        StoreError: There is no such study, the file exists, or it cannot be written.
+    """
+    study = store.study(study_id)
+    text = "".join(_lines(study, store.trials(study.study_id)))
+    if isinstance(path_or_stream, (str, os.PathLike)):
+        _write(Path(path_or_stream), text, overwrite)
+    else:
+        path_or_stream.write(text)
+
+
+def _lines(study: StudyRecord, trials: list[TrialRecord]) -> Iterator[str]:
+    digest = hashlib.sha256()
+    records = [{"type": "study", **study.to_json()}]
+    records += [{"type": "trial", **trial.to_json()} for trial in trials]
+    for record in [_HEADER, *records]:
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+        digest.update(line.encode())
+        yield line
+    footer = {"type": "footer", "trials": len(trials), "sha256": digest.hexdigest()}
+    yield json.dumps(footer, separators=(",", ":")) + "\n"
+
+
+def _write(path: Path, text: str, overwrite: bool) -> None:
+    if os.path.lexists(path) and not overwrite:
+        raise StoreError(f"{path} exists already", hint="Name another file, or allow to overwrite.")
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            os.unlink(temporary)
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}",
+            hint="Name a file in a folder that you may write to.",
+        ) from error
+
+
+def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]:
+    """Read the studies of a file into ``store``: all of them, or none when anything is wrong.
+
+    Returns:
+        The ids of the studies that are new. Those that the store has already are left alone and
+        reported in the log.
+
+    Raises:
+        TraceFormatError: The file is damaged, of a newer version, or not a trace; the message
+            names the line.
+        StoreError: The file cannot be read, or the store has a different study of the same id.
+    """
+    studies: list[tuple[StudyRecord, list[TrialRecord]]] = []
+    try:
+        with open(path, "rb") as stream:
+            reader = LineReader(stream, os.fspath(path))
+            while not studies or not reader.at_end():
+                studies.append(_read_study(reader))
+    except OSError as error:
+        raise StoreError(
+            f"cannot read {os.fspath(path)}: {error.strerror}", hint="Name a trace file."
+        ) from error
+    added = store.add(studies)
+    for study, _ in studies:
+        if study.study_id not in added:
+            _log.warning("study %s is in the store already: skipped", study.study_id)
+    return added
+
+
+def _read_study(reader: LineReader) -> tuple[StudyRecord, list[TrialRecord]]:
+    """The next study of a file, from its header to its footer."""
+    reader.start_digest()
+    _check_header(reader, reader.next_object())
+    study = reader.checked(strict_study, _fields_of("study", reader, reader.next_object()))
+    trials: list[TrialRecord] = []
+    while True:
+        digest = reader.digest()
+        line = reader.next_object()
+        if line.get("type") == "footer":
+            break
+        fields = _fields_of("trial", reader, line)
+        trials.append(reader.checked(strict_trial, fields, study, len(trials)))
+    if line != {"type": "footer", "trials": len(trials), "sha256": digest}:
+        raise reader.error("the count or the checksum is wrong: the file was damaged or changed")
+    return study, trials
+
+
+def _check_header(reader: LineReader, header: dict[str, Any]) -> None:
+    if header.get("format") != _HEADER["format"]:
+        raise reader.error("this is not the header of a trace")
+    version = header.get("version")
+    if type(version) is int and version > FORMAT_VERSION:
+        raise reader.error(
+            f"written by a newer hvd-autosync (format version {version}; this one reads "
+            f"{FORMAT_VERSION})",
+            hint="Upgrade hvd-autosync.",
+        )
+    for name, value in _HEADER.items():
+        if header.get(name) != value or type(header[name]) is not type(value):
+            raise reader.error(f"{name} is {header.get(name)!r:.60} instead of {value!r}")
+
+
+def _fields_of(kind: str, reader: LineReader, line: dict[str, Any]) -> dict[str, Any]:
+    if line.pop("type", None) != kind:
+        raise reader.error(f"this is not a {kind}")
+    return line

@@ -1,0 +1,137 @@
+"""Where a store is: from what the user wrote to a database URL, and a private file for SQLite."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from hvd_autosync.errors import StoreError, TraceFormatError
+
+_SMALLEST_DATABASE_BYTES = 512
+_LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"}
+_CREDENTIALS = re.compile(r"(?<=://).*@")
+
+
+@dataclass(frozen=True)
+class Location:
+    """One place for traces.
+
+    Attributes:
+        url: The database.
+        file: The SQLite file; ``None`` for a server or for memory.
+    """
+
+    url: URL
+    file: Path | None
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether the database is SQLite's."""
+        return self.url.get_backend_name() == "sqlite"
+
+    @property
+    def name(self) -> str:
+        """For messages: the file, or the URL without anything that may be secret."""
+        if self.file is not None:
+            return str(self.file)
+        return self.url.set(query={}).render_as_string(hide_password=True)
+
+    @property
+    def allows_wal(self) -> bool:
+        """Whether SQLite may keep a write-ahead log: on a disk of this machine only.
+
+        The log needs memory shared between all who use the file. Home folders of clusters are on
+        network file systems, where drivers on two hosts would destroy it.
+        """
+        if self.file is None:
+            return False
+        path, best = self.file.resolve(), ("", "")
+        for mount in psutil.disk_partitions(all=True):
+            if path.is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
+                best = (mount.mountpoint, mount.fstype)
+        return best[1] in _LOCAL_FILE_SYSTEMS
+
+
+def default_store_url() -> str:
+    """The user's own store: ``hvd-autosync/traces.db`` under ``$XDG_DATA_HOME``.
+
+    Raises:
+        StoreError: There is no home folder.
+    """
+    return f"sqlite:///{_default_file()}"
+
+
+def _default_file() -> Path:
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(data):  # the specification says to ignore a relative one
+        data = os.path.expanduser("~/.local/share")
+    if not os.path.isabs(data):
+        raise StoreError(
+            "there is no home folder to keep traces in",
+            hint="Set HOME or XDG_DATA_HOME, or name a store.",
+        )
+    return Path(data) / "hvd-autosync" / "traces.db"
+
+
+def resolve_location(location: str | os.PathLike[str] | None) -> Location:
+    """The location that the user means.
+
+    Args:
+        location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
+
+    Raises:
+        StoreError: The URL cannot be understood.
+    """
+    text = str(_default_file()) if location is None else os.fspath(location)
+    if "://" not in text:
+        file = Path(text).expanduser().absolute()
+        return Location(URL.create("sqlite", database=str(file)), file)
+    try:
+        url = make_url(text)
+    except (SQLAlchemyError, ValueError):
+        raise StoreError(
+            f"not a database URL: {_CREDENTIALS.sub('***@', text)}",
+            hint="Write DIALECT://USER:PASSWORD@HOST:PORT/DATABASE, or the path of a file.",
+        ) from None
+    database = url.database
+    in_file = url.get_backend_name() == "sqlite" and database not in (None, "", ":memory:")
+    if not in_file or database is None or "uri" in url.query:
+        return Location(url, None)
+    return Location(url, Path(database).absolute())
+
+
+def prepare_file(file: Path) -> None:
+    """Create ``file`` for the user alone, where there is none.
+
+    What is there is not opened: closing it would take away the locks that SQLite holds on it in
+    another thread of this process.
+
+    Raises:
+        StoreError: It cannot be created, or is not a file.
+        TraceFormatError: It is too small for a database.
+    """
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            if not file.is_file():
+                raise OSError(errno.EINVAL, "it is not a regular file") from None
+            # SQLite takes a file of a few bytes for an empty one and would overwrite it.
+            if 0 < file.stat().st_size < _SMALLEST_DATABASE_BYTES:
+                raise TraceFormatError(
+                    f"{file} is not a trace store: it is not an SQLite database",
+                    hint="Name another file, or none to use the default store.",
+                ) from None
+    except OSError as error:
+        raise StoreError(
+            f"cannot use {file} as a trace store: {error.strerror}",
+            hint="Name a file in a folder that you may write to.",
+        ) from error

@@ -1,0 +1,152 @@
+"""Records to rows and back; each function works inside its caller's transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
+
+from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
+from hvd_autosync.traces.owner import Owner
+from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
+from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS
+
+_Record = TypeVar("_Record", StudyRecord, TrialRecord)
+_NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
+
+
+def study_records(
+    connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None
+) -> list[StudyRecord]:
+    """The studies that fulfil all ``conditions``, newest first."""
+    query = select(*STUDY_COLUMNS).where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
+    return [_record(StudyRecord, row) for row in connection.execute(query).mappings()]
+
+
+def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
+    """The trials of a study by number."""
+    query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.number)
+    return [_record(TrialRecord, row) for row in connection.execute(query).mappings()]
+
+
+def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
+    try:
+        return kind.from_json(row)
+    except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
+        raise TraceFormatError(
+            f"study {row['study_id']} is damaged in the store: {error}",
+            hint="Delete the study, or restore the store from a copy.",
+        ) from error
+
+
+def insert_study(
+    connection: Connection, study: StudyRecord, trials: Sequence[TrialRecord], owner: Owner | None
+) -> None:
+    """Write a whole study."""
+    task, space = study.task, study.space
+    columns = {
+        **study.to_json(),
+        "fingerprint": None if task is None else task.fingerprint,
+        "space_key": None if space is None else space.key,
+        **_ownership(owner),
+    }
+    connection.execute(STUDIES.insert().values(**columns))
+    for trial in trials:
+        insert_trial(connection, trial)
+
+
+def insert_trial(connection: Connection, trial: TrialRecord) -> None:
+    """Write one trial, told or not."""
+    connection.execute(TRIALS.insert().values(**trial.to_json()))
+
+
+def update_study(connection: Connection, study_id: str, columns: Mapping[str, Any]) -> None:
+    """Change columns of a study."""
+    connection.execute(STUDIES.update().where(STUDIES.c.study_id == study_id).values(**columns))
+
+
+def next_number(connection: Connection, study_id: str) -> int:
+    """The number of the study's next trial; the study must be locked."""
+    query = select(func.max(TRIALS.c.number)).where(TRIALS.c.study_id == study_id)
+    last = connection.execute(query).scalar()
+    return 0 if last is None else int(last) + 1
+
+
+def lock_study(connection: Connection, study_id: str) -> RowMapping:
+    """The study's row, kept from other writers until the transaction ends.
+
+    SQLite has no row locks; there the transaction itself excludes other writers.
+
+    Raises:
+        StoreError: There is no such study.
+    """
+    query = select(STUDIES).where(STUDIES.c.study_id == study_id).with_for_update()
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise no_study(study_id)
+    return row
+
+
+def lock_running(connection: Connection, study_id: str) -> None:
+    """Lock a study that may still change.
+
+    Raises:
+        StoreError: There is no such study, or it has ended.
+    """
+    status = lock_study(connection, study_id)["status"]
+    if status != StudyStatus.RUNNING.value:
+        raise StoreError(
+            f"study {study_id} has ended ({status}) and cannot change",
+            hint="Start a new study.",
+        )
+
+
+def no_study(study_id: str) -> StoreError:
+    """The error for an id that fits nothing."""
+    if study_id == "last":
+        return StoreError(
+            "this store has no study yet",
+            hint="Run a job with --autosync, or import a trace.",
+        )
+    return StoreError(
+        f"this store has no study {study_id!r}",
+        hint="List the studies with: hvd-autosync traces list",
+    )
+
+
+def has_living_owner(row: RowMapping) -> bool:
+    """Whether the owner of a study's row still runs."""
+    owner = row["owner"]
+    return owner is not None and Owner(**owner).alive(time.time() - row["heartbeat_s"])
+
+
+def claim_study(connection: Connection, job_key: str) -> StudyRecord | None:
+    """Make this process the owner of the newest study of the job whose owner is dead."""
+    query = (
+        select(STUDIES.c.study_id, STUDIES.c.owner, STUDIES.c.heartbeat_s)
+        .where(STUDIES.c.job_key == job_key, STUDIES.c.owner.is_not(None))
+        .order_by(*_NEWEST_FIRST)
+        .with_for_update()
+    )
+    for row in connection.execute(query).mappings().all():
+        if not has_living_owner(row):
+            update_study(connection, row["study_id"], _ownership(Owner.current()))
+            return study_records(connection, STUDIES.c.study_id == row["study_id"])[0]
+    return None
+
+
+def beat(connection: Connection, study_id: str) -> bool:
+    """Renew this process's heartbeat; false when the study is not its own."""
+    owner = Owner.current()
+    mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == asdict(owner))
+    update = STUDIES.update().where(mine).values(**_ownership(owner))
+    return connection.execute(update).rowcount > 0
+
+
+def _ownership(owner: Owner | None) -> dict[str, Any]:
+    if owner is None:
+        return {"owner": None, "heartbeat_s": None}
+    return {"owner": asdict(owner), "heartbeat_s": time.time()}

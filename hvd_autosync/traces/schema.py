@@ -1,0 +1,121 @@
+"""The tables of a store, in types that every SQL database has; JSON is kept as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Dialect,
+    Double,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects.mysql import LONGTEXT
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.traces.records import StudyRecord
+
+#: Raised by one with every change of the tables.
+SCHEMA_VERSION = 1
+
+
+class PlainJson(TypeDecorator[Any]):
+    """Plain JSON in a text column; SQL's NULL is ``None``."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """The column's type: MySQL's TEXT ends at 64 KiB, a trial of many ranks does not."""
+        small = dialect.name in ("mysql", "mariadb")
+        return dialect.type_descriptor(LONGTEXT() if small else Text())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Write ``value``.
+
+        Raises:
+            StoreError: It is not plain JSON.
+        """
+        try:
+            return None if value is None else json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StoreError(
+                f"a value cannot be written to the trace as JSON: {error}",
+                hint="Give finite numbers, text, flags, and lists and dictionaries of them.",
+            ) from None
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Read what :meth:`process_bind_param` wrote.
+
+        Raises:
+            TraceFormatError: The text is damaged.
+        """
+        try:
+            return None if value is None else json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise TraceFormatError(
+                f"the trace store holds a damaged value: {error}",
+                hint="Restore the store from a copy, or use another store.",
+            ) from None
+
+
+_TABLES = MetaData()
+
+META = Table(
+    "hvd_autosync_meta",
+    _TABLES,
+    Column("name", String(64), primary_key=True),
+    Column("value", String(255), nullable=False),
+)
+
+STUDIES = Table(
+    "hvd_autosync_studies",
+    _TABLES,
+    Column("study_id", String(12), primary_key=True),
+    Column("created_at", String(32), nullable=False),
+    Column("job_key", String(255), nullable=False),
+    Column("command", PlainJson, nullable=False),
+    Column("settings", PlainJson, nullable=False),
+    Column("versions", PlainJson, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("task", PlainJson),
+    Column("space", PlainJson),
+    Column("outcome", PlainJson),
+    Column("winner", PlainJson),
+    # Not part of the record: what studies are looked up by, and who runs them.
+    Column("fingerprint", String(12)),
+    Column("space_key", String(12)),
+    Column("owner", PlainJson),
+    Column("heartbeat_s", Double),
+)
+
+TRIALS = Table(
+    "hvd_autosync_trials",
+    _TABLES,
+    Column("study_id", String(12), ForeignKey(STUDIES.c.study_id), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(64), nullable=False),
+    Column("strategy", PlainJson, nullable=False),
+    Column("asked_at", String(32), nullable=False),
+    Column("told_at", String(32)),
+    Column("info", PlainJson, nullable=False),
+    Column("result", PlainJson),
+)
+
+#: Columns of STUDIES that make a study's record.
+STUDY_COLUMNS = [STUDIES.c[field.name] for field in fields(StudyRecord)]
+
+
+def create_tables(connection: Connection) -> None:
+    """Create all tables and write the schema's version."""
+    _TABLES.create_all(connection)
+    connection.execute(META.insert().values(name="schema_version", value=str(SCHEMA_VERSION)))

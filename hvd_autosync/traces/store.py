@@ -1,0 +1,266 @@
+"""The store: the only place where studies and trials are written down.
+
+The contract. Each method is one transaction: when it returns, what it wrote survives ``kill -9``;
+when it raises, nothing was written. Several drivers, and several threads of one, may use a store
+at once. A study changes only while it is running, and only its owner, the process that created or
+claimed it, should change it. Every method raises ``StoreError`` when the database fails, and
+``TraceFormatError`` when what it holds is damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from hvd_autosync.errors import StoreError
+from hvd_autosync.search_space import SearchSpace, Strategy, Task, TrialResult
+from hvd_autosync.traces import rows
+from hvd_autosync.traces.database import Database
+from hvd_autosync.traces.location import default_store_url
+from hvd_autosync.traces.owner import Owner
+from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, timestamp
+from hvd_autosync.traces.schema import STUDIES, TRIALS
+
+__all__ = ["TraceStore", "default_store_url"]
+
+#: Most candidates that the error for an ambiguous id lists.
+_LISTED = 8
+
+
+class TraceStore:
+    """Studies and trials in one database.
+
+    Args:
+        location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
+
+    Raises:
+        StoreError: It cannot be opened.
+        TraceFormatError: It is not a trace store, damaged, or of a newer version; it was not
+            changed.
+    """
+
+    def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
+        self._database = Database(location)
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people; without secrets."""
+        return self._database.name
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+    def create_study(
+        self,
+        *,
+        job_key: str,
+        command: Sequence[str],
+        settings: Mapping[str, Any],
+        versions: Mapping[str, str],
+    ) -> StudyRecord:
+        """Start a study that this process owns; the arguments are those of its record."""
+        study = StudyRecord(
+            secrets.token_hex(6), timestamp(), job_key, tuple(command), dict(settings),
+            dict(versions), StudyStatus.RUNNING, None, None, None, None,
+        )  # fmt: skip
+        with self._database.writing() as connection:
+            rows.insert_study(connection, study, (), Owner.current())
+            # Read back, so that everyone sees the settings as JSON leaves them.
+            return rows.study_records(connection, STUDIES.c.study_id == study.study_id)[0]
+
+    def describe_task(self, study_id: str, task: Task | None, space: SearchSpace) -> None:
+        """Write down what is tuned, where that is known, and the space that is searched."""
+        columns = {
+            "task": None if task is None else task.to_json(),
+            "fingerprint": None if task is None else task.fingerprint,
+            "space": space.to_json(), "space_key": space.key,
+        }  # fmt: skip
+        with self._database.writing() as connection:
+            rows.lock_running(connection, study_id)
+            rows.update_study(connection, study_id, columns)
+
+    def ask(self, study_id: str, strategy: Strategy, kind: str, info: Mapping[str, Any]) -> int:
+        """Write down that a trial begins.
+
+        Returns:
+            Its number: 0, 1, 2 ... without gaps, also when several processes ask at once.
+        """
+        with self._database.writing() as connection:
+            rows.lock_running(connection, study_id)
+            number = rows.next_number(connection, study_id)
+            trial = TrialRecord(
+                study_id, number, kind, strategy, timestamp(), None, dict(info), None
+            )
+            rows.insert_trial(connection, trial)
+            return number
+
+    def tell(self, study_id: str, number: int, result: TrialResult) -> None:
+        """Write down how a trial ended.
+
+        Raises:
+            StoreError: It was never asked, or told before.
+        """
+        key = (TRIALS.c.study_id == study_id) & (TRIALS.c.number == number)
+        with self._database.writing() as connection:
+            rows.lock_running(connection, study_id)
+            row = connection.execute(select(TRIALS.c.told_at).where(key)).first()
+            if row is None or row.told_at is not None:
+                state = "was never asked" if row is None else "was told already"
+                raise StoreError(
+                    f"trial {number} of study {study_id} {state}",
+                    hint="Tell each trial once, with the number that asking returned.",
+                )
+            told = {"told_at": timestamp(), "result": result.to_json()}
+            connection.execute(TRIALS.update().where(key).values(**told))
+
+    def finish(
+        self,
+        study_id: str,
+        status: StudyStatus,
+        outcome: Mapping[str, Any],
+        winner: Strategy | None,
+    ) -> None:
+        """End a study; nothing of it can change afterwards.
+
+        Raises:
+            StoreError: It ended before, or ``status`` is not an end.
+        """
+        if status is StudyStatus.RUNNING:
+            raise StoreError(
+                f"study {study_id} cannot end as {status.value}",
+                hint="End it as finished or failed.",
+            )
+        columns = {
+            "status": status.value, "outcome": dict(outcome), "owner": None, "heartbeat_s": None,
+            "winner": None if winner is None else dict(winner),
+        }  # fmt: skip
+        with self._database.writing() as connection:
+            rows.lock_running(connection, study_id)
+            rows.update_study(connection, study_id, columns)
+
+    def delete(self, study_id: str) -> None:
+        """Forget a study and its trials.
+
+        Raises:
+            StoreError: There is no such study, or another process is running it.
+        """
+        with self._database.writing() as connection:
+            row = rows.lock_study(connection, study_id)
+            if rows.has_living_owner(row) and Owner(**row["owner"]) != Owner.current():
+                raise StoreError(
+                    f"study {study_id} is being run by process {row['owner']['pid']} "
+                    f"on {row['owner']['host']}",
+                    hint="Stop that process first.",
+                )
+            connection.execute(TRIALS.delete().where(TRIALS.c.study_id == study_id))
+            connection.execute(STUDIES.delete().where(STUDIES.c.study_id == study_id))
+
+    def add(self, studies: Sequence[tuple[StudyRecord, Sequence[TrialRecord]]]) -> list[str]:
+        """Write whole studies as they are, without an owner: all of them or none.
+
+        Returns:
+            The ids of those that were not there yet; identical ones are skipped.
+
+        Raises:
+            StoreError: A different study has the same id.
+        """
+        added = []
+        with self._database.writing() as connection:
+            for study, trials in studies:
+                same_id = STUDIES.c.study_id == study.study_id
+                stored = rows.study_records(connection, same_id)
+                if not stored:
+                    rows.insert_study(connection, study, trials, owner=None)
+                    added.append(study.study_id)
+                    continue
+                known = stored[0], rows.trial_records(connection, study.study_id)
+                if _content(*known) != _content(study, trials):
+                    raise StoreError(
+                        f"a different study {study.study_id} is in the store already",
+                        hint=f"Forget it first: hvd-autosync traces delete {study.study_id}",
+                    )
+        return added
+
+    def study(self, study_id: str) -> StudyRecord:
+        """One study.
+
+        Args:
+            study_id: Its id, the beginning of one, or ``"last"`` for the newest study.
+
+        Raises:
+            StoreError: None fits, or several do.
+        """
+        with self._database.reading() as connection:
+            if study_id == "last":
+                found = rows.study_records(connection, limit=1)
+            else:
+                prefix = STUDIES.c.study_id.startswith(study_id, autoescape=True)
+                found = rows.study_records(connection, prefix, limit=_LISTED + 1)
+        if not found:
+            raise rows.no_study(study_id)
+        if len(found) > 1:
+            ids = ", ".join(study.study_id for study in found[:_LISTED])
+            raise StoreError(
+                f"{study_id!r} fits several studies of this store",
+                hint=f"Write more of one of {ids}{' ...' if len(found) > _LISTED else ''}.",
+            )
+        return found[0]
+
+    def studies(self) -> list[StudyRecord]:
+        """All studies, newest first."""
+        with self._database.reading() as connection:
+            return rows.study_records(connection)
+
+    def trials(self, study_id: str) -> list[TrialRecord]:
+        """The trials of a study by number; the id may be short as for :meth:`study`."""
+        full_id = self.study(study_id).study_id
+        with self._database.reading() as connection:
+            return rows.trial_records(connection, full_id)
+
+    def find_finished(self, job_key: str) -> StudyRecord | None:
+        """The newest finished study of the very same job and options."""
+        return self._newest_finished(job_key=job_key)
+
+    def find_finished_task(self, fingerprint: str, space_key: str) -> StudyRecord | None:
+        """The newest finished study of the same task in the same space."""
+        return self._newest_finished(fingerprint=fingerprint, space_key=space_key)
+
+    def _newest_finished(self, **columns: str) -> StudyRecord | None:
+        wanted = {"status": StudyStatus.FINISHED.value, **columns}
+        conditions = [STUDIES.c[name] == value for name, value in wanted.items()]
+        with self._database.reading() as connection:
+            return next(iter(rows.study_records(connection, *conditions, limit=1)), None)
+
+    def heartbeat(self, study_id: str) -> None:
+        """Show other machines that this process is alive; call it well within 120 s.
+
+        Raises:
+            StoreError: The study does not belong to this process (any more).
+        """
+        with self._database.writing() as connection:
+            if not rows.beat(connection, study_id):
+                raise StoreError(
+                    f"study {study_id} does not belong to this process",
+                    hint="It has ended, or another driver has taken it over: stop this one.",
+                )
+
+    def claim_resumable(self, job_key: str) -> StudyRecord | None:
+        """Take over the newest running study of this job whose owner is dead.
+
+        An imported study has no owner and is never taken over: its driver may live elsewhere.
+
+        Returns:
+            The study, which this process now owns, or ``None`` when there is none.
+        """
+        with self._database.writing() as connection:
+            return rows.claim_study(connection, job_key)
+
+
+def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str, Any]]:
+    """Everything, for comparing: as JSON, because there unknown times (NaN) equal each other."""
+    return [study.to_json(), *(trial.to_json() for trial in trials)]

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.search_space import Strategy, horovod_settings
+from hvd_autosync.traces import (
+    StudyRecord,
+    StudyStatus,
+    TraceStore,
+    export_study,
+    import_studies,
+    trials_frame,
+)
+
+Seal = Callable[[Path, list[Any]], None]
+
+
+@pytest.fixture
+def file(tmp_path: Path, store: TraceStore, finished: StudyRecord) -> Path:
+    """The finished study as a file."""
+    path = tmp_path / "study.jsonl"
+    export_study(store, finished.study_id, path)
+    return path
+
+
+@pytest.fixture
+def other() -> TraceStore:
+    """An empty store."""
+    return TraceStore("sqlite://")
+
+
+def _objects(file: Path) -> list[Any]:
+    """The lines of a file without its footer."""
+    return [json.loads(line) for line in file.read_text().splitlines()[:-1]]
+
+
+def _content(store: TraceStore, study_id: str) -> list[Any]:
+    return [store.study(study_id).to_json(), *(t.to_json() for t in store.trials(study_id))]
+
+
+def test_an_export_is_imported_without_loss(
+    store: TraceStore, finished: StudyRecord, file: Path, other: TraceStore
+) -> None:
+    assert import_studies(other, file) == [finished.study_id]
+    assert _content(other, finished.study_id) == _content(store, finished.study_id)
+    assert finished.task is not None and finished.space is not None
+    found = other.find_finished_task(finished.task.fingerprint, finished.space.key)
+    assert found is not None and found.study_id == finished.study_id
+
+
+def test_lines_are_plain_ascii_json_with_units(file: Path) -> None:
+    assert file.read_bytes().isascii()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["type"] for line in lines] == [
+        "header", "study", "trial", "trial", "trial", "trial", "footer",
+    ]  # fmt: skip
+    assert lines[0]["units"] == {"time": "s", "size": "B"}
+
+
+def test_an_export_to_a_stream_is_the_same_text(
+    store: TraceStore, finished: StudyRecord, file: Path
+) -> None:
+    stream = io.StringIO()
+    export_study(store, "last", stream)
+    assert stream.getvalue() == file.read_text()
+
+
+def test_an_export_is_private_and_replaces_only_when_told(
+    store: TraceStore, finished: StudyRecord, file: Path
+) -> None:
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_text("mine")
+    with pytest.raises(StoreError, match="exists already"):
+        export_study(store, finished.study_id, file)
+    assert file.read_text() == "mine"
+    export_study(store, finished.study_id, file, overwrite=True)
+    assert file.read_text().startswith('{"type":"header"')
+    assert [f.name for f in file.parent.iterdir() if f.suffix == ".jsonl"] == [file.name]
+
+
+def test_a_failed_export_leaves_nothing(
+    store: TraceStore, finished: StudyRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match="no/folder"):
+        export_study(store, finished.study_id, tmp_path / "no" / "folder")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(StoreError, match="No space left"):
+        export_study(store, finished.study_id, tmp_path / "new.jsonl")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_importing_again_skips_and_says_so(
+    file: Path, other: TraceStore, finished: StudyRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    import_studies(other, file)
+    before = _content(other, finished.study_id)
+    with caplog.at_level(logging.WARNING):
+        assert import_studies(other, file) == []
+    assert finished.study_id in caplog.text and "skipped" in caplog.text
+    assert _content(other, finished.study_id) == before
+
+
+def test_a_different_study_of_the_same_id_is_refused(
+    file: Path, other: TraceStore, finished: StudyRecord, seal: Seal
+) -> None:
+    import_studies(other, file)
+    before = _content(other, finished.study_id)
+    lines = _objects(file)
+    seal(file, lines[:-1])
+    with pytest.raises(StoreError, match=f"different study {finished.study_id}"):
+        import_studies(other, file)
+    assert _content(other, finished.study_id) == before
+
+
+def test_files_can_be_joined_and_are_imported_whole_or_not_at_all(
+    store: TraceStore, create: Callable[..., StudyRecord], file: Path, other: TraceStore,
+    finished: StudyRecord,
+) -> None:  # fmt: skip
+    running = create().study_id
+    stream = io.StringIO()
+    export_study(store, running, stream)
+    file.write_text(file.read_text() + stream.getvalue()[:-1])
+    with pytest.raises(TraceFormatError, match="line 10: the file is cut off"):
+        import_studies(other, file)
+    assert other.studies() == []
+    file.write_text(file.read_text() + "\n")
+    assert import_studies(other, file) == [finished.study_id, running]
+
+
+def test_an_imported_running_study_is_not_resumed(
+    store: TraceStore, create: Callable[..., StudyRecord], tmp_path: Path, other: TraceStore
+) -> None:
+    study_id = create("job").study_id
+    export_study(store, study_id, tmp_path / "running.jsonl")
+    import_studies(other, tmp_path / "running.jsonl")
+    assert other.study(study_id).status is StudyStatus.RUNNING
+    assert other.claim_resumable("job") is None
+
+
+def test_every_truncation_is_noticed(file: Path, other: TraceStore) -> None:
+    content = file.read_bytes()
+    ends = [index + 1 for index, byte in enumerate(content) if byte == ord("\n")][:-1]
+    for end in [0, 1, *ends, *(end - 1 for end in ends), len(content) - 1]:
+        file.write_bytes(content[:end])
+        number = content[:end].count(b"\n") + 1
+        with pytest.raises(TraceFormatError, match=f"line {number}: the file is cut off"):
+            import_studies(other, file)
+    assert other.studies() == []
+
+
+def test_lost_changed_and_swapped_lines_are_noticed(file: Path, other: TraceStore) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    slower = lines[3].replace('"kind":"sobol"', '"kind":"model"')
+    assert slower != lines[3]
+    for changed, number in (
+        (lines[:5] + lines[6:], 6), ([*lines[:3], slower, *lines[4:]], 7),
+        ([*lines[:2], lines[3], lines[2], *lines[4:]], 3), (lines[1:], 1), (["\n", *lines], 1),
+        ([*lines, "\n"], 8), ([*lines[:2], lines[1], *lines[2:]], 3),
+    ):  # fmt: skip
+        file.write_text("".join(changed))
+        with pytest.raises(TraceFormatError, match=f"line {number}: "):
+            import_studies(other, file)
+    assert other.studies() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"version": 2}, "newer"),
+        ({"version": "1"}, "version"),
+        ({"version": True}, "version"),
+        ({"format": "another"}, "not the header of a trace"),
+        ({"units": {"time": "ms", "size": "B"}}, "units"),
+        ({"units": None}, "units"),
+        ({"type": "study"}, "type"),
+    ],
+)
+def test_headers_that_are_not_ours(
+    file: Path, other: TraceStore, seal: Seal, change: dict[str, Any], what: str
+) -> None:
+    header, *rest = _objects(file)
+    seal(file, [header | change, *rest])
+    before = file.read_bytes()
+    with pytest.raises(TraceFormatError, match=f"line 1: .*{what}") as caught:
+        import_studies(other, file)
+    assert file.read_bytes() == before
+    assert ("Upgrade" in caught.value.hint) == (what == "newer")
+
+
+def test_wrong_content_under_a_right_checksum_names_the_line(
+    file: Path, other: TraceStore, seal: Seal
+) -> None:
+    lines = _objects(file)
+    lines[3]["strategy"]["controller"] = "gloo --start-timeout 1"
+    seal(file, lines)
+    with pytest.raises(TraceFormatError, match="line 4: .*controller"):
+        import_studies(other, file)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, other: TraceStore) -> None:
+    for path in (tmp_path / "missing.jsonl", tmp_path):
+        with pytest.raises(StoreError, match="cannot read") as caught:
+            import_studies(other, path)
+        assert str(path) in caught.value.message
+
+
+# Hostile files: refused or accepted, never another exception.
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["gloo", "completed", "1", "2026-01-01T00:00:00.000000+00:00", "\ud800"])
+)  # fmt: skip
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+_HARD = settings(
+    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for key, inner in items:
+        found.append((*path, key))
+        if isinstance(inner, (dict, list)):
+            found += _places(inner, (*path, key))
+    return found
+
+
+def _accepted(other: TraceStore, file: Path) -> bool:
+    """Import; what is accepted must be usable everywhere. Leaves the store empty."""
+    try:
+        ids = import_studies(other, file)
+    except TraceFormatError:
+        assert other.studies() == []
+        return False
+    for study_id in ids:
+        study = other.study(study_id)
+        for strategy in (study.winner or Strategy(), *(t.strategy for t in other.trials(study_id))):
+            horovod_settings(strategy)
+        assert len(trials_frame(other, study_id)) == len(other.trials(study_id))
+        stream = io.StringIO()
+        export_study(other, study_id, stream)
+        other.delete(study_id)
+    return True
+
+
+@_HARD
+@given(data=st.data())
+def test_changed_values_under_a_right_checksum(
+    data: st.DataObject, file: Path, other: TraceStore, seal: Seal, tmp_path: Path
+) -> None:
+    lines = _objects(file)
+    *parents, last = data.draw(st.sampled_from(_places(lines)))
+    place = lines
+    for key in parents:
+        place = place[key]
+    if data.draw(st.booleans()):
+        place[last] = data.draw(_VALUES)
+    else:
+        del place[last]
+    changed = tmp_path / "changed.jsonl"
+    seal(changed, lines)
+    _accepted(other, changed)
+
+
+@_HARD
+@given(data=st.data())
+def test_changed_bytes_are_refused(
+    data: st.DataObject, file: Path, other: TraceStore, tmp_path: Path
+) -> None:
+    content = file.read_bytes()
+    begin = data.draw(st.integers(0, len(content)))
+    end = min(len(content), begin + data.draw(st.integers(0, 40)))
+    inserted = data.draw(st.binary(max_size=10) | st.sampled_from([b"\n", b"{}", b"1e999", b"["]))
+    changed = tmp_path / "changed.jsonl"
+    changed.write_bytes(content[:begin] + inserted + content[end:])
+    accepted = _accepted(other, changed)
+    # Only the footer is not under the checksum: blanks between its tokens mean nothing.
+    same = changed.read_bytes().replace(b" ", b"") == content.replace(b" ", b"")
+    assert accepted == same or begin > content.rindex(b"\n", 0, -1)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import stat
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.traces.location import default_store_url, prepare_file, resolve_location
+
+_Mount = namedtuple("_Mount", "mountpoint fstype")
+
+
+def test_the_default_follows_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert default_store_url() == "sqlite:////data/hvd-autosync/traces.db"
+    assert resolve_location(None).file == Path("/data/hvd-autosync/traces.db")
+
+
+@pytest.mark.parametrize("data_home", ["", "relative/folder"])
+def test_the_default_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, data_home: str) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", data_home)
+    monkeypatch.setenv("HOME", "/home/someone")
+    expected = "/home/someone/.local/share/hvd-autosync/traces.db"
+    assert default_store_url() == f"sqlite:///{expected}"
+
+
+def test_no_home_folder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(StoreError, match="XDG_DATA_HOME"):
+        resolve_location(None)
+
+
+def test_a_path_is_taken_literally(tmp_path: Path) -> None:
+    odd = tmp_path / "a?b#c d%20.db"
+    location = resolve_location(odd)
+    assert (location.file, location.url.database) == (odd, str(odd))
+
+
+def test_urls_of_files_and_of_memory() -> None:
+    assert resolve_location("sqlite:////x/y.db").file == Path("/x/y.db")
+    assert resolve_location("sqlite:///y.db").file == Path("y.db").absolute()
+    for memory in ("sqlite://", "sqlite:///:memory:"):
+        assert resolve_location(memory).file is None
+    server = resolve_location("postgresql://host/db")
+    assert server.file is None and not server.is_sqlite
+
+
+def test_names_hide_passwords_and_options() -> None:
+    name = resolve_location("postgresql://me:s3cret@host/db?password=s3cret").name
+    assert "s3cret" not in name and "host/db" in name
+
+
+def test_a_url_that_cannot_be_read_hides_its_password() -> None:
+    with pytest.raises(StoreError) as caught:
+        resolve_location("postgresql://me:s3cr/et@host:port/db")
+    assert "s3cr" not in str(caught.value) and "et@" not in str(caught.value)
+
+
+def test_new_files_and_folders_are_private(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "traces.db"
+    prepare_file(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_existing_files_keep_mode_and_content(tmp_path: Path) -> None:
+    file = tmp_path / "traces.db"
+    file.write_bytes(b"x" * 4096)
+    file.chmod(0o640)
+    prepare_file(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert file.read_bytes() == b"x" * 4096
+
+
+def test_a_file_of_a_few_bytes_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "note.txt"
+    file.write_bytes(b"x")
+    with pytest.raises(TraceFormatError, match="note.txt"):
+        prepare_file(file)
+
+
+@pytest.mark.parametrize("place", ["folder", "file/traces.db", "link"])
+def test_places_that_cannot_be_files(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/dev/null")
+    with pytest.raises(StoreError, match="folder that you may write to") as caught:
+        prepare_file(tmp_path / place)
+    assert str(tmp_path / place) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed"), [("ext4", True), ("nfs4", False), ("fuse.sshfs", False)]
+)
+def test_a_write_ahead_log_only_on_local_disks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, allowed: bool
+) -> None:
+    mounts = [_Mount("/", "ext4" if not allowed else "nfs4"), _Mount(str(tmp_path), kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    assert resolve_location(tmp_path / "traces.db").allows_wal is allowed
+    assert resolve_location("/traces.db").allows_wal is not allowed
+    assert not resolve_location("sqlite://").allows_wal
