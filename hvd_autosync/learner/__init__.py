@@ -1,0 +1,59 @@
+"""The learner: proposes strategies, and says when to stop, whom to confirm, and why.
+
+Observations go in; a Gaussian process of the log step time over the mixed space (:func:`fit`)
+predicts every strategy; :class:`BayesianLearner` proposes the one with the highest expected
+improvement. :func:`chance_of_gain`, :func:`best_tried` and :func:`knob_effects` read the same
+model. Everything here is a pure function of what was observed and a seed.
+Names load when they are first used: the model's libraries take seconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvd_autosync.learner.base import Learner, Suggestion
+    from hvd_autosync.learner.baseline import RandomLearner
+    from hvd_autosync.learner.bayesian import BayesianLearner
+    from hvd_autosync.learner.candidates import best_tried
+    from hvd_autosync.learner.effects import KnobEffect, knob_effects
+    from hvd_autosync.learner.gp import Surrogate, fit
+    from hvd_autosync.learner.observation import Observation
+    from hvd_autosync.learner.sobol import SobolLearner
+    from hvd_autosync.learner.stopping import chance_of_gain
+
+_MODULES = {
+    "BayesianLearner": "bayesian",
+    "KnobEffect": "effects",
+    "Learner": "base",
+    "Observation": "observation",
+    "RandomLearner": "baseline",
+    "SobolLearner": "sobol",
+    "Suggestion": "base",
+    "Surrogate": "gp",
+    "best_tried": "candidates",
+    "chance_of_gain": "stopping",
+    "fit": "gp",
+    "knob_effects": "effects",
+}
+__all__ = [
+    "BayesianLearner",
+    "KnobEffect",
+    "Learner",
+    "Observation",
+    "RandomLearner",
+    "SobolLearner",
+    "Suggestion",
+    "Surrogate",
+    "best_tried",
+    "chance_of_gain",
+    "fit",
+    "knob_effects",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

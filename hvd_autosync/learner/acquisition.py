@@ -1,0 +1,109 @@
+"""Which strategy to try next: expected improvement over noisy observations, mixed space.
+
+The acquisition function is BoTorch's ``qLogNoisyExpectedImprovement``: the expected improvement
+over the best of the tried strategies, whose true step times are uncertain too [Letham2019]_, in
+a logarithmic form that stays informative where the improvement is tiny [Ament2023]_. Strategies
+that are being tried count as tried, with nothing known yet. It is maximized over a pool of
+snapped candidates and then by local search, knob by knob; no category is ever relaxed.
+
+``n``: number of points; ``d``: dimension of the space.
+
+.. [Letham2019] B. Letham et al., "Constrained Bayesian Optimization with Noisy Experiments",
+   Bayesian Analysis 14(2), 2019.
+.. [Ament2023] S. Ament et al., "Unexpected Improvements to Expected Improvement for Bayesian
+   Optimization", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.sampling.normal import SobolQMCNormalSampler
+
+from hvd_autosync.learner.gp import Surrogate
+from hvd_autosync.learner.numerics import isolated
+from hvd_autosync.learner.points import FloatArray, distinct, keys
+from hvd_autosync.learner.pool import candidate_pool, one_knob_away
+
+Score = Callable[[FloatArray], FloatArray]
+
+_SAMPLES = 128
+#: Score of a point whose improvement is 0 or cannot be computed; a number, for JSON.
+_HOPELESS = -1e9
+#: Points whose neighbours are looked at in each round of local search, and the rounds' steps.
+_TOP = 5
+_ROUNDS = ((0.1, 0.03), (0.03, 0.01), (0.01, 0.003))
+#: Tried points around which candidates are drawn.
+_CENTERS = 8
+
+
+def propose(
+    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int
+) -> tuple[FloatArray, float] | None:
+    """The most promising point that is neither tried nor pending.
+
+    Args:
+        surrogate: The fitted model.
+        tried: Snapped points of all trials, at least one, shape ``n x d``.
+        pending: Snapped points that are being tried, shape ``m x d``.
+        seed: Of samples and candidates.
+
+    Returns:
+        The point, shape ``(d,)``, and the logarithm of its expected improvement; ``None`` when
+        every candidate is tried or pending.
+    """
+    space = surrogate.features.space
+    tried, pending = distinct(tried), distinct(pending)
+    ranked = tried[np.argsort(surrogate.joint_at(tried)[0], kind="stable")]
+    pool, complete = candidate_pool(space, ranked[:_CENTERS], seed)
+    excluded = {*keys(tried), *keys(pending)}
+    pool = distinct(pool, excluded)
+    if len(pool) == 0:
+        return None
+    with isolated(seed), torch.no_grad():
+        score = _log_improvement(surrogate, tried, pending, seed)
+        scores = score(pool)
+        if not complete:
+            pool, scores = _local_search(surrogate, pool, scores, score, excluded)
+    best = int(np.argmax(scores))
+    return pool[best], float(scores[best])
+
+
+def _log_improvement(
+    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int
+) -> Score:
+    """The acquisition function of points, ``n x d`` to ``(n,)``; larger is better."""
+    features = surrogate.features
+    acquisition = qLogNoisyExpectedImprovement(
+        surrogate.model,
+        X_baseline=features(tried),
+        sampler=SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=seed),
+        X_pending=features(pending) if len(pending) else None,
+        prune_baseline=True,
+    )
+
+    def score(points: FloatArray) -> FloatArray:
+        values: FloatArray = acquisition(features(points).unsqueeze(-2)).numpy()
+        return np.nan_to_num(values, nan=_HOPELESS, neginf=_HOPELESS, posinf=_HOPELESS)
+
+    return score
+
+
+def _local_search(
+    surrogate: Surrogate, pool: FloatArray, scores: FloatArray, score: Score, excluded: set[bytes]
+) -> tuple[FloatArray, FloatArray]:
+    """The pool's best points and their scores after a few rounds among their neighbours."""
+    seen = excluded | set(keys(pool))
+    for steps in _ROUNDS:
+        order = np.argsort(-scores, kind="stable")[:_TOP]
+        pool, scores = pool[order], scores[order]
+        neighbours = distinct(one_knob_away(surrogate.features.space, pool, steps), seen)
+        if len(neighbours) == 0:
+            break
+        seen.update(keys(neighbours))
+        pool = np.concatenate([pool, neighbours])
+        scores = np.concatenate([scores, score(neighbours)])
+    return pool, scores

@@ -1,0 +1,35 @@
+"""Random search, the baseline that every learner has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hvd_autosync.learner.base import Suggestion
+from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.points import spread
+from hvd_autosync.learner.untried import first_untried, taken_keys
+from hvd_autosync.search_space import SearchSpace, Strategy
+
+
+class RandomLearner:
+    """Independent uniform points of the unit cube, each choice with an equal share."""
+
+    name = "random"
+
+    def suggest(
+        self,
+        space: SearchSpace,
+        observations: Sequence[Observation],
+        pending: Sequence[Strategy] = (),
+        *,
+        seed: int,
+    ) -> Suggestion | None:
+        """See :class:`hvd_autosync.learner.base.Learner`."""
+        rng = np.random.default_rng([seed, len(observations), len(pending)])
+        taken = taken_keys(space, observations, pending)
+        strategy = first_untried(
+            space, taken, lambda count: spread(space, rng.random((count, space.dimension)))
+        )
+        return None if strategy is None else Suggestion(strategy, "random")

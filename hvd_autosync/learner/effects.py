@@ -1,0 +1,68 @@
+"""What each knob of the winner does, as far as the trials can tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_autosync.learner.gp import fit
+from hvd_autosync.learner.observation import Observation
+from hvd_autosync.search_space import SearchSpace, Strategy, Value
+
+#: Half the width of a 90 % interval of a normal distribution, in standard deviations.
+_Z90 = 1.645
+
+
+@dataclass(frozen=True)
+class KnobEffect:
+    """The effect of one knob: step time with the winner's value / with the default's.
+
+    Attributes:
+        name: The knob.
+        default: Its value in the default strategy.
+        chosen: Its value in the winner.
+        ratio: Factor on the step time (median); below 1 the choice helps.
+        low: Lower end of the factor's 90 % interval.
+        high: Upper end.
+    """
+
+    name: str
+    default: Value
+    chosen: Value
+    ratio: float
+    low: float
+    high: float
+
+
+def knob_effects(
+    space: SearchSpace, observations: Sequence[Observation], winner: Strategy
+) -> list[KnobEffect]:
+    """The effect of each knob in which ``winner`` differs from the default, largest gain first.
+
+    Each is the factor of going from the default's value to the winner's for that knob alone, the
+    others at the winner's. Knobs that depend on it and are off without it belong to it. The
+    factors of several knobs need not multiply to the total: knobs act together.
+
+    Args:
+        space: The space.
+        observations: All that was learned.
+        winner: A strategy of the space.
+
+    Raises:
+        SpaceError: ``winner`` does not lie in ``space``.
+    """
+    winner = space.complete(winner)
+    changed = [k for k in space.knobs if k.name in winner and winner[k.name] != k.default]
+    without = [space.complete(winner.replacing(**{k.name: k.default})) for k in changed]
+    mean, covariance = fit(space, observations).joint([winner, *without])
+    effects = []
+    for row, knob in enumerate(changed, start=1):
+        log_ratio = float(mean[0] - mean[row])
+        variance = covariance[0, 0] + covariance[row, row] - 2 * covariance[0, row]
+        margin = _Z90 * math.sqrt(max(float(variance), 0.0))
+        ratio, low, high = (math.exp(log_ratio + shift) for shift in (0.0, -margin, margin))
+        effects.append(
+            KnobEffect(knob.name, knob.default, winner[knob.name], ratio, low, high)
+        )
+    return sorted(effects, key=lambda effect: effect.ratio)

@@ -1,0 +1,66 @@
+"""From points of the search space to the inputs of the model.
+
+``n``: number of points; ``d``: dimension of the space; ``p``: number of numeric inputs; ``c``:
+number of categorical inputs. The model's input is ``n x (p + c)``, numeric inputs first.
+
+Knobs that cannot vary are left out. A conditional knob that is switched off has a category of
+its own, "off", so that it resembles neither its default nor any other value (a numeric knob gets
+an additional categorical input, on or off, and stands at its default while off). What switching
+on costs or gains by itself is thereby learned, wherever the parent's own scale puts the switch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hvd_autosync.learner.points import FloatArray, active, can_vary
+from hvd_autosync.search_space import CategoricalKnob, SearchSpace
+
+_OFF = -1.0
+
+
+@dataclass(frozen=True)
+class Features:
+    """Which knobs are inputs of the model.
+
+    Attributes:
+        space: The search space.
+        numeric: Dimensions of the free numeric knobs, ``p`` of them.
+        choices: Dimensions of the free categorical knobs.
+        switches: Dimensions of the free numeric knobs that are conditional. ``c`` is the number of
+            choices and switches.
+    """
+
+    space: SearchSpace
+    numeric: tuple[int, ...]
+    choices: tuple[int, ...]
+    switches: tuple[int, ...]
+
+    @classmethod
+    def of(cls, space: SearchSpace) -> Features:
+        """The inputs that ``space`` needs."""
+        free = [(i, knob) for i, knob in enumerate(space.knobs) if can_vary(knob)]
+        choices = tuple(i for i, knob in free if isinstance(knob, CategoricalKnob))
+        numeric = tuple(i for i, _ in free if i not in choices)
+        switches = tuple(i for i in numeric if space.knobs[i].condition is not None)
+        return cls(space, numeric, choices, switches)
+
+    @property
+    def categorical_count(self) -> int:
+        """Number of categorical inputs, ``c``."""
+        return len(self.choices) + len(self.switches)
+
+    def __call__(self, points: FloatArray) -> Tensor:
+        """The inputs at snapped points, ``n x d``: a double tensor, shape ``n x (p + c)``."""
+        on = active(self.space, points)
+        chosen = list(self.choices)
+        columns = [
+            points[:, list(self.numeric)],
+            np.where(on[:, chosen], points[:, chosen], _OFF),
+            on[:, list(self.switches)].astype(np.float64),
+        ]
+        return torch.from_numpy(np.concatenate(columns, axis=1))

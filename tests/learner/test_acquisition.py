@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_autosync.learner import Observation, acquisition, fit
+from hvd_autosync.learner.acquisition import propose
+from hvd_autosync.learner.points import encode_all, every_point, keys, sobol_points
+from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.search_space import SearchSpace
+
+Tell = Callable[..., Observation]
+
+
+@pytest.fixture
+def seen(mixed_space: SearchSpace, tell: Tell) -> list[Observation]:
+    return [tell(mixed_space.decode(point)) for point in sobol_points(mixed_space, 20, seed=0)]
+
+
+def test_it_proposes_what_is_predicted_fast_or_unknown(
+    mixed_space: SearchSpace, seen: list[Observation]
+) -> None:
+    surrogate = fit(mixed_space, seen)
+    tried = encode_all(mixed_space, [o.strategy for o in seen])
+    found = propose(surrogate, tried, tried[:0], seed=0)
+    assert found is not None
+    mean, covariance = surrogate.joint_at(np.concatenate([found[0][None], tried]))
+    assert mean[0] - 2 * math.sqrt(covariance[0, 0]) < mean[1:].min()
+    assert mean[0] < np.median(mean[1:])
+
+
+def test_local_search_improves_on_the_pool(
+    mixed_space: SearchSpace, seen: list[Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surrogate = fit(mixed_space, seen)
+    tried = encode_all(mixed_space, [o.strategy for o in seen])
+    searched = propose(surrogate, tried, tried[:0], seed=0)
+    monkeypatch.setattr(acquisition, "_ROUNDS", ())
+    unsearched = propose(surrogate, tried, tried[:0], seed=0)
+    assert searched is not None and unsearched is not None
+    assert searched[1] > unsearched[1]
+
+
+def test_pending_points_repel(mixed_space: SearchSpace, seen: list[Observation]) -> None:
+    surrogate = fit(mixed_space, seen)
+    tried = encode_all(mixed_space, [o.strategy for o in seen])
+    first = propose(surrogate, tried, tried[:0], seed=0)
+    assert first is not None
+    second = propose(surrogate, tried, first[0][None], seed=0)
+    assert second is not None
+    assert keys(second[0][None]) != keys(first[0][None])
+    # Near a candidate that is on its way, less is left to gain.
+    near = one_knob_away(mixed_space, first[0][None], (0.01,))
+    with torch.no_grad():
+        before = acquisition._log_improvement(surrogate, tried, tried[:0], 0)(near)
+        after = acquisition._log_improvement(surrogate, tried, first[0][None], 0)(near)
+    assert (after < before - 0.1).all()
+
+
+def test_only_untried_points_are_left(tiny_space: SearchSpace) -> None:
+    points = every_point(tiny_space)
+    assert points is not None
+    seen = [Observation(tiny_space.decode(point), 1.0) for point in points]
+    surrogate = fit(tiny_space, seen)
+    found = propose(surrogate, points[:7], points[7:8], seed=0)
+    assert found is not None and keys(found[0][None]) == keys(points[8:])
+    assert propose(surrogate, points[:7], points[7:], seed=0) is None

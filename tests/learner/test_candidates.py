@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_autosync.learner import Observation, best_tried, fit
+from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.search_space import SearchSpace, Strategy
+
+Tell = Callable[..., Observation]
+
+
+def test_the_lucky_one_does_not_lead(tiny_space: SearchSpace) -> None:
+    lucky, steady, slow = (
+        tiny_space.complete({"c": "x"}),
+        tiny_space.complete({"a": True, "c": "y"}),
+        tiny_space.complete({"c": "z"}),
+    )
+    seen = [
+        Observation(lucky, 0.095, 0.02),
+        Observation(lucky, 0.130),
+        Observation(lucky, 0.128),
+        *[Observation(steady, step) for step in (0.100, 0.101, 0.099)],
+        Observation(slow, 0.2),
+    ]
+    assert best_tried(tiny_space, seen, 3) == [steady, lucky, slow]
+
+
+def test_distinct_measured_and_at_most_count(mixed_space: SearchSpace, tell: Tell) -> None:
+    strategies = [mixed_space.decode(p) for p in sobol_points(mixed_space, 6, seed=0)]
+    seen = [tell(s, seed) for seed in range(2) for s in strategies[:5]]
+    seen.append(Observation(strategies[5], None))
+    ranked = best_tried(mixed_space, seen, 10)
+    assert len(ranked) == 5 and set(ranked) == set(strategies[:5])
+    assert best_tried(mixed_space, seen, 2, fit(mixed_space, seen)) == ranked[:2]
+
+
+def test_the_default_is_one_of_them(mixed_space: SearchSpace) -> None:
+    slower = mixed_space.complete({"codec": "int8"})
+    seen = [Observation(mixed_space.default, 0.1), Observation(slower, 0.3)]
+    assert best_tried(mixed_space, seen, 2) == [mixed_space.default, slower]
+    # The empty strategy is the default, too.
+    assert best_tried(mixed_space, [Observation(Strategy(), 0.1)], 1) == [mixed_space.default]
+
+
+def test_nothing_measured_is_nobody(mixed_space: SearchSpace) -> None:
+    assert best_tried(mixed_space, [Observation(mixed_space.default, None)], 3) == []

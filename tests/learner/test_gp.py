@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from linear_operator.utils.errors import NotPSDError
+
+from hvd_autosync.learner import Observation, fit, gp
+from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.search_space import SearchSpace, Strategy
+
+Tell = Callable[..., Observation]
+
+
+def strategies(space: SearchSpace, count: int, seed: int = 0) -> list[Strategy]:
+    return [space.decode(point) for point in sobol_points(space, count, seed)]
+
+
+def test_it_predicts_with_an_honest_error(
+    mixed_space: SearchSpace, log_step: Callable[[Strategy], float], tell: Tell
+) -> None:
+    surrogate = fit(mixed_space, [tell(s) for s in strategies(mixed_space, 60)])
+    unseen = strategies(mixed_space, 100, seed=9)
+    truth = np.array([log_step(s) for s in unseen])
+    mean, deviation = surrogate.predict(unseen)
+    error = mean - truth
+    assert np.sqrt(np.mean(error**2)) < 0.4 * truth.std()
+    assert np.mean(np.abs(error) < 2 * deviation) > 0.8
+    assert np.sqrt(np.mean(error**2)) > 0.4 * deviation.mean()
+
+
+def test_milliseconds_or_seconds_are_the_same_model(mixed_space: SearchSpace, tell: Tell) -> None:
+    seen = [tell(s) for s in strategies(mixed_space, 20)]
+    scaled = [Observation(o.strategy, 1000 * (o.step_s or 0)) for o in seen]
+    queries = strategies(mixed_space, 5, seed=1)
+    mean, deviation = fit(mixed_space, seen).predict(queries)
+    mean_ms, deviation_ms = fit(mixed_space, scaled).predict(queries)
+    assert mean_ms - mean == pytest.approx(math.log(1000), abs=1e-3)
+    assert deviation_ms == pytest.approx(deviation, rel=1e-2)
+
+
+def test_off_and_on_at_the_default_may_differ(mixed_space: SearchSpace, tell: Tell) -> None:
+    """Between no group and one group there is a step, though both fuse by default."""
+    rng = np.random.default_rng(0)
+    seen = []
+    for _ in range(12):
+        for groups, fuse, cost in ((0, True, 0.3), (1, True, 0.0), (1, False, 0.0)):
+            strategy = mixed_space.complete({"groups": groups, "group_fusion": fuse}
+                                            if groups else {"groups": 0})
+            seen.append(Observation(strategy, math.exp(cost + 0.01 * rng.standard_normal())))
+    surrogate = fit(mixed_space, seen)
+    off, on = surrogate.predict([mixed_space.default, mixed_space.complete({"groups": 1})])[0]
+    assert off - on > 0.2
+
+
+def test_repetitions_make_sure(mixed_space: SearchSpace, tell: Tell) -> None:
+    seen = [tell(s) for s in strategies(mixed_space, 10)]
+    target = seen[0].strategy
+    again = [tell(target, seed=seed) for seed in range(1, 9)]
+    once = fit(mixed_space, seen).predict([target])[1][0]
+    often = fit(mixed_space, [*seen, *again]).predict([target])[1][0]
+    assert often < 0.8 * once
+
+
+def test_what_is_known_to_be_noisy_is_believed_less(mixed_space: SearchSpace) -> None:
+    outlier, other = strategies(mixed_space, 2)
+    rest = [Observation(s, 1.0, 0.01) for s in strategies(mixed_space, 10, seed=3)]
+    means = [
+        fit(mixed_space, [*rest, Observation(outlier, 0.5, error)]).predict([outlier])[0][0]
+        for error in (0.0, 0.25)
+    ]
+    assert means[0] < means[1] - 0.05
+
+
+def test_failures_are_predicted_slower(mixed_space: SearchSpace, tell: Tell) -> None:
+    seen = [
+        Observation(o.strategy, None) if o.strategy["codec"] == "int8" else o
+        for o in (tell(s) for s in strategies(mixed_space, 30))
+    ]
+    default = mixed_space.default
+    failing, working = fit(mixed_space, seen).predict(
+        [default.replacing(codec="int8"), default.replacing(codec="fp16")]
+    )[0]
+    assert failing > working + 0.1
+
+
+def test_samples_have_the_posterior_moments(mixed_space: SearchSpace, tell: Tell) -> None:
+    surrogate = fit(mixed_space, [tell(s) for s in strategies(mixed_space, 15)])
+    queries = strategies(mixed_space, 4, seed=2)
+    mean, covariance = surrogate.joint(queries)
+    samples = surrogate.sample(queries, 20_000, seed=0)
+    assert samples.shape == (20_000, 4)
+    assert samples.mean(axis=0) == pytest.approx(mean, abs=0.01)
+    assert np.cov(samples.T) == pytest.approx(covariance, abs=0.1 * covariance.max())
+    assert np.array_equal(samples, surrogate.sample(queries, 20_000, seed=0))
+    assert surrogate.predict(queries)[1] == pytest.approx(np.sqrt(np.diag(covariance)))
+
+
+def test_equal_strategies_have_equal_samples(mixed_space: SearchSpace, tell: Tell) -> None:
+    surrogate = fit(mixed_space, [tell(s) for s in strategies(mixed_space, 5)])
+    twice = surrogate.sample([mixed_space.default] * 2, 50, seed=0)
+    assert np.abs(twice[:, 0] - twice[:, 1]).max() < 0.01
+
+
+def test_without_observations_it_is_the_prior(mixed_space: SearchSpace) -> None:
+    mean, deviation = fit(mixed_space, []).predict([mixed_space.default])
+    assert mean[0] == pytest.approx(0.0)
+    assert deviation[0] > 0.1
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [0.1],
+        [0.1] * 6,
+        [None] * 6,
+        [math.nan, math.inf, -1.0, 0.0, 0.2, None],
+        [1e-9, 1e9, 1e-9, 1e9, 1.0, 1e9],
+    ],
+)
+def test_odd_data_gives_finite_answers(
+    mixed_space: SearchSpace, steps: list[float | None]
+) -> None:
+    tried = strategies(mixed_space, len(steps))
+    seen = [Observation(s, step) for s, step in zip(tried, steps, strict=True)]
+    surrogate = fit(mixed_space, seen * 3)
+    mean, deviation = surrogate.predict(tried)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(deviation).all() and (deviation >= 0).all()
+    assert np.isfinite(surrogate.sample(tried, 10, seed=0)).all()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_failing_fit_is_retried_and_then_done_without(
+    mixed_space: SearchSpace, tell: Tell, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    calls = []
+    original = gp.fit_gpytorch_mll_scipy
+
+    def failing(*args, **kwargs):  # type: ignore[no-untyped-def]
+        calls.append(1)
+        if len(calls) <= failures:
+            for parameter in args[0].parameters():
+                parameter.data.fill_(math.nan)
+            raise NotPSDError("not positive definite")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(gp, "fit_gpytorch_mll_scipy", failing)
+    seen = [tell(s) for s in strategies(mixed_space, 6)]
+    surrogate = fit(mixed_space, seen)
+    assert len(calls) == 2
+    assert np.isfinite(surrogate.predict([mixed_space.default])).all()
+
+
+def test_a_space_without_free_knobs_has_a_model() -> None:
+    space = SearchSpace(())
+    mean, _ = fit(space, [Observation(Strategy(), 0.5)] * 3).predict([Strategy()])
+    assert mean[0] == pytest.approx(math.log(0.5), abs=0.05)

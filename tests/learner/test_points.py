@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.learner.points import (
+    active,
+    distinct,
+    encode_all,
+    every_point,
+    keys,
+    snap,
+    sobol_points,
+    spread,
+)
+from hvd_autosync.search_space import Condition, SearchSpace, Strategy
+from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
+
+
+def test_snapping_is_that_of_the_space(mixed_space: SearchSpace) -> None:
+    points = np.random.default_rng(0).random((200, mixed_space.dimension))
+    assert np.array_equal(snap(mixed_space, points), mixed_space.snap(points))
+
+
+def test_snapped_points_are_strategies_and_back(mixed_space: SearchSpace) -> None:
+    points = sobol_points(mixed_space, 64, seed=1)
+    strategies = [mixed_space.decode(point) for point in points]
+    assert keys(encode_all(mixed_space, strategies)) == keys(points)
+
+
+def test_active_tells_which_knobs_matter(mixed_space: SearchSpace) -> None:
+    points = snap(mixed_space, np.random.default_rng(0).random((50, mixed_space.dimension)))
+    holds = active(mixed_space, points)
+    names = [knob.name for knob in mixed_space.knobs]
+    for point, row in zip(points, holds, strict=True):
+        assert {n for n, on in zip(names, row, strict=True) if on} == set(mixed_space.decode(point))
+
+
+def test_conditions_on_held_knobs_hold_or_not() -> None:
+    child = categorical_knob("b", (1, 2), 1, help="", condition=Condition("a", (True,)))
+    points = np.array([[0.0], [1.0]])
+    for held in (True, False):
+        space = SearchSpace((child,), (("a", held),))
+        assert active(space, points).tolist() == [[held], [held]]
+        assert np.array_equal(snap(space, points), space.snap(points))
+
+
+def test_a_switched_off_parent_switches_its_children_off() -> None:
+    space = SearchSpace(
+        (
+            categorical_knob("a", (False, True), False, help=""),
+            categorical_knob("b", (False, True), True, help="", condition=Condition("a", (True,))),
+            categorical_knob("c", (False, True), False, help="", condition=Condition("b", (True,))),
+        )
+    )
+    points = np.array([[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    assert active(space, points).tolist() == [[True, False, False], [True, True, True]]
+    assert np.array_equal(snap(space, points), space.snap(points))
+
+
+def test_every_choice_has_an_equal_share() -> None:
+    space = SearchSpace((categorical_knob("c", ("x", "y", "z"), "x", help=""),))
+    column = spread(space, np.random.default_rng(0).random((3000, 1)))[:, 0]
+    shares = [float(np.mean(column == position)) for position in (0.0, 0.5, 1.0)]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.04)
+
+
+def test_every_point_of_a_small_space(tiny_space: SearchSpace) -> None:
+    points = every_point(tiny_space)
+    assert points is not None
+    assert len({tiny_space.decode(point) for point in points}) == len(points) == 9
+
+
+def test_every_point_knows_integers_and_fixed_knobs() -> None:
+    space = SearchSpace(
+        (
+            integer_knob("i", 1, 11, 1, help="", multiple=4),
+            float_knob("f", 2.0, 2.0, 2.0, help=""),
+        )
+    )
+    points = every_point(space)
+    assert points is not None
+    assert [space.decode(point)["i"] for point in points] == [1, 4, 8, 11]
+
+
+@pytest.mark.parametrize(
+    "knob",
+    [float_knob("f", 0.0, 1.0, 0.5, help=""), integer_knob("i", 0, 1 << 30, 0, help="")],
+)
+def test_large_spaces_are_not_enumerated(knob) -> None:  # type: ignore[no-untyped-def]
+    assert every_point(SearchSpace((knob,))) is None
+
+
+def test_sobol_points_follow_from_the_seed(mixed_space: SearchSpace) -> None:
+    first = sobol_points(mixed_space, 16, seed=3)
+    assert np.array_equal(first, sobol_points(mixed_space, 32, seed=3)[:16])
+    assert not np.array_equal(first, sobol_points(mixed_space, 16, seed=4))
+
+
+def test_distinct_keeps_the_order(tiny_space: SearchSpace) -> None:
+    points = every_point(tiny_space)
+    assert points is not None
+    doubled = np.concatenate([points, points])
+    left = distinct(doubled, keys(points[:2]))
+    assert np.array_equal(left, points[2:])
+
+
+def test_strategies_of_another_space_are_refused(tiny_space: SearchSpace) -> None:
+    with pytest.raises(SpaceError):
+        encode_all(tiny_space, [Strategy({"elsewhere": 1})])
