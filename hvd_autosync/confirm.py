@@ -1,0 +1,152 @@
+"""Confirmation: the best candidates against the default, measured again in turn.
+
+The fastest of many noisy trials looks faster than it is. So the candidates and the default are
+measured anew, round by round (A B C, A B C, ...), and only these measurements count: drifts of
+the machine reach all of a round alike, and the interval is that of paired log ratios.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_autosync.search_space import StepTime, Strategy
+
+#: Level of the two-sided interval; its lower end alone is exceeded with 95 % confidence.
+CONFIDENCE = 0.9
+MIN_ROUNDS, MAX_ROUNDS = 3, 5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One candidate against the default.
+
+    Attributes:
+        strategy: The candidate.
+        speedup: Default's step time over the candidate's; above 1 the candidate is faster.
+        low: Lower end of its interval.
+        high: Upper end of its interval.
+        rounds: Rounds in which both were measured.
+    """
+
+    strategy: Strategy
+    speedup: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def proven(self) -> bool:
+        """Whether the candidate is faster with confidence."""
+        return self.low > 1.0
+
+    @property
+    def undecided(self) -> bool:
+        """Whether more rounds could still prove it."""
+        return not self.proven and self.high > 1.0
+
+
+def compare(
+    strategy: Strategy, default: Sequence[StepTime], candidate: Sequence[StepTime]
+) -> Comparison:
+    """Compare paired measurements, one pair per round.
+
+    The standard error of the mean log ratio is the larger of two: from the spread between rounds,
+    and from the steps within the trials. With few rounds the first alone is sometimes far too
+    small by luck.
+
+    Args:
+        strategy: The candidate.
+        default: Step times of the default, by round.
+        candidate: Step times of the candidate, by round.
+
+    Raises:
+        ValueError: No round, or numbers of rounds that differ.
+    """
+    from scipy.stats import t
+
+    pairs = list(zip(default, candidate, strict=True))
+    if not pairs:
+        raise ValueError("nothing to compare: no round was measured")
+    ratios = np.array([math.log(d.mean_s / c.mean_s) for d, c in pairs])
+    rounds = len(ratios)
+    within = sum(
+        (d.standard_error_s / d.mean_s) ** 2 + (c.standard_error_s / c.mean_s) ** 2
+        for d, c in pairs
+    )
+    error = math.sqrt(within) / rounds
+    if rounds > 1:
+        error = max(error, float(ratios.std(ddof=1)) / math.sqrt(rounds))
+        half = float(t.ppf(0.5 + CONFIDENCE / 2, rounds - 1)) * error
+    else:
+        half = math.inf
+    center = float(ratios.mean())
+    return Comparison(
+        strategy, math.exp(center), math.exp(center - half), math.exp(center + half), rounds
+    )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One trial of the confirmation.
+
+    Attributes:
+        strategy: Candidate or default.
+        time: What it took; ``None`` when it failed or still runs.
+        running: Whether it still runs.
+    """
+
+    strategy: Strategy
+    time: StepTime | None
+    running: bool = False
+
+
+class Confirmation:
+    """Who is measured next, and what the measurements so far say.
+
+    Args:
+        default: The default strategy.
+        candidates: Strategies to confirm, most promising first.
+        measurements: The confirmation's trials so far, in order.
+    """
+
+    def __init__(
+        self,
+        default: Strategy,
+        candidates: Sequence[Strategy],
+        measurements: Sequence[Measurement],
+    ) -> None:
+        self._default = default
+        self._candidates = candidates
+        self._measurements = measurements
+
+    def next(self) -> Strategy | None:
+        """The next strategy to measure; ``None`` when there is nothing left to decide."""
+        failed = {m.strategy for m in self._measurements if m.time is None and not m.running}
+        contenders = [s for s in (self._default, *self._candidates) if s not in failed]
+        if self._default in failed or len(contenders) < 2:
+            return None
+        begun = {s: sum(m.strategy == s for m in self._measurements) for s in contenders}
+        rounds = min(begun.values())
+        if rounds == max(begun.values()) and rounds >= MIN_ROUNDS:
+            settled = not any(c.undecided for c in self.comparisons())
+            if settled or rounds >= MAX_ROUNDS:
+                return None
+        return next(s for s in contenders if begun[s] == rounds)
+
+    def comparisons(self) -> list[Comparison]:
+        """Every candidate that was measured against the default, best first."""
+        found = []
+        default = self._times(self._default)
+        for candidate in self._candidates:
+            own = self._times(candidate)
+            rounds = min(len(own), len(default))
+            if rounds:
+                found.append(compare(candidate, default[:rounds], own[:rounds]))
+        return sorted(found, key=lambda comparison: comparison.low, reverse=True)
+
+    def _times(self, strategy: Strategy) -> list[StepTime]:
+        return [m.time for m in self._measurements if m.strategy == strategy and m.time]

@@ -1,0 +1,191 @@
+"""Every option in one table: name, type, default, help; and where its value comes from.
+
+The order is: option of ``horovodrun`` or ``hvd-autosync``, then environment
+(``HVD_AUTOSYNC_TRIALS`` for ``--autosync-trials``), then the section ``autosync`` of Horovod's
+``--config-file``, then the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+
+REUSE_CHOICES = ("auto", "never", "only")
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise ValueError(f"must be at least {minimum}")
+        return value
+
+    return parse
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("must be more than 0")
+    return value
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    groups = tuple(sorted({word.strip() for word in text.split(",") if word.strip()}))
+    for group in groups:
+        if group not in LOSSY_GROUPS:
+            raise ValueError(f"{group!r} is not one of {', '.join(LOSSY_GROUPS)}")
+    return groups
+
+
+def _reuse(text: str) -> str:
+    if text not in REUSE_CHOICES:
+        raise ValueError(f"must be one of {', '.join(REUSE_CHOICES)}")
+    return text
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError("must be 1 or 0")
+    return text.lower() in ("1", "true", "yes", "on")
+
+
+def _option(default: Any, parse: Callable[[str], Any], metavar: str, help: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "metavar": metavar, "help": help})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one tuning, parsed. The fields are the table."""
+
+    trials: int = _option(
+        20, _at_least(1), "N",
+        "Most trials before the winner is confirmed, the default's included.",
+    )
+    minutes: float | None = _option(
+        None, _minutes, "M", "Most minutes to spend on tuning; confirming what was found is extra."
+    )
+    steps: int = _option(40, _at_least(5), "N", "Steps measured in each trial.")
+    warmup: int = _option(10, _at_least(1), "N", "Steps run before those, not measured.")
+    allow: tuple[str, ...] = _option(
+        (), _groups, "GROUP,...",
+        f"Also tune knobs that can change the trained model, of these groups: "
+        f"{', '.join(LOSSY_GROUPS)}. Without this, tuning never changes what is trained.",
+    )
+    space: str | None = _option(
+        None, str, "FILE", "TOML file that restricts or fixes knobs; see hvd-autosync space."
+    )
+    store: str | None = _option(
+        None, str, "URL-or-PATH",
+        "Where traces are kept: an SQLite file or an SQLAlchemy URL. "
+        "Default: hvd-autosync/traces.db in the user's data folder.",
+    )
+    reuse: str = _option(
+        "auto", _reuse, "{auto,never,only}",
+        "What to do when this task was tuned before: take that winner (auto), tune again (never), "
+        "or refuse to tune (only).",
+    )
+    tune_only: bool = _option(False, _switch, "", "Stop after tuning; do not run the training.")
+    dry_run: bool = _option(
+        False, _switch, "", "Print the search space and the plan; launch nothing."
+    )
+    seed: int = _option(0, _at_least(0), "N", "Seed of every random choice of the tuner.")
+
+
+def option_name(name: str) -> str:
+    """``--autosync-tune-only`` for ``tune_only``."""
+    return f"--autosync-{name.replace('_', '-')}"
+
+
+def variable_name(name: str) -> str:
+    """``HVD_AUTOSYNC_TUNE_ONLY`` for ``tune_only``."""
+    return f"HVD_AUTOSYNC_{name.upper()}"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--autosync`` and its options to ``parser``, in a group of their own."""
+    group = parser.add_argument_group(
+        "autosync arguments",
+        "Find the fastest synchronization strategy for this job by running it for a few steps at "
+        "a time, confirm it against the default, then run the job with it. Each option can be "
+        f"given as a variable too, for example {variable_name('trials')}.",
+    )
+    group.add_argument(
+        "--autosync", action="store_true", help="Tune this job, then run it with what was found."
+    )
+    for each in fields(Options):
+        flag = each.metadata["metavar"] == ""
+        default = "" if flag or each.default in (None, ()) else f" Default: {each.default}."
+        keywords: dict[str, Any] = {"action": "store_true"} if flag else {
+            "metavar": each.metadata["metavar"]
+        }
+        group.add_argument(
+            option_name(each.name), default=None, dest=f"autosync_{each.name}",
+            help=f"{each.metadata['help']}{default}", **keywords,
+        )
+
+
+def given_options(arguments: argparse.Namespace) -> list[str]:
+    """Names on the command line of our options that were given."""
+    return [
+        option_name(each.name)
+        for each in fields(Options)
+        if getattr(arguments, f"autosync_{each.name}", None) is not None
+    ]
+
+
+def resolve_options(
+    arguments: argparse.Namespace,
+    environment: Mapping[str, str] = os.environ,
+    section: Mapping[str, Any] | None = None,
+) -> Options:
+    """The options from their sources, in the order of the module's docstring.
+
+    Args:
+        arguments: Parsed command line.
+        environment: Variables.
+        section: The section ``autosync`` of the configuration file.
+
+    Raises:
+        ConfigurationError: A value cannot be used; names the source, the value and the remedy.
+    """
+    section = dict(section or {})
+    values: dict[str, Any] = {}
+    for each in fields(Options):
+        given = getattr(arguments, f"autosync_{each.name}", None)
+        variable = variable_name(each.name)
+        in_file = section.pop(each.name, None)
+        if given is not None:
+            source, text = option_name(each.name), given
+        elif environment.get(variable):
+            source, text = variable, environment[variable]
+        elif in_file is not None:
+            source, text = f"autosync.{each.name} in the configuration file", in_file
+        else:
+            continue
+        try:
+            values[each.name] = text if text is True else each.metadata["parse"](str(text))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{source}: {text!r} cannot be used: {error}", hint=each.metadata["help"]
+            ) from None
+    if section:
+        raise ConfigurationError(
+            f"unknown entry autosync.{next(iter(section))} in the configuration file",
+            hint=f"Known entries are {', '.join(each.name for each in fields(Options))}.",
+        )
+    return Options(**values)
+
+
+def without_our_options(words: Sequence[str]) -> tuple[str, ...]:
+    """The options of ``horovodrun`` among ``words``, ours left out."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser)
+    _, rest = parser.parse_known_args(list(words))
+    return tuple(rest)

@@ -1,0 +1,289 @@
+"""The loop: ask, run, tell, and in the end confirm.
+
+A study owns no model and no process. It decides what to try next and when to stop, from its
+settings and the trials in its store alone: a study that is read back after a crash goes on as if
+nothing had happened. :func:`hvd_autosync.tuning.tune` drives it with real launches; with an own
+launcher, drive it yourself::
+
+    study = Study.create(space)
+    while (trial := study.ask()) is not None:
+        study.tell(trial, run_my_job(trial.strategy))
+    print(study.conclusion)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hvd_autosync import learner as learning
+from hvd_autosync.confirm import Comparison, Confirmation, Measurement
+from hvd_autosync.errors import StudyError
+from hvd_autosync.learner.base import Learner, Suggestion
+from hvd_autosync.learner.observation import Observation
+from hvd_autosync.search_space import (
+    RankReport,
+    SearchSpace,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialStatus,
+)
+from hvd_autosync.study_values import Conclusion, StudySettings, Trial
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
+from hvd_autosync.versions import versions
+
+#: A further gain counts from here, and tuning stops when its chance falls below the second.
+WORTHWHILE_GAIN, SMALL_CHANCE = 0.02, 0.1
+#: Trials cut short are those clearly slower than the best by more than launches differ.
+_HOPELESS_FACTOR = 1.1
+#: A second candidate is confirmed too when it is expected within this of the first.
+_CLOSE_RACE = 0.03
+_MOST_CANDIDATES = 2
+
+
+class Study:
+    """One optimization: a task, a space, a seed, its trials, its winner."""
+
+    def __init__(
+        self, store: TraceStore, record: StudyRecord, learner: Learner | None = None
+    ) -> None:
+        self._store = store
+        self._learner = learner or learning.BayesianLearner()
+        self._mine: dict[int, Strategy] = {}
+        self.record = record
+        self.settings = StudySettings.from_json(record.settings)
+
+    @classmethod
+    def create(
+        cls,
+        space: SearchSpace | None = None,
+        *,
+        store: TraceStore | str | None = None,
+        settings: StudySettings | None = None,
+        learner: Learner | None = None,
+        task: Task | None = None,
+        job_key: str = "",
+        command: Sequence[str] = (),
+    ) -> Study:
+        """Start a study.
+
+        Args:
+            space: What to search. It may be described later (:meth:`describe`), when the default
+                trial has shown what the model is; until then only that trial can be asked for.
+            store: Where to keep the trace; a path, an SQLAlchemy URL, or the user's own store.
+            settings: Budget and seed.
+            learner: Who proposes strategies.
+            task: What is tuned, where known; needed for later reuse.
+            job_key: Identifies the job, for resuming and reuse.
+            command: The command, for people.
+        """
+        traces = store if isinstance(store, TraceStore) else TraceStore(store)
+        record = traces.create_study(
+            job_key=job_key,
+            command=tuple(command),
+            settings=(settings or StudySettings()).to_json(),
+            versions=versions(),
+        )
+        study = cls(traces, record, learner)
+        if space is not None:
+            study.describe(space, task)
+        return study
+
+    def describe(self, space: SearchSpace, task: Task | None = None) -> None:
+        """Set the space (and the task), once."""
+        self._store.describe_task(self.record.study_id, task, space)
+        self.record = replace(self.record, space=space, task=task)
+
+    @property
+    def study_id(self) -> str:
+        """The study's name in the store."""
+        return self.record.study_id
+
+    @property
+    def space(self) -> SearchSpace:
+        """The search space.
+
+        Raises:
+            StudyError: It was not described yet.
+        """
+        if self.record.space is None:
+            raise StudyError(
+                "the study has no search space yet",
+                hint="Tell the default trial, then call describe(space).",
+            )
+        return self.record.space
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        """All trials so far, in order."""
+        return self._store.trials(self.study_id)
+
+    @property
+    def conclusion(self) -> Conclusion | None:
+        """How the study ended; ``None`` while it runs."""
+        outcome = self.record.outcome
+        return Conclusion.from_json(outcome) if outcome and "winner" in outcome else None
+
+    def ask(self) -> Trial | None:
+        """The next trial, committed to the store; ``None`` when the study has concluded.
+
+        Raises:
+            StudyError: The space is not described though the default was told.
+            StoreError: The store cannot be written.
+        """
+        if self.record.status is not StudyStatus.RUNNING:
+            return None
+        began = time.monotonic()
+        trials = [t for t in self.trials if t.result is not None or t.number in self._mine]
+        if not trials:
+            return self._asked(Strategy(), "default", {}, began)
+        confirming = [t for t in trials if t.kind == "confirm"]
+        if confirming:
+            stopped = str(confirming[0].info["stopped"])
+            candidates = [Strategy(c) for c in confirming[0].info["candidates"]]
+        else:
+            suggestion, stopped = self._explore(trials)
+            if suggestion is not None:
+                return self._asked(suggestion.strategy, suggestion.kind, suggestion.info, began)
+            candidates = self._candidates(trials)
+        confirmation = Confirmation(
+            self.space.default, candidates, [self._measurement(t) for t in confirming]
+        )
+        strategy = confirmation.next()
+        if strategy is None:
+            self._conclude(trials, confirmation.comparisons(), stopped)
+            return None
+        agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
+        return self._asked(strategy, "confirm", agenda, began)
+
+    def _measurement(self, trial: TrialRecord) -> Measurement:
+        time_s = trial.result.step_time if trial.result is not None else None
+        strategy = self.space.complete(trial.strategy)
+        return Measurement(strategy, time_s, running=trial.result is None)
+
+    def _asked(
+        self, strategy: Strategy, kind: str, info: dict[str, Any], began: float
+    ) -> Trial:
+        info = {**info, "ask_s": round(time.monotonic() - began, 3)}
+        number = self._store.ask(self.study_id, strategy, kind, info)
+        self._mine[number] = strategy
+        return Trial(number, kind, strategy)
+
+    def tell(self, trial: Trial, outcome: TrialResult | Sequence[float]) -> None:
+        """Record what a trial gave: a result, or the durations of its measured steps in seconds.
+
+        Raises:
+            StudyError: The trial is not one of this study's open ones.
+            StoreError: The store cannot be written.
+        """
+        if trial.number not in self._mine:
+            raise StudyError(
+                f"trial {trial.number} of study {self.study_id} is not open",
+                hint="Tell each trial that ask() returned, once.",
+            )
+        if not isinstance(outcome, TrialResult):
+            report = RankReport(0, "", tuple(float(s) for s in outcome))
+            outcome = TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+        self._store.tell(self.study_id, trial.number, outcome)
+        del self._mine[trial.number]
+
+    def hopeless_above_s(self, trial: Trial) -> float:
+        """Step time above which ``trial`` need not go on, seconds; infinite when it must."""
+        if trial.kind not in ("sobol", "model"):
+            return math.inf
+        times = [t.result.step_time for t in self.trials if t.result is not None]
+        best = min((t.mean_s for t in times if t is not None), default=math.inf)
+        return best * _HOPELESS_FACTOR
+
+    def _explore(self, trials: Sequence[TrialRecord]) -> tuple[Suggestion | None, str]:
+        """What to try next, or ``None`` with the reason to stop exploring."""
+        exhausted = self._exhausted(trials)
+        if exhausted:
+            return None, exhausted
+        observations = observations_of(self.space, trials)
+        suggestion = self._learner.suggest(
+            self.space, observations, list(self._mine.values()), seed=self.settings.seed
+        )
+        if suggestion is None:
+            return None, "every strategy of the space was tried"
+        if suggestion.kind != "model":
+            return suggestion, ""
+        chance = learning.chance_of_gain(
+            self.space, observations, gain=WORTHWHILE_GAIN, seed=self.settings.seed
+        )
+        if chance < SMALL_CHANCE:
+            return None, (
+                f"the chance of a further gain above {WORTHWHILE_GAIN:.0%} fell to {chance:.0%}"
+            )
+        return replace(suggestion, info={**suggestion.info, "chance_of_gain": chance}), ""
+
+    def _exhausted(self, trials: Sequence[TrialRecord]) -> str:
+        """Why no further trial may be spent; empty while some may."""
+        settings = self.settings
+        if self.space.dimension == 0:
+            return "no knob can matter for this job"
+        if len(trials) >= settings.trials:
+            return f"all {settings.trials} trials were used"
+        if settings.minutes is not None and _used_s(trials) >= 60 * settings.minutes:
+            return f"the {settings.minutes:g} minutes were used"
+        return ""
+
+    def _candidates(self, trials: Sequence[TrialRecord]) -> list[Strategy]:
+        """The tried strategies worth confirming, best first; none when the default leads."""
+        default = self.space.default
+        observations = observations_of(self.space, trials)
+        ranked = learning.best_tried(self.space, observations, len(observations))
+        leaders = ranked[: ranked.index(default)] if default in ranked else ranked
+        measured: dict[Strategy, float] = {}
+        for seen in observations:
+            if seen.step_s is not None:
+                measured[seen.strategy] = min(seen.step_s, measured.get(seen.strategy, math.inf))
+        close = measured[leaders[0]] * (1 + _CLOSE_RACE) if leaders else 0.0
+        return leaders[:1] + [s for s in leaders[1:_MOST_CANDIDATES] if measured[s] <= close]
+
+    def _conclude(
+        self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str
+    ) -> None:
+        best = comparisons[0] if comparisons else None
+        first = trials[0].result.step_time if trials[0].result else None
+        winner = self.space.default
+        if best is not None and best.proven:
+            winner, reason = best.strategy, "it was faster than the default when measured again"
+        elif best is not None:
+            reason = "no candidate was faster with confidence when measured again"
+        else:
+            reason = "no strategy that was tried promises to beat the default"
+        default_s = first.mean_s if first else math.nan
+        self.finish(Conclusion(winner, reason, stopped, default_s, tuple(comparisons)))
+
+    def finish(self, conclusion: Conclusion) -> None:
+        """Close the study with ``conclusion``."""
+        outcome = conclusion.to_json()
+        self._store.finish(
+            self.study_id, StudyStatus.FINISHED, outcome, conclusion.winner
+        )
+        self.record = replace(
+            self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
+        )
+
+
+def _used_s(trials: Sequence[TrialRecord]) -> float:
+    """Seconds that the trials and the thinking before them took."""
+    ran = [t.result.total_s for t in trials if t.result is not None]
+    thought = [float(t.info.get("ask_s", 0.0)) for t in trials]
+    return sum(s for s in ran if not math.isnan(s)) + sum(thought)
+
+
+def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[Observation]:
+    """What a learner is told of ``trials``: those that ended, failed ones without a time."""
+    observations = []
+    for trial in trials:
+        if trial.result is not None:
+            time_s = trial.result.step_time
+            values = (time_s.mean_s, time_s.standard_error_s) if time_s else (None, 0.0)
+            observations.append(Observation(space.complete(trial.strategy), *values))
+    return observations

@@ -1,0 +1,114 @@
+"""What goes into a study and what comes out of it, as plain values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvd_autosync.confirm import Comparison
+from hvd_autosync.search_space import Strategy
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """What a study was asked to do.
+
+    Attributes:
+        trials: Most trials before confirmation, the default's included.
+        minutes: Most minutes before confirmation; ``None``: no limit.
+        steps: Steps measured in each trial.
+        warmup: Steps before those.
+        allow: Lossy groups allowed.
+        seed: Of every random choice.
+    """
+
+    trials: int = 20
+    minutes: float | None = None
+    steps: int = 40
+    warmup: int = 10
+    allow: tuple[str, ...] = ()
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {**asdict(self), "allow": list(self.allow)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> StudySettings:
+        """The settings that :meth:`to_json` wrote."""
+        return cls(**{**fields, "allow": tuple(fields["allow"])})
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to run next.
+
+    Attributes:
+        number: Its number in the study, from 0.
+        kind: ``"default"``, ``"sobol"``, ``"model"`` or ``"confirm"``.
+        strategy: The strategy to run under.
+    """
+
+    number: int
+    kind: str
+    strategy: Strategy
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """How a study ended.
+
+    Attributes:
+        winner: The strategy to use: the best proven one, or the default.
+        reason: One sentence for people.
+        stopped: Why exploration ended.
+        default_s: Step time of the default, seconds.
+        comparisons: Confirmed candidates against the default, best first.
+    """
+
+    winner: Strategy
+    reason: str
+    stopped: str
+    default_s: float
+    comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def best(self) -> Comparison | None:
+        """The comparison that decided for a strategy other than the default, if any."""
+        return next((c for c in self.comparisons if c.strategy == self.winner), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary; numbers that are not finite become ``None``."""
+        comparisons = [
+            {**vars(c), "strategy": dict(c.strategy), "high": _finite(c.high)}
+            for c in self.comparisons
+        ]
+        return {
+            **vars(self),
+            "winner": dict(self.winner),
+            "default_s": _finite(self.default_s),
+            "comparisons": comparisons,
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Conclusion:
+        """The conclusion that :meth:`to_json` wrote."""
+        comparisons = tuple(
+            Comparison(
+                **{
+                    **c,
+                    "strategy": Strategy(c["strategy"]),
+                    "high": math.inf if c["high"] is None else c["high"],
+                }
+            )
+            for c in fields["comparisons"]
+        )
+        default_s = math.nan if fields["default_s"] is None else fields["default_s"]
+        return cls(
+            Strategy(fields["winner"]), fields["reason"], fields["stopped"], default_s, comparisons
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

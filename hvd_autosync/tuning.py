@@ -1,0 +1,296 @@
+"""Tuning of one job, from its default trial to the confirmed winner, by real launches.
+
+Every face (the flag, the command, the notebook) calls :func:`tune` and watches it through a
+:class:`Listener`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Protocol
+
+from hvd_autosync.errors import ConfigurationError, DefaultTrialError
+from hvd_autosync.launch.cold import ColdRunner
+from hvd_autosync.launch.facts import default_controller, horovod_build
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.runner import TrialProgress, TrialRunner
+from hvd_autosync.options import Options
+from hvd_autosync.search_space import (
+    ModelProfile,
+    Resources,
+    SearchSpace,
+    Task,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    Value,
+    build_space,
+    check_restrictions,
+    restrict_space,
+)
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.study import Study
+from hvd_autosync.study_values import Conclusion, StudySettings, Trial
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+
+#: A finished study of the same task is reused when the default takes about as long as it did.
+_SAME_SPEED = 1.3
+#: How often a driver says that it lives, so that no other takes its study for abandoned.
+_HEARTBEAT_S = 20.0
+
+
+class Listener(Protocol):
+    """Watches a tuning. Every call comes from the thread that tunes and must return soon."""
+
+    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+        """A study was created or taken up again."""
+
+    def on_ask_start(self, study: Study) -> None:
+        """The learner begins to think about the next trial."""
+
+    def on_trial_start(self, study: Study, trial: Trial) -> None:
+        """A trial is launched."""
+
+    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+        """A running trial, several times a second."""
+
+    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+        """A trial was told to the study."""
+
+    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+        """The study concluded."""
+
+
+def load_restrictions(path: str | None) -> dict[str, Any]:
+    """The space file, parsed and checked; empty without one.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is not TOML, or restricts what does not exist.
+    """
+    if path is None:
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the space file {path!r} cannot be read: {error}", hint="Check its path."
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(
+            f"the space file {path!r} is not TOML: {error}", hint="Correct that line."
+        ) from None
+    check_restrictions(document)
+    return document
+
+
+def settings_of(options: Options) -> StudySettings:
+    """The part of the options that a study is made of."""
+    return StudySettings(
+        trials=options.trials, minutes=options.minutes, steps=options.steps,
+        warmup=options.warmup, allow=options.allow, seed=options.seed,
+    )  # fmt: skip
+
+
+def held_knobs(job: Job) -> dict[str, Value]:
+    """The knobs that the user has set, with their values."""
+    chosen: dict[str, Value] = {"controller": job.controller} if job.controller else {}
+    return dict(job.held) | chosen
+
+
+def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
+    """Identifies a job together with what may be tuned in it."""
+    text = json.dumps([job.key, list(options.allow), restrictions], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def tune(
+    job: Job,
+    options: Options,
+    listener: Listener,
+    *,
+    runner: TrialRunner | None = None,
+) -> StudyRecord:
+    """Tune ``job`` and return its finished study, its own or a reused one.
+
+    A study of the same job that was interrupted is taken up where it stopped.
+
+    Raises:
+        ConfigurationError: An option or file cannot be used, or ``reuse`` is ``only`` and there
+            is nothing to reuse.
+        DefaultTrialError: The job fails, or cannot be measured, as the user gave it.
+        StoreError: The store cannot be used.
+    """
+    restrictions = load_restrictions(options.space)
+    store = TraceStore(options.store)
+    key = tuning_key(job, options, restrictions)
+    if options.reuse != "never":
+        known = store.find_finished(key)
+        if known is not None:
+            return known
+    if options.reuse == "only":
+        raise ConfigurationError(
+            "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
+            hint="Run once with --autosync-reuse auto, or name the right --autosync-store.",
+        )
+    tuning = _Tuning(job, options, restrictions, store, listener, runner or ColdRunner(job))
+    study, resumed = _open_study(store, key, job, settings_of(options))
+    listener.on_study_start(study, resumed=resumed)
+    return tuning.run(study)
+
+
+def _open_study(
+    store: TraceStore, key: str, job: Job, settings: StudySettings
+) -> tuple[Study, bool]:
+    record = store.claim_resumable(key)
+    if record is not None and record.settings == settings.to_json():
+        return Study(store, record), True
+    if record is not None:
+        superseded = {"reason": "it was interrupted, then run again with other settings"}
+        store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
+    return (
+        Study.create(store=store, settings=settings, job_key=key, command=job.display()),
+        False,
+    )
+
+
+class _Tuning:
+    """One call of :func:`tune`."""
+
+    def __init__(
+        self,
+        job: Job,
+        options: Options,
+        restrictions: dict[str, Any],
+        store: TraceStore,
+        listener: Listener,
+        runner: TrialRunner,
+    ) -> None:
+        self._store = store
+        self._last_heartbeat = 0.0
+        self._job = job
+        self._options = options
+        self._restrictions = restrictions
+        self._listener = listener
+        self._runner = runner
+        self._limits = Limits()
+
+    def run(self, study: Study) -> StudyRecord:
+        told = [t for t in study.trials if t.result is not None]
+        if told and told[0].result is not None:
+            self._after_default(study, told[0].result)
+        while study.conclusion is None:
+            self._listener.on_ask_start(study)
+            trial = study.ask()
+            if trial is None:
+                break
+            result = self._run_trial(study, trial)
+            study.tell(trial, result)
+            self._listener.on_trial_end(study, trial, result)
+            if trial.kind == "default":
+                self._after_default(study, result)
+        conclusion = study.conclusion
+        assert conclusion is not None, "a study that asks for nothing has concluded"
+        self._listener.on_study_end(study, conclusion)
+        return study.record
+
+    def _run_trial(self, study: Study, trial: Trial) -> TrialResult:
+        self._listener.on_trial_start(study, trial)
+        spec = TrialSpec(
+            trial_id=f"{study.study_id}-{trial.number}-{uuid.uuid4().hex[:6]}",
+            strategy=trial.strategy,
+            warmup_steps=self._options.warmup,
+            measured_steps=self._options.steps,
+            profile=trial.kind == "default",
+            hopeless_above_s=study.hopeless_above_s(trial),
+        )
+
+        def report(progress: TrialProgress) -> None:
+            if time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
+                self._last_heartbeat = time.monotonic()
+                self._store.heartbeat(study.study_id)
+            self._listener.on_trial_progress(study, trial, progress)
+
+        return self._runner.run(spec, self._limits, report)
+
+    def _after_default(self, study: Study, result: TrialResult) -> None:
+        """Learn the space and the limits from the default trial, or give its failure back."""
+        if result.step_time is None:
+            reason = {"reason": result.reason or result.status.value}
+            self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)
+            raise _default_failed(result, self._options)
+        self._limits = Limits.from_default(result)
+        if study.record.space is not None:
+            return
+        task, space = self.describe(result)
+        study.describe(space, task)
+        if self._options.reuse == "auto":
+            self._reuse(study, task, space, result.step_time.mean_s)
+
+    def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
+        """Task and space, from what the default trial showed."""
+        hosts, link = self._job.hosts, result.link
+        several = len(hosts) > 1
+        resources = Resources(
+            hosts, result.device or "cpu", horovod_build(),
+            within=None if several else link, across=link if several else None,
+        )  # fmt: skip
+        model = result.profile or ModelProfile(wrapped=False)
+        space = build_space(
+            model, resources, held=held_knobs(self._job),
+            owned=result.owned, allow=self._options.allow,
+            default_controller=default_controller(resources.build),
+        )  # fmt: skip
+        return Task(model, resources), restrict_space(space, self._restrictions)
+
+    def _reuse(
+        self, study: Study, task: Task, space: SearchSpace, default_s: float
+    ) -> None:
+        """Take the winner of a finished study of the same task, when the default runs alike."""
+        known = self._store.find_finished_task(task.fingerprint, space.key)
+        if known is None or known.outcome is None or "winner" not in known.outcome:
+            return
+        earlier = Conclusion.from_json(known.outcome)
+        if abs(math.log(earlier.default_s / default_s)) > math.log(_SAME_SPEED):
+            return
+        study.finish(
+            Conclusion(
+                earlier.winner,
+                f"study {known.study_id} found it for the same model and cluster",
+                "this task was tuned before", default_s, earlier.comparisons,
+            )  # fmt: skip
+        )
+
+
+def _default_failed(result: TrialResult, options: Options) -> DefaultTrialError:
+    """The error for a job that cannot be measured as the user gave it."""
+    needed = options.warmup + MIN_MEASURED_STEPS
+    if result.status is TrialStatus.ENDED_EARLY:
+        steps = min((len(rank.step_s) for rank in result.ranks), default=0)
+        if steps == 0:
+            return DefaultTrialError(
+                "the script ended without a single step of hvd.DistributedOptimizer",
+                hint="Wrap the optimizer with hvd.DistributedOptimizer, or, if the script reduces "
+                "gradients by hand, call hvd_autosync.step() after each step.",
+            )
+        return DefaultTrialError(
+            f"the script ended after {steps} steps; at least {needed} are needed "
+            f"({options.warmup} to warm up, {MIN_MEASURED_STEPS} measured)",
+            hint="Let it train longer, or lower --autosync-warmup.",
+        )
+    output = f"\n{result.stderr_tail}" if result.stderr_tail else ""
+    return DefaultTrialError(
+        f"the job fails as it is, before anything was changed: {result.reason}{output}",
+        hint="Make the job run without --autosync first.",
+        exit_status=result.exit_status or 1,
+    )

@@ -1,0 +1,61 @@
+"""The comparison that decides."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hvd_autosync.confirm import compare
+from hvd_autosync.search_space import StepTime, Strategy
+
+S = Strategy({"cycle_time_ms": 0.5})
+
+
+def times(*means: float, error: float = 0.0) -> list[StepTime]:
+    return [StepTime(mean, error * mean, 40) for mean in means]
+
+
+def test_a_clear_winner_is_proven() -> None:
+    found = compare(S, times(1.00, 1.02, 0.99), times(0.80, 0.81, 0.80))
+    assert found.proven and 1.2 < found.low < found.speedup < found.high < 1.3
+
+
+def test_drift_that_hits_both_does_not_hide_it() -> None:
+    drift = np.array([1.0, 1.5, 2.0])
+    assert compare(S, times(*drift), times(*(drift * 0.9))).proven
+
+
+def test_noise_is_not_proven() -> None:
+    found = compare(S, times(1.00, 1.10, 0.95), times(0.99, 1.02, 1.01))
+    assert not found.proven and found.undecided
+
+
+def test_a_loser_is_decided() -> None:
+    found = compare(S, times(1.0, 1.0, 1.0), times(1.2, 1.21, 1.2))
+    assert not found.proven and not found.undecided
+
+
+def test_equal_rounds_by_luck_do_not_make_a_proof() -> None:
+    """Three identical ratios have no spread; the steps' own noise still counts."""
+    found = compare(S, times(1, 1, 1, error=0.05), times(0.99, 0.99, 0.99, error=0.05))
+    assert not found.proven
+
+
+def test_one_round_decides_nothing() -> None:
+    found = compare(S, times(1.0), times(0.5))
+    assert found.undecided and math.isinf(found.high)
+
+
+def test_the_default_is_rarely_beaten_by_itself() -> None:
+    """The lower end is a one-sided 95 % bound: few of equal strategies may seem proven."""
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(400):
+        a, b = (np.exp(rng.normal(0, 0.03, 3)) for _ in range(2))
+        wrong += compare(S, times(*a), times(*b)).proven
+    assert wrong / 400 < 0.08
+
+
+def test_nothing_measured_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no round"):
+        compare(S, [], [])

@@ -1,0 +1,58 @@
+"""Options: their sources, their order, their refusals."""
+
+import argparse
+
+import pytest
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.options import Options, add_options, resolve_options, without_our_options
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(words)
+
+
+def test_option_then_variable_then_file_then_default() -> None:
+    environment = {"HVD_AUTOSYNC_TRIALS": "7", "HVD_AUTOSYNC_STEPS": "30"}
+    section = {"trials": 5, "steps": 25, "warmup": 3}
+    options = resolve_options(parsed("--autosync-trials", "9"), environment, section)
+    assert (options.trials, options.steps, options.warmup, options.seed) == (9, 30, 3, 0)
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    assert resolve_options(parsed(), {}) == Options(
+        trials=20, minutes=None, steps=40, warmup=10, allow=(), reuse="auto", seed=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("trials", "0"), ("trials", "many"), ("minutes", "-1"), ("minutes", "inf"),
+        ("steps", "3"), ("warmup", "0"), ("allow", "magic"), ("allow", "codec,magic"),
+        ("reuse", "maybe"), ("seed", "-1"),
+    ],
+)  # fmt: skip
+def test_unusable_values_are_named_with_their_source(option: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--autosync-{option}: '{value}'") as caught:
+        resolve_options(parsed(f"--autosync-{option}={value}"), {})
+    assert caught.value.hint
+    with pytest.raises(ConfigurationError, match=f"HVD_AUTOSYNC_{option.upper()}"):
+        resolve_options(parsed(), {f"HVD_AUTOSYNC_{option.upper()}": value})
+
+
+def test_unknown_entries_of_the_file_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="autosync.trails"):
+        resolve_options(parsed(), {}, {"trails": 3})
+
+
+def test_switches_come_from_variables_too() -> None:
+    assert resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "1"}).dry_run
+    assert not resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "no"}).dry_run
+
+
+def test_only_our_options_are_taken_out() -> None:
+    words = ["-np", "2", "--autosync", "--autosync-trials", "4", "-H", "a:1", "--mpi-args=--x y"]
+    assert without_our_options(words) == ("-np", "2", "-H", "a:1", "--mpi-args=--x y")

@@ -1,0 +1,215 @@
+"""The loop on a simulated job: a step time that depends on the strategy, plus noise."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvd_autosync.errors import StudyError
+from hvd_autosync.search_space import (
+    SearchSpace,
+    Strategy,
+    TrialResult,
+    TrialStatus,
+)
+from hvd_autosync.search_space.knobs import categorical_knob, float_knob
+from hvd_autosync.study import Study
+from hvd_autosync.study_values import Conclusion, StudySettings, Trial
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+SPACE = SearchSpace(
+    (
+        float_knob("cycle_time_ms", 0.1, 100.0, 1.0, scale="log", help=""),
+        categorical_knob("compression", ("none", "fp16"), "none", help="", exact=False),
+    )
+)
+
+
+class SimulatedJob:
+    """Steps of ``base * gain`` seconds; launches differ by 1 %, steps by 3 %."""
+
+    def __init__(self, gain: float = 0.8, seed: int = 0) -> None:
+        self.gain = gain
+        self.rng = np.random.default_rng(seed)
+
+    def steps(self, strategy: Strategy) -> list[float]:
+        values = SPACE.complete(strategy)
+        distance = abs(math.log(float(values["cycle_time_ms"]) / 10)) / math.log(10)
+        mean = 0.1 * (self.gain + (1 - self.gain) * min(distance, 2.0))
+        mean *= math.exp(self.rng.normal(0, 0.01))
+        return [float(s) for s in mean * np.exp(self.rng.normal(0, 0.03, 40))]
+
+
+def finish(study: Study, job: SimulatedJob) -> Conclusion:
+    while (trial := study.ask()) is not None:
+        study.tell(trial, job.steps(trial.strategy))
+    assert study.conclusion is not None
+    return study.conclusion
+
+
+def study(tmp_path: Path, space: SearchSpace = SPACE, **settings: object) -> Study:
+    return Study.create(
+        space, store=str(tmp_path / "traces.db"), settings=StudySettings(**settings)
+    )
+
+
+def test_a_gain_is_found_and_its_interval_holds_the_truth(tmp_path: Path) -> None:
+    conclusion = finish(study(tmp_path, trials=12), SimulatedJob(gain=0.8))
+    best = conclusion.best
+    assert best is not None and best.proven
+    truth = 1 / (0.8 + 0.2 * min(abs(math.log10(float(best.strategy["cycle_time_ms"]) / 10)), 2))
+    assert best.low - 0.03 < truth < best.high + 0.03
+    assert best.speedup > 1.15
+
+
+def test_without_a_gain_the_default_is_kept(tmp_path: Path) -> None:
+    conclusion = finish(study(tmp_path, trials=10), SimulatedJob(gain=1.0))
+    assert conclusion.winner == SPACE.default and conclusion.best is None
+    assert "no " in conclusion.reason
+
+
+def test_the_default_comes_first_then_sobol_then_the_model(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=8)
+    finish(one, SimulatedJob())
+    kinds = [trial.kind for trial in one.trials]
+    assert kinds[0] == "default" and kinds[1] == "sobol"
+    assert kinds.index("sobol") < kinds.index("confirm")
+    assert kinds == sorted(kinds, key=["default", "sobol", "model", "confirm"].index)
+    assert sum(kind != "confirm" for kind in kinds) <= 8
+
+
+def test_confirmation_measures_in_turn(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=10)
+    finish(one, SimulatedJob())
+    confirmed = [SPACE.complete(t.strategy) for t in one.trials if t.kind == "confirm"]
+    assert len(confirmed) >= 6
+    width = len(set(confirmed))
+    assert confirmed[0] == SPACE.default
+    for start in range(0, len(confirmed), width):
+        assert confirmed[start : start + width] == confirmed[:width]
+
+
+def test_failed_trials_do_not_stop_it(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=10), SimulatedJob()
+    while (trial := one.ask()) is not None:
+        fails = SPACE.complete(trial.strategy)["compression"] == "fp16"
+        crashed = TrialResult(TrialStatus.CRASHED, "rank 1 exited with status 7")
+        one.tell(trial, crashed if fails else job.steps(trial.strategy))
+    assert one.conclusion is not None
+    assert one.conclusion.winner["compression"] == "none"
+
+
+def test_a_candidate_that_fails_when_confirmed_cannot_win(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=10), SimulatedJob()
+    while (trial := one.ask()) is not None:
+        changed = SPACE.complete(trial.strategy) != SPACE.default
+        fails = trial.kind == "confirm" and changed
+        one.tell(trial, TrialResult(TrialStatus.HUNG) if fails else job.steps(trial.strategy))
+    assert one.conclusion is not None and one.conclusion.winner == SPACE.default
+
+
+def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
+    asked = []
+    for name in ("a", "b"):
+        one = study(tmp_path / name, trials=9, seed=3)
+        finish(one, SimulatedJob())
+        asked.append([trial.strategy for trial in one.trials])
+    assert asked[0] == asked[1]
+
+
+def test_the_minutes_are_kept(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=50, minutes=0.5)
+    while (trial := one.ask()) is not None:
+        if trial.kind == "confirm":
+            break
+        steps = SimulatedJob().steps(trial.strategy)
+        from hvd_autosync.search_space import RankReport
+
+        ranks = (RankReport(0, "a", tuple(steps)),)
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=ranks, total_s=10.0))
+    assert sum(t.kind != "confirm" for t in one.trials) == 3
+
+
+def test_an_empty_space_concludes_with_the_default(tmp_path: Path) -> None:
+    conclusion = finish(study(tmp_path, SearchSpace(())), SimulatedJob())
+    assert conclusion.winner == Strategy() and "no knob" in conclusion.stopped
+
+
+def test_a_space_that_is_not_described_is_named(tmp_path: Path) -> None:
+    one = Study.create(store=str(tmp_path / "traces.db"))
+    trial = one.ask()
+    assert trial is not None
+    one.tell(trial, [0.1] * 20)
+    with pytest.raises(StudyError, match="no search space"):
+        one.ask()
+
+
+def test_only_open_trials_can_be_told(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    trial = one.ask()
+    assert trial is not None
+    one.tell(trial, [0.1] * 20)
+    for stranger in (trial, Trial(99, "model", Strategy())):
+        with pytest.raises(StudyError, match="not open"):
+            one.tell(stranger, [0.1] * 20)
+
+
+def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=6), SimulatedJob()
+    first = one.ask()
+    assert first is not None
+    one.tell(first, job.steps(first.strategy))
+    pair = [one.ask(), one.ask()]
+    assert pair[0] is not None and pair[1] is not None
+    assert pair[0].strategy != pair[1].strategy
+    for trial in pair:
+        assert trial is not None
+        one.tell(trial, job.steps(trial.strategy))
+    assert finish(one, job) is not None
+
+
+def test_only_slow_exploration_is_hopeless(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    default = one.ask()
+    assert default is not None and math.isinf(one.hopeless_above_s(default))
+    one.tell(default, [0.1] * 20)
+    second = one.ask()
+    assert second is not None
+    assert one.hopeless_above_s(second) == pytest.approx(0.11)
+
+
+def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> None:
+    store = str(tmp_path / "traces.db")
+    driver = textwrap.dedent(
+        f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import os, signal
+        from test_study import SPACE, SimulatedJob, StudySettings
+        from hvd_autosync.study import Study
+        study = Study.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
+        job = SimulatedJob()
+        for _ in range(4):
+            trial = study.ask()
+            study.tell(trial, job.steps(trial.strategy))
+        study.ask()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    died = subprocess.run([sys.executable, "-c", driver], env={**os.environ})
+    assert died.returncode == -signal.SIGKILL
+    traces = TraceStore(store)
+    record = traces.claim_resumable("j")
+    assert record is not None and record.status is StudyStatus.RUNNING
+    resumed = Study(traces, record)
+    before = [t.strategy for t in resumed.trials if t.result is not None]
+    assert len(before) == 4
+    finish(resumed, SimulatedJob(seed=1))
+    told = [t for t in resumed.trials if t.result is not None]
+    assert [t.strategy for t in told[:4]] == before
+    assert traces.study(record.study_id).status is StudyStatus.FINISHED
