@@ -1,0 +1,68 @@
+"""What was tuned: the model, the cluster, and how much of a step waits for communication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from hvd_autosync.report.words import seconds_text, size_text, step_time_text
+from hvd_autosync.search_space import Link, ModelProfile, Resources, Task
+from hvd_autosync.traces import TrialRecord
+
+
+def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
+    """The task, one fact per line.
+
+    Args:
+        task: The task.
+        trials: All trials; the first is the default's.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_row("model", model_text(task.model))
+    resources = task.resources
+    table.add_row("cluster", _cluster_text(resources))
+    table.add_row("device", resources.device)
+    for name, link in (("within a host", resources.within), ("across hosts", resources.across)):
+        if link is not None:
+            table.add_row("link", f"{link_text(link)} ({name})")
+    build = resources.build
+    offers = [name for name in ("gloo", "mpi", "nccl") if getattr(build, name)]
+    table.add_row("Horovod", f"{build.version} with {', '.join(offers) or 'no controller'}")
+    default = trials[0].result if trials else None
+    if default is not None and default.step_time is not None:
+        table.add_row("default", f"{step_time_text(default.step_time)} per step")
+        if math.isfinite(default.blocked_share):
+            share = 100 * default.blocked_share
+            table.add_row("blocked", f"{share:.0f} % of that for communication")
+    return table
+
+
+def model_text(model: ModelProfile) -> str:
+    """How large the model is, as synchronization sees it."""
+    if not model.parameters:
+        return "unknown: the job does not use hvd.DistributedOptimizer"
+    elements = sum(parameter.elements for parameter in model.parameters)
+    largest = max(model.parameters, key=lambda parameter: parameter.size_bytes)
+    sparse = sum(parameter.sparse for parameter in model.parameters)
+    text = (
+        f"{elements:,} parameters in {len(model.parameters)} tensors, "
+        f"{size_text(model.size_bytes)} of gradients per step; "
+        f"the largest is {largest.name} with {size_text(largest.size_bytes)}"
+    )
+    return f"{text}; {sparse} with sparse gradients" if sparse else text
+
+
+def link_text(link: Link) -> str:
+    """What an allreduce costs."""
+    return (
+        f"an allreduce takes {seconds_text(link.latency_s)} plus its size at "
+        f"{size_text(link.bandwidth_bytes_per_s)}/s"
+    )
+
+
+def _cluster_text(resources: Resources) -> str:
+    hosts = ", ".join(f"{host.name}:{host.slots}" for host in resources.hosts)
+    count = len(resources.hosts)
+    return f"{resources.world_size} ranks on {count} host{'s' if count != 1 else ''} ({hosts})"

@@ -1,0 +1,79 @@
+"""A strategy without us: the environment, the ``horovodrun`` line and the script's own change."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvd_autosync.launch.command import launcher_options
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import HorovodSettings, Value, horovod_settings
+from hvd_autosync.traces import StudyRecord
+
+_PROGRAM = "horovodrun"
+#: Stands for secrets in stored lines (``launch.job.redact``).
+_HIDDEN = "***"
+_NO_COMMAND = "YOUR-OPTIONS YOUR-COMMAND"
+#: Arguments of ``DistributedOptimizer`` as they are written in a script.
+_ARGUMENTS = {"compression": "compression=hvd.Compression.{}", "groups": "groups={}"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to paste.
+
+    Attributes:
+        exports: Shell lines that set variables.
+        line: The shell line that runs the job; empty where the job is no ``horovodrun`` line.
+        arguments: Arguments that the script must give to ``hvd.DistributedOptimizer``.
+        notes: What else must be kept in mind.
+    """
+
+    exports: tuple[str, ...]
+    line: str
+    arguments: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def recipe(study: StudyRecord, strategy: Mapping[str, Value]) -> Recipe:
+    """How to run the job of ``study`` under ``strategy`` without this project."""
+    settings = horovod_settings(strategy)
+    return Recipe(
+        exports=tuple(
+            f"export {name}={shlex.quote(value)}" for name, value in settings.environment
+        ),
+        line=_line(study, settings, strategy),
+        arguments=tuple(_ARGUMENTS[name].format(value) for name, value in settings.optimizer),
+        notes=_notes(study, settings),
+    )
+
+
+def _line(study: StudyRecord, settings: HorovodSettings, strategy: Mapping[str, Value]) -> str:
+    words = study.command
+    if not words:
+        return f"{shlex.join([_PROGRAM, *settings.options])} {_NO_COMMAND}"
+    if words[0] != _PROGRAM:
+        return ""
+    # Options may stand anywhere before the command, and the first place is surely before it.
+    job = Job(options=words[1:], command=(), hosts=(), controller=_controller(words))
+    added = launcher_options(job, strategy)[len(job.options) :]
+    return shlex.join([_PROGRAM, *added, *job.options])
+
+
+def _controller(words: tuple[str, ...]) -> str | None:
+    """The controller that the user's line asks for."""
+    return next((name for name in ("gloo", "mpi") if f"--{name}" in words), None)
+
+
+def _notes(study: StudyRecord, settings: HorovodSettings) -> tuple[str, ...]:
+    notes = []
+    if _HIDDEN in " ".join(study.command):
+        notes.append(f"Put the values back that are hidden as {_HIDDEN}.")
+    if study.command and study.command[0] != _PROGRAM and settings.options:
+        options = " ".join(settings.options)
+        notes.append(f"It was measured with {options} of {_PROGRAM}, or the same of your launcher.")
+    if study.space is not None and study.space.fixed:
+        held = ", ".join(f"{name} = {value}" for name, value in study.space.fixed)
+        notes.append(f"Keep what your options and environment held while it was measured: {held}.")
+    return tuple(notes)

@@ -1,0 +1,103 @@
+"""Search spaces as tables: one knob per row, with what it does and when it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from hvd_autosync.search_space import CATALOGUE, CategoricalKnob, Knob, SearchSpace, catalogue_knob
+from hvd_autosync.search_space.restrictions import condition_text
+
+#: When each knob of the catalogue is in a job's space, in words: the rules themselves are those
+#: of :func:`hvd_autosync.search_space.build_space`.
+APPLIES_WHEN = {
+    "controller": "Horovod has Gloo and MPI; neither --gloo nor --mpi is given",
+    "fusion_threshold_bytes": "always",
+    "cycle_time_ms": "always",
+    "cache_capacity": "always; 4096 only for models with more than 1024 tensors",
+    "hierarchical_allreduce": "NCCL; several hosts with several ranks each",
+    "torus_allreduce": "NCCL; several hosts with several ranks each",
+    "hierarchical_allgather": "sparse gradients; MPI; CPUs; several hosts with several ranks "
+    "each",
+    "num_nccl_streams": "NCCL; GPUs",
+    "batch_d2d_memcopies": "NCCL; GPUs",
+    "tensor_groups": "hvd.DistributedOptimizer; all gradients dense",
+    "group_fusion": "as tensor_groups, while there are groups",
+    "compression": "--autosync-allow codec; hvd.DistributedOptimizer; float32 parameters",
+}
+RESTRICTIONS_HELP = """\
+Restrict or fix knobs with a TOML file, given as --autosync-space FILE:
+
+  [knobs.cycle_time_ms]
+  low = 0.5
+  high = 10
+
+  [knobs.fusion_threshold_bytes]
+  fixed = 67108864
+
+  [knobs.controller]
+  choices = ["gloo"]
+
+Exact knobs change only the speed. Lossy ones can change the trained model; they are tuned only
+with --autosync-allow GROUP.
+"""
+
+
+def space_table(space: SearchSpace, title: str) -> Table:
+    """The knobs of one space, and those that are held.
+
+    Args:
+        space: The space.
+        title: Printed above.
+    """
+    table = _table(title)
+    for knob in space.knobs:
+        when = f"only while {condition_text(knob.condition)}" if knob.condition else ""
+        table.add_row(*_cells(knob, domain_text(knob), when))
+    for name, value in space.fixed:
+        knob = catalogue_knob(name)
+        held = f"held at {knob.format(value)}"
+        table.add_row(*_cells(knob, held, "your options or environment set it"))
+    return table
+
+
+def catalogue_table(knobs: Iterable[Knob] = CATALOGUE, title: str = "All knobs") -> Table:
+    """Knobs with when each of them is tuned.
+
+    Args:
+        knobs: The knobs; all that exist unless told otherwise.
+        title: Printed above.
+    """
+    table = _table(title)
+    for knob in knobs:
+        table.add_row(*_cells(knob, domain_text(knob), f"applies: {APPLIES_WHEN[knob.name]}"))
+    return table
+
+
+def domain_text(knob: Knob) -> str:
+    """The domain with its unit, for people."""
+    if isinstance(knob, CategoricalKnob):
+        return ", ".join(knob.format(choice) for choice in knob.choices)
+    if knob.low == knob.high:
+        return f"only {knob.format(knob.low)}"
+    return f"{knob.format(knob.low)} to {knob.format(knob.high)}"
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None,
+                  header_style="dim", pad_edge=False, padding=(0, 1, 1, 0))  # fmt: skip
+    table.add_column("knob", no_wrap=True)
+    for column in ("values", "what it does"):
+        table.add_column(column)
+    return table
+
+
+def _cells(knob: Knob, values: str, when: str) -> tuple[Text, Text, Text]:
+    sort = "exact" if knob.exact else f"lossy, group {knob.group}"
+    return (
+        Text.assemble(knob.name, "\n", (sort, "dim" if knob.exact else "yellow")),
+        Text.assemble(values, "\n", (f"default {knob.format(knob.default)}", "dim")),
+        Text.assemble(knob.help, ("\n" + when if when else "", "dim")),
+    )

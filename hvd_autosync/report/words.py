@@ -1,0 +1,104 @@
+"""Numbers and conclusions in words, the same in every report."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from hvd_autosync.confirm import CONFIDENCE, Comparison
+
+if TYPE_CHECKING:
+    from hvd_autosync.search_space import SearchSpace, StepTime
+    from hvd_autosync.study_values import Conclusion
+
+LEVEL = f"{CONFIDENCE * 100:.0f} %"
+#: Half of a two-sided interval of that level, in standard errors.
+STANDARD_ERRORS = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+
+
+def seconds_text(seconds: float) -> str:
+    """A step time: ``812 µs``, ``41.2 ms``, ``1.32 s``."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    for scale, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * scale >= 0.9995:
+            return f"{_digits(seconds * scale, 3)} {unit}"
+    return f"{_digits(seconds * 1e6, 3)} µs"
+
+
+def _digits(value: float, count: int) -> str:
+    """``value`` with ``count`` significant digits, never with an exponent."""
+    return f"{value:.{_decimals(value, count)}f}"
+
+
+def _decimals(value: float, count: int) -> int:
+    """Decimals that ``count`` significant digits of ``value`` need."""
+    if value <= 0:
+        return 0
+    rounded = float(f"{value:.{count - 1}e}")  # 0.9996 has three digits as 1.00
+    return max(count - 1 - math.floor(math.log10(rounded)), 0)
+
+
+def step_time_text(time: StepTime) -> str:
+    """``41.2 ± 0.4 ms``: the mean and half of its interval."""
+    scale, unit = (1.0, "s") if time.mean_s >= 0.9995 else (1e3, "ms")
+    mean, half = time.mean_s * scale, STANDARD_ERRORS * time.standard_error_s * scale
+    decimals = _decimals(mean, 3)
+    if round(half, decimals) == 0:
+        decimals = _decimals(half, 1)
+    return f"{_digits(mean, 3)} ± {half:.{decimals}f} {unit}"
+
+
+def span_text(seconds: float) -> str:
+    """A waiting time: ``45 s``, ``4 min``, ``1 h 05 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size_text(size_bytes: float) -> str:
+    """``640 B``, ``12 KiB``, ``97.5 MiB``, ``2.6 GiB``."""
+    size, units = size_bytes, ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.4g} {units[0]}"
+
+
+def speedup_text(ratio: float) -> str:
+    """``1.21x``; a dash when unknown."""
+    return f"{ratio:.2f}x" if math.isfinite(ratio) else "-"
+
+
+def interval_text(low: float, high: float) -> str:
+    """``1.17x to 1.25x``; in words when one measurement alone says nothing."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "unknown after one round"
+    return f"{low:.2f}x to {high:.2f}x"
+
+
+def evidence_text(comparison: Comparison) -> str:
+    """How sure a confirmed speed-up is."""
+    rounds = f"{comparison.rounds} round{'s' if comparison.rounds != 1 else ''}"
+    return f"{LEVEL} interval {interval_text(comparison.low, comparison.high)}, {rounds}"
+
+
+def gain_text(comparison: Comparison) -> str:
+    """How much faster than the default a proven strategy is."""
+    speedup = speedup_text(comparison.speedup)
+    return f"{speedup} faster than the default ({evidence_text(comparison)})"
+
+
+def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
+    """What a study found, in one line."""
+    best = conclusion.best
+    if best is None:
+        return f"no gain found, the default is kept: {conclusion.reason}"
+    return f"{gain_text(best)}: {space.describe(conclusion.winner)}"
+
+
+def first_line(text: str) -> str:
+    """The first line of ``text``, for one-line reports."""
+    return text.strip().partition("\n")[0]
