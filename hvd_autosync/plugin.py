@@ -1,0 +1,239 @@
+"""The ``--autosync`` option of ``horovodrun``: parse, tune, then run the training.
+
+:func:`extend_launcher` is called once Horovod's launcher module has been loaded. It adds our
+options to Horovod's own parser and takes over ``_run`` for jobs that ask for us; every other job
+goes through untouched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+from hvd_autosync.errors import AutosyncError, ConfigurationError
+from hvd_autosync.launch.job import Job, assign_hosts, redact
+from hvd_autosync.options import (
+    Options,
+    add_options,
+    given_options,
+    resolve_options,
+    without_our_options,
+)
+from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
+
+_PREFIX = "hvd-autosync"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Horovod's parser with our options, and our refusals before anything starts."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        add_options(self)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed: argparse.Namespace = super().parse_args(args, namespace)
+        given = given_options(parsed)
+        if given and not parsed.autosync:
+            self.error(f"{given[0]} has no effect without --autosync; add --autosync or drop it")
+        if parsed.autosync and not parsed.check_build:
+            try:
+                _refuse(parsed)
+                resolve_options(parsed)
+            except ConfigurationError as error:
+                self.error(str(error))
+        return parsed
+
+
+def _refuse(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be tuned, before anything is launched.
+
+    Raises:
+        ConfigurationError: Says what and why.
+    """
+    if not arguments.command:
+        raise ConfigurationError(
+            "there is no command to tune",
+            hint="Append it: horovodrun -np 2 --autosync python train.py",
+        )
+    if arguments.host_discovery_script or arguments.min_num_proc is not None:
+        raise ConfigurationError(
+            "elastic jobs cannot be tuned: their number of ranks changes under the measurement",
+            hint="Tune with fixed hosts (-H), then run the elastic job with the result.",
+        )
+    if arguments.autotune:
+        raise ConfigurationError(
+            "--autotune and --autosync would both change the same parameters while they measure",
+            hint="Drop one of them.",
+        )
+    if arguments.use_jsrun:
+        raise ConfigurationError("jsrun jobs are not supported", hint="Use --gloo or --mpi.")
+
+
+def extend_launcher(launcher: ModuleType) -> None:
+    """Add ``--autosync`` to ``horovod.runner.launch``."""
+    shim = ModuleType("argparse")
+    shim.__dict__.update(vars(argparse))
+    shim.ArgumentParser = _Parser  # type: ignore[attr-defined]
+    launcher.argparse = shim  # type: ignore[attr-defined]
+    run_unchanged: Callable[[argparse.Namespace], Any] = launcher._run
+
+    def run(arguments: argparse.Namespace) -> Any:
+        if not getattr(arguments, "autosync", False):
+            return run_unchanged(arguments)
+        sys.exit(guarded(lambda: autosync(arguments, sys.argv[1:])))
+
+    launcher._run = run  # type: ignore[attr-defined]
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run ``action``; turn our errors and Ctrl-C into a message and an exit status."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        return action()
+    except AutosyncError as error:
+        print(f"{_PREFIX}: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(
+            f"{_PREFIX}: stopped; the same command goes on where it was stopped", file=sys.stderr
+        )
+        return 130
+
+
+def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Tune the job of a parsed ``horovodrun`` line, then run it.
+
+    Args:
+        arguments: What Horovod's parser made of ``words``.
+        words: The command line behind ``horovodrun``.
+
+    Returns:
+        The exit status of the training, or 0 after tuning only.
+    """
+    job, options = read_job(arguments, words)
+    if options.dry_run:
+        from hvd_autosync.report import print_plan
+
+        print_plan(job, options)
+        return 0
+    _check_hosts(job)
+    # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
+    command = " ".join(redact(job.command))
+    print(f"{_PREFIX}: tuning {command} on {job.world_size} ranks", file=sys.stderr)
+    from hvd_autosync.report import closing_lines, progress_listener
+    from hvd_autosync.tuning import tune
+
+    with closing(progress_listener()) as listener:
+        record = tune(job, options, listener)
+    status = 0
+    if not options.tune_only:
+        from hvd_autosync.training import run_training
+
+        assert record.winner is not None, "a finished study has a winner"
+        status = run_training(job, record.winner)
+    for line in closing_lines(record, options.store):
+        print(f"{_PREFIX}: {line}", file=sys.stderr)
+    return status
+
+
+def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:
+    """The job and the options of a parsed ``horovodrun`` line.
+
+    Raises:
+        ConfigurationError: Something in them cannot be used; nothing was launched.
+    """
+    from horovod.runner.common.util import config_parser, hosts
+
+    section = _file_section(arguments.config_file)
+    options = resolve_options(arguments, section=section)
+    _refuse(arguments)  # again: the configuration file may have switched autotune on
+    environment = config_parser.set_env_from_args(dict(os.environ), arguments)
+    if environment.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):
+        raise ConfigurationError(
+            f"{AUTOTUNE_VARIABLE} is set: Horovod's own tuner would change parameters meanwhile",
+            hint=f"Unset {AUTOTUNE_VARIABLE}.",
+        )
+    given_hosts = arguments.hosts
+    if not given_hosts and arguments.hostfile:
+        given_hosts = hosts.parse_host_files(arguments.hostfile)
+    given_hosts = given_hosts or f"localhost:{arguments.num_proc}"
+    command = tuple(arguments.command)
+    controller = "gloo" if arguments.use_gloo else "mpi" if arguments.use_mpi else None
+    job = Job(
+        options=without_our_options(words[: len(words) - len(command)]),
+        command=command,
+        hosts=assign_hosts(given_hosts, arguments.num_proc),
+        controller=controller,
+        held=tuple(sorted(held_by_environment(environment).items())),
+        ssh=(arguments.ssh_port, arguments.ssh_identity_file),
+    )
+    return job, options
+
+
+def _file_section(path: str | None) -> Mapping[str, Any]:
+    """The section ``autosync`` of Horovod's configuration file."""
+    if path is None:
+        return {}
+    import yaml
+
+    with open(path, encoding="utf-8") as file:
+        document = yaml.safe_load(file) or {}
+    section = document.get("autosync") or {}
+    if not isinstance(section, Mapping):
+        raise ConfigurationError(
+            f"autosync in {path!r} is not a section", hint="Write entries such as trials: 20."
+        )
+    return section
+
+
+def _check_hosts(job: Job) -> None:
+    """Refuse hosts that cannot be reached, before the job is tried on them."""
+    from hvd_autosync.launch.remote import unreachable_hosts
+
+    unreachable = unreachable_hosts(job)
+    if unreachable:
+        listed = "; ".join(f"{host}: {said}" for host, said in unreachable)
+        raise ConfigurationError(
+            f"hosts cannot be reached by ssh: {listed}",
+            hint="Check the name, the key (-i) and the port (-p): ssh must work without password.",
+        )
+
+
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a ``horovodrun`` line as Horovod does, ``--autosync`` understood and implied."""
+    from horovod.runner import launch
+
+    if not isinstance(getattr(launch, "argparse", None), ModuleType) or not issubclass(
+        launch.argparse.ArgumentParser, _Parser
+    ):
+        extend_launcher(launch)
+    before = sys.argv
+    sys.argv = ["horovodrun", "--autosync", *words]
+    try:
+        parsed: argparse.Namespace = launch.parse_args()
+    finally:
+        sys.argv = before
+    return parsed
+
+
+def tune_command(words: Sequence[str]) -> int:
+    """``hvd-autosync tune``: tune the job of a ``horovodrun`` line without running it after."""
+    return guarded(lambda: autosync(parse_words(["--autosync-tune-only", *words]), words))
+
+
+def space_command(words: Sequence[str]) -> int:
+    """``hvd-autosync space``: print the space and the plan of a ``horovodrun`` line."""
+    return guarded(lambda: autosync(parse_words(["--autosync-dry-run", *words]), words))

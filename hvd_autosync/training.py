@@ -1,0 +1,51 @@
+"""The real training: the user's job, once, under the strategy that was found."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from types import FrameType
+
+from hvd_autosync.launch.command import launcher_command, launcher_environment
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import Strategy, TrialSpec, horovod_settings
+
+#: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
+#: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
+_PASS_ON_AFTER_S = 1.0
+
+
+def run_training(job: Job, strategy: Strategy) -> int:
+    """Run ``job`` under ``strategy`` with this terminal as its own.
+
+    Ctrl-C reaches the job from the terminal, as it would without us; a SIGTERM is passed on.
+
+    Returns:
+        The exit status of ``horovodrun``; 128 plus the signal's number when a signal ended it.
+    """
+    environment = launcher_environment(strategy, _worker_spec(strategy))
+    process = subprocess.Popen(launcher_command(job, strategy), env=environment)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(_PASS_ON_AFTER_S, process.send_signal, [number])
+        timer.daemon = True
+        timer.start()
+
+    previous = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
+    }
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def _worker_spec(strategy: Strategy) -> TrialSpec | None:
+    """Workers know of us only when the strategy has something for them to do."""
+    if not horovod_settings(strategy).optimizer:
+        return None
+    return TrialSpec("training", strategy, warmup_steps=0, measured_steps=0)

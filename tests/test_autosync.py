@@ -1,0 +1,167 @@
+"""The main job on real launches: ``horovodrun --autosync`` from its first line to its last."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+QUICK = ["--autosync-trials", "3", "--autosync-steps", "8", "--autosync-warmup", "3"]
+
+
+@pytest.fixture
+def job(tmp_path: Path, horovodrun: str) -> "Job":
+    return Job(tmp_path, horovodrun)
+
+
+class Job:
+    """A tiny job with a store of its own."""
+
+    def __init__(self, folder: Path, horovodrun: str) -> None:
+        self.folder, self.horovodrun = folder, horovodrun
+        self.store_path = folder / "traces.db"
+
+    def words(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> list[str]:
+        return [
+            self.horovodrun, "-np", "2", "--autosync", *QUICK, "--autosync-store",
+            str(self.store_path), *options, sys.executable, str(SCRIPT), *script,
+        ]  # fmt: skip
+
+    def run(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> "Done":
+        return subprocess.run(
+            self.words(*script, options=options), text=True, capture_output=True, timeout=280
+        )
+
+    @property
+    def store(self) -> TraceStore:
+        return TraceStore(str(self.store_path))
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+def test_a_job_is_tuned_trained_and_the_next_time_only_trained(job: Job) -> None:
+    first = job.run("--status", "0")
+    assert first.returncode == 0, first.stderr
+    assert re.findall(r"trained 60 steps", first.stdout) == ["trained 60 steps"]
+    *_, answer, trace = first.stderr.strip().splitlines()
+    (study,) = job.store.studies()
+    assert answer.startswith("hvd-autosync: ") and study.study_id in trace
+    assert study.status is StudyStatus.FINISHED and study.outcome is not None
+    trials = job.store.trials(study.study_id)
+    assert trials[0].kind == "default" and dict(trials[0].strategy) == {}
+    assert all(trial.result is not None for trial in trials)
+    conclusion = Conclusion.from_json(study.outcome)
+    assert all(c.rounds >= 3 for c in conclusion.comparisons)
+
+    again = job.run("--status", "0")
+    assert again.returncode == 0
+    assert "trial 0" not in again.stderr and "trained 60 steps" in again.stdout
+    assert len(job.store.studies()) == 1
+
+
+def test_the_trainings_exit_status_is_horovodruns_own(job: Job) -> None:
+    plain = subprocess.run(
+        [job.horovodrun, "-np", "2", "--gloo", sys.executable, str(SCRIPT), "--status", "3"],
+        capture_output=True,
+    )
+    tuned = job.run("--status", "3", options=("--gloo", "--autosync-trials", "1"))
+    assert tuned.returncode == plain.returncode != 0
+    assert "hvd-autosync: trace" in tuned.stderr
+
+
+@pytest.mark.mpi
+def test_mpi_works_the_same(job: Job) -> None:
+    done = job.run(options=("--mpi", "--autosync-tune-only"))
+    assert done.returncode == 0, done.stderr
+    assert "trained" not in done.stdout
+    (study,) = job.store.studies()
+    assert study.space is not None and dict(study.space.fixed)["controller"] == "mpi"
+
+
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        (["--fault", "crash"], "deliberate crash at step -1"),
+        (["--fault", "crash", "--at", "5"], "deliberate crash at step 5"),
+        (["--fault", "exit", "--at", "5", "--rank", "1"], "rank 1 exited with status 7"),
+        (["--by-hand"], r"without a single step .*\n.*hvd_autosync.step\(\)"),
+        (["--steps", "6"], "ended after 6 steps; at least 8 are needed"),
+    ],
+)
+def test_a_job_that_fails_by_itself_is_given_back(
+    job: Job, script: list[str], named: str
+) -> None:
+    done = job.run(*script)
+    assert done.returncode != 0
+    assert re.search(named, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr.split("deliberate")[0] or "crash" in script
+    (study,) = job.store.studies()
+    assert study.status is StudyStatus.FAILED
+
+
+def wait_for_trials(store: TraceStore, count: int, deadline_s: float = 120) -> None:
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        studies = store.studies()
+        if studies and len(store.trials(studies[0].study_id)) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no {count} trials within {deadline_s} s")
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_tuning_keeps_its_trials_and_goes_on(
+    job: Job, ending: signal.Signals
+) -> None:
+    driver = subprocess.Popen(
+        job.words(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_for_trials(job.store, 2)
+    time.sleep(1.0)  # the second trial is under way
+    os.kill(driver.pid, ending)
+    output = driver.communicate(timeout=60)
+    expected = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[ending]
+    assert driver.returncode == expected, output
+    (study,) = job.store.studies()
+    kept = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]
+    assert kept and study.status is StudyStatus.RUNNING
+
+    done = job.run()
+    assert done.returncode == 0, done.stderr
+    (finished,) = job.store.studies()
+    assert (finished.study_id, finished.status) == (study.study_id, StudyStatus.FINISHED)
+    told = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]
+    assert told[: len(kept)] == kept
+
+
+def test_a_dry_run_launches_nothing(job: Job) -> None:
+    done = job.run(options=("--gloo", "--autosync-dry-run"))
+    assert done.returncode == 0, done.stderr
+    assert "cycle_time_ms" in done.stdout and "trained" not in done.stdout
+    assert job.store.studies() == []
+
+
+def test_an_unreachable_host_is_named_before_anything_starts(job: Job) -> None:
+    done = job.run(options=("--gloo", "-H", "localhost:1,no-such-host.invalid:1"))
+    assert done.returncode == 2
+    assert "no-such-host.invalid" in done.stderr and "Traceback" not in done.stderr
+    assert job.store.studies() == []
+
+
+def test_an_unusable_store_is_named_before_anything_starts(job: Job) -> None:
+    job.store_path.write_text("this is no database, " * 100)
+    done = job.run()
+    assert done.returncode != 0
+    assert str(job.store_path) in done.stderr and "Traceback" not in done.stderr
+    assert job.store_path.read_text() == "this is no database, " * 100

@@ -1,0 +1,47 @@
+"""The real training: signals that reach it, and its exit status."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.launch.sweep import processes_of
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["to us", "to the whole group"])
+def test_a_sigterm_ends_the_training_and_leaves_nothing(
+    horovodrun: str, tmp_path: Path, whole_group: bool
+) -> None:
+    """The launcher must not get two SIGTERMs at once, which would block it for ever."""
+    driver = textwrap.dedent(
+        f"""
+        import sys
+        from hvd_autosync.launch.job import Job
+        from hvd_autosync.search_space import Host, Strategy
+        from hvd_autosync.training import run_training
+        command = ({sys.executable!r}, {str(SCRIPT)!r}, "--steps", "100000", "--fault", "hang",
+                   "--at", "20")
+        job = Job(("-np", "2", "--gloo"), command, (Host("localhost", 2),), "gloo")
+        # Groups make the workers ours, so that they can be found by the trial's name.
+        sys.exit(run_training(job, Strategy({{"tensor_groups": 2}})))
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", driver], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(processes_of("training")) < 6 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=40) != 0
+    deadline = time.monotonic() + 10
+    while (left := processes_of("training")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
