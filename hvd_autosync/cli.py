@@ -1,0 +1,69 @@
+"""The command ``hvd-autosync``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hvd_autosync import __version__
+from hvd_autosync.commands import doctor, jobs, traces
+from hvd_autosync.commands.common import Commands, StoreOption, StudyArgument, console, open_store
+
+app = typer.Typer(
+    name="hvd-autosync",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: paragraphs stay paragraphs, and it starts faster
+    pretty_exceptions_enable=False,
+    help="Find the fastest synchronization strategy of a Horovod job.\n\n"
+    "To tune a job and then run it, add --autosync to its horovodrun line. These commands are for "
+    "what comes before and after.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hvd-autosync {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+jobs.add_commands(app)
+
+
+@app.command()
+def show(study: StudyArgument = "last", store: StoreOption = None) -> None:
+    """Explain a study: what won, why, and how to use it."""
+    from hvd_autosync.report.explanation import explain
+
+    out = console()
+    for section in explain(open_store(store), study):
+        out.print(section, crop=False)
+
+
+app.add_typer(traces.app, name="traces")
+
+
+doctor.add_command(app)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

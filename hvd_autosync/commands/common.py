@@ -1,0 +1,62 @@
+"""What the commands share: errors in our words, the store option, output."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hvd_autosync.errors import AutosyncError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hvd_autosync.traces import TraceStore
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="HVD_AUTOSYNC_STORE",
+        show_default=False,
+        metavar="URL-or-PATH",
+        help="Where traces are kept: an SQLite file or an SQLAlchemy URL. "
+        "Default: hvd-autosync/traces.db in the user's data folder.",
+    ),
+]
+StudyArgument = Annotated[
+    str,
+    typer.Argument(metavar="STUDY", help="A study's id, the beginning of one, or 'last'."),
+]
+
+
+class Commands(TyperGroup):
+    """A group whose commands end with a message and a status instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except AutosyncError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(error.exit_status) from None
+
+
+def open_store(location: str | None) -> TraceStore:
+    """The store that ``--store`` names.
+
+    Raises:
+        StoreError: It cannot be opened.
+    """
+    from hvd_autosync.traces import TraceStore
+
+    return TraceStore(location)
+
+
+def console() -> Console:
+    """Standard output for tables; brackets in strategies and reasons are no markup."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False)

@@ -1,0 +1,65 @@
+"""``hvd-autosync doctor``: the checks, printed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hvd_autosync.commands.common import StoreOption, console
+
+if TYPE_CHECKING:
+    from hvd_autosync.doctor import Check
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def add_command(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(doctor)
+
+
+def doctor(
+    hosts: Annotated[
+        str,
+        typer.Option("--hosts", "-H", metavar="HOST[:SLOTS],...", show_default=False,
+                     help="Also look at these hosts: their names, and whether ssh reaches them."),
+    ] = "",
+    ssh_port: Annotated[
+        int | None, typer.Option("--ssh-port", "-p", show_default=False, help="Port of ssh.")
+    ] = None,
+    ssh_identity_file: Annotated[
+        str | None,
+        typer.Option("--ssh-identity-file", "-i", show_default=False, help="Private key for ssh."),
+    ] = None,
+    store: StoreOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this installation, and say what to do about what is wrong.
+
+    Exit status: 1 when a check fails; warnings alone are 0.
+    """
+    from hvd_autosync.doctor import Verdict, examine
+
+    names = [host.strip().partition(":")[0] for host in hosts.split(",") if host.strip()]
+    checks: list[Check] = []
+    for check in examine(names, ssh=(ssh_port, ssh_identity_file), store=store):
+        checks.append(check)
+        if not as_json:
+            print_check(check)
+    failed = any(check.verdict is Verdict.FAIL for check in checks)
+    if as_json:
+        print(json.dumps({"ok": not failed, "checks": [c.to_json() for c in checks]}, indent=2))
+    raise typer.Exit(int(failed))
+
+
+def print_check(check: Check) -> None:
+    """Print one finding, and below it what to do about it."""
+    from rich.text import Text
+
+    verdict = check.verdict.value
+    line = Text.assemble((f"{verdict:<4}", _STYLES[verdict]), f"  {check.subject}: {check.text}")
+    console().print(line, soft_wrap=True)
+    if check.remedy:
+        console().print(f"      {check.remedy}", soft_wrap=True)

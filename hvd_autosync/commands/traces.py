@@ -1,0 +1,136 @@
+"""``hvd-autosync traces``: list, show, export, import and delete studies."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hvd_autosync.commands.common import StoreOption, StudyArgument, console, open_store
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Saved studies: list, show, export, import, delete.",
+)
+
+
+class Format(str, enum.Enum):
+    """How trials are printed."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+@app.command("list")
+def list_(store: StoreOption = None) -> None:
+    """List all studies, newest first."""
+    from hvd_autosync.report.listing import studies_table
+
+    traces = open_store(store)
+    studies = traces.studies()
+    if not studies:
+        print(f"no study in {traces.name} yet", file=sys.stderr)
+        return
+    console().print(studies_table(studies))
+
+
+@app.command()
+def show(
+    study: StudyArgument = "last",
+    store: StoreOption = None,
+    format: Annotated[
+        Format, typer.Option(help="A table for people, or CSV or JSON with one row per trial.")
+    ] = Format.TABLE,
+) -> None:
+    """Print every trial of a study."""
+    from hvd_autosync.traces import trials_frame
+
+    traces = open_store(store)
+    record = traces.study(study)
+    if format is Format.TABLE:
+        from hvd_autosync.report.listing import trials_table
+
+        console().print(trials_table(record, traces.trials(record.study_id)))
+        return
+    frame = trials_frame(traces, record.study_id)
+    if format is Format.CSV:
+        print(frame.to_csv(index=False), end="")
+    else:
+        print(frame.to_json(orient="records", indent=2))
+
+
+@app.command()
+def export(
+    study: StudyArgument = "last",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write.", show_default="STUDY.jsonl"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it exists.")
+    ] = False,
+    store: StoreOption = None,
+) -> None:
+    """Write a study to a file that can be mailed, compared and imported elsewhere."""
+    from hvd_autosync.traces import export_study
+
+    traces = open_store(store)
+    study_id = traces.study(study).study_id
+    path = output or Path(f"{study_id}.jsonl")
+    export_study(traces, study_id, path, overwrite=overwrite)
+    print(path)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path | None, typer.Argument(help="A file that 'traces export' wrote.", show_default=False)
+    ] = None,
+    horovod_autotune: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Instead: the log of Horovod's own tuner (its --autotune-log-file).",
+        ),
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Read studies from a file into the store, and print the ids of the new ones."""
+    from hvd_autosync.errors import ConfigurationError
+    from hvd_autosync.traces import import_autotune_log, import_studies
+
+    if (file is None) == (horovod_autotune is None):
+        raise ConfigurationError(
+            "one file is needed: a trace, or a log of Horovod's own tuner",
+            hint="Write hvd-autosync traces import FILE, or --horovod-autotune FILE.",
+        )
+    traces = open_store(store)
+    if horovod_autotune is not None:
+        print(import_autotune_log(traces, horovod_autotune))
+        return
+    assert file is not None
+    for study_id in import_studies(traces, file):
+        print(study_id)
+
+
+@app.command()
+def delete(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A study's id, or its beginning.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Forget a study and its trials."""
+    traces = open_store(store)
+    record = traces.study(study)
+    if not yes:
+        count = len(traces.trials(record.study_id))
+        begun = record.created_at[:16].replace("T", " ")
+        question = f"Forget study {record.study_id} of {begun} UTC with {count} trials?"
+        typer.confirm(question, abort=True, err=True)
+    traces.delete(record.study_id)

@@ -1,0 +1,212 @@
+"""Checks of an installation: what would keep a job from being tuned, and what to do about it.
+
+Each check looks at the thing itself: the plugin's by asking ``horovodrun`` for its options, the
+store's by writing to it, a host's by running a command on it.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.launch.command import OPEN_MPI_5_BINDING, launcher_environment, open_mpi_major
+from hvd_autosync.launch.worker_environment import DISABLE_VARIABLE
+from hvd_autosync.search_space import HorovodBuild
+from hvd_autosync.versions import versions
+
+_TESTED_HOROVOD = "0.28."
+_NEEDED = ("torch", "botorch", "gpytorch")
+_TIMEOUT_S = 120
+
+
+class Verdict(str, enum.Enum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        subject: What was looked at.
+        verdict: How it came out.
+        text: What was found.
+        remedy: What to do; empty when there is nothing to do.
+    """
+
+    subject: str
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """A plain dictionary."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+def examine(
+    hosts: Sequence[str] = (),
+    *,
+    ssh: tuple[int | None, str | None] = (None, None),
+    store: str | None = None,
+) -> Iterator[Check]:
+    """All checks, each made when it is asked for.
+
+    Args:
+        hosts: Names of the hosts of a job; none: only this machine is looked at.
+        ssh: Port and identity file for ssh to them, where given.
+        store: Where traces are kept; ``None``: the default.
+    """
+    from hvd_autosync.doctor_hosts import check_hosts
+
+    yield check_versions()
+    yield from check_horovod()
+    yield check_plugin()
+    yield from check_hosts(hosts, ssh)
+    yield check_store(store)
+    yield check_threads()
+
+
+def check_versions() -> Check:
+    """Python and the libraries that the tuner itself needs."""
+    found = versions()
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        return Check("versions", Verdict.FAIL, f"{text}; without {', '.join(missing)}",
+                     f"Run pip install {' '.join(missing)}.")  # fmt: skip
+    return Check("versions", Verdict.OK, text)
+
+
+def check_horovod() -> Iterator[Check]:
+    """The build, and the controllers that it can really use."""
+    from hvd_autosync.launch.facts import horovod_build
+
+    try:
+        build = horovod_build()
+    except AutosyncError as error:
+        yield Check("Horovod", Verdict.FAIL, error.message, error.hint)
+        return
+    offers = {"Gloo": build.gloo, "MPI": build.mpi, "NCCL": build.nccl}
+    text = f"{build.version} with {', '.join(n for n, has in offers.items() if has) or 'nothing'}"
+    if build.version.startswith(_TESTED_HOROVOD):
+        yield Check("Horovod", Verdict.OK, text)
+    else:
+        yield Check("Horovod", Verdict.WARN, text, "Knobs are those of Horovod 0.28: install it.")
+    if not (build.gloo or build.mpi):
+        yield Check("controller", Verdict.FAIL, "Horovod has neither Gloo nor MPI",
+                    "Build it again with CMake installed, for Gloo.")  # fmt: skip
+    if build.gloo:
+        yield Check("controller", Verdict.OK, "Gloo")
+    if build.mpi:
+        yield _check_mpi(build)
+
+
+def _check_mpi(build: HorovodBuild) -> Check:
+    """Whether MPI jobs can be started: ``mpirun``, its version, and mpi4py."""
+    path = launcher_environment({})["PATH"]
+    program = shutil.which("mpirun", path=path)
+    if program is None:
+        return Check(
+            "controller", Verdict.WARN if build.gloo else Verdict.FAIL,
+            "MPI is built in, but there is no mpirun on the PATH; horovodrun takes MPI by itself",
+            "Put mpirun on the PATH, or pass --gloo to horovodrun.",
+        )  # fmt: skip
+    shown = _output([program, "--version"]).partition("\n")[0]
+    text = f"MPI: {shown or 'of unknown version'} ({program})"
+    if find_spec("mpi4py") is None:
+        return Check("controller", Verdict.WARN, f"{text}, without mpi4py",
+                     "Run pip install 'hvd-autosync[mpi]'.")  # fmt: skip
+    if (open_mpi_major() or 0) >= 5:
+        return Check(
+            "controller", Verdict.OK,
+            f"{text}; it rejects Horovod's own -bind-to, so --autosync supplies a replacement",
+            f"For jobs without --autosync pass '{OPEN_MPI_5_BINDING}' to horovodrun --mpi.",
+        )  # fmt: skip
+    return Check("controller", Verdict.OK, text)
+
+
+def check_plugin() -> Check:
+    """Whether ``horovodrun`` knows ``--autosync``, found out by asking it."""
+    if os.environ.get(DISABLE_VARIABLE, "") not in ("", "0"):
+        return Check("plugin", Verdict.FAIL, f"switched off by {DISABLE_VARIABLE}",
+                     f"Unset {DISABLE_VARIABLE}.")  # fmt: skip
+    program = shutil.which("horovodrun")
+    beside = Path(sys.executable).with_name("horovodrun")
+    if program is None:
+        if not _knows_autosync([sys.executable, "-m", "horovod.runner.launch"]):
+            return _inactive(f"{sys.executable} -m horovod.runner.launch")
+        return Check("plugin", Verdict.WARN, "active, but there is no horovodrun on the PATH",
+                     f"Add {beside.parent} to the PATH.")  # fmt: skip
+    if _knows_autosync([program]):
+        return Check("plugin", Verdict.OK, f"active: {program} knows --autosync")
+    if beside.exists() and not beside.samefile(program) and _knows_autosync([str(beside)]):
+        return Check("plugin", Verdict.FAIL, f"{program} belongs to another Python",
+                     f"Put {beside.parent} first on the PATH.")  # fmt: skip
+    return _inactive(program)
+
+
+def _inactive(program: str) -> Check:
+    """Why the plugin is not active, as far as the installation shows."""
+    file = "hvd_autosync.pth"
+    if any(Path(folder, file).exists() for folder in sys.path if folder):
+        return Check("plugin", Verdict.FAIL, f"{program} does not know --autosync",
+                     f"Run {program} --help: what it prints first says why.")  # fmt: skip
+    return Check("plugin", Verdict.FAIL, f"{file} is not installed, so nothing adds --autosync",
+                 "Run pip install --force-reinstall --no-deps hvd-autosync.")  # fmt: skip
+
+
+def _knows_autosync(launcher: list[str]) -> bool:
+    return "--autosync-trials" in _output([*launcher, "--help"])
+
+
+def _output(command: list[str]) -> str:
+    """What ``command`` writes; empty when it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def check_store(location: str | None) -> Check:
+    """Whether traces can be written."""
+    from hvd_autosync.traces import TraceStore
+
+    try:
+        store = TraceStore(location)
+        study = store.create_study(job_key="doctor", command=(), settings={}, versions={})
+        store.delete(study.study_id)
+    except AutosyncError as error:
+        return Check("store", Verdict.FAIL, error.message, error.hint)
+    return Check("store", Verdict.OK, f"{store.name} is writable")
+
+
+def check_threads() -> Check:
+    """Whether the ranks of a host would fight for its processors."""
+    cores = len(os.sched_getaffinity(0))
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    advice = f"export OMP_NUM_THREADS={cores}/RANKS-PER-HOST, at least 1."
+    if cores == 1:
+        return Check("threads", Verdict.OK, "one core")
+    if not given:
+        return Check("threads", Verdict.WARN,
+                     f"OMP_NUM_THREADS is not set: each rank computes on all {cores} cores, and "
+                     "ranks of one host hinder each other", advice)  # fmt: skip
+    threads = given.partition(",")[0]
+    if threads.isdigit() and int(threads) > cores:
+        return Check("threads", Verdict.WARN,
+                     f"OMP_NUM_THREADS={given} is more than the {cores} cores", advice)  # fmt: skip
+    return Check("threads", Verdict.OK, f"OMP_NUM_THREADS={given} on {cores} cores")
