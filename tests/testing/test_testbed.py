@@ -1,0 +1,233 @@
+"""Several hosts on one machine: names, ssh, rates, Horovod, and nothing left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_autosync.launch.command import OPEN_MPI_5_BINDING, open_mpi_major
+from hvd_autosync.testing import Testbed, TestbedError, testbed_missing
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.root,
+    pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing())),
+]
+
+RATE_MBIT = 100.0
+NETWORK = ["readlink", "/proc/self/ns/net"]
+RECEIVE = """
+import socket, sys, time
+server = socket.create_server(("", 5001))
+print("listening", flush=True)
+stream, _ = server.accept()
+total, began = 0, None
+while chunk := stream.recv(1 << 16):
+    began = began or time.perf_counter()
+    total += len(chunk)
+print(8e-6 * total / (time.perf_counter() - began))
+"""
+SEND = """
+import socket, sys
+stream = socket.create_connection((sys.argv[1], 5001))
+stream.sendall(bytes(int(sys.argv[2])))
+"""
+ALLREDUCE = """
+import os, socket
+{first}
+import horovod.torch as hvd, torch
+hvd.init()
+total = hvd.allreduce(torch.ones(1000) * (hvd.rank() + 1), op=hvd.Sum)
+print(f"rank {{hvd.rank()}} on {{socket.gethostname()}}: {{total[0].item():.0f}}", flush=True)
+"""
+HOLD = """
+import time
+from hvd_autosync.testing import Testbed
+with Testbed(rate_mbit=100) as bed:
+    bed.popen(["sleep", "1000"], host=1)
+    inside = bed.run(["readlink", "/proc/self/ns/net"], capture_output=True, text=True).stdout
+    print(inside, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def bed() -> Iterator[Testbed]:
+    with Testbed(rate_mbit=RATE_MBIT) as running:
+        yield running
+
+
+def said(bed: Testbed, *command: str, host: int = 0) -> str:
+    """What ``command`` prints on a host."""
+    done = bed.run(command, host=host, capture_output=True, text=True, check=True)
+    return str(done.stdout).strip()
+
+
+def members(network: str) -> list[int]:
+    """Processes in the network namespace ``network``, such as ``net:[4026532]``."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            if os.readlink(link) == network:
+                found.append(int(link.parts[2]))
+        except OSError:  # gone meanwhile
+            pass
+    return found
+
+
+def await_true(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def outside() -> dict[str, object]:
+    """What a test bed could damage on this machine."""
+    ssh = Path.home() / ".ssh"
+    files = ("/etc/hosts", "/etc/shadow", "/etc/ssh/ssh_config")
+    return {
+        "files": [Path(f).read_bytes() for f in files if Path(f).exists()],
+        "links": sorted(name for _, name in socket.if_nameindex()),
+        "name": socket.gethostname(),
+        "mounts": Path("/proc/mounts").read_text(),
+        "ssh": sorted(p.name for p in ssh.iterdir()) if ssh.is_dir() else None,
+        "run": os.path.exists("/run/testbed"),
+    }
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_hosts_have_names_and_reach_each_other(bed: Testbed, host: int) -> None:
+    other = bed.hosts[1 - host]
+    assert said(bed, "hostname", host=host) == bed.hosts[host]
+    assert said(bed, "getent", "hosts", other, host=host).split() == [
+        bed.addresses[1 - host], other
+    ]  # fmt: skip
+    plain = ["ssh", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"]
+    assert said(bed, *plain, other, "hostname", host=host) == other
+
+
+def test_no_way_leads_out(bed: Testbed) -> None:
+    assert said(bed, "ip", "route").splitlines() == [
+        f"198.18.0.0/24 dev eth0 proto kernel scope link src {bed.addresses[0]}"
+    ]
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_links_have_the_rate_in_both_directions(bed: Testbed, sender: int) -> None:
+    size = 12_500_000  # a second's worth
+    receiver = bed.popen(
+        [sys.executable, "-c", RECEIVE], host=1 - sender, stdout=subprocess.PIPE, text=True
+    )
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == "listening\n"
+    said(bed, sys.executable, "-c", SEND, bed.hosts[1 - sender], str(size), host=sender)
+    measured_mbit = float(receiver.communicate(timeout=30)[0])
+    assert 0.8 * RATE_MBIT < measured_mbit < 1.05 * RATE_MBIT
+
+
+def test_each_host_sees_only_its_own_processes_and_shared_memory(bed: Testbed) -> None:
+    with bed.popen(["sleep", "1000"], host=1) as sleeper:
+        assert "sleep" in said(bed, "sh", "-c", "cat /proc/[0-9]*/comm", host=1)
+        assert "sleep" not in said(bed, "sh", "-c", "cat /proc/[0-9]*/comm || true")
+        sleeper.terminate()
+        assert sleeper.wait(5) == -signal.SIGTERM
+    said(bed, "touch", "/dev/shm/mine", host=1)
+    assert said(bed, "ls", "/dev/shm") == ""
+
+
+def test_commands_keep_environment_and_folder(bed: Testbed, tmp_path: Path) -> None:
+    done = bed.run(
+        ["sh", "-c", "pwd; echo $GREETING"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "GREETING": "hello"},
+    )  # fmt: skip
+    assert done.stdout.split() == [str(tmp_path), "hello"]
+
+
+def test_beds_beside_each_other_do_not_meet(bed: Testbed) -> None:
+    with Testbed(hosts=3) as other:
+        assert said(other, "ssh", other.hosts[2], "hostname") == "testhost2"
+        assert said(bed, *NETWORK) != said(other, *NETWORK)
+        assert said(bed, "sh", "-c", "getent hosts testhost2 || echo unknown") == "unknown"
+    assert said(bed, "ssh", bed.hosts[1], "hostname") == "testhost1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("controller", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
+def test_horovod_runs_across_hosts(bed: Testbed, controller: str, tmp_path: Path) -> None:
+    options = ["--gloo"]
+    if controller == "mpi":
+        pytest.importorskip("mpi4py")
+        options = ["--mpi", *([OPEN_MPI_5_BINDING] if (open_mpi_major() or 0) >= 5 else [])]
+    script = tmp_path / "allreduce.py"
+    script.write_text(ALLREDUCE.format(first="from mpi4py import MPI" * (controller == "mpi")))
+    scripts = os.path.dirname(sys.executable)
+    done = bed.run(
+        [sys.executable, "-m", "horovod.runner.launch", *bed.horovodrun_options(), *options,
+         sys.executable, str(script)],
+        env={**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank, host in enumerate(bed.hosts):
+        assert f"rank {rank} on {host}: 3" in done.stdout
+
+
+def test_nothing_remains_after_the_end() -> None:
+    before = outside()
+    with Testbed(rate_mbit=RATE_MBIT) as bed:
+        orphan = ["sh", "-c", "setsid sleep 1000 & setsid sleep 1000 &"]
+        bed.run(orphan, host=1)
+        networks = [said(bed, *NETWORK, host=host) for host in (0, 1)]
+        assert len(members(networks[1])) > 2
+        assert outside() == before
+        running = bed.popen(["sleep", "1000"])
+        ending = time.monotonic()
+    assert time.monotonic() - ending < 3
+    assert running.returncode == -signal.SIGKILL
+    assert not any(members(network) for network in networks)
+    assert outside() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_remains_of_a_killed_owner(number: signal.Signals) -> None:
+    before = outside()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert owner.stdout is not None
+    network = owner.stdout.readline().strip()
+    assert len(members(network)) > 1
+    owner.send_signal(number)
+    owner.wait(10)
+    await_true(lambda: not members(network))
+    assert outside() == before
+
+
+def test_a_failed_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, children = outside(), psutil.Process().children()
+    monkeypatch.setattr("hvd_autosync.testing.testbed._SSHD_CONFIG", "NoSuchWord")
+    with pytest.raises(TestbedError, match="NoSuchWord"), Testbed():
+        pytest.fail("it must not start")
+    assert outside() == before
+    assert psutil.Process().children() == children
+
+
+def test_a_stopped_bed_says_so() -> None:
+    with Testbed() as bed:
+        pass
+    with pytest.raises(TestbedError, match="not running"):
+        bed.run(["true"])
+
+
+@pytest.mark.parametrize("arguments", [{"hosts": 0}, {"hosts": 251}, {"rate_mbit": 0}])
+def test_impossible_beds_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        Testbed(**arguments)
