@@ -1,0 +1,175 @@
+"""How long does a learner take to propose the next trial?
+
+Seconds of one ask after 5, 20, 50 and 100 observations, for ours beside BoTorch used as its
+tutorials do (``MixedSingleTaskGP`` fitted without a cap, ``optimize_acqf_mixed_alternating``),
+Optuna's TPE and random search. Each ask sees new measurements, so that every model is fitted anew;
+the first, warming-up one is not counted. "CPU s" is the median of the processor time of all
+threads: on a machine that does other things, too, it is the fairer column.
+
+    python benchmarks/ask_time.py                         # stock BoTorch takes minutes
+    python benchmarks/ask_time.py --learners ours random  # a few seconds
+    python benchmarks/ask_time.py --output ask_time.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from learner_landscapes import SPACE, Landscape
+from regret import ask_optuna
+
+from hvd_autosync.learner import BayesianLearner, Observation, RandomLearner
+from hvd_autosync.learner.points import encode_all, sobol_points
+from hvd_autosync.search_space import CategoricalKnob, Strategy
+
+#: Proposes a strategy from observations and a seed.
+Ask = Callable[[Sequence[Observation], int], Strategy]
+
+
+def ask_ours(seen: Sequence[Observation], seed: int) -> Strategy:
+    """Our learner."""
+    suggestion = BayesianLearner().suggest(SPACE, seen, seed=seed)
+    assert suggestion is not None and suggestion.kind == "model"
+    return suggestion.strategy
+
+
+def ask_random(seen: Sequence[Observation], seed: int) -> Strategy:
+    """Random search."""
+    suggestion = RandomLearner().suggest(SPACE, seen, seed=seed)
+    assert suggestion is not None
+    return suggestion.strategy
+
+
+def ask_stock_botorch(seen: Sequence[Observation], seed: int) -> Strategy:
+    """BoTorch's own mixed model, fit and optimizer, with their defaults."""
+    from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+    from botorch.fit import fit_gpytorch_mll
+    from botorch.models import MixedSingleTaskGP
+    from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
+    from gpytorch.mlls import ExactMarginalLogLikelihood
+
+    torch.manual_seed(seed)
+    x = torch.from_numpy(encode_all(SPACE, [one.strategy for one in seen]))
+    y = -torch.tensor([[one.log_step] for one in seen], dtype=torch.float64)
+    categories = SPACE.categorical_dimensions
+    counts = {
+        index: len(knob.choices) - 1
+        for index, knob in enumerate(SPACE.knobs)
+        if isinstance(knob, CategoricalKnob)
+    }
+    for index, last in counts.items():
+        x[:, index] *= last
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = MixedSingleTaskGP(x, y, cat_dims=categories)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        upper = torch.tensor([float(counts.get(i, 1)) for i in range(SPACE.dimension)]).double()
+        point, _ = optimize_acqf_mixed_alternating(
+            qLogNoisyExpectedImprovement(model, X_baseline=x),
+            bounds=torch.stack([torch.zeros_like(upper), upper]),
+            cat_dims={index: list(range(last + 1)) for index, last in counts.items()},
+            q=1,
+            num_restarts=20,
+            raw_samples=1024,
+        )
+    return SPACE.decode((point[0] / upper).numpy())
+
+
+def ask_tpe(seen: Sequence[Observation], seed: int) -> Strategy:
+    """Optuna's TPE, told all observations anew (not counted separately: it is cheap)."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    distributions = {
+        k.name: optuna.distributions.CategoricalDistribution(k.choices)
+        if isinstance(k, CategoricalKnob)
+        else optuna.distributions.FloatDistribution(0.0, 1.0)
+        for k in SPACE.knobs
+    }
+    for one in seen:
+        values = {
+            k.name: v if isinstance(k, CategoricalKnob) else k.to_unit(v)
+            for k in SPACE.knobs
+            for v in [one.strategy[k.name]]
+        }
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=values, distributions=distributions, value=one.step_s
+            )
+        )
+    return ask_optuna(study.ask())
+
+
+LEARNERS: dict[str, Ask] = {
+    "ours": ask_ours,
+    "stock-botorch": ask_stock_botorch,
+    "tpe": ask_tpe,
+    "random": ask_random,
+}
+
+
+def timed(ask: Ask, count: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds, and processor seconds, of ``repeats`` asks, after one that is not counted."""
+    job = Landscape(0)
+    strategies = [SPACE.decode(point) for point in sobol_points(SPACE, count, seed=0)]
+    wall, cpu = [], []
+    for seed in range(repeats + 1):
+        seen = [job.measure(s, seed * count + trial) for trial, s in enumerate(strategies)]
+        start, cpu_start = time.perf_counter(), time.process_time()
+        ask(seen, seed)
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - cpu_start)
+    return wall[1:], cpu[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--learners", nargs="+", choices=LEARNERS, default=list(LEARNERS), help="which to time"
+    )
+    parser.add_argument(
+        "--observations", type=int, nargs="+", default=[5, 20, 50, 100],
+        help="numbers of observations (default: 5 20 50 100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="timed asks of each, after a first (default: 5)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="write one CSV row per ask")
+    options = parser.parse_args()
+
+    rows: list[dict[str, str | int | float]] = []
+    print(f"{'learner':15}{'observations':>13}{'median s':>11}{'min s':>9}{'max s':>9}{'CPU s':>9}")
+    for name in options.learners:
+        for count in options.observations:
+            try:
+                wall, cpu = timed(LEARNERS[name], count, options.repeats)
+            except ImportError as missing:
+                print(f"{name:15}not installed ({missing.name})")
+                break
+            rows += [
+                {"learner": name, "observations": count, "ask_s": a, "cpu_s": b}
+                for a, b in zip(wall, cpu, strict=True)
+            ]
+            print(
+                f"{name:15}{count:13d}{statistics.median(wall):11.3f}{min(wall):9.3f}"
+                f"{max(wall):9.3f}{statistics.median(cpu):9.3f}",
+                flush=True,
+            )
+    if options.output:
+        with open(options.output, "w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=["learner", "observations", "ask_s", "cpu_s"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""One match: a workload in a setting, all tuners, then all of their finds in turn.
+
+A match runs in a process of its own, on the first host of its setting, because ``horovodrun``
+has to start there. It gets its plan as JSON, and appends its measurements to a CSV file.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gain.tuners import (
+    RECIPE,
+    Contender,
+    Length,
+    Say,
+    autosync,
+    horovod_autotune,
+    random_search,
+    run_trial,
+)
+from gain.workloads import WORKLOADS
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.plugin import parse_words, read_job
+from hvd_autosync.search_space import Strategy, TrialResult
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one match needs to know.
+
+    Attributes:
+        setting: Name of the setting.
+        workload: Name of the workload.
+        options: Of ``horovodrun``.
+        trials: Most trials of our tuner before it confirms.
+        steps: Steps measured in each trial.
+        warmup: Steps before those.
+        rounds: Rounds of the final measurement.
+        seed: Of the tuners.
+        allow: Lossy groups that a second run of our tuner may use; empty: no second run.
+        output: CSV file that measurements are appended to.
+        folder: Where stores and logs go.
+    """
+
+    setting: str
+    workload: str
+    options: tuple[str, ...]
+    trials: int
+    steps: int
+    warmup: int
+    rounds: int
+    seed: int
+    allow: str
+    output: str
+    folder: str
+
+    def to_json(self) -> str:
+        """The plan as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that :meth:`to_json` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "options": tuple(fields["options"])})
+
+    @property
+    def length(self) -> Length:
+        """How long a trial is."""
+        return Length(self.warmup, self.steps)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the final measurement; a row of the CSV file.
+
+    Attributes:
+        setting: Where.
+        workload: What.
+        contender: Whose find.
+        round: Counted from 1.
+        strategy: Compact JSON.
+        status: How the run ended.
+        median_s: Median step time, seconds; empty text when there is none.
+        mean_s: Trimmed mean of the step times, seconds; likewise.
+        standard_error_s: Of that mean, seconds; likewise.
+        tuning_trials: What finding it cost: trials ...
+        tuning_steps: ... steps ...
+        tuning_minutes: ... and wall time.
+        step_ms: All measured steps in order, milliseconds, with blanks between them.
+    """
+
+    setting: str
+    workload: str
+    contender: str
+    round: int
+    strategy: str
+    status: str
+    median_s: float | str
+    mean_s: float | str
+    standard_error_s: float | str
+    tuning_trials: int
+    tuning_steps: int
+    tuning_minutes: float
+    step_ms: str
+
+
+def play(plan: Plan, say: Say) -> None:
+    """Tune, then measure; see the module."""
+    options = list(plan.options)
+    words = [*options, *WORKLOADS[plan.workload].command]
+    job, _ = read_job(parse_words(words), words)
+    contenders, limits = _tune(plan, job, say)
+    say("final measurement of " + ", ".join(c.name for c in contenders))
+    for number in range(1, plan.rounds + 1):
+        for contender in contenders:
+            result = run_trial(job, contender.strategy, plan.length, limits)
+            row = _row(plan, contender, number, result)
+            append(plan.output, row)
+            shown = (
+                f"{1e3 * row.median_s:.1f} ms" if isinstance(row.median_s, float)
+                else f"{result.status.value}: {result.reason}"
+            )  # fmt: skip
+            say(f"round {number} of {plan.rounds}, {contender.name}: {shown}")
+
+
+def _tune(plan: Plan, job: Job, say: Say) -> tuple[list[Contender], Limits]:
+    """All contenders, and when a run of this job counts as hung.
+
+    Without ours there is no match; Horovod's autotune may fail, which is said.
+    """
+    length, folder = plan.length, Path(plan.folder)
+    say("tuning by horovodrun --autosync")
+    ours = autosync(job, length, plan.trials, plan.seed, "", folder)
+    found = [Contender("default", Strategy()), Contender("docs recipe", RECIPE)]
+    say(f"tuning by horovodrun --autotune, {ours.contender.cost.steps} steps")
+    try:
+        found.append(horovod_autotune(job, ours, length, folder))
+    except AutosyncError as error:
+        say(f"horovod autotune found nothing: {error}")
+    if ours.space.dimension:
+        found.append(random_search(job, ours, length, plan.seed, say))
+    found.append(ours.contender)
+    if plan.allow:
+        say(f"tuning by horovodrun --autosync --autosync-allow {plan.allow}")
+        lossy = autosync(job, length, plan.trials, plan.seed, plan.allow, folder)
+        found.append(lossy.contender)
+    return found, ours.limits
+
+
+def _row(plan: Plan, contender: Contender, number: int, result: TrialResult) -> Run:
+    steps = [float(s) for s in result.measured_durations()]
+    time_s = result.step_time
+    cost = contender.cost
+    return Run(
+        plan.setting, plan.workload, contender.name, number, contender.strategy.to_json(),
+        result.status.value,
+        statistics.median(steps) if time_s else "",
+        time_s.mean_s if time_s else "",
+        time_s.standard_error_s if time_s else "",
+        cost.trials, cost.steps, round(cost.minutes, 2),
+        " ".join(f"{1e3 * s:.2f}" for s in steps),
+    )  # fmt: skip
+
+
+def append(path: str, row: Run) -> None:
+    """Add a row to the CSV file ``path``, which is made when it is not there."""
+    fields = asdict(row)
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(fields))
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerow(fields)
+
+
+def clock(began: float, prefix: str) -> Say:
+    """Prints lines that begin with the time since ``began`` and ``prefix``."""
+
+    def say(text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began), 60)
+        print(f"[{minutes:3d}:{seconds:02d}] {prefix}: {text}", flush=True)
+
+    return say
+
+
+def read(path: str) -> list[dict[str, str]]:
+    """The rows of the CSV file ``path``."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def matches(rows: Sequence[dict[str, str]]) -> dict[tuple[str, str], list[dict[str, str]]]:
+    """(setting, workload) -> its rows, in the order of their first row."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        found.setdefault((row["setting"], row["workload"]), []).append(row)
+    return found
