@@ -1,0 +1,84 @@
+"""Act as soon as a module has been imported, wherever and by whomever.
+
+Only the standard library is imported here: every worker passes through.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+
+
+def when_imported(
+    name: str, action: Callable[[ModuleType], None], *, run_as_main: str | None = None
+) -> None:
+    """Call ``action`` with the module ``name`` once it is loaded; now, if it already is.
+
+    Args:
+        name: The module's full name.
+        action: What to do with the module.
+        run_as_main: Source to run when the module is executed as a program (``python -m name``)
+            and so never imported under its name.
+    """
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        action(loaded)
+    else:
+        sys.meta_path.insert(0, _Finder(name, action, run_as_main))
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module where the other finders find it."""
+
+    def __init__(
+        self, name: str, action: Callable[[ModuleType], None], run_as_main: str | None
+    ) -> None:
+        self._name = name
+        self._action = action
+        self._run_as_main = run_as_main
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)  # type: ignore[arg-type]
+            if spec is not None and spec.loader is not None:
+                spec.loader = _ActingLoader(spec.loader, self._action, self._run_as_main)
+                return spec
+        return None
+
+
+class _ActingLoader(Loader):
+    """Executes a module as its own loader does, and acts after it."""
+
+    def __init__(
+        self, inner: Loader, action: Callable[[ModuleType], None], run_as_main: str | None
+    ) -> None:
+        self._inner = inner
+        self._action = action
+        self._run_as_main = run_as_main
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # From here on the module looks as if we had never been there (inspect, pkgutil, reload).
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        self._action(module)
+
+    def get_code(self, name: str) -> CodeType | None:
+        """Called by ``runpy``, which executes the module as a program."""
+        if self._run_as_main is not None:
+            return compile(self._run_as_main, f"<{name}>", "exec")
+        code: CodeType | None = self._inner.get_code(name)  # type: ignore[attr-defined]
+        return code
