@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-import signal
 import threading
 import time
-from collections import deque
 from typing import IO, Any
 
+from hvd_autosync.launch.failure import explain_failure
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.wire import Message, MessageDecoder
 from hvd_autosync.search_space import (
     Link,
@@ -21,11 +20,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 
-_TAIL_LINES, _LINE_BYTES = 60, 500
 _CHUNK_BYTES = 64 * 1024
-#: A line without text, maybe behind a launcher's prefix.
-_EMPTY = re.compile(rb"^(\[[\d,]+\]<std(err|out)>:)?\s*$")
-_FAILED_PROCESS = re.compile(r"Process (\d+) exit with status code (-?\d+)")
 
 
 class Collector:
@@ -41,7 +36,7 @@ class Collector:
         self._lock = threading.Lock()
         self._reports: dict[int, dict[str, Any]] = {}
         self._shared: dict[str, Message] = {}
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._tail = Tail()
         self._threads: list[threading.Thread] = []
         self._started = time.monotonic()
         self.first_step_s = math.nan
@@ -66,8 +61,8 @@ class Collector:
             with self._lock:
                 if complete is not None:
                     self._take(*complete)
-                elif not ours and not _EMPTY.match(line):
-                    self._tail.append(line[:_LINE_BYTES].decode(errors="replace").rstrip())
+                elif not ours:
+                    self._tail.add(line)
 
     def _take(self, rank: int, message: Message) -> None:
         kind = message["type"]
@@ -125,47 +120,30 @@ class Collector:
                 )
                 for rank, r in sorted(self._reports.items())
             )  # fmt: skip
-            tail = "\n".join(self._tail)
             device = next((r["device"] for r in self._reports.values() if "device" in r), "")
             profile, link = self._shared.get("profile"), self._shared.get("link")
-        status, reason = self._judge(exit_status, killed_because, tail)
+            status, reason, output = self._judge(exit_status, killed_because)
         return TrialResult(
             status=status, reason=reason, ranks=ranks, warmup_steps=self._spec.warmup_steps,
             setup_s=self.first_step_s, total_s=time.monotonic() - self._started,
-            exit_status=exit_status, stderr_tail=tail,
+            exit_status=exit_status, stderr_tail=output,
             profile=ModelProfile.from_json(profile["profile"]) if profile else None,
             link=Link(link["latency_s"], link["bandwidth_bytes_per_s"]) if link else None,
             owned=tuple(profile["owned"]) if profile else (), device=device,
         )  # fmt: skip
 
-    def _judge(self, exit_status: int, killed_because: str, tail: str) -> tuple[TrialStatus, str]:
-        with self._lock:
-            ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
-            steps = min((len(r["step_s"]) for r in self._reports.values()), default=0)
+    def _judge(self, exit_status: int, killed_because: str) -> tuple[TrialStatus, str, str]:
+        """How the job ended: status, reason, and the output that goes with it."""
+        ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
         if len(ends) == self._world_size and set(ends) <= {"steps", "hopeless"}:
             if "hopeless" in ends:
-                return TrialStatus.CUT_SHORT, "its steps so far exclude beating the best"
-            return TrialStatus.COMPLETED, ""
+                reason = "its steps so far exclude beating the best"
+                return TrialStatus.CUT_SHORT, reason, self._tail.whole()
+            return TrialStatus.COMPLETED, "", self._tail.whole()
         if killed_because:
-            return TrialStatus.HUNG, killed_because
+            return TrialStatus.HUNG, killed_because, self._tail.whole()
         if exit_status != 0:
-            return TrialStatus.CRASHED, _crash_reason(exit_status, tail)
-        if not self._reports:
-            return TrialStatus.ENDED_EARLY, "the script ended without a single optimizer step"
-        return TrialStatus.ENDED_EARLY, f"the script ended after {steps} steps"
-
-
-def _crash_reason(exit_status: int, tail: str) -> str:
-    """Who failed and how. The launcher ends the other ranks with SIGTERM; they are left out."""
-    failed = {f"rank {rank}": int(status) for rank, status in _FAILED_PROCESS.findall(tail)}
-    ended = 128 + signal.SIGTERM
-    failed = {who: status for who, status in failed.items() if status != ended} or failed
-    failed = failed or {"the job": exit_status}
-    return ", ".join(f"{who} {_ending(status)}" for who, status in sorted(failed.items()))
-
-
-def _ending(status: int) -> str:
-    number = -status if status < 0 else status - 128
-    if number in {int(s) for s in signal.Signals}:
-        return f"was killed by {signal.Signals(number).name}"
-    return f"exited with status {status}"
+            return TrialStatus.CRASHED, *explain_failure(self._tail, exit_status)
+        steps = min((len(r["step_s"]) for r in self._reports.values()), default=0)
+        made = f"after {steps} steps" if self._reports else "without a single optimizer step"
+        return TrialStatus.ENDED_EARLY, f"the script ended {made}", self._tail.whole()

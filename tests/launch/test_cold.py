@@ -67,14 +67,22 @@ def test_loader_processes_end_with_the_trial(horovodrun: str) -> None:
 @pytest.mark.parametrize(
     ("script_arguments", "status", "reason"),
     [
-        (["--fault", "crash"], TrialStatus.CRASHED, "exited with status 1"),
-        (["--fault", "crash", "--at", "5"], TrialStatus.CRASHED, "exited with status 1"),
+        (["--fault", "crash"], TrialStatus.CRASHED, "^rank 0 raised RuntimeError: deliberate"),
+        (["--fault", "crash", "--at", "5"], TrialStatus.CRASHED, "raised RuntimeError: deliberate"),
+        (
+            ["--fault", "crash", "--at", "5", "--rank", "1"],
+            TrialStatus.CRASHED,
+            "^rank 1 raised RuntimeError: deliberate crash at step 5$",
+        ),
         (["--fault", "exit", "--at", "5", "--rank", "1"], TrialStatus.CRASHED, "rank 1 .* 7"),
         (["--fault", "kill", "--at", "5", "--rank", "1"], TrialStatus.CRASHED, "SIGKILL"),
         (["--steps", "9"], TrialStatus.ENDED_EARLY, "after 9 steps"),
         (["--by-hand", "--steps", "5"], TrialStatus.ENDED_EARLY, "without a single"),
     ],
-    ids=["at start", "at step 5", "rank 1 exits", "rank 1 killed", "ends early", "no step"],
+    ids=[
+        "at start", "at step 5", "on rank 1", "rank 1 exits", "rank 1 killed", "ends early",
+        "no step",
+    ],
 )
 def test_failures_are_told_apart(
     horovodrun: str, script_arguments: list[str], status: TrialStatus, reason: str

@@ -1,0 +1,78 @@
+"""Which rank of a failed job failed first, how, and its last words.
+
+Launchers name the rank whose process ended first. That is often a victim: when one rank raises an
+exception, the collectives of all others fail, and they may exit before it does.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from hvd_autosync.launch.tail import Tail
+
+#: Gloo (``horovod/runner/gloo_run.py``), Open MPI on an exit status, Open MPI on a signal.
+_EXITED = re.compile(
+    r"Process (?P<gloo>\d+) exit with status code (?P<status>-?\d+)"
+    r"|Process name: +\[.*,(?P<mpi>\d+)\]\s+Exit code: +(?P<code>\d+)"
+    r"|process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<signal>\d+)"
+)
+_TERMINATED = 128 + signal.SIGTERM
+_TRACEBACK = "Traceback (most recent call last):"
+#: What a collective raises in the ranks that another one's failure reaches.
+_VICTIM = "HorovodInternalError"
+
+
+def explain_failure(tail: Tail, exit_status: int) -> tuple[str, str]:
+    """Why a job failed, in words, and the output that shows it.
+
+    Args:
+        tail: The job's last lines.
+        exit_status: The launcher's.
+    """
+    said = {rank: tail.of([rank]) for rank in tail.ranks()}
+    victims = {rank for rank, text in said.items() if _VICTIM in text}
+    raised = {rank for rank, text in said.items() if _TRACEBACK in text} - victims
+    statuses = _exit_statuses(tail.launcher())
+    failed = {rank for rank, status in statuses.items() if status != _TERMINATED} or set(statuses)
+    guilty = sorted(raised | (failed - victims) or failed)
+    if not guilty:
+        return f"the job {_ending(exit_status)}", tail.whole()
+    alike: dict[str, list[int]] = {}
+    for rank in guilty:
+        alike.setdefault(_how(said.get(rank, ""), statuses.get(rank)), []).append(rank)
+    reason = ", ".join(f"{_named(ranks)} {how}" for how, ranks in alike.items())
+    return reason, tail.of(ranks[0] for ranks in alike.values())
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    listed = ", ".join(map(str, ranks[:4]))
+    return f"ranks {listed}" if len(ranks) <= 4 else f"ranks {listed} and {len(ranks) - 4} more"
+
+
+def _exit_statuses(text: str) -> dict[int, int]:
+    """Exit status by rank, as far as the launcher tells; 128 and more for signals."""
+    found: dict[int, int] = {}
+    for match in _EXITED.finditer(text):
+        rank = int(match["gloo"] or match["mpi"] or match["rank"])
+        status = int(match["status"] or match["code"] or 128 + int(match["signal"] or 0))
+        found.setdefault(rank, status)
+    return found
+
+
+def _how(said: str, status: int | None) -> str:
+    """How a rank failed: its exception where it raised one, else its exit status."""
+    _, found, behind = said.rpartition(_TRACEBACK)
+    exception = next((line for line in behind.splitlines() if line[:1].strip()), "")
+    if found and exception:
+        return f"raised {exception}"
+    return "raised an exception" if status is None else _ending(status)
+
+
+def _ending(status: int) -> str:
+    number = -status if status < 0 else status - 128
+    if number in {int(s) for s in signal.Signals}:
+        return f"was killed by {signal.Signals(number).name}"
+    return f"exited with status {status}"

@@ -1,0 +1,54 @@
+"""The last lines of a job's output, told apart by who wrote them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+
+_LINES, _LINE_BYTES = 60, 500
+#: Launchers put the rank before each line: ``[1]<stderr>:`` (Gloo), ``[1,1]<stderr>:`` (MPI).
+_PREFIX = re.compile(rb"^(?:.{0,80}?\[(?:\d+,)?(\d+)\]<std(?:err|out)>: ?)?")
+
+
+class Tail:
+    """Keeps the last lines of every rank, so that the rank that failed first is still heard when
+    all the others complain of its absence.
+
+    Lines without a rank are the launcher's.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lines: dict[int | None, deque[tuple[int, str]]] = {}
+
+    def add(self, line: bytes) -> None:
+        """Take one line of output; a line without text is left out."""
+        prefix = _PREFIX.match(line)
+        assert prefix is not None, "the pattern matches the empty prefix"
+        text = line[prefix.end() : prefix.end() + _LINE_BYTES].decode(errors="replace").rstrip()
+        if not text:
+            return
+        rank = None if prefix[1] is None else int(prefix[1])
+        self._lines.setdefault(rank, deque(maxlen=_LINES)).append((self._count, text))
+        self._count += 1
+
+    def ranks(self) -> list[int]:
+        """The ranks that wrote something."""
+        return sorted(rank for rank in self._lines if rank is not None)
+
+    def launcher(self) -> str:
+        """What the launcher wrote."""
+        return _joined(self._lines.get(None, ()))
+
+    def of(self, ranks: Iterable[int]) -> str:
+        """What ``ranks`` wrote, in the order of its arrival."""
+        return _joined(line for rank in ranks for line in self._lines.get(rank, ()))
+
+    def whole(self) -> str:
+        """What everyone wrote."""
+        return _joined(line for lines in self._lines.values() for line in lines)
+
+
+def _joined(lines: Iterable[tuple[int, str]]) -> str:
+    return "\n".join(text for _, text in sorted(lines)[-_LINES:])
