@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
-import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hvd_autosync.doctor import Check, Verdict
 from hvd_autosync.launch.job import Job
-from hvd_autosync.launch.remote import remote_hosts, unreachable_hosts
+from hvd_autosync.launch.remote import (
+    hosts_without_package,
+    remote_hosts,
+    run_on,
+    unreachable_hosts,
+)
 from hvd_autosync.search_space import Host
 
-_CONNECT_S, _TIMEOUT_S = 10, 30
 _LOCALHOST = "In a list of several hosts write this machine's own name."
 _ETC_HOSTS = "Give {name} the address of its network card in /etc/hosts of {where}."
 
@@ -41,6 +45,7 @@ def check_hosts(
         return
     job = Job(options=(), command=(), hosts=tuple(Host(name, 1) for name in names), ssh=ssh)
     unreachable = dict(unreachable_hosts(job))
+    lacking = dict(hosts_without_package(job))
     remote = [host.name for host in remote_hosts(job)]
     with ThreadPoolExecutor(16) as pool:
         reachable = [name for name in remote if name not in unreachable]
@@ -52,6 +57,9 @@ def check_hosts(
                         "Make ssh to it work without a password (ssh-copy-id).")  # fmt: skip
         else:
             yield Check(f"ssh {name}", Verdict.OK, "answers")
+            if name in lacking:
+                yield Check(f"package on {name}", Verdict.FAIL, lacking[name],
+                            f"Install hvd_autosync there too, for {sys.executable}.")  # fmt: skip
             yield _check_name(name, own_addresses[name], name, needed=several)
 
 
@@ -86,12 +94,8 @@ def _resolve(name: str) -> list[str]:
 
 def _ask(name: str, ssh: tuple[int | None, str | None]) -> list[str]:
     """IPv4 addresses that the host ``name`` resolves its own name to."""
-    from horovod.runner.util.remote import get_remote_command
-
-    command = shlex.quote('getent ahostsv4 "$(hostname)"')
-    line = get_remote_command(command, name, *ssh, timeout_s=_CONNECT_S)
     try:
-        done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = run_on(name, 'getent ahostsv4 "$(hostname)"', ssh)
     except subprocess.TimeoutExpired:
         return []
     return sorted({row.split()[0] for row in done.stdout.splitlines() if row.strip()})

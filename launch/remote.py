@@ -25,22 +25,44 @@ def remote_hosts(job: Job) -> list[Host]:
     return [host for host in job.hosts if host.name in remote]
 
 
-def _ssh(job: Job, host: Host, command: str) -> subprocess.CompletedProcess[str]:
+def run_on(
+    host: str, command: str, ssh: tuple[int | None, str | None] = (None, None)
+) -> subprocess.CompletedProcess[str]:
+    """Run a shell command on another host.
+
+    Args:
+        host: Its name.
+        command: For the shell there.
+        ssh: Port and identity file, where given.
+
+    Raises:
+        subprocess.TimeoutExpired: There was no answer.
+    """
     from horovod.runner.util.remote import get_remote_command
 
-    port, identity_file = job.ssh
-    line = get_remote_command(
-        shlex.quote(command), host.name, port, identity_file, timeout_s=_CONNECT_S
-    )
+    line = get_remote_command(shlex.quote(command), host, *ssh, timeout_s=_CONNECT_S)
     return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=3 * _CONNECT_S)
 
 
 def unreachable_hosts(job: Job) -> list[tuple[str, str]]:
     """(host, what ssh said) for each host that cannot be reached."""
+    return _failing_hosts(job, "true")
+
+
+def hosts_without_package(job: Job) -> list[tuple[str, str]]:
+    """(host, what Python said) for each other host whose Python cannot import this package.
+
+    Horovod's launcher, too, starts the Python of its own path on every host.
+    """
+    return _failing_hosts(job, f"{shlex.quote(sys.executable)} -c 'import hvd_autosync.runtime'")
+
+
+def _failing_hosts(job: Job, command: str) -> list[tuple[str, str]]:
+    """(host, the last line it printed) for each other host where ``command`` fails."""
 
     def check(host: Host) -> tuple[str, str] | None:
         try:
-            done = _ssh(job, host, "true")
+            done = run_on(host.name, command, job.ssh)
         except subprocess.TimeoutExpired:
             return host.name, f"no answer within {3 * _CONNECT_S} s"
         said = (done.stderr or done.stdout).strip().splitlines()
@@ -58,7 +80,7 @@ def sweep_remote_hosts(job: Job, trial_id: str) -> list[str]:
     def end(host: Host) -> str | None:
         command = f"{shlex.quote(sys.executable)} -m hvd_autosync.launch.sweep {trial_id}"
         try:
-            done = _ssh(job, host, command)
+            done = run_on(host.name, command, job.ssh)
         except subprocess.TimeoutExpired:
             return f"{host.name} does not answer; trial {trial_id} may have left processes there"
         if done.returncode:

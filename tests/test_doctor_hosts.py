@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from hvd_autosync import doctor_hosts
 from hvd_autosync.doctor import Check, Verdict
 from hvd_autosync.doctor_hosts import check_hosts
 
-ADDRESSES = {"driver": ["10.0.0.1"], "loop": ["127.0.1.1"], "node": ["10.0.0.2"], "gone": []}
+ADDRESSES = {"driver": ["10.0.0.1"], "loop": ["127.0.1.1"], "node": ["10.0.0.2"], "gone": [],
+             "bare": ["10.0.0.3"]}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +31,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         'echo "$@" >> "$(dirname "$0")/asked"\n'
         'case "$*" in\n'
         '  *gone*) echo "ssh: no route to host" >&2; exit 255 ;;\n'
+        "  *bare*import*)\n"
+        "    echo \"ModuleNotFoundError: No module named 'hvd_autosync'\" >&2; exit 1 ;;\n"
         '  *loop*getent*) echo "127.0.1.1 STREAM loop" ;;\n'
         '  *getent*) echo "10.0.0.2 STREAM node"; echo "10.0.0.2 DGRAM" ;;\n'
         "esac\n"
@@ -94,10 +98,18 @@ def test_localhost_among_several_hosts_has_its_own_remedy(
     assert "write this machine's own name" in check.remedy
 
 
+def test_a_host_without_this_package_is_told_to_install_it() -> None:
+    check = found("driver", "bare")["package on bare"]
+    assert (check.verdict, check.text) == (
+        Verdict.FAIL, "ModuleNotFoundError: No module named 'hvd_autosync'",
+    )  # fmt: skip
+    assert sys.executable in check.remedy
+
+
 def test_ssh_gets_port_and_key(tmp_path: Path) -> None:
     list(check_hosts(["driver", "node"], (2222, "some-key")))
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert len(asked) == 2
+    assert len(asked) == 3
     assert all("-p 2222" in line and "-i some-key" in line for line in asked)
 
 
