@@ -138,14 +138,16 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
     with closing(progress_listener()) as listener:
         record = tune(job, options, listener)
+    answer, trace = (f"{_PREFIX}: {line}" for line in closing_lines(record, options.store))
+    print(answer, file=sys.stderr, flush=True)
     status = 0
     if not options.tune_only:
         from hvd_autosync.training import run_training
 
         assert record.winner is not None, "a finished study has a winner"
         status = run_training(job, record.winner)
-    for line in closing_lines(record, options.store):
-        print(f"{_PREFIX}: {line}", file=sys.stderr)
+        print(answer, file=sys.stderr)
+    print(trace, file=sys.stderr)
     return status
 
 
@@ -200,16 +202,23 @@ def _file_section(path: str | None) -> Mapping[str, Any]:
 
 
 def _check_hosts(job: Job) -> None:
-    """Refuse hosts that cannot be reached, before the job is tried on them."""
-    from hvd_autosync.launch.remote import unreachable_hosts
+    """Refuse hosts that cannot take part, before the job is tried on them."""
+    from hvd_autosync.launch.remote import hosts_without_package, unreachable_hosts
 
-    unreachable = unreachable_hosts(job)
-    if unreachable:
-        listed = "; ".join(f"{host}: {said}" for host, said in unreachable)
+    if unreachable := unreachable_hosts(job):
         raise ConfigurationError(
-            f"hosts cannot be reached by ssh: {listed}",
+            f"hosts cannot be reached by ssh: {_listed(unreachable)}",
             hint="Check the name, the key (-i) and the port (-p): ssh must work without password.",
         )
+    if lacking := hosts_without_package(job):
+        raise ConfigurationError(
+            f"hosts cannot take part: {_listed(lacking)}",
+            hint=f"Install hvd_autosync there too, for {sys.executable}.",
+        )
+
+
+def _listed(findings: Sequence[tuple[str, str]]) -> str:
+    return "; ".join(f"{host}: {said}" for host, said in findings)
 
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:

@@ -57,6 +57,7 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(job: Job) -> None
     *_, answer, trace = first.stderr.strip().splitlines()
     (study,) = job.store.studies()
     assert answer.startswith("hvd-autosync: ") and study.study_id in trace
+    assert first.stderr.count(answer) == 2  # before the training and after it
     assert study.status is StudyStatus.FINISHED and study.outcome is not None
     trials = job.store.trials(study.study_id)
     assert trials[0].kind == "default" and dict(trials[0].strategy) == {}
@@ -67,6 +68,7 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(job: Job) -> None
     again = job.run("--status", "0")
     assert again.returncode == 0
     assert "trial 0" not in again.stderr and "trained 60 steps" in again.stdout
+    assert again.stderr.strip().splitlines()[-3:] == [answer, answer, trace]
     assert len(job.store.studies()) == 1
 
 
@@ -85,6 +87,8 @@ def test_mpi_works_the_same(job: Job) -> None:
     done = job.run(options=("--mpi", "--autosync-tune-only"))
     assert done.returncode == 0, done.stderr
     assert "trained" not in done.stdout
+    *_, answer, trace = done.stderr.strip().splitlines()
+    assert done.stderr.count(answer) == 1 and "hvd-autosync: trace" in trace
     (study,) = job.store.studies()
     assert study.space is not None and dict(study.space.fixed)["controller"] == "mpi"
 
@@ -94,6 +98,7 @@ def test_mpi_works_the_same(job: Job) -> None:
     [
         (["--fault", "crash"], "deliberate crash at step -1"),
         (["--fault", "crash", "--at", "5"], "deliberate crash at step 5"),
+        (["--fault", "crash", "--at", "5", "--rank", "1"], "deliberate crash at step 5"),
         (["--fault", "exit", "--at", "5", "--rank", "1"], "rank 1 exited with status 7"),
         (["--by-hand"], r"without a single step .*\n.*hvd_autosync.step\(\)"),
         (["--steps", "6"], "ended after 6 steps; at least 8 are needed"),
@@ -105,7 +110,9 @@ def test_a_job_that_fails_by_itself_is_given_back(
     done = job.run(*script)
     assert done.returncode != 0
     assert re.search(named, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr.split("deliberate")[0] or "crash" in script
+    # The script's own traceback is shown, and no other: not the launcher's, not that of the
+    # ranks that only missed the failed one.
+    assert done.stderr.count("Traceback") == ("crash" in script), done.stderr
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FAILED
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.report.standing import EndedTrial, Standing
-from hvd_autosync.report.words import answer_text, span_text, speedup_text, step_time_text
+from hvd_autosync.report.words import span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study_values import Conclusion, Trial
 
@@ -61,7 +61,6 @@ class PlainProgress:
             f"study {study.study_id} ended after {len(self._standing.ended)} trials in {spent}: "
             f"{conclusion.stopped}"
         )
-        self._print(answer_text(conclusion, study.space))
 
     def close(self) -> None:
         """Nothing is left open; for terminals there is (:class:`TerminalProgress`)."""

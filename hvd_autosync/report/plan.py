@@ -79,12 +79,13 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
 
 def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
     """The job's space for models and devices on either side of each rule, largest model last."""
+    from hvd_autosync.tuning import held_knobs
+
     build = horovod_build()
-    controller = {"controller": job.controller} if job.controller else {}
     for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
         for model in _imaginable_models():
             yield build_space(
-                model, Resources(job.hosts, device, build), held={**dict(job.held), **controller},
+                model, Resources(job.hosts, device, build), held=held_knobs(job),
                 allow=options.allow, default_controller=default_controller(build),
             )  # fmt: skip
 

@@ -20,7 +20,6 @@ from rich.text import Text
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.report.standing import EndedTrial, Standing
 from hvd_autosync.report.words import (
-    answer_text,
     evidence_text,
     seconds_text,
     span_text,
@@ -89,12 +88,10 @@ class TerminalProgress:
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
-        style = "bold green" if conclusion.best is not None else "bold"
         self._live.update(
             Group(
                 trials_so_far(self._standing.ended),
                 Text(f"study {study.study_id}: {count} trials in {spent}; {conclusion.stopped}"),
-                Text(answer_text(conclusion, study.space), style=style),
             )
         )
         self.close()

@@ -17,7 +17,7 @@ def lines(author: Any) -> list[str]:
 
 
 def test_one_line_per_event(lines: list[str]) -> None:
-    assert len(lines) == 1 + 12 + 2
+    assert len(lines) == 1 + 12 + 1
     assert all(line.startswith("hvd-autosync: ") for line in lines)
 
 
@@ -51,9 +51,8 @@ def test_the_confirmation_is_told_by_rounds(lines: list[str]) -> None:
     assert "tensor_groups=8" in lines[12]
 
 
-def test_the_last_lines_are_why_it_stopped_and_the_answer(lines: list[str]) -> None:
-    assert re.search(r"ended after 12 trials in \d+ s: all 20 trials were used$", lines[-2])
-    assert re.search(r"1\.3\dx faster than the default \(90 % interval .*, 3 rounds\)", lines[-1])
+def test_the_last_line_is_why_it_stopped(lines: list[str]) -> None:
+    assert re.search(r"ended after 12 trials in \d+ s: all 20 trials were used$", lines[-1])
 
 
 def test_a_resumed_study_says_so(author: Any) -> None:

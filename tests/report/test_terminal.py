@@ -92,8 +92,7 @@ def test_the_time_left_is_estimated(played: str) -> None:
 
 def test_the_summary_stays_at_the_end(played: str) -> None:
     shown_last = plain(played[played.rindex("\x1b[1A") :])
-    assert re.search(r"1\.3\dx faster than the default", shown_last)
-    assert "12 trials in" in shown_last
+    assert re.search(r"12 trials in \d+ s; all 20 trials were used", shown_last)
     assert "exploring" not in shown_last
 
 
@@ -155,25 +154,6 @@ def test_a_running_trial_is_redrawn_once_a_second_at_most(
         display.on_trial_progress(author.study, trial, progress)
     display.close()
     assert 9 <= len(redraws) <= 11
-
-
-def test_a_redraw_costs_less_than_a_hundredth_of_the_second_it_lasts(
-    terminal: Terminal, author: Any
-) -> None:
-    author.explore()
-    display = TerminalProgress(terminal.stream)
-    display.on_study_start(author.study, resumed=True)
-    display.on_ask_start(author.study)
-    trial = Trial(6, "model", Strategy({"cycle_time_ms": 2.0}))
-    costs_s = []
-    for number in range(20):
-        began = time.thread_time()
-        # Each phase is new, so that each call redraws.
-        progress = TrialProgress(f"phase {number}", 1, 50, 1.0)
-        display.on_trial_progress(author.study, trial, progress)
-        costs_s.append(time.thread_time() - began)
-    display.close()
-    assert sorted(costs_s)[10] < 0.01
 
 
 def test_the_table_has_the_default_the_best_and_the_last(author: Any) -> None:
