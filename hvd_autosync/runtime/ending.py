@@ -27,8 +27,16 @@ _CONFIDENCE = 3.0
 _SHUTDOWN_LIMIT_S = 10.0
 
 
+def is_hopeless(step_s: Sequence[float], above_s: float) -> bool:
+    """Whether measured steps, in seconds, exclude a step time below ``above_s``."""
+    if len(step_s) < MIN_MEASURED_STEPS:
+        return False
+    estimate = StepTime.from_steps(step_s)
+    return estimate.mean_s - _CONFIDENCE * estimate.standard_error_s > above_s
+
+
 def agree_hopeless(step_s: Sequence[float], above_s: float) -> bool:
-    """Whether every rank's steps so far exclude a step time below ``above_s``.
+    """Whether every rank finds its steps hopeless (:func:`is_hopeless`).
 
     A collective: all ranks ask after the same number of steps. A rank that waits in ``join()``
     counts as not convinced.
@@ -37,11 +45,8 @@ def agree_hopeless(step_s: Sequence[float], above_s: float) -> bool:
         step_s: This rank's measured steps, seconds.
         above_s: The threshold, seconds.
     """
-    hopeless = False
-    if len(step_s) >= MIN_MEASURED_STEPS:
-        estimate = StepTime.from_steps(step_s)
-        hopeless = estimate.mean_s - _CONFIDENCE * estimate.standard_error_s > above_s
-    votes = allreduce(torch.tensor([float(hopeless)]), name="hvd_autosync.hopeless", op=Sum)
+    hopeless = float(is_hopeless(step_s, above_s))
+    votes = allreduce(torch.tensor([hopeless]), name="hvd_autosync.hopeless", op=Sum)
     return bool(votes.item() == size())
 
 

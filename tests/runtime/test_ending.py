@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from hvd_autosync.runtime.ending import is_hopeless
+
 Launch = Callable[..., Any]
 
 
@@ -61,9 +63,13 @@ def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
         hopeless_above_s=1e-4,
     )  # fmt: skip
     assert job.status == 0, job.output
-    # Votes are after every eighth measured step; a noisy machine may take more than one.
-    steps = {len(job.joined("step_s", rank)) for rank in (0, 1)}
-    assert len(steps) == 1 and (min(steps) - 4) % 8 == 0
+    # Votes are after every eighth measured step; the first that both ranks' steps justify counts.
+    measured = [job.joined("step_s", rank)[4:] for rank in (0, 1)]
+    justified = [
+        votes for votes in range(8, len(measured[0]) + 1, 8)
+        if all(is_hopeless(steps[:votes], 1e-4) for steps in measured)
+    ]  # fmt: skip
+    assert {len(steps) for steps in measured} == {justified[0]}
     for rank in (0, 1):
         assert job.of_type("end", rank)[0]["cause"] == "hopeless"
     profile = job.of_type("profile")[0]["profile"]

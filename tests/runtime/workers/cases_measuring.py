@@ -1,7 +1,6 @@
 """What is measured while ranks train together, and what ranks decide together."""
 
 import math
-import statistics
 import time
 
 import horovod.torch as hvd
@@ -31,9 +30,9 @@ def case_steps_and_waiting():
     steps, blocked = recorder.step_s[first:], recorder.blocked_s[first:]
     assert min(steps) > 0.045, steps
     assert all(0 <= b <= s for b, s in zip(blocked, steps, strict=True))
-    if hvd.rank() == 1:
-        # Most steps: a machine that is busy may hold one rank back at any of them.
-        assert statistics.median(blocked) > 0.03, blocked
+    # Rank 0 is the slow one: rank 1 waits for it, and not the other way round.
+    waited = sum(blocked) / sum(steps)
+    assert waited > 0.6 if hvd.rank() == 1 else waited < 0.4, (steps, blocked)
 
 
 def case_second_optimizer_is_part_of_the_step():
