@@ -15,6 +15,7 @@ In a TOML file (``--autosync-space FILE``)::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,8 @@ def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpa
     knobs: list[Knob] = []
     for knob in space.knobs:
         knobs.append(_restricted(knob, tables[knob.name]) if knob.name in tables else knob)
-    return SearchSpace(tuple(knobs), space.fixed)
+    unmoved = all(new.default == old.default for new, old in zip(knobs, space.knobs, strict=True))
+    return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job and unmoved)
 
 
 def _restricted(knob: Knob, table: Any) -> Knob:
@@ -89,7 +91,8 @@ def _restricted(knob: Knob, table: Any) -> Knob:
         return knob.restrict(choices)
     low, high = table.get("low", knob.low), table.get("high", knob.high)
     for bound in (low, high):
-        if isinstance(bound, bool) or not isinstance(bound, (int, float)):
+        number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
+        if not number or not math.isfinite(bound):
             raise SpaceError(
                 f"knob {knob.name}: bound {bound!r} is not a number", hint="Write low = NUMBER."
             )

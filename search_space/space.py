@@ -38,10 +38,13 @@ class SearchSpace:
         knobs: The dimensions, parents before the knobs that depend on them.
         fixed: Knob name -> value held for every strategy (set by the user, by option,
             environment or file). Held knobs are not part of strategies.
+        holds_job: Whether the job as it is lies in the space. Restrictions may exclude it; then
+            ``default`` is another strategy.
     """
 
     knobs: tuple[Knob, ...]
     fixed: tuple[tuple[str, Value], ...] = ()
+    holds_job: bool = True
 
     def __post_init__(self) -> None:
         known = dict(self.fixed)
@@ -62,7 +65,7 @@ class SearchSpace:
 
     @property
     def default(self) -> Strategy:
-        """Every free knob at its default: what the job does without us."""
+        """Every free knob at its default: what the job does without us, if ``holds_job``."""
         return self._assemble({knob.name: knob.default for knob in self.knobs})
 
     @property
@@ -91,11 +94,15 @@ class SearchSpace:
     def complete(self, strategy: Mapping[str, Value]) -> Strategy:
         """``strategy`` with defaults for absent knobs and without inactive ones.
 
+        The empty strategy is the job as it is, and stays empty where that is not in the space.
+
         Raises:
             SpaceError: A knob is unknown or a value is outside its domain.
         """
         for name, value in strategy.items():
             self[name].validate(value)
+        if not strategy and not self.holds_job:
+            return Strategy()
         return self._assemble({**{k.name: k.default for k in self.knobs}, **strategy})
 
     def encode(self, strategy: Mapping[str, Value]) -> FloatArray:
@@ -150,7 +157,10 @@ class SearchSpace:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
-        return {"knobs": [knob_to_json(k) for k in self.knobs], "fixed": dict(self.fixed)}
+        return {
+            "knobs": [knob_to_json(k) for k in self.knobs], "fixed": dict(self.fixed),
+            "holds_job": self.holds_job,
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SearchSpace:
@@ -160,4 +170,4 @@ class SearchSpace:
             SpaceError: The dictionary does not describe a space.
         """
         knobs = tuple(knob_from_json(knob) for knob in fields["knobs"])
-        return cls(knobs, tuple(sorted(fields["fixed"].items())))
+        return cls(knobs, tuple(sorted(fields["fixed"].items())), fields["holds_job"])

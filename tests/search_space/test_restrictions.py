@@ -8,6 +8,8 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space import (
     ModelProfile,
     Resources,
+    SearchSpace,
+    Strategy,
     build_space,
     check_restrictions,
     restrict_space,
@@ -28,6 +30,18 @@ def test_bounds_choices_and_fixed_values(model: ModelProfile, one_host: Resource
         strategy = space.decode([position] * space.dimension)
         assert strategy["fusion_threshold_bytes"] == 67108864
         assert strategy["controller"] == "mpi"
+
+
+def test_a_space_knows_whether_the_job_as_it_is_lies_in_it(
+    model: ModelProfile, one_host: Resources
+) -> None:
+    space = build_space(model, one_host)
+    kept = restrict_space(space, {"knobs": {"cycle_time_ms": {"high": 10}}})
+    moved = restrict_space(space, {"knobs": {"cycle_time_ms": {"low": 5}}})
+    assert kept.holds_job and kept.complete(Strategy()) == kept.default
+    assert not moved.holds_job and moved.complete(Strategy()) == Strategy()
+    assert moved.default["cycle_time_ms"] == 5
+    assert SearchSpace.from_json(moved.to_json()) == moved
 
 
 def test_knobs_that_cannot_matter_here_are_ignored(
