@@ -3,6 +3,11 @@
 The fastest of many noisy trials looks faster than it is. So the candidates and the default are
 measured anew, round by round (A B C, A B C, ...), and only these measurements count: drifts of
 the machine reach all of a round alike, and the interval is that of paired log ratios.
+
+Looking again after each round, at each candidate, gives luck several chances. So the error that
+is allowed in all is spent in parts, one for each look at each candidate, and the intervals hold
+at all looks together (repeated confidence intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51,
+1989).
 """
 
 from __future__ import annotations
@@ -17,7 +22,9 @@ from hvd_autosync.search_space import StepTime, Strategy
 
 #: Level of the two-sided interval; its lower end alone is exceeded with 95 % confidence.
 CONFIDENCE = 0.9
-MIN_ROUNDS, MAX_ROUNDS = 3, 5
+#: Rounds after which is looked, and the share of the allowed error that each look may spend.
+_SPENT = {3: 0.2, 4: 0.3, 5: 0.5}
+MIN_ROUNDS, MAX_ROUNDS = min(_SPENT), max(_SPENT)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,10 @@ class Comparison:
 
 
 def compare(
-    strategy: Strategy, default: Sequence[StepTime], candidate: Sequence[StepTime]
+    strategy: Strategy,
+    default: Sequence[StepTime],
+    candidate: Sequence[StepTime],
+    error_share: float = 1.0,
 ) -> Comparison:
     """Compare paired measurements, one pair per round.
 
@@ -62,6 +72,7 @@ def compare(
         strategy: The candidate.
         default: Step times of the default, by round.
         candidate: Step times of the candidate, by round.
+        error_share: Share of the error of ``1 - CONFIDENCE`` that this look may spend.
 
     Raises:
         ValueError: No round, or numbers of rounds that differ.
@@ -80,7 +91,7 @@ def compare(
     error = math.sqrt(within) / rounds
     if rounds > 1:
         error = max(error, float(ratios.std(ddof=1)) / math.sqrt(rounds))
-        half = float(t.ppf(0.5 + CONFIDENCE / 2, rounds - 1)) * error
+        half = float(t.ppf(1 - error_share * (1 - CONFIDENCE) / 2, rounds - 1)) * error
     else:
         half = math.inf
     center = float(ratios.mean())
@@ -125,9 +136,8 @@ class Confirmation:
 
     def next(self) -> Strategy | None:
         """The next strategy to measure; ``None`` when there is nothing left to decide."""
-        failed = {m.strategy for m in self._measurements if m.time is None and not m.running}
-        contenders = [s for s in (self._default, *self._candidates) if s not in failed]
-        if self._default in failed or len(contenders) < 2:
+        contenders = [s for s in (self._default, *self._candidates) if not self._failed(s)]
+        if self._failed(self._default) or len(contenders) < 2:
             return None
         begun = {s: sum(m.strategy == s for m in self._measurements) for s in contenders}
         rounds = min(begun.values())
@@ -138,15 +148,21 @@ class Confirmation:
         return next(s for s in contenders if begun[s] == rounds)
 
     def comparisons(self) -> list[Comparison]:
-        """Every candidate that was measured against the default, best first."""
+        """Every candidate that was measured against the default and never failed, best first."""
         found = []
         default = self._times(self._default)
         for candidate in self._candidates:
             own = self._times(candidate)
             rounds = min(len(own), len(default))
-            if rounds:
-                found.append(compare(candidate, default[:rounds], own[:rounds]))
+            if rounds and not self._failed(candidate):
+                share = _SPENT.get(rounds, _SPENT[MIN_ROUNDS]) / len(self._candidates)
+                found.append(compare(candidate, default[:rounds], own[:rounds], share))
         return sorted(found, key=lambda comparison: comparison.low, reverse=True)
+
+    def _failed(self, strategy: Strategy) -> bool:
+        return any(
+            m.strategy == strategy and m.time is None and not m.running for m in self._measurements
+        )
 
     def _times(self, strategy: Strategy) -> list[StepTime]:
         return [m.time for m in self._measurements if m.strategy == strategy and m.time]

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from hvd_autosync.confirm import compare
+from hvd_autosync.confirm import Confirmation, Measurement, compare
 from hvd_autosync.search_space import StepTime, Strategy
 
 S = Strategy({"cycle_time_ms": 0.5})
+DEFAULT = Strategy()
 
 
 def times(*means: float, error: float = 0.0) -> list[StepTime]:
@@ -54,6 +55,34 @@ def test_the_default_is_rarely_beaten_by_itself() -> None:
         a, b = (np.exp(rng.normal(0, 0.03, 3)) for _ in range(2))
         wrong += compare(S, times(*a), times(*b)).proven
     assert wrong / 400 < 0.08
+
+
+def winners_of_equals(rng: np.random.Generator, candidates: int, spread: float) -> int:
+    """Whether one whole confirmation of strategies that equal the default proves any of them."""
+    names = [Strategy({"cycle_time_ms": 1.0 + i}) for i in range(candidates)]
+    measured: list[Measurement] = []
+    while (strategy := Confirmation(DEFAULT, names, measured).next()) is not None:
+        (time,) = times(math.exp(rng.normal(0, spread)))
+        measured.append(Measurement(strategy, time))
+    return any(c.proven for c in Confirmation(DEFAULT, names, measured).comparisons())
+
+
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_looking_again_and_again_does_not_make_false_winners(candidates: int) -> None:
+    rng = np.random.default_rng(2)
+    wrong = sum(winners_of_equals(rng, candidates, 0.03) for _ in range(400))
+    assert wrong / 400 < 0.07  # 5 %, and two standard errors
+
+
+def test_a_candidate_that_fails_once_is_out() -> None:
+    good, bad = Strategy({"cycle_time_ms": 2.0}), Strategy({"cycle_time_ms": 3.0})
+    measured = [
+        Measurement(s, t)
+        for _ in range(3)
+        for s, t in zip((DEFAULT, good, bad), times(1.0, 0.9, 0.5), strict=True)
+    ]
+    confirmation = Confirmation(DEFAULT, [good, bad], [*measured, Measurement(bad, None)])
+    assert [c.strategy for c in confirmation.comparisons()] == [good]
 
 
 def test_nothing_measured_is_an_error() -> None:
