@@ -13,8 +13,14 @@ from pathlib import Path
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import Host, Value
 
-#: Names of options and variables whose values are never stored or shown.
-_SECRET = re.compile(r"key|token|secret|passw|credential|auth(?!or|osync)", re.IGNORECASE)
+#: Parts of the names of options and variables whose values are never stored or shown.
+_SECRET = frozenset(
+    "apikey auth authorization bearer credential credentials key passphrase passwd password pwd "
+    "secret secrets token".split()
+)
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+#: User and password in a URL.
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 _HIDDEN = "***"
 
 
@@ -45,14 +51,15 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits: equal for the same command, script text, layout and settings.
+        """Twelve hexadecimal digits: equal for the same command, script text, hosts and settings.
 
-        Host names and the order of options do not matter; the text of the script does.
+        The order of options does not matter; the text of the script does.
         """
         identity = [
             list(self.command),
             [_digest(word) for word in self.command],
-            [host.slots for host in self.hosts],
+            [(host.name, host.slots) for host in self.hosts],
+            sorted(self.options),
             self.controller,
             dict(self.held),
             str(Path.cwd()),
@@ -78,29 +85,39 @@ def redact(words: Sequence[str]) -> tuple[str, ...]:
     hide_next = False
     for word in words:
         name, equals, _ = word.partition("=")
-        secret = _SECRET.search(name) is not None and (equals != "" or word.startswith("-"))
+        secret = _is_secret(name) and (equals != "" or word.startswith("-"))
         if hide_next and not word.startswith("-"):
             shown.append(_HIDDEN)
         elif secret and equals:
             shown.append(f"{name}={_HIDDEN}")
+        elif " " in word:  # a line for a shell
+            shown.append(" ".join(redact(word.split(" "))))
         else:
-            shown.append(word)
+            shown.append(_IN_URL.sub(f"{_HIDDEN}@", word))
         hide_next = secret and not equals
     return tuple(shown)
 
 
-def assign_hosts(hosts: str, num_proc: int) -> tuple[Host, ...]:
+def _is_secret(name: str) -> bool:
+    """Whether an option or variable is named like one that holds a secret, such as --api-key."""
+    parts = re.split(r"[^a-z]+", _CAMEL.sub("-", name).lower())
+    return not _SECRET.isdisjoint(parts)
+
+
+def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Host, ...]:
     """The hosts and slots that ``horovodrun`` uses for ``num_proc`` ranks.
 
     Args:
         hosts: As given to ``-H``: ``name:slots,...``.
         num_proc: Number of ranks.
+        exact: Whether slots that stay empty are an error: under Gloo Horovod starts a rank on
+            each slot, whatever ``-np`` says (``launch_gloo`` of ``gloo_run.py``).
 
     Raises:
-        ConfigurationError: The list cannot be read, or has too few slots.
+        ConfigurationError: The list cannot be read, has too few slots, or too many.
     """
     slots: list[Host] = []
-    left = num_proc
+    left, empty = num_proc, 0
     for entry in hosts.split(","):
         name, _, count = entry.strip().rpartition(":")
         if not name or not count.isdigit() or int(count) < 1:
@@ -110,12 +127,20 @@ def assign_hosts(hosts: str, num_proc: int) -> tuple[Host, ...]:
             )
         used = min(left, int(count))
         left -= used
+        empty += int(count) - used
         if used:
             slots.append(Host(name, used))
     if left:
         raise ConfigurationError(
             f"-np {num_proc} asks for more ranks than the {num_proc - left} slots of {hosts!r}",
             hint="Lower -np or add slots with -H or --hostfile.",
+        )
+    if empty and exact:
+        wanted = ",".join(f"{host.name}:{host.slots}" for host in slots)
+        raise ConfigurationError(
+            f"-np {num_proc} leaves {empty} slots of {hosts!r} empty, but under Gloo Horovod "
+            "starts a rank on each slot",
+            hint=f"Write -H {wanted}, or choose --mpi.",
         )
     return tuple(slots)
 

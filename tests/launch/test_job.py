@@ -19,6 +19,11 @@ def test_more_ranks_than_slots_are_refused_with_both_numbers() -> None:
         assign_hosts("a:2,b:1", 4)
 
 
+def test_empty_slots_are_refused_where_horovod_would_fill_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"leaves 2 slots .*\n  Write -H a:2,b:1,"):
+        assign_hosts("a:2,b:3", 3, exact=True)
+
+
 @pytest.mark.parametrize("hosts", ["a", "a:x", "a:0", ":2", "a:1,,b:1"])
 def test_unreadable_hosts_are_named(hosts: str) -> None:
     with pytest.raises(ConfigurationError, match="name:slots"):
@@ -34,8 +39,9 @@ def job(tmp_path: Path) -> Job:
 def test_the_key_follows_the_script_and_the_layout(tmp_path: Path) -> None:
     first = job(tmp_path)
     before = first.key
-    assert replace(first, options=("-np", "2", "--verbose")).key == before
-    assert replace(first, hosts=(Host("z", 2),)).key == before
+    assert replace(first, options=("2", "-np")).key == before
+    assert replace(first, options=("-np", "2", "--network-interfaces", "ib0")).key != before
+    assert replace(first, hosts=(Host("z", 2),)).key != before
     assert replace(first, hosts=(Host("a", 1), Host("b", 1))).key != before
     assert replace(first, held=(("cycle_time_ms", 2.0),)).key != before
     (tmp_path / "train.py").write_text("two")
@@ -50,6 +56,11 @@ def test_the_key_follows_the_script_and_the_layout(tmp_path: Path) -> None:
         (["PASSWORD=s3cret", "python"], ("PASSWORD=***", "python")),
         (["train.py", "--autosync", "--author=me"], ("train.py", "--autosync", "--author=me")),
         (["--use-token", "--epochs", "3"], ("--use-token", "--epochs", "3")),
+        (["--max-tokens", "9", "--tokenizer=gpt2"], ("--max-tokens", "9", "--tokenizer=gpt2")),
+        (["--apiKey", "s3cret"], ("--apiKey", "***")),
+        (["WANDB_API_KEY=s3cret"], ("WANDB_API_KEY=***",)),
+        (["s3://me:s3cret@host/data"], ("s3://***@host/data",)),
+        (["-c", "train --token s3cret --lr 1"], ("-c", "train --token *** --lr 1")),
     ],
 )
 def test_secrets_are_hidden(words: list[str], shown: tuple[str, ...]) -> None:
