@@ -7,31 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from hvd_autosync.launch.collector import Collector
-from hvd_autosync.launch.command import launcher_command, launcher_environment
+from hvd_autosync.launch.command import start_launcher
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.remote import sweep_remote_hosts
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import sweep
 from hvd_autosync.search_space import TrialResult, TrialSpec
 
 _POLL_S = 0.1
 _TERMINATE_S = 3.0
 _DRAIN_S = 5.0
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C waits until everything of the trial is gone."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ColdRunner:
@@ -44,24 +34,18 @@ class ColdRunner:
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
         """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
-        process = subprocess.Popen(
-            launcher_command(self._job, spec.strategy),
-            env=launcher_environment(spec.strategy, spec),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
         collector = Collector(spec, self._job.world_size)
-        assert process.stdout is not None and process.stderr is not None
-        collector.read(process.stdout)
-        collector.read(process.stderr)
         clean = False
+        with signals_deferred():
+            process = start_launcher(self._job, spec.strategy, spec)
         try:
+            assert process.stdout is not None and process.stderr is not None
+            collector.read(process.stdout)
+            collector.read(process.stderr)
             killed_because = self._watch(process, collector, limits, progress)
             clean = process.poll() == 0
         finally:
-            with _undisturbed():
+            with signals_deferred():
                 self._clean_up(process, spec, everywhere=not clean)
         collector.join(_DRAIN_S)
         return collector.result(process.returncode, killed_because)

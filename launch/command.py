@@ -56,8 +56,28 @@ def launcher_options(job: Job, strategy: Mapping[str, Value]) -> tuple[str, ...]
 
 def launcher_command(job: Job, strategy: Mapping[str, Value]) -> list[str]:
     """Arguments of the process that launches the job under ``strategy``."""
-    options = launcher_options(job, strategy)
-    return [sys.executable, "-m", "horovod.runner.launch", *options, *job.command]
+    return [*_horovodrun(), *launcher_options(job, strategy), *job.command]
+
+
+def _horovodrun() -> list[str]:
+    """Horovod's script; ``python -m`` would put the working directory before its packages."""
+    script = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+    known = os.path.exists(script)
+    return [sys.executable, script] if known else [sys.executable, "-m", "horovod.runner.launch"]
+
+
+def start_launcher(
+    job: Job, strategy: Mapping[str, Value], spec: TrialSpec | None = None
+) -> subprocess.Popen[bytes]:
+    """Start that process with pipes for its output, in a session of its own."""
+    return subprocess.Popen(
+        launcher_command(job, strategy),
+        env=launcher_environment(strategy, spec),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def launcher_environment(

@@ -1,0 +1,37 @@
+"""Signals that must wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Ctrl-C and its like take effect after this block instead of in the midst of it.
+
+    Blocking them would not do: the kernel gives a signal to any thread that does not block it, and
+    Python then handles it in the main thread. In other threads Python handles none anyway.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {each: signal.signal(each, note) for each in _STOPPING}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in dict.fromkeys(arrived):
+            os.kill(os.getpid(), number)
