@@ -75,6 +75,8 @@ class Collector:
         if kind == "hello":
             report |= {"host": message["host"], "device": message["device"]}
         elif kind == "steps" and message["step_s"]:
+            if message["first"] != len(report["step_s"]):
+                return  # a message was damaged on the way: what follows would be misplaced
             report["step_s"] += message["step_s"]
             report["blocked_s"] += message["blocked_s"]
             report["losses"] += message["losses"]

@@ -7,7 +7,8 @@ object, cut into lines short enough for any launcher to pass on whole::
     \\n@hvd-autosync@ <rank> <message number> <part>/<parts> <crc32 of the text> <text>\\n
 
 Launchers may put a prefix such as ``[1]<stderr>:`` before a line; the marker is looked for
-anywhere in it. A line that was damaged on the way is dropped, and with it its message.
+anywhere in it. A line that was damaged on the way is dropped, and with it its message; so are
+messages that lack what their type must have.
 
 Messages by ``"type"``:
 
@@ -15,6 +16,7 @@ Messages by ``"type"``:
 - ``steps``: new steps, or none as a sign of life: ``first, step_s, blocked_s, losses``.
 - ``profile``: rank 0's model: ``profile, owned``.
 - ``link``: rank 0's measured link: ``latency_s, bandwidth_bytes_per_s``.
+- ``server``, ``exit``: see :mod:`hvd_autosync.launch.fork_server`.
 - ``end``: the rank ends the run: ``cause`` (``steps``, ``hopeless`` or ``script``),
   ``peak_memory_bytes``.
 """
@@ -36,6 +38,16 @@ _LINE = re.compile(
 )
 _MARK = b"@hvd-autosync@"
 _MAX_PARTS = 20_000
+#: What every message of a type must have; numbers may be whole where they need not be.
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "hello": {"host": str, "device": str},
+    "steps": {"first": int, "step_s": list, "blocked_s": list, "losses": list},
+    "profile": {"profile": dict, "owned": list},
+    "link": {"latency_s": (int, float), "bandwidth_bytes_per_s": (int, float)},
+    "end": {"cause": str, "peak_memory_bytes": int},
+    "server": {"address": str, "port": int, "secret": str, "meeting": str},
+    "exit": {"trial": str, "status": int},
+}
 
 
 def encode_message(rank: int, number: int, message: Message) -> bytes:
@@ -84,4 +96,13 @@ def _decode(rank: int, text: bytes) -> tuple[int, Message] | None:
         message = json.loads(zlib.decompress(base64.b64decode(text)))
     except (binascii.Error, zlib.error, ValueError):
         return None
-    return (rank, message) if isinstance(message, dict) and "type" in message else None
+    return (rank, message) if _is_message(message) else None
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        return False
+    fields = _FIELDS.get(message["type"])
+    return fields is not None and all(
+        isinstance(message.get(name), kind) for name, kind in fields.items()
+    )

@@ -1,11 +1,18 @@
 """Messages between workers and the driver."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_autosync.launch.wire import MessageDecoder, encode_message
 
-MESSAGE = {"type": "steps", "first": 0, "step_s": [0.001 * i for i in range(2000)]}
+MESSAGE = {
+    "type": "steps", "first": 0, "step_s": [0.001 * i for i in range(2000)],
+    "blocked_s": [], "losses": [],
+}  # fmt: skip
+HELLO = {"type": "hello", "host": "a", "device": "cpu"}
 
 
 def lines_of(message: dict[str, object], prefix: bytes = b"") -> list[bytes]:
@@ -38,10 +45,21 @@ def test_the_scripts_own_lines_are_told_apart() -> None:
 
 def test_a_damaged_line_costs_its_message_and_nothing_else() -> None:
     decoder = MessageDecoder()
-    first = lines_of({"type": "hello"})[0]
+    first = lines_of(HELLO)[0]
     damaged = first.replace(first[-10:-8], b"!!")
     assert decoder.feed(damaged) == (True, None)
-    assert decoder.feed(first) == (True, (3, {"type": "hello"}))
+    assert decoder.feed(first) == (True, (3, HELLO))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "hello"}, {"type": "hello", "host": 5, "device": "cpu"}, {"type": "unheard of"},
+        {"host": "a"}, {"type": ["hello"]}, [], 5,
+    ],
+)  # fmt: skip
+def test_a_message_that_lacks_what_it_must_have_is_dropped(message: Any) -> None:
+    assert MessageDecoder().feed(lines_of(message)[0]) == (True, None)
 
 
 @given(noise=st.binary(max_size=200))
