@@ -21,8 +21,8 @@ _RUN_LAUNCHER = f"from {_LAUNCHER} import run_commandline\nrun_commandline()\n"
 
 def _is_launcher() -> bool:
     """Whether this process is ``horovodrun`` or ``python -m horovod.runner.launch``."""
-    words = sys.orig_argv[1:6]
-    return any(w.endswith("horovodrun") or w.startswith("horovod.runner") for w in words)
+    modules = ("horovod.runner", "-mhorovod.runner")
+    return any(w.endswith("horovodrun") or w.startswith(modules) for w in sys.orig_argv[1:6])
 
 
 def _extend_launcher(launcher: ModuleType) -> None:
@@ -32,15 +32,15 @@ def _extend_launcher(launcher: ModuleType) -> None:
 
 
 def _start() -> None:
-    # The launcher of a trial has the trial's variables too; only workers have a rank.
-    if any(name in os.environ for name in RANK_VARIABLES):
-        from hvd_autosync.launch.worker_environment import spec_from_environment
+    from hvd_autosync.launch.worker_environment import spec_from_environment
 
-        spec = spec_from_environment()
-        if spec is not None:
-            from hvd_autosync.runtime.hooks import install
+    spec = spec_from_environment()
+    # The launcher of a trial has the trial's variables too, but no rank; a shell that a batch
+    # system started as a task has a rank, but no trial.
+    if spec is not None and any(name in os.environ for name in RANK_VARIABLES):
+        from hvd_autosync.runtime.hooks import install
 
-            install(spec)
+        install(spec)
     elif _is_launcher():
         when_imported(_LAUNCHER, _extend_launcher, run_as_main=_RUN_LAUNCHER)
 
