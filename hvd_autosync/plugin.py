@@ -101,6 +101,8 @@ def guarded(action: Callable[[], int]) -> int:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, stop)
     try:
         return action()
     except AutosyncError as error:
@@ -158,6 +160,7 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
         ConfigurationError: Something in them cannot be used; nothing was launched.
     """
     from horovod.runner.common.util import config_parser, hosts
+    from horovod.runner.util.lsf import LSFUtils
 
     section = _file_section(arguments.config_file)
     options = resolve_options(arguments, section=section)
@@ -170,14 +173,25 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
         )
     given_hosts = arguments.hosts
     if not given_hosts and arguments.hostfile:
-        given_hosts = hosts.parse_host_files(arguments.hostfile)
+        try:
+            given_hosts = hosts.parse_host_files(arguments.hostfile)
+        except (OSError, IndexError, ValueError) as error:
+            raise ConfigurationError(
+                f"the hostfile {arguments.hostfile!r} cannot be read: {error}",
+                hint="Write a line such as `node1 slots=4` for each host, and no other.",
+            ) from None
+    if not given_hosts and LSFUtils.using_lsf():
+        raise ConfigurationError(
+            "hosts and slots would come from LSF, which --autosync does not read",
+            hint="Name them with -H, and choose --gloo or --mpi.",
+        )
     given_hosts = given_hosts or f"localhost:{arguments.num_proc}"
     command = tuple(arguments.command)
     controller = "gloo" if arguments.use_gloo else "mpi" if arguments.use_mpi else None
     job = Job(
         options=without_our_options(words[: len(words) - len(command)]),
         command=command,
-        hosts=assign_hosts(given_hosts, arguments.num_proc),
+        hosts=assign_hosts(given_hosts, arguments.num_proc, exact=controller != "mpi"),
         controller=controller,
         held=tuple(sorted(held_by_environment(environment).items())),
         ssh=(arguments.ssh_port, arguments.ssh_identity_file),
@@ -225,9 +239,7 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
     """Parse a ``horovodrun`` line as Horovod does, ``--autosync`` understood and implied."""
     from horovod.runner import launch
 
-    if not isinstance(getattr(launch, "argparse", None), ModuleType) or not issubclass(
-        launch.argparse.ArgumentParser, _Parser
-    ):
+    if not issubclass(launch.argparse.ArgumentParser, _Parser):
         extend_launcher(launch)
     before = sys.argv
     sys.argv = ["horovodrun", "--autosync", *words]

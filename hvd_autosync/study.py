@@ -33,7 +33,13 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
+from hvd_autosync.traces import (
+    StudyRecord,
+    StudyStatus,
+    TraceStore,
+    TrialRecord,
+    default_result,
+)
 from hvd_autosync.versions import versions
 
 #: A further gain counts from here, and tuning stops when its chance falls below the second.
@@ -141,6 +147,8 @@ class Study:
         trials = [t for t in self.trials if t.result is not None or t.number in self._mine]
         if not trials:
             return self._asked(Strategy(), "default", {}, began)
+        if not self.space.holds_job and all(t.strategy != self.space.default for t in trials):
+            return self._asked(self.space.default, "default", {}, began)
         confirming = [t for t in trials if t.kind == "confirm"]
         if confirming:
             stopped = str(confirming[0].info["stopped"])
@@ -188,6 +196,12 @@ class Study:
         if not isinstance(outcome, TrialResult):
             report = RankReport(0, "", tuple(float(s) for s in outcome))
             outcome = TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+        default = default_result(self.trials)
+        if outcome.diverged and default is not None and not default.diverged:
+            outcome = replace(
+                outcome, status=TrialStatus.DIVERGED,
+                reason="its loss became infinite or not a number; the default's did not",
+            )  # fmt: skip
         self._store.tell(self.study_id, trial.number, outcome)
         del self._mine[trial.number]
 
@@ -249,12 +263,15 @@ class Study:
         self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str
     ) -> None:
         best = comparisons[0] if comparisons else None
-        first = trials[0].result.step_time if trials[0].result else None
+        default = default_result(trials)
+        first = default.step_time if default else None
         winner = self.space.default
         if best is not None and best.proven:
             winner, reason = best.strategy, "it was faster than the default when measured again"
         elif best is not None:
             reason = "no candidate was faster with confidence when measured again"
+        elif any(t.kind == "confirm" for t in trials):
+            reason = "the default or every candidate failed when measured again"
         else:
             reason = "no strategy that was tried promises to beat the default"
         default_s = first.mean_s if first else math.nan
@@ -279,11 +296,15 @@ def _used_s(trials: Sequence[TrialRecord]) -> float:
 
 
 def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[Observation]:
-    """What a learner is told of ``trials``: those that ended, failed ones without a time."""
+    """What a learner is told of ``trials``: those that ended, failed ones without a time.
+
+    The job as it is is left out where restrictions exclude it from the space.
+    """
     observations = []
     for trial in trials:
-        if trial.result is not None:
+        strategy = space.complete(trial.strategy)
+        if trial.result is not None and (strategy or not space.dimension):
             time_s = trial.result.step_time
             values = (time_s.mean_s, time_s.standard_error_s) if time_s else (None, 0.0)
-            observations.append(Observation(space.complete(trial.strategy), *values))
+            observations.append(Observation(strategy, *values))
     return observations

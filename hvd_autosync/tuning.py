@@ -12,6 +12,7 @@ import math
 import sys
 import time
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,8 +110,9 @@ def held_knobs(job: Job) -> dict[str, Value]:
 
 
 def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
-    """Identifies a job together with what may be tuned in it."""
-    text = json.dumps([job.key, list(options.allow), restrictions], sort_keys=True)
+    """Identifies a job together with what may be tuned in it, and the Horovod that runs it."""
+    build = asdict(horovod_build())
+    text = json.dumps([job.key, list(options.allow), restrictions, build], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -228,6 +230,8 @@ class _Tuning:
         if result.step_time is None:
             reason = {"reason": result.reason or result.status.value}
             self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)
+            if study.record.space is not None:
+                raise _restricted_default_failed(study, result)
             raise _default_failed(result, self._options)
         self._limits = Limits.from_default(result)
         if study.record.space is not None:
@@ -260,6 +264,8 @@ class _Tuning:
         known = self._store.find_finished_task(task.fingerprint, space.key)
         if known is None or known.outcome is None or "winner" not in known.outcome:
             return
+        if not task.model.parameters:
+            return  # jobs that reduce by hand all look alike
         earlier = Conclusion.from_json(known.outcome)
         if abs(math.log(earlier.default_s / default_s)) > math.log(_SAME_SPEED):
             return
@@ -270,6 +276,16 @@ class _Tuning:
                 "this task was tuned before", default_s, earlier.comparisons,
             )  # fmt: skip
         )
+
+
+def _restricted_default_failed(study: Study, result: TrialResult) -> DefaultTrialError:
+    """The error for a job that runs as it is, but not with what the space file fixes."""
+    fixed = ", ".join(f"{name}={value}" for name, value in study.space.default.items())
+    return DefaultTrialError(
+        f"the job fails with the defaults that the space file leaves, {fixed}: {result.reason}",
+        hint="Allow more in the space file.",
+        exit_status=result.exit_status or 1,
+    )
 
 
 def _default_failed(result: TrialResult, options: Options) -> DefaultTrialError:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import hvd_autosync
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host
 
@@ -41,7 +42,10 @@ def run_on(
     from horovod.runner.util.remote import get_remote_command
 
     line = get_remote_command(shlex.quote(command), host, *ssh, timeout_s=_CONNECT_S)
-    return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=3 * _CONNECT_S)
+    return subprocess.run(
+        line, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=3 * _CONNECT_S,
+    )  # fmt: skip
 
 
 def unreachable_hosts(job: Job) -> list[tuple[str, str]]:
@@ -50,11 +54,15 @@ def unreachable_hosts(job: Job) -> list[tuple[str, str]]:
 
 
 def hosts_without_package(job: Job) -> list[tuple[str, str]]:
-    """(host, what Python said) for each other host whose Python cannot import this package.
+    """(host, what Python said) for each other host whose Python lacks this version of the package.
 
     Horovod's launcher, too, starts the Python of its own path on every host.
     """
-    return _failing_hosts(job, f"{shlex.quote(sys.executable)} -c 'import hvd_autosync.runtime'")
+    own = hvd_autosync.__version__
+    check = f"""import hvd_autosync, sys
+here = hvd_autosync.__version__
+here == "{own}" or sys.exit(f"hvd_autosync is {{here}} there and {own} here")"""
+    return _failing_hosts(job, shlex.join([sys.executable, "-c", check]))
 
 
 def _failing_hosts(job: Job, command: str) -> list[tuple[str, str]]:

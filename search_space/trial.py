@@ -8,7 +8,7 @@ life of a trial::
                      -> ENDED_EARLY    the script finished first; what was measured counts
                      -> CRASHED        a rank exited with a status other than 0, or was killed
                      -> HUNG           no progress within the limit derived from the default
-                     -> INTERRUPTED    the driver was stopped; the trial is forgotten on resume
+                     -> DIVERGED       its loss is no number any more, unlike the default's
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TrialStatus(str, enum.Enum):
     ENDED_EARLY = "ended early"
     CRASHED = "crashed"
     HUNG = "hung"
-    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
 
     @property
     def measured(self) -> bool:
@@ -195,6 +195,11 @@ class TrialResult:
         if not self.status.measured or len(durations) < MIN_MEASURED_STEPS:
             return None
         return StepTime.from_steps(durations)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a rank saw a loss that is infinite or not a number."""
+        return not all(math.isfinite(loss) for rank in self.ranks for loss in rank.losses)
 
     @property
     def blocked_share(self) -> float:

@@ -89,12 +89,24 @@ def test_autotune_from_the_environment_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_hosts_come_from_option_file_or_local_machine(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("a slots=1\nb slots=4\n")
-    assert job_of("-np", "3", "--hostfile", str(hostfile)).hosts == (  # type: ignore[attr-defined]
+    words = ("-np", "3", "--mpi", "--hostfile", str(hostfile))
+    assert job_of(*words).hosts == (  # type: ignore[attr-defined]
         Host("a", 1), Host("b", 2),
     )  # fmt: skip
     assert job_of("-np", "3").hosts == (Host("localhost", 3),)  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match="-np 3 asks for more ranks than the 2 slots"):
         job_of("-np", "3", "-H", "a:1,b:1")
+    with pytest.raises(ConfigurationError, match="under Gloo Horovod starts a rank on each slot"):
+        job_of("-np", "3", "--hostfile", str(hostfile))
+
+
+@pytest.mark.parametrize("text", [None, "a slots=1\n\n"])
+def test_hostfiles_that_cannot_be_read_are_named(tmp_path: Path, text: str | None) -> None:
+    hostfile = tmp_path / "hosts"
+    if text is not None:
+        hostfile.write_text(text)
+    with pytest.raises(ConfigurationError, match=f"hostfile '{hostfile}' cannot be read"):
+        job_of("-np", "1", "--hostfile", str(hostfile))
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ import pytest
 
 from hvd_autosync.errors import StudyError
 from hvd_autosync.search_space import (
+    RankReport,
     SearchSpace,
     Strategy,
     TrialResult,
     TrialStatus,
+    restrict_space,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
-from hvd_autosync.study import Study
+from hvd_autosync.study import Study, observations_of
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore
 
@@ -72,6 +74,38 @@ def test_without_a_gain_the_default_is_kept(tmp_path: Path) -> None:
     conclusion = finish(study(tmp_path, trials=10), SimulatedJob(gain=1.0))
     assert conclusion.winner == SPACE.default and conclusion.best is None
     assert "no " in conclusion.reason
+
+
+def test_a_job_outside_the_space_is_measured_but_not_learnt_from(tmp_path: Path) -> None:
+    """The user's file asks for cycles of 20 ms and more; the job as it is has 1 ms."""
+    space = restrict_space(SPACE, {"knobs": {"cycle_time_ms": {"low": 20.0}}})
+    one = study(tmp_path, space, trials=6)
+    conclusion = finish(one, SimulatedJob())
+    trials = one.trials
+    assert [(t.kind, t.strategy) for t in trials[:2]] == [
+        ("default", Strategy()), ("default", space.default),
+    ]  # fmt: skip
+    assert all(seen.strategy for seen in observations_of(space, trials))
+    told = trials[1].result
+    assert told is not None and told.step_time is not None
+    assert conclusion.default_s == told.step_time.mean_s
+    assert float(conclusion.winner["cycle_time_ms"]) >= 20
+
+
+@pytest.mark.parametrize("default_diverges", [False, True])
+def test_a_fast_strategy_that_ruins_the_loss_has_failed(
+    tmp_path: Path, default_diverges: bool
+) -> None:
+    one = study(tmp_path)
+    for losses, diverges in (((1.0, 0.9), default_diverges), ((1.0, 0.8), True)):
+        trial = one.ask()
+        assert trial is not None
+        report = RankReport(0, "", (0.1,) * 10, (), (*losses, math.nan) if diverges else losses)
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
+    told = one.trials[1].result
+    assert told is not None
+    assert (told.status is TrialStatus.DIVERGED) == (not default_diverges)
+    assert (told.step_time is None) == (not default_diverges)
 
 
 def test_the_default_comes_first_then_sobol_then_the_model(tmp_path: Path) -> None:
@@ -191,7 +225,7 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         import os, signal
         from test_study import SPACE, SimulatedJob, StudySettings
-        from hvd_autosync.study import Study
+        from hvd_autosync.study import Study, observations_of
         study = Study.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
         job = SimulatedJob()
         for _ in range(4):

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hvd_autosync.report.words import seconds_text, size_text, step_time_text
 from hvd_autosync.search_space import Link, ModelProfile, Resources, Task
-from hvd_autosync.traces import TrialRecord
+from hvd_autosync.traces import TrialRecord, default_result
 
 
 def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
@@ -17,7 +17,7 @@ def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
 
     Args:
         task: The task.
-        trials: All trials; the first is the default's.
+        trials: All trials.
     """
     table = Table.grid(padding=(0, 2))
     table.add_row("model", model_text(task.model))
@@ -30,7 +30,7 @@ def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
     build = resources.build
     offers = [name for name in ("gloo", "mpi", "nccl") if getattr(build, name)]
     table.add_row("Horovod", f"{build.version} with {', '.join(offers) or 'no controller'}")
-    default = trials[0].result if trials else None
+    default = default_result(trials)
     if default is not None and default.step_time is not None:
         table.add_row("default", f"{step_time_text(default.step_time)} per step")
         if math.isfinite(default.blocked_share):

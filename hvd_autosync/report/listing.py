@@ -11,7 +11,7 @@ from rich.table import Table
 from hvd_autosync.report.words import first_line, speedup_text, step_time_text
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study_values import Conclusion
-from hvd_autosync.traces import StudyRecord, TrialRecord
+from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
 
 
 def studies_table(studies: Iterable[StudyRecord]) -> Table:
@@ -36,7 +36,8 @@ def _result(study: StudyRecord) -> str:
 def trials_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
     """One row per trial, in order."""
     table = plain_table("trial", "kind", "step time", "speed-up", "status", "strategy")
-    default = trials[0].result.step_time if trials and trials[0].result else None
+    told = default_result(trials)
+    default = told.step_time if told else None
     for trial in trials:
         time = trial.result.step_time if trial.result else None
         ratio = default.mean_s / time.mean_s if default and time else math.nan

@@ -202,9 +202,11 @@ class TrialRun:
 
     def _device(self) -> torch.device:
         """Where the gradients are."""
-        if self._optimizers:
-            parameter: torch.Tensor = self._optimizers[0].param_groups[0]["params"][0]
-            return parameter.device
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    device: torch.device = parameter.device
+                    return device
         return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.traces.autotune_csv import import_autotune_log
 from hvd_autosync.traces.jsonl import export_study, import_studies
-from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
+from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, default_result
 from hvd_autosync.traces.store import TraceStore, default_store_url
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "StudyStatus",
     "TraceStore",
     "TrialRecord",
+    "default_result",
     "default_store_url",
     "export_study",
     "import_autotune_log",

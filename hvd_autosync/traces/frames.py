@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from hvd_autosync.search_space import StepTime, Value
-from hvd_autosync.traces.records import TrialRecord
+from hvd_autosync.traces.records import TrialRecord, default_result
 from hvd_autosync.traces.store import TraceStore
 
 _COLUMNS = (
@@ -28,7 +28,7 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
         Columns ``number``; ``kind``; ``status`` (missing when never told); ``step_ms`` and
         ``step_ms_error``, mean and standard error of the step time in milliseconds; ``steps``,
         the number of measured ones; ``steps_per_s``; ``speedup``, how many times faster than
-        trial 0; ``blocked_share`` of the measured time; ``setup_s`` and ``total_s``, seconds;
+        the default; ``blocked_share`` of the measured time; ``setup_s`` and ``total_s``, seconds;
         ``reason``; then one column per knob, missing where a strategy leaves it alone.
 
     Raises:
@@ -36,7 +36,8 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
     """
     study = store.study(study_id)
     trials = store.trials(study.study_id)
-    default = _step_time(trials[0]) if trials else None
+    default_told = default_result(trials)
+    default = default_told.step_time if default_told else None
     measures = [_measures(trial, default) for trial in trials]
     names = [] if study.space is None else [knob.name for knob in study.space.knobs]
     names += sorted({name for trial in trials for name in trial.strategy} - set(names))

@@ -10,7 +10,7 @@ The life of a study::
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -87,7 +87,7 @@ class TrialRecord:
 
     Attributes:
         study_id: The study that it belongs to.
-        number: Counts the trials of a study from 0; trial 0 is the user's default.
+        number: Counts the trials of a study from 0.
         kind: Why it was asked: ``"default"``, ``"sobol"``, ``"model"`` or ``"confirm"``; rows of
             Horovod's own tuner are ``"horovod-autotune"``.
         strategy: The strategy to run under.
@@ -123,6 +123,16 @@ class TrialRecord:
             "result": None if result is None else TrialResult.from_json(result),
         }
         return cls(**{**fields, **converted})
+
+
+def default_result(trials: Sequence[TrialRecord]) -> TrialResult | None:
+    """What the default gave: the last trial of that kind that was told, else the first trial.
+
+    A first trial that was lost with its driver is repeated; restrictions that exclude the job as
+    it is make the default another strategy; an imported log has no trial of that kind.
+    """
+    told = [t.result for t in trials if t.kind == "default" and t.result is not None]
+    return told[-1] if told else trials[0].result if trials else None
 
 
 def timestamp(moment: datetime | None = None) -> str:

@@ -141,8 +141,12 @@ def _own_knob(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _own_space(knob: dict[str, Any]) -> dict[str, Any]:
+    return {"knobs": [knob], "fixed": {}, "holds_job": True}
+
+
 def test_own_knobs_of_a_space_are_accepted_on_their_domain(finished: StudyRecord) -> None:
-    fields = _plain(finished) | {"space": {"knobs": [_own_knob()], "fixed": {}}}
+    fields = _plain(finished) | {"space": _own_space(_own_knob())}
     study = strict_study(fields | {"winner": {"own": 0.25}})
     assert study.winner == Strategy({"own": 0.25})
     with pytest.raises(ValueError, match="winner: knob own"):
@@ -158,6 +162,6 @@ def test_own_knobs_of_a_space_are_accepted_on_their_domain(finished: StudyRecord
     ],
 )  # fmt: skip
 def test_own_knobs_must_work(finished: StudyRecord, changes: dict[str, Any]) -> None:
-    space = {"knobs": [_own_knob(**changes)], "fixed": {}}
+    space = _own_space(_own_knob(**changes))
     with pytest.raises(ValueError):
         strict_study(_plain(finished) | {"space": space, "winner": {}})
