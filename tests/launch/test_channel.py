@@ -1,0 +1,148 @@
+"""Control messages over a real socket, from friends and from strangers."""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hvd_autosync.launch import channel
+from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender, new_secret
+
+SECRET = new_secret()
+
+
+@pytest.fixture
+def receiver() -> Iterator[ControlReceiver]:
+    end = ControlReceiver("127.0.0.1", SECRET)
+    yield end
+    end.close()
+
+
+def address(receiver: ControlReceiver) -> tuple[str, int]:
+    return "127.0.0.1", receiver.port
+
+
+def test_messages_arrive_in_order(receiver: ControlReceiver) -> None:
+    where = address(receiver)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(receiver.accept, 10)
+        sender = ControlSender(where, SECRET)
+        sender.send({"type": "run", "n": 0})
+        assert first.result() == {"type": "run", "n": 0}
+    sender.send({"n": 1})
+    sender.send({"n": 2})
+    assert [receiver.receive()["n"] for _ in range(2)] == [1, 2]
+    sender.close()
+    with pytest.raises(ChannelError, match="gone"):
+        receiver.receive()
+
+
+def test_nobody_is_listening_once_the_driver_is_there(receiver: ControlReceiver) -> None:
+    where = address(receiver)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(receiver.accept, 10)
+        ControlSender(where, SECRET).send({})
+        first.result()
+    with pytest.raises(ChannelError):
+        ControlSender(where, SECRET)
+
+
+def test_nobody_in_time(receiver: ControlReceiver) -> None:
+    with pytest.raises(ChannelError, match="no driver"):
+        receiver.accept(0.1)
+
+
+def forged(text: bytes, mac: bytes = b"\0" * 32) -> bytes:
+    return struct.pack("!I", len(text)) + mac + text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"GET / HTTP/1.1\r\n\r\n", forged(b'{"type": "run"}'), forged(b"", b"x" * 32),
+        struct.pack("!I", channel.MAX_MESSAGE_BYTES + 1), struct.pack("!I", 2**32 - 1) * 99,
+    ],
+)  # fmt: skip
+def test_strangers_are_dropped_and_the_driver_still_gets_in(
+    receiver: ControlReceiver, said: bytes
+) -> None:
+    where = address(receiver)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(receiver.accept, 10)
+        stranger = socket.create_connection(where)
+        stranger.sendall(said)
+        stranger.close()
+        wrong = ControlSender(where, new_secret())
+        wrong.send({"type": "evil"})
+        ControlSender(where, SECRET).send({"type": "run"})
+        assert first.result() == {"type": "run"}
+
+
+def test_one_who_says_nothing_holds_nobody_up_for_long(
+    receiver: ControlReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.2)
+    where = address(receiver)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(receiver.accept, 10)
+        silent = socket.create_connection(where)
+        assert len(silent.recv(32)) == 32
+        assert silent.recv(1) == b""  # dropped
+        monkeypatch.undo()
+        ControlSender(where, SECRET).send({"type": "run"})
+        assert first.result() == {"type": "run"}
+        silent.close()
+
+
+class Wire:
+    """Sits between sender and receiver, and can change what passes."""
+
+    def __init__(self, where: tuple[str, int]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._where = where
+        self.taken: list[bytes] = []
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        self._near, _ = self._listener.accept()
+        self._far = socket.create_connection(self._where)
+        self._near.sendall(self._far.recv(32))
+
+    def take(self) -> bytes:
+        self._thread.join()
+        return self._near.recv(1 << 16)
+
+    def pass_on(self, data: bytes) -> None:
+        self._far.sendall(data)
+
+
+@pytest.mark.parametrize("attack", ["replay", "change", "reorder", "none"])
+def test_what_was_said_cannot_be_said_again_or_otherwise(
+    receiver: ControlReceiver, attack: str
+) -> None:
+    wire = Wire(address(receiver))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(receiver.accept, 10)
+        sender = ControlSender(wire.address, SECRET)
+        sender.send({"n": 0})
+        zero = wire.take()
+        wire.pass_on(zero)
+        first.result()
+    sender.send({"n": 1})
+    one = wire.take()
+    sender.send({"n": 2})
+    two = wire.take()
+    wire.pass_on(
+        {"replay": zero, "change": one.replace(b"1}", b"7}"), "reorder": two, "none": one}[attack]
+    )
+    if attack == "none":
+        assert receiver.receive() == {"n": 1}
+    else:
+        with pytest.raises(ChannelError, match="signature"):
+            receiver.receive()
+
