@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterator
 from typing import IO, Any
 
 from hvd_autosync.launch.failure import explain_failure
+from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.wire import Message, MessageDecoder
@@ -23,6 +25,12 @@ from hvd_autosync.search_space import (
 _CHUNK_BYTES = 64 * 1024
 
 
+def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of ``stream``; one without an end is cut, so that nothing can grow in memory."""
+    while line := stream.readline(_CHUNK_BYTES):
+        yield line
+
+
 class Collector:
     """Reads a job's two output streams in threads of its own.
 
@@ -36,11 +44,15 @@ class Collector:
         self._lock = threading.Lock()
         self._reports: dict[int, dict[str, Any]] = {}
         self._shared: dict[str, Message] = {}
+        self._decoder = MessageDecoder()
         self._tail = Tail()
+        self._exits: dict[int, int] = {}
+        self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._started = time.monotonic()
         self.first_step_s = math.nan
         self.last_step_at = self._started
+        self._all_ended_at = math.inf
 
     def read(self, stream: IO[bytes]) -> None:
         """Start reading ``stream`` to its end."""
@@ -54,20 +66,27 @@ class Collector:
             thread.join(timeout_s)
 
     def _read(self, stream: IO[bytes]) -> None:
-        decoder = MessageDecoder()
-        # A line without an end is cut, so that no output can grow in memory.
-        while line := stream.readline(_CHUNK_BYTES):
-            ours, complete = decoder.feed(line)
-            with self._lock:
-                if complete is not None:
-                    self._take(*complete)
-                elif not ours:
-                    self._tail.add(line)
+        for line in lines_of(stream):
+            self.feed(line)
+
+    def feed(self, line: bytes) -> None:
+        """Take one line of the job's output; may be called from any thread."""
+        with self._lock:
+            ours, complete = self._decoder.feed(line)
+            if complete is not None:
+                self._take(*complete)
+            elif not ours:
+                self._tail.add(line)
 
     def _take(self, rank: int, message: Message) -> None:
         kind = message["type"]
         if kind in ("profile", "link"):
             self._shared[kind] = message
+            return
+        if kind == "exit":
+            if message["trial"] == self._spec.trial_id:
+                self._exits[rank] = message["status"]
+                self._changed.notify_all()
             return
         report = self._reports.setdefault(
             rank, {"host": "", "step_s": [], "blocked_s": [], "losses": [], "end": None}
@@ -100,18 +119,45 @@ class Collector:
             phase = "measuring" if steps >= self._spec.warmup_steps else "warming up"
         return TrialProgress(phase, steps, total, time.monotonic() - self._started)
 
+    def overdue(self, limits: Limits) -> str:
+        """Why the trial must not be waited for any longer; empty while it may."""
+        now, state = time.monotonic(), self.progress()
+        if state.phase == "ending":
+            self._all_ended_at = min(self._all_ended_at, now)
+            if now - self._all_ended_at > limits.exit_s:
+                return f"ranks did not exit within {limits.exit_s:.0f} s of their last step"
+        elif state.phase == "starting":
+            if state.elapsed_s > limits.setup_s:
+                return f"no step within {limits.setup_s:.0f} s of the launch"
+        elif now - self.last_step_at > limits.silence_s:
+            return f"no step for {limits.silence_s:.0f} s after step {state.steps}"
+        return ""
+
     def all_ended(self) -> bool:
         """Whether every rank said that it ends the run."""
         with self._lock:
             ended = [r for r in self._reports.values() if r["end"] is not None]
         return len(ended) == self._world_size
 
-    def result(self, exit_status: int, killed_because: str) -> TrialResult:
+    def exits(self, wait_s: float = 0.0) -> dict[int, int]:
+        """Exit status of each rank of a warm trial that has ended, negative for signals.
+
+        Args:
+            wait_s: Longest wait for all ranks to have ended.
+        """
+        with self._lock:
+            self._changed.wait_for(lambda: len(self._exits) == self._world_size, wait_s)
+            return dict(self._exits)
+
+    def result(
+        self, exit_status: int, killed_because: str, statuses: dict[int, int] | None = None
+    ) -> TrialResult:
         """The result, once the job is gone.
 
         Args:
             exit_status: Of the launcher.
             killed_because: Why the runner killed the job; empty when it did not.
+            statuses: Exit status of each rank that ended by itself, where it is known.
         """
         with self._lock:
             ranks = tuple(
@@ -124,7 +170,7 @@ class Collector:
             )  # fmt: skip
             device = next((r["device"] for r in self._reports.values() if "device" in r), "")
             profile, link = self._shared.get("profile"), self._shared.get("link")
-            status, reason, output = self._judge(exit_status, killed_because)
+            status, reason, output = self._judge(exit_status, killed_because, statuses)
         return TrialResult(
             status=status, reason=reason, ranks=ranks, warmup_steps=self._spec.warmup_steps,
             setup_s=self.first_step_s, total_s=time.monotonic() - self._started,
@@ -134,7 +180,9 @@ class Collector:
             owned=tuple(profile["owned"]) if profile else (), device=device,
         )  # fmt: skip
 
-    def _judge(self, exit_status: int, killed_because: str) -> tuple[TrialStatus, str, str]:
+    def _judge(
+        self, exit_status: int, killed_because: str, statuses: dict[int, int] | None
+    ) -> tuple[TrialStatus, str, str]:
         """How the job ended: status, reason, and the output that goes with it."""
         ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
         if len(ends) == self._world_size and set(ends) <= {"steps", "hopeless"}:
@@ -145,7 +193,7 @@ class Collector:
         if killed_because:
             return TrialStatus.HUNG, killed_because, self._tail.whole()
         if exit_status != 0:
-            return TrialStatus.CRASHED, *explain_failure(self._tail, exit_status)
+            return TrialStatus.CRASHED, *explain_failure(self._tail, exit_status, statuses)
         steps = min((len(r["step_s"]) for r in self._reports.values()), default=0)
         made = f"after {steps} steps" if self._reports else "without a single optimizer step"
         return TrialStatus.ENDED_EARLY, f"the script ended {made}", self._tail.whole()

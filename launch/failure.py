@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 
 from hvd_autosync.launch.tail import Tail
 
@@ -23,18 +24,24 @@ _TRACEBACK = "Traceback (most recent call last):"
 _VICTIM = "HorovodInternalError"
 
 
-def explain_failure(tail: Tail, exit_status: int) -> tuple[str, str]:
+def explain_failure(
+    tail: Tail, exit_status: int, statuses: Mapping[int, int] | None = None
+) -> tuple[str, str]:
     """Why a job failed, in words, and the output that shows it.
 
     Args:
         tail: The job's last lines.
         exit_status: The launcher's.
+        statuses: Exit status of each rank that ended by itself, where it is known (negative: a
+            signal's number); otherwise it is read from what the launcher wrote.
     """
     said = {rank: tail.of([rank]) for rank in tail.ranks()}
     victims = {rank for rank, text in said.items() if _VICTIM in text}
     raised = {rank for rank, text in said.items() if _TRACEBACK in text} - victims
-    statuses = _exit_statuses(tail.launcher())
-    failed = {rank for rank, status in statuses.items() if status != _TERMINATED} or set(statuses)
+    if statuses is None:
+        statuses = _exit_statuses(tail.launcher())
+    failed = {rank for rank, status in statuses.items() if status not in (0, _TERMINATED)}
+    failed = failed or set(statuses)
     guilty = sorted(raised | (failed - victims) or failed)
     if not guilty:
         return f"the job {_ending(exit_status)}", tail.whole()
