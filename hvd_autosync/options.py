@@ -17,6 +17,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 REUSE_CHOICES = ("auto", "never", "only")
+RUNNER_CHOICES = ("auto", "cold")
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
@@ -44,10 +45,13 @@ def _groups(text: str) -> tuple[str, ...]:
     return groups
 
 
-def _reuse(text: str) -> str:
-    if text not in REUSE_CHOICES:
-        raise ValueError(f"must be one of {', '.join(REUSE_CHOICES)}")
-    return text
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
 
 
 def _switch(text: str) -> bool:
@@ -87,9 +91,14 @@ class Options:
         "Default: hvd-autosync/traces.db in the user's data folder.",
     )
     reuse: str = _option(
-        "auto", _reuse, "{auto,never,only}",
+        "auto", _one_of(REUSE_CHOICES), "{auto,never,only}",
         "What to do when this task was tuned before: take that winner (auto), tune again (never), "
         "or refuse to tune (only).",
+    )
+    runner: str = _option(
+        "auto", _one_of(RUNNER_CHOICES), "{auto,cold}",
+        "How trials are run: forked from processes that have imported everything, where that is "
+        "possible (auto), or each as a fresh launch (cold), for scripts that must not be forked.",
     )
     tune_only: bool = _option(False, _switch, "", "Stop after tuning; do not run the training.")
     dry_run: bool = _option(

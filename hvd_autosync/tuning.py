@@ -12,12 +12,13 @@ import math
 import sys
 import time
 import uuid
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from hvd_autosync.errors import ConfigurationError, DefaultTrialError
-from hvd_autosync.launch.cold import ColdRunner
+from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -67,6 +68,9 @@ class Listener(Protocol):
 
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
         """The study concluded."""
+
+    def on_notice(self, text: str) -> None:
+        """Something that the user should know."""
 
 
 def load_restrictions(path: str | None) -> dict[str, Any]:
@@ -145,10 +149,12 @@ def tune(
             "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
             hint="Run once with --autosync-reuse auto, or name the right --autosync-store.",
         )
-    tuning = _Tuning(job, options, restrictions, store, listener, runner or ColdRunner(job))
     study, resumed = _open_study(store, key, job, settings_of(options))
     listener.on_study_start(study, resumed=resumed)
-    return tuning.run(study)
+    if runner is None:
+        runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
+    with closing(runner):
+        return _Tuning(job, options, restrictions, store, listener, runner).run(study)
 
 
 def _open_study(

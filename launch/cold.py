@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 from hvd_autosync.launch.collector import Collector
@@ -50,6 +49,9 @@ class ColdRunner:
         collector.join(_DRAIN_S)
         return collector.result(process.returncode, killed_because)
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
     def _watch(
         self,
         process: subprocess.Popen[bytes],
@@ -58,20 +60,10 @@ class ColdRunner:
         progress: Callable[[TrialProgress], None],
     ) -> str:
         """Wait for the launcher's exit; a reason when the wait was given up."""
-        ended_at: float | None = None
         while process.poll() is None:
-            now = time.monotonic()
-            state = collector.progress()
-            progress(state)
-            if state.phase == "ending":
-                ended_at = ended_at or now
-                if now - ended_at > limits.exit_s:
-                    return f"ranks did not exit within {limits.exit_s:.0f} s of their last step"
-            elif state.phase == "starting":
-                if state.elapsed_s > limits.setup_s:
-                    return f"no step within {limits.setup_s:.0f} s of the launch"
-            elif now - collector.last_step_at > limits.silence_s:
-                return f"no step for {limits.silence_s:.0f} s after step {state.steps}"
+            progress(collector.progress())
+            if overdue := collector.overdue(limits):
+                return overdue
             try:
                 process.wait(_POLL_S)
             except subprocess.TimeoutExpired:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from hvd_autosync.launch.job import Job, python_environment
-from hvd_autosync.launch.worker_environment import worker_environment
+from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 
 #: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
@@ -67,12 +67,20 @@ def _horovodrun() -> list[str]:
 
 
 def start_launcher(
-    job: Job, strategy: Mapping[str, Value], spec: TrialSpec | None = None
+    job: Job, strategy: Mapping[str, Value], spec: TrialSpec | None = None, *, name: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start that process with pipes for its output, in a session of its own."""
+    """Start that process with pipes for its output, in a session of its own.
+
+    Args:
+        job: The job.
+        strategy: What it runs under.
+        spec: The trial that it is.
+        name: By which its processes are found again, where it is no trial.
+    """
+    environment = launcher_environment(strategy, spec)
     return subprocess.Popen(
         launcher_command(job, strategy),
-        env=launcher_environment(strategy, spec),
+        env=environment | ({TRIAL_ID_VARIABLE: name} if name else {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -39,3 +39,7 @@ class TrialRunner(Protocol):
     ) -> TrialResult:
         """Run one trial to its end."""
         ...
+
+    def close(self) -> None:
+        """Give back what is kept from one trial to the next."""
+        ...

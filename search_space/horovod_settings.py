@@ -37,6 +37,11 @@ _CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 AUTOTUNE_VARIABLE = "HOROVOD_AUTOTUNE"
 #: Variables of the process that Horovod's launcher sets for each rank.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+#: What the launcher tells a rank under Gloo (``horovod/runner/gloo_run.py``): its rank, its network
+#: interface, and where the ranks meet.
+OWN_RANK, OWN_INTERFACE = "HOROVOD_RANK", "HOROVOD_GLOO_IFACE"
+RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 
 @dataclass(frozen=True)

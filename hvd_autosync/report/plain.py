@@ -73,6 +73,10 @@ class PlainProgress:
             f"{conclusion.stopped}"
         )
 
+    def on_notice(self, text: str) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._print(text)
+
     def close(self) -> None:
         """Nothing is left open; for terminals there is (:class:`TerminalProgress`)."""
 

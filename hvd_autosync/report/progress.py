@@ -59,6 +59,10 @@ class GuardedProgress:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._guard(lambda display: display.on_study_end(study, conclusion))
 
+    def on_notice(self, text: str) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_notice(text))
+
     def close(self) -> None:
         """Give the terminal back."""
         self._guard(lambda display: display.close())

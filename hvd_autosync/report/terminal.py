@@ -96,6 +96,10 @@ class TerminalProgress:
         )
         self.close()
 
+    def on_notice(self, text: str) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`; stays above what is redrawn."""
+        self._live.console.print(f"hvd-autosync: {text}")
+
     def close(self) -> None:
         """Leave what is drawn, and give the terminal back."""
         atexit.unregister(self.close)

@@ -30,10 +30,22 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--fault", default="")
 parser.add_argument("--at", type=int, default=-1)
 parser.add_argument("--rank", type=int, default=-1)
+parser.add_argument("--under", default="", help="NAME=VALUE of a variable; else no fault")
+parser.add_argument("--print-random", action="store_true")
 parser.add_argument("--status", type=int, default=0)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--by-hand", action="store_true")
 args = parser.parse_args()
+if args.under:
+    name, _, value = args.under.partition("=")
+    if os.environ.get(name) != value:
+        args.fault = ""
+if args.print_random:
+    import random
+
+    import numpy
+
+    print("random", random.random(), numpy.random.random(), torch.initial_seed(), flush=True)
 
 if args.fault and args.at < 0 and int(os.environ.get("HOROVOD_RANK", 0)) in (args.rank, 0):
     misbehave(args.fault, args.at, 0)

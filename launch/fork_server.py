@@ -1,0 +1,152 @@
+"""Started once per slot: forks a child for every warm trial (``python -m ...fork_server``).
+
+It imports torch and Horovod once, never initializes Horovod, and has no threads, so that its
+children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`)
+tells it by :mod:`..launch.channel` what to run. It speaks to the driver through marked lines in
+the job's output (:mod:`..launch.wire`), as the ranks of a trial do:
+
+- ``server``: it listens: ``rank, pid, address, port, secret, meeting``.
+- ``exit``: a trial's processes are gone: ``trial, status`` (negative: a signal's number).
+
+It ends, with all its children, when the driver hangs up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+
+from hvd_autosync.launch.channel import ChannelError, ControlReceiver, new_secret
+from hvd_autosync.launch.forked_trial import ForkedTrial
+from hvd_autosync.launch.preload import Preloader
+from hvd_autosync.launch.wire import Message, encode_message
+from hvd_autosync.runtime.processes import end_descendants
+from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
+
+_DRIVER_S = 60.0
+#: ``prctl`` options of Linux (``linux/prctl.h``).
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def main() -> None:
+    """Serve until the driver hangs up; in a forked child, be the trial."""
+    # `python -m` put the working directory in front; what lies there must not shadow anything.
+    sys.path.pop(0)
+    trial = _Server().serve()
+    if trial is not None:
+        trial.run(sys.argv[1] == "-m", sys.argv[2:])
+
+
+class _Server:
+    """The parent of all trials of one slot."""
+
+    def __init__(self) -> None:
+        self._rank = int(os.environ[OWN_RANK])
+        self._sent = 0
+        self._child: int | None = None
+        self._child_fd = -1
+        self._trial_id = ""
+        self._preloader = Preloader()
+
+    def serve(self) -> ForkedTrial | None:
+        """Take the driver's orders; returns in a forked child only, with its trial."""
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._preloader.load_frameworks()
+        secret = new_secret()
+        receiver = ControlReceiver(_own_address(), secret)
+        self._send(
+            {
+                "type": "server", "pid": os.getpid(), "secret": secret.hex(),
+                "address": _own_address(), "port": receiver.port,
+                "meeting": os.environ[RENDEZVOUS_ADDRESS],
+            }
+        )  # fmt: skip
+        try:
+            message: Message | None = receiver.accept(_DRIVER_S)
+            while True:
+                trial = self._obey(message, receiver) if message else None
+                if trial is not None:
+                    return trial
+                message = self._next(receiver)
+        except ChannelError:  # the driver is gone, and with it all reason to be here
+            self._end_child()
+            return None
+
+    def _next(self, receiver: ControlReceiver) -> Message | None:
+        """Wait for the next message; ``None`` when the child has ended instead."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(receiver, selectors.EVENT_READ)
+            if self._child is not None:
+                selector.register(self._child_fd, selectors.EVENT_READ)
+            ready = {key.fileobj for key, _ in selector.select()}
+        if self._child is not None and self._child_fd in ready:
+            self._bury()
+            return None
+        return receiver.receive()
+
+    def _obey(self, message: Message, receiver: ControlReceiver) -> ForkedTrial | None:
+        if message["type"] == "run":
+            return self._fork(message, receiver)
+        self._end_child()
+        return None
+
+    def _fork(self, message: Message, receiver: ControlReceiver) -> ForkedTrial | None:
+        gc.freeze()
+        server = os.getpid()
+        child = os.fork()
+        if child == 0:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(0)
+            receiver.close()
+            return ForkedTrial(message, self._preloader.record)
+        self._child, self._child_fd = child, os.pidfd_open(child)
+        self._trial_id = message["trial"]
+        return None
+
+    def _end_child(self) -> None:
+        if self._child is not None:
+            os.kill(self._child, signal.SIGKILL)
+            self._bury()
+
+    def _bury(self) -> None:
+        """The child has ended or is about to: end what it left, and say so after all it wrote."""
+        if self._child is None:
+            return
+        _, status = os.waitpid(self._child, 0)
+        os.close(self._child_fd)
+        self._child = None
+        end_descendants()
+        code = os.waitstatus_to_exitcode(status)
+        self._send({"type": "exit", "trial": self._trial_id, "status": code})
+        self._preloader.load_what_was_imported()
+
+    def _send(self, message: Message) -> None:
+        data = encode_message(self._rank, self._sent, message)
+        self._sent += 1
+        for line in filter(None, data.split(b"\n")):
+            os.write(2, b"\n" + line + b"\n")
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _own_address() -> str:
+    """The IPv4 address of the interface that the job uses on this host."""
+    import psutil
+
+    name = os.environ[OWN_INTERFACE]
+    for each in psutil.net_if_addrs().get(name, []):
+        if each.family == socket.AF_INET:
+            return each.address
+    raise SystemExit(f"hvd-autosync: network interface {name} has no IPv4 address here")
+
+
+if __name__ == "__main__":
+    main()

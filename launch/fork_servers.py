@@ -1,0 +1,181 @@
+"""The driver's side of the fork servers: one launch of them all, and a line to each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import IO, Any
+
+from hvd_autosync.launch.channel import ChannelError, ControlSender
+from hvd_autosync.launch.collector import Collector, lines_of
+from hvd_autosync.launch.command import start_launcher
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.remote import sweep_remote_hosts
+from hvd_autosync.launch.signals import signals_deferred
+from hvd_autosync.launch.sweep import sweep
+from hvd_autosync.launch.tail import Tail
+from hvd_autosync.launch.user_script import UserScript
+from hvd_autosync.launch.wire import Message, MessageDecoder
+from hvd_autosync.search_space import Strategy
+
+_MODULE = "hvd_autosync.launch.fork_server"
+#: They import torch, from a network's file system perhaps.
+_START_S = 120.0
+_HANG_UP_S, _TERMINATE_S = 3.0, 3.0
+
+
+class ForkServersError(Exception):
+    """The fork servers cannot be started, or are gone."""
+
+
+class ForkServers:
+    """All fork servers of a job, started together by Horovod's own launcher.
+
+    Args:
+        job: The job.
+        script: Its script.
+
+    Raises:
+        ForkServersError: They did not start.
+    """
+
+    def __init__(self, job: Job, script: UserScript) -> None:
+        self._job = job
+        self._name = f"servers-{uuid.uuid4().hex}"
+        self._decoder = MessageDecoder()
+        self._hellos: dict[int, Message] = {}
+        self._greeted = threading.Condition()
+        self._collector: Collector | None = None
+        self._tail = Tail()
+        self._controls: dict[int, ControlSender] = {}
+        with signals_deferred():
+            self._process = start_launcher(_server_job(job, script), Strategy(), name=self._name)
+        try:
+            for stream in (self._process.stdout, self._process.stderr):
+                assert stream is not None
+                threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+            self._connect()
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def meeting_address(self) -> str:
+        """The driver's address on the job's network, as Horovod's launcher chose it."""
+        return str(self._hellos[0]["meeting"])
+
+    @property
+    def name(self) -> str:
+        """What all their processes have in their environment."""
+        return self._name
+
+    @property
+    def alive(self) -> bool:
+        """Whether the launcher still runs."""
+        return self._process.poll() is None
+
+    def send(self, message: Mapping[str, Any], collector: Collector | None = None) -> None:
+        """Send a message to every server.
+
+        Args:
+            message: ``run`` with its trial, or ``end``.
+            collector: Takes what the job writes from now on; unchanged without one.
+
+        Raises:
+            ForkServersError: One of them is gone.
+        """
+        if collector is not None:
+            self._collector = collector
+        try:
+            for control in self._controls.values():
+                control.send(dict(message))
+        except ChannelError as error:
+            raise ForkServersError(f"a fork server is gone: {error}") from None
+
+    def close(self) -> None:
+        """Hang up; the servers end with all that is theirs."""
+        for control in self._controls.values():
+            control.close()
+        try:
+            self._process.wait(_HANG_UP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End everything, on every host: the launcher first, so that it does not interfere."""
+        with signals_deferred():
+            if self.alive:
+                os.killpg(self._process.pid, signal.SIGTERM)
+                try:
+                    self._process.wait(_TERMINATE_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            sweep(self._name)
+            self._process.wait()
+            sweep_remote_hosts(self._job, self._name)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        for line in lines_of(stream):
+            collector = self._collector
+            if collector is not None:
+                collector.feed(line)
+            else:
+                self._listen(line)
+        with self._greeted:
+            self._greeted.notify_all()
+
+    def _listen(self, line: bytes) -> None:
+        """Take a line from before the first trial."""
+        with self._greeted:
+            ours, complete = self._decoder.feed(line)
+            if complete is not None and complete[1]["type"] == "server":
+                self._hellos[complete[0]] = complete[1]
+                self._greeted.notify_all()
+            elif not ours:
+                self._tail.add(line)
+
+    def _connect(self) -> None:
+        ranks = range(self._job.world_size)
+        with self._greeted:
+            self._greeted.wait_for(
+                lambda: len(self._hellos) == len(ranks) or not self.alive, _START_S
+            )
+            missing = [str(rank) for rank in ranks if rank not in self._hellos]
+            if missing:
+                said = self._tail.whole().strip().rpartition("\n")[2]
+                raise ForkServersError(
+                    f"no fork server for rank {', '.join(missing)}" + (f": {said}" if said else "")
+                )
+        for rank, hello in sorted(self._hellos.items()):
+            try:
+                self._controls[rank] = ControlSender(
+                    (hello["address"], hello["port"]), bytes.fromhex(hello["secret"])
+                )
+            except (ChannelError, ValueError) as error:
+                raise ForkServersError(f"rank {rank} cannot be reached: {error}") from None
+
+
+def _server_job(job: Job, script: UserScript) -> Job:
+    """The job that starts the servers: the user's, with another command.
+
+    Its output is ours alone (what the servers say first is secret), so it is not copied to files.
+    """
+    words = [script.interpreter, *script.options, "-m", _MODULE]
+    kind = "-m" if script.module else "-f"
+    options = list(job.options)
+    for index, option in enumerate(options):
+        if option == "--output-filename":
+            del options[index : index + 2]
+            break
+        if option.startswith("--output-filename="):
+            del options[index]
+            break
+    if job.controller is None:
+        options.append("--gloo")
+    command = (*words, kind, script.target, *script.arguments)
+    return replace(job, options=tuple(options), command=command, controller="gloo")

@@ -1,0 +1,87 @@
+"""The trial in a forked child: the user's script, from its beginning, as its own program."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from hvd_autosync.search_space.trial import TrialSpec
+
+_OURS = {__file__, __file__.replace("forked_trial", "fork_server")}
+
+
+class ForkedTrial:
+    """One rank of a trial.
+
+    Args:
+        message: What the driver said: ``spec`` (JSON) and ``environment``.
+        record_imports: Called before the script starts.
+    """
+
+    def __init__(self, message: dict[str, Any], record_imports: Callable[[], None]) -> None:
+        self._spec = TrialSpec.from_json(message["spec"])
+        self._environment: dict[str, str] = message["environment"]
+        self._record_imports = record_imports
+
+    def run(self, module: bool, words: Sequence[str]) -> NoReturn:
+        """Run the script to its end and exit with its status.
+
+        Args:
+            module: Whether the first word names a module instead of a script's file.
+            words: Script or module, then its arguments.
+        """
+        from hvd_autosync.runtime.hooks import install
+
+        os.environ.update(self._environment)
+        _forget_randomness()
+        install(self._spec)
+        self._record_imports()
+        target, sys.argv = words[0], list(words)
+        sys.excepthook = _print_exception
+        if module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            # As the interpreter does; a link is followed.
+            sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+            _run_file(target)
+        sys.exit(0)
+
+
+def _run_file(path: str) -> None:
+    """Execute a script as ``__main__``, as the interpreter does."""
+    main = ModuleType("__main__")
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    sys.modules["__main__"] = main
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, vars(main))
+
+
+def _forget_randomness() -> None:
+    """Seed anew what a fresh process would; Python's own generator is after each fork."""
+    import torch
+
+    torch.default_generator.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _print_exception(
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an uncaught exception as if the script had been started directly."""
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if path not in _OURS and "runpy" not in path:
+            break
+        trace = trace.tb_next
+    sys.__excepthook__(kind, value.with_traceback(trace), trace)

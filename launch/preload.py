@@ -1,0 +1,132 @@
+"""What a fork server imports before it forks, so that its children need not.
+
+First torch and Horovod; after a trial also what the script imported from installed packages: never
+the script's own modules, which may change or have effects, and nothing that starts threads or
+touches an accelerator, which would not survive a fork. That is tried in a child first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: The first use of an optimizer imports ``torch._dynamo``, which takes seconds.
+_FRAMEWORKS = (
+    "torch", "torch._dynamo", "torch.utils.data", "horovod.torch", "psutil",
+    "hvd_autosync.runtime.activation",
+)  # fmt: skip
+
+
+class Preloader:
+    """Learns from the imports of a trial, and repeats them in the parent of the next."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._memory = os.memfd_create("hvd-autosync-imports")
+
+    def load_frameworks(self) -> None:
+        """Import torch and Horovod, without initializing either."""
+        for name in _FRAMEWORKS:
+            importlib.import_module(name)
+
+    def record(self) -> None:
+        """In a child: note each module that is found from now on."""
+        os.ftruncate(self._memory, 0)
+        sys.meta_path.insert(0, _Recorder(self._memory))
+
+    def load_what_was_imported(self) -> None:
+        """In the parent: import what the last child did, as far as that is safe."""
+        lines = os.pread(self._memory, os.fstat(self._memory).st_size, 0).decode().splitlines()
+        found = dict(line.split("\t", 1) for line in lines if "\t" in line)
+        new = {name: origin for name, origin in found.items() if name not in self._seen}
+        self._seen |= set(new)
+        wanted = [name for name, origin in new.items() if _is_installed(name, origin)]
+        for name in _tried(wanted) if wanted else []:
+            _import_quietly(name)
+
+
+class _Recorder(MetaPathFinder):
+    """Lets the other finders find, and writes down what and where."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)  # type: ignore[arg-type]
+            if spec is not None:
+                if spec.origin:
+                    # All of its processes may write; each line at once, at the end.
+                    os.lseek(self._descriptor, 0, os.SEEK_END)
+                    os.write(self._descriptor, f"{fullname}\t{spec.origin}\n".encode())
+                return spec
+        return None
+
+
+def _is_installed(name: str, origin: str) -> bool:
+    """Whether a module lies among the installed packages, and this process finds it there too."""
+    folders = [sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib", "stdlib")]
+    if not any(origin.startswith(folder) for folder in folders):
+        return False
+    top, _, rest = name.partition(".")
+    spec = None if top == "hvd_autosync" else importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        return False
+    return origin.startswith(os.path.dirname(spec.origin) + os.sep) if rest else (
+        origin == spec.origin
+    )
+
+
+def _tried(names: list[str]) -> list[str]:
+    """Those of ``names`` that a child of this process could import without any effect on forks."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reader)
+            for stream in (0, 1, 2):
+                os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+            with os.fdopen(writer, "w") as good:
+                for name in names:
+                    before = _threads()
+                    if _import_quietly(name) and _threads() == before and not _accelerator():
+                        print(name, file=good, flush=True)
+                    elif _threads() != before or _accelerator():
+                        break  # what follows could not be told apart
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as good:
+        result = good.read().split()
+    os.waitpid(child, 0)
+    return result
+
+
+def _import_quietly(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except BaseException:  # the script will meet it, and may expect it
+        return False
+    return True
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _accelerator() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())

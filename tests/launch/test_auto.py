@@ -1,0 +1,83 @@
+"""When trials are warm, when cold, and what the user is told."""
+
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.launch.auto import AutoRunner
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+
+
+class Driven:
+    """A runner with what it said."""
+
+    def __init__(self, *words: str, controller: str | None = "gloo", cold: bool = False) -> None:
+        options = ("-np", "2", *([f"--{controller}"] if controller else []))
+        job = Job(options, words, (Host("localhost", 2),), controller)
+        self.said: list[str] = []
+        self.runner = AutoRunner(job, self.said.append, cold=cold)
+
+    def run(self, **strategy: object) -> TrialResult:
+        spec = TrialSpec(uuid.uuid4().hex, Strategy(strategy), 3, 10)
+        return self.runner.run(spec, Limits(), lambda progress: None)
+
+    @property
+    def warm(self) -> bool:
+        return self.runner._warm is not None
+
+    @property
+    def servers(self) -> object:
+        assert self.runner._warm is not None
+        return self.runner._warm._servers
+
+
+def test_a_command_that_is_no_script_is_told_why_it_runs_cold() -> None:
+    driven = Driven("bash", "run.sh")
+    assert not driven.warm
+    (line,) = driven.said
+    assert "each trial is a fresh launch" in line and "'bash'" in line
+
+
+def test_who_asks_for_cold_trials_is_told_nothing() -> None:
+    driven = Driven(sys.executable, str(SCRIPT), cold=True)
+    assert not driven.warm and driven.said == []
+
+
+@pytest.mark.cluster
+@pytest.mark.mpi
+def test_only_trials_under_mpi_are_cold(horovodrun: str) -> None:
+    driven = Driven(sys.executable, str(SCRIPT), controller=None)
+    results, servers = [], []
+    for name in ("gloo", "mpi", "gloo"):
+        results.append(driven.run(controller=name))
+        servers.append(driven.servers)
+    driven.runner.close()
+    assert [result.status for result in results] == [TrialStatus.COMPLETED] * 3
+    assert driven.warm and driven.said == []
+    assert servers[0] is not None and servers == [servers[0]] * 3
+
+
+@pytest.mark.cluster
+def test_a_script_that_cannot_be_forked_goes_on_cold(horovodrun: str, tmp_path: Path) -> None:
+    """It refuses to run where torch is there before it."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\nassert 'torch' not in sys.modules\n{SCRIPT.read_text()}")
+    driven = Driven(sys.executable, str(script))
+    assert driven.run().status is TrialStatus.COMPLETED
+    assert not driven.warm
+    (line,) = driven.said
+    assert "fails in a forked process" in line and "AssertionError" in line
+
+
+@pytest.mark.cluster
+def test_a_job_that_fails_either_way_is_not_blamed_on_the_fork(horovodrun: str) -> None:
+    driven = Driven(sys.executable, str(SCRIPT), "--fault", "crash")
+    assert driven.run().status is TrialStatus.CRASHED
+    assert driven.said == []
+    driven.runner.close()

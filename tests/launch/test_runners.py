@@ -1,0 +1,183 @@
+"""Every trial runner on real launches: what it measures, and every way in which a trial can end."""
+
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_autosync.launch.cold import ColdRunner
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.runner import TrialRunner
+from hvd_autosync.launch.user_script import user_script
+from hvd_autosync.launch.warm import WarmRunner
+from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("horovodrun")]
+
+Run = Callable[..., TrialResult]
+
+
+def job_of(*script_arguments: str, controller: str = "gloo") -> Job:
+    command = (sys.executable, str(SCRIPT), *script_arguments)
+    return Job(("-np", "2", f"--{controller}"), command, (Host("localhost", 2),), controller)
+
+
+def warm(job: Job) -> TrialRunner:
+    return WarmRunner(job, user_script(job.command))
+
+
+def processes_that_mention(word: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(word in each for each in process.cmdline()):
+                found.append(process.pid)
+        except psutil.Error:
+            pass
+    return found
+
+
+@pytest.fixture(params=[ColdRunner, warm], ids=["cold", "warm"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Runs trials of the tiny script; each call with other arguments has a runner of its own."""
+    runners: dict[Job, TrialRunner] = {}
+
+    def trial(
+        *script_arguments: str, limits: Limits | None = None, **spec: object
+    ) -> TrialResult:
+        job = job_of(*script_arguments)
+        runner = runners.get(job) or runners.setdefault(job, request.param(job))
+        fields = {"strategy": Strategy(), "warmup_steps": 3, "measured_steps": 10, **spec}
+        return runner.run(TrialSpec(uuid.uuid4().hex, **fields), limits or Limits(), lambda p: None)
+
+    before = set(processes_that_mention(SCRIPT.name))
+    yield trial
+    for runner in runners.values():
+        runner.close()
+    assert set(processes_that_mention(SCRIPT.name)) <= before
+
+
+def test_a_trial_measures_every_step_on_every_rank(run: Run) -> None:
+    assert_everything_measured(run(profile=True))
+
+
+@pytest.mark.mpi
+def test_a_trial_under_mpi_measures_the_same() -> None:
+    job = job_of(controller="mpi")
+    spec = TrialSpec(uuid.uuid4().hex, Strategy(), 3, 10, profile=True)
+    assert_everything_measured(ColdRunner(job).run(spec, Limits(), lambda p: None))
+
+
+def assert_everything_measured(result: TrialResult) -> None:
+    assert (result.status, result.reason, result.exit_status) == (TrialStatus.COMPLETED, "", 0)
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    for rank in result.ranks:
+        assert len(rank.step_s) == len(rank.blocked_s) == len(rank.losses) == 13
+        assert all(0 <= b <= s for b, s in zip(rank.blocked_s, rank.step_s, strict=True))
+        assert rank.peak_memory_bytes > 50e6
+    assert result.step_time is not None and result.step_time.steps == 10
+    assert result.profile is not None
+    assert [p.shape for p in result.profile.parameters][:2] == [(128, 64), (128,)]
+    assert {p.ready_order for p in result.profile.parameters} == set(range(6))
+    assert result.link is not None and result.link.bandwidth_bytes_per_s > 0
+    assert 0 < result.setup_s < result.total_s
+
+
+def test_a_strategy_reaches_horovod_and_the_optimizer(run: Run) -> None:
+    """A cycle time of 40 ms makes every step wait for the next cycle."""
+    slow = run(strategy=Strategy({"cycle_time_ms": 40.0, "tensor_groups": 2}))
+    assert slow.step_time is not None and slow.step_time.mean_s > 0.030
+    assert slow.blocked_share > 0.5
+
+
+def test_loader_processes_end_with_the_trial(run: Run) -> None:
+    assert run("--workers", "2").status is TrialStatus.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("script_arguments", "status", "reason"),
+    [
+        (["--fault", "crash"], TrialStatus.CRASHED, "^rank 0 raised RuntimeError: deliberate"),
+        (["--fault", "crash", "--at", "5"], TrialStatus.CRASHED, "raised RuntimeError: deliberate"),
+        (
+            ["--fault", "crash", "--at", "5", "--rank", "1"],
+            TrialStatus.CRASHED,
+            "^rank 1 raised RuntimeError: deliberate crash at step 5$",
+        ),
+        (["--fault", "exit", "--at", "5", "--rank", "1"], TrialStatus.CRASHED, "rank 1 .* 7"),
+        (["--fault", "kill", "--at", "5", "--rank", "1"], TrialStatus.CRASHED, "SIGKILL"),
+        (["--steps", "9"], TrialStatus.ENDED_EARLY, "after 9 steps"),
+        (["--by-hand", "--steps", "5"], TrialStatus.ENDED_EARLY, "without a single"),
+    ],
+    ids=[
+        "at start", "at step 5", "on rank 1", "rank 1 exits", "rank 1 killed", "ends early",
+        "no step",
+    ],
+)
+def test_failures_are_told_apart(
+    run: Run, script_arguments: list[str], status: TrialStatus, reason: str
+) -> None:
+    result = run(*script_arguments)
+    assert result.status is status
+    assert re.search(reason, result.reason), result.reason
+    if "crash" in script_arguments:
+        assert "deliberate crash" in result.stderr_tail
+
+
+def test_what_was_measured_before_the_scripts_end_counts(run: Run) -> None:
+    result = run("--steps", "9")
+    assert result.step_time is not None and result.step_time.steps == 6
+
+
+@pytest.mark.parametrize("at", ["-1", "5"])
+def test_a_hang_is_ended_at_its_limit(run: Run, at: str) -> None:
+    began = time.monotonic()
+    result = run(
+        "--fault", "hang", "--at", at, "--rank", "1", limits=Limits(setup_s=15, silence_s=4)
+    )
+    assert result.status is TrialStatus.HUNG
+    assert "no step" in result.reason
+    assert time.monotonic() - began < 90
+
+
+def test_a_flood_of_output_changes_nothing(run: Run) -> None:
+    result = run("--fault", "print", "--at", "4")
+    assert result.status is TrialStatus.COMPLETED
+    assert len(result.stderr_tail) < 40_000
+
+
+def test_a_hopeless_trial_is_cut_short_on_all_ranks(run: Run) -> None:
+    result = run(measured_steps=500, hopeless_above_s=1e-6)
+    assert result.status is TrialStatus.CUT_SHORT
+    assert len({len(rank.step_s) for rank in result.ranks}) == 1
+    assert result.step_time is not None and result.step_time.steps < 50
+
+
+@pytest.mark.parametrize("run", [warm], indirect=True, ids=["warm"])
+@pytest.mark.parametrize("fault", ["exit", "kill", "crash", "hang"])
+def test_a_trial_that_fails_does_not_touch_the_next(run: Run, fault: str) -> None:
+    arguments = ("--fault", fault, "--at", "5", "--rank", "1", "--under", "HOROVOD_CYCLE_TIME=13.0")
+    limits = Limits(setup_s=30, silence_s=3)
+    failing = Strategy({"cycle_time_ms": 13.0})
+    statuses = [
+        run(*arguments, strategy=strategy, limits=limits).status
+        for strategy in (Strategy(), failing, Strategy(), Strategy({"cycle_time_ms": 3.0}))
+    ]
+    good, bad = TrialStatus.COMPLETED, statuses[1]
+    assert statuses == [good, bad, good, good]
+    assert bad is (TrialStatus.HUNG if fault == "hang" else TrialStatus.CRASHED)
+
+
+def test_each_trial_starts_with_fresh_randomness(run: Run) -> None:
+    """The script prints what a fresh process would: numbers that differ from trial to trial."""
+    printed = [run("--print-random").stderr_tail for _ in range(2)]
+    numbers = [re.findall(r"random (\S+) (\S+) (\d+)", text)[0] for text in printed]
+    assert numbers[0][0] != numbers[1][0] and numbers[0][1] != numbers[1][1]
+    assert numbers[0][2] != numbers[1][2]
