@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.cold import ColdRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.runner import TrialRunner
 from hvd_autosync.learner import Observation, RandomLearner
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
 from hvd_autosync.traces import TraceStore, import_autotune_log
@@ -85,10 +87,12 @@ class Length:
     steps: int
 
 
-def run_trial(job: Job, strategy: Strategy, length: Length, limits: Limits) -> TrialResult:
-    """One fresh launch of ``job`` under ``strategy``."""
+def run_trial(
+    job: Job, strategy: Strategy, length: Length, limits: Limits, runner: TrialRunner | None = None
+) -> TrialResult:
+    """One trial of ``job`` under ``strategy``; a fresh launch unless a runner is given."""
     spec = TrialSpec(f"gain-{uuid.uuid4().hex}", strategy, length.warmup, length.steps)
-    return ColdRunner(job).run(spec, limits, lambda progress: None)
+    return (runner or ColdRunner(job)).run(spec, limits, lambda progress: None)
 
 
 def steps_of(result: TrialResult | None) -> int:
@@ -179,8 +183,9 @@ def random_search(job: Job, ours: Found, length: Length, seed: int, say: Say) ->
     began = time.monotonic()
     steps, seen, trials = 0, list[Observation](), ours.contender.cost.trials
     strategy = ours.space.default
+    runner = AutoRunner(job, say)
     while len(seen) < trials:
-        result = run_trial(job, strategy, length, ours.limits)
+        result = run_trial(job, strategy, length, ours.limits, runner)
         steps += steps_of(result)
         time_s = result.step_time
         seen.append(
@@ -193,6 +198,7 @@ def random_search(job: Job, ours: Found, length: Length, seed: int, say: Say) ->
         if suggestion is None:
             break
         strategy = suggestion.strategy
+    runner.close()
     best = min(seen, key=lambda o: math.inf if o.step_s is None else o.step_s)
     used = Budget(len(seen), steps, (time.monotonic() - began) / 60)
     return Contender("random search", best.strategy, used)
