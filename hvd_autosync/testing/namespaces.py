@@ -12,7 +12,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,25 @@ def _set_namespace(fd: int, kind: int) -> None:
     if libc.setns(fd, kind) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def _entered(
+    pid: int,
+    namespaces: Sequence[str],
+    command: Sequence[str],
+    cwd: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    # A change of mount namespace forgets the working directory.
+    folder = os.path.abspath(cwd or os.curdir)
+    return ["nsenter", f"--target={pid}", *namespaces, "env", f"--chdir={folder}", *command]
+
+
+def enter_command(pid: int, command: Sequence[str]) -> list[str]:
+    """``command`` inside the box of :attr:`Box.pid`, for a process that did not make the box."""
+    # The holder itself is outside of the processes that it holds; its child is the first inside.
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        first = int(children.read().split()[0])
+    return _entered(first, (*_NAMESPACES, "--pid"), command)
 
 
 class Box:
@@ -81,6 +100,16 @@ class Box:
         """The text of the file ``path``, as the box sees it."""
         return Path(f"/proc/{self.pid}/root{path}").read_text()
 
+    def signal_all(self, number: int) -> None:
+        """Send a signal to every process of the box but its first."""
+        own = os.readlink(f"/proc/{self.pid}/ns/pid_for_children")
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone meanwhile
+                inside = os.readlink(folder / "ns" / "pid") == own
+                # The first process of a namespace has the number 1 in it.
+                if inside and (folder / "status").read_text().split("NSpid:")[1].split()[1] != "1":
+                    os.kill(int(folder.name), number)
+
     @property
     def listening_ports(self) -> set[int]:
         """TCP ports on which something in the box listens."""
@@ -103,10 +132,7 @@ class Box:
                 _set_namespace(home.fileno(), _CLONE_NEWPID)
 
     def _inside(self, command: Sequence[str], cwd: str | os.PathLike[str] | None) -> list[str]:
-        # A change of mount namespace forgets the working directory.
-        folder = os.path.abspath(cwd or os.curdir)
-        enter = ["nsenter", f"--target={self.pid}", *_NAMESPACES]
-        return [*enter, "env", f"--chdir={folder}", *command]
+        return _entered(self.pid, _NAMESPACES, command, cwd)
 
     def run(
         self,

@@ -16,11 +16,13 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -34,6 +36,8 @@ _KEY = f"{_FOLDER}/key"
 _SSHD_S = 10.0
 #: Bytes that a link lets through at once: those of this time at its rate, and two frames at least.
 _BURST_S, _LEAST_BURST = 1e-3, 3200
+#: A slowed host stops and runs once in so many seconds.
+_SLICE_S = 0.1
 
 _PROBE = (
     "ip link add name bridge type bridge && ip link add name port type veth peer name eth0 && "
@@ -101,7 +105,8 @@ class Testbed:
 
     Args:
         hosts: Number of hosts, at most 250.
-        rate_mbit: Rate of each host's link, in each direction, in Mbit/s; ``None``: unlimited.
+        rate_mbit: Rate of the hosts' links, in each direction, in Mbit/s; ``None``: unlimited.
+            One for all, or one for each host.
 
     Attributes:
         hosts: Their names, ``testhost0`` and so on. Every host resolves all of them.
@@ -113,15 +118,21 @@ class Testbed:
 
     __test__ = False  # pytest collects classes by their name
 
-    def __init__(self, hosts: int = 2, rate_mbit: float | None = None) -> None:
+    def __init__(
+        self, hosts: int = 2, rate_mbit: float | Sequence[float | None] | None = None
+    ) -> None:
         if not 1 <= hosts <= 250:
             raise ValueError(f"hosts must be from 1 to 250, not {hosts}")
-        if rate_mbit is not None and not rate_mbit > 0:
+        rates = list(rate_mbit) if isinstance(rate_mbit, Sequence) else [rate_mbit] * hosts
+        if len(rates) != hosts:
+            raise ValueError(f"{len(rates)} rates for {hosts} hosts")
+        if any(rate is not None and not rate > 0 for rate in rates):
             raise ValueError(f"rate_mbit must be more than 0, not {rate_mbit}")
         self.hosts = tuple(f"testhost{i}" for i in range(hosts))
         self.addresses = tuple(f"198.18.0.{i + 1}" for i in range(hosts))
-        self._rate_mbit = rate_mbit
+        self._rates = rates
         self._boxes: list[Box] = []
+        self._switch: Box | None = None
         self._exit = ExitStack()
 
     def __enter__(self) -> Testbed:
@@ -129,7 +140,7 @@ class Testbed:
         if missing:
             raise TestbedError(f"no test bed here: {missing}", hint="Run as root on Linux.")
         with self._exit as exit_now:
-            switch = self._open(Box("testbed-switch"))
+            switch = self._switch = self._open(Box("testbed-switch"))
             _ip(switch, "link add name bridge type bridge", "link set dev bridge up")
             self._boxes = [self._open(Box(name)) for name in self.hosts]
             for index in range(len(self.hosts)):
@@ -145,7 +156,7 @@ class Testbed:
         traceback: TracebackType | None,
     ) -> None:
         self._exit.close()
-        self._boxes = []
+        self._boxes, self._switch = [], None
 
     def _open(self, box: Box) -> Box:
         self._exit.callback(box.close)
@@ -164,9 +175,10 @@ class Testbed:
             host, f"addr add {self.addresses[index]}/24 dev eth0",
             "link set dev eth0 up", "link set dev lo up",
         )  # fmt: skip
-        if self._rate_mbit is not None:
-            _limit(switch, port, self._rate_mbit)
-            _limit(host, "eth0", self._rate_mbit)
+        rate_mbit = self._rates[index]
+        if rate_mbit is not None:
+            _limit(switch, port, rate_mbit)
+            _limit(host, "eth0", rate_mbit)
 
     def _start_hosts(self) -> None:
         """Give every host the same names and keys, and start its ``sshd``."""
@@ -227,6 +239,46 @@ class Testbed:
         """
         return self._box(host).popen(command, **options)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """For each host a process whose namespaces are the host's, for ``nsenter --target``."""
+        return tuple(box.pid for box in self._boxes)
+
+    def cut_off(self, host: int) -> None:
+        """Pull a host's cable: nothing reaches it, nothing leaves it, and nobody is told."""
+        self._set_cable(host, "down")
+
+    def bring_back(self, host: int) -> None:
+        """Plug the cable in again."""
+        self._set_cable(host, "up")
+
+    def _set_cable(self, host: int, state: str) -> None:
+        self._box(host)  # in a running test bed only
+        assert self._switch is not None
+        _ip(self._switch, f"link set dev port{host} {state}")
+
+    @contextmanager
+    def slowed(self, host: int, share: float) -> Iterator[None]:
+        """Meanwhile all processes of a host together get ``share`` of one processor at most.
+
+        They are stopped and continued many times a second: a quota of a control group would need
+        a hierarchy that this process may write to.
+
+        Args:
+            host: Index of the host.
+            share: Above 0, below 1.
+        """
+        if not 0 < share < 1:
+            raise ValueError(f"share must be between 0 and 1, not {share}")
+        box, ended = self._box(host), threading.Event()
+        thread = threading.Thread(target=_throttle, args=(box, share, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     def horovodrun_options(self, slots: int = 1) -> list[str]:
         """Options with which ``horovodrun``, started on the first host, uses all hosts.
 
@@ -237,6 +289,15 @@ class Testbed:
         # The cache would lie in the user's home, and names of hosts come back in other test beds.
         return ["-np", str(slots * len(self.hosts)), "-H", layout, "-i", _KEY,
                 "--network-interfaces", "eth0", "--disable-cache"]  # fmt: skip
+
+
+def _throttle(box: Box, share: float, ended: threading.Event) -> None:
+    """Stop and continue the processes of ``box`` in turn until ``ended``, then continue them."""
+    while not ended.is_set():
+        box.signal_all(signal.SIGSTOP)
+        ended.wait(_SLICE_S * (1 - share))
+        box.signal_all(signal.SIGCONT)
+        ended.wait(_SLICE_S * share)
 
 
 def _tool(box: Box, *command: str, text: str = "") -> None:

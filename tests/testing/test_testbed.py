@@ -180,6 +180,42 @@ def test_horovod_runs_across_hosts(bed: Testbed, controller: str, tmp_path: Path
         assert f"rank {rank} on {host}: 3" in done.stdout
 
 
+def test_links_may_differ() -> None:
+    with Testbed(hosts=3, rate_mbit=[None, 50, 10]) as bed:
+        shown = [said(bed, "tc", "qdisc", "show", "dev", "eth0", host=host) for host in range(3)]
+    assert "tbf" not in shown[0]
+    assert "rate 50Mbit" in shown[1] and "rate 10Mbit" in shown[2]
+    with pytest.raises(ValueError, match="2 rates for 3 hosts"):
+        Testbed(hosts=3, rate_mbit=[1, 2])
+
+
+def test_a_host_can_be_cut_off_and_brought_back(bed: Testbed) -> None:
+    greet = ["ssh", "-o", "ConnectTimeout=1", bed.hosts[1], "hostname"]
+    assert bed.run(greet, capture_output=True).returncode == 0
+    bed.cut_off(1)
+    assert bed.run(greet, capture_output=True).returncode != 0
+    bed.bring_back(1)
+    await_true(lambda: bed.run(greet, capture_output=True).returncode == 0)
+
+
+def test_a_host_can_be_slowed(bed: Testbed) -> None:
+    """A busy process gets its share of processor time, and all of it again afterwards."""
+    spinner = bed.popen([sys.executable, "-c", "while True: pass"], host=1)
+    process = psutil.Process(spinner.pid)
+
+    def share() -> float:
+        began, used = time.monotonic(), process.cpu_times().user
+        time.sleep(1.5)
+        return (process.cpu_times().user - used) / (time.monotonic() - began)
+
+    with bed.slowed(1, 0.25):
+        slowed = share()
+    assert process.status() != psutil.STATUS_STOPPED
+    assert slowed < 0.6 * share()
+    with pytest.raises(ValueError, match="share"), bed.slowed(1, 1.5):
+        pass
+
+
 def test_nothing_remains_after_the_end() -> None:
     before = outside()
     with Testbed(rate_mbit=RATE_MBIT) as bed:
