@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hvd_autosync import __version__
-from hvd_autosync.commands import doctor, jobs, traces
+from hvd_autosync.commands import doctor, jobs, testbed, traces
 from hvd_autosync.commands.common import Commands, StoreOption, StudyArgument, console, open_store
 
 app = typer.Typer(
@@ -55,6 +55,7 @@ def show(study: StudyArgument = "last", store: StoreOption = None) -> None:
 
 
 app.add_typer(traces.app, name="traces")
+app.add_typer(testbed.app, name="testbed")
 
 
 doctor.add_command(app)
