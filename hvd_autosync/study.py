@@ -247,17 +247,17 @@ class Study:
         return ""
 
     def _candidates(self, trials: Sequence[TrialRecord]) -> list[Strategy]:
-        """The tried strategies worth confirming, best first; none when the default leads."""
-        default = self.space.default
+        """The tried strategies worth confirming, best first; none when all are surely slower."""
         observations = observations_of(self.space, trials)
-        ranked = learning.best_tried(self.space, observations, len(observations))
-        leaders = ranked[: ranked.index(default)] if default in ranked else ranked
+        leaders = learning.worth_confirming(
+            self.space, observations, self.space.default, _MOST_CANDIDATES
+        )
         measured: dict[Strategy, float] = {}
         for seen in observations:
             if seen.step_s is not None:
                 measured[seen.strategy] = min(seen.step_s, measured.get(seen.strategy, math.inf))
         close = measured[leaders[0]] * (1 + _CLOSE_RACE) if leaders else 0.0
-        return leaders[:1] + [s for s in leaders[1:_MOST_CANDIDATES] if measured[s] <= close]
+        return leaders[:1] + [s for s in leaders[1:] if measured[s] <= close]
 
     def _conclude(
         self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str

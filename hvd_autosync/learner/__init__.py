@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hvd_autosync.learner.base import Learner, Suggestion
     from hvd_autosync.learner.baseline import RandomLearner
     from hvd_autosync.learner.bayesian import BayesianLearner
-    from hvd_autosync.learner.candidates import best_tried
+    from hvd_autosync.learner.candidates import best_tried, worth_confirming
     from hvd_autosync.learner.effects import KnobEffect, knob_effects
     from hvd_autosync.learner.gp import Surrogate, fit
     from hvd_autosync.learner.observation import Observation
@@ -36,6 +36,7 @@ _MODULES = {
     "chance_of_gain": "stopping",
     "fit": "gp",
     "knob_effects": "effects",
+    "worth_confirming": "candidates",
 }
 __all__ = [
     "BayesianLearner",
@@ -50,6 +51,7 @@ __all__ = [
     "chance_of_gain",
     "fit",
     "knob_effects",
+    "worth_confirming",
 ]
 
 

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
 from hvd_autosync.learner.gp import Surrogate, fit
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.search_space import SearchSpace, Strategy
+
+#: A strategy is worth measuring again when its chance to beat the reference is at least this.
+_WORTH = 0.1
+
+
+def worth_confirming(
+    space: SearchSpace,
+    observations: Sequence[Observation],
+    reference: Strategy,
+    count: int,
+    surrogate: Surrogate | None = None,
+) -> list[Strategy]:
+    """The measured strategies that may well be faster than ``reference``, best first.
+
+    The reference was perhaps measured once, at a lucky moment: that it leads is no proof. So all
+    are worth it that the model does not believe to be slower with confidence.
+
+    Args:
+        space: The space.
+        observations: All that was learned so far.
+        reference: A strategy that is complete in the space, usually the default.
+        count: How many strategies are wanted.
+        surrogate: The model fitted to these observations, where the caller has it.
+    """
+    surrogate = surrogate or fit(space, observations)
+    ranked = best_tried(space, observations, len(observations), surrogate)
+    return [
+        strategy
+        for strategy in ranked
+        if strategy != reference and _chance(surrogate, strategy, reference) >= _WORTH
+    ][:count]
+
+
+def _chance(surrogate: Surrogate, strategy: Strategy, reference: Strategy) -> float:
+    """Probability that ``strategy`` is faster than ``reference``."""
+    mean, covariance = surrogate.joint([strategy, reference])
+    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+    return NormalDist(mean[0] - mean[1], math.sqrt(max(variance, 1e-12))).cdf(0.0)
 
 
 def best_tried(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hvd_autosync.learner import Observation, best_tried, fit
+from hvd_autosync.learner import Observation, best_tried, fit, worth_confirming
 from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.search_space import SearchSpace, Strategy
 
@@ -40,6 +40,19 @@ def test_the_default_is_one_of_them(mixed_space: SearchSpace) -> None:
     assert best_tried(mixed_space, seen, 2) == [mixed_space.default, slower]
     # The empty strategy is the default, too.
     assert best_tried(mixed_space, [Observation(Strategy(), 0.1)], 1) == [mixed_space.default]
+
+
+def test_a_lucky_default_does_not_end_the_matter(tiny_space: SearchSpace) -> None:
+    default = tiny_space.default
+    close, slow = tiny_space.complete({"c": "y"}), tiny_space.complete({"c": "z"})
+    seen = [
+        Observation(default, 0.098, 0.005),
+        *[Observation(close, step, 0.005) for step in (0.099, 0.100)],
+        *[Observation(slow, step, 0.005) for step in (0.2, 0.21)],
+    ]
+    assert best_tried(tiny_space, seen, 1) == [default]
+    assert worth_confirming(tiny_space, seen, default, 2) == [close]
+    assert worth_confirming(tiny_space, [], default, 2) == []
 
 
 def test_nothing_measured_is_nobody(mixed_space: SearchSpace) -> None:
