@@ -23,7 +23,7 @@ from hvd_autosync.search_space import StepTime, Strategy
 #: Level of the two-sided interval; its lower end alone is exceeded with 95 % confidence.
 CONFIDENCE = 0.9
 #: Rounds after which is looked, and the share of the allowed error that each look may spend.
-_SPENT = {3: 0.2, 4: 0.3, 5: 0.5}
+_SPENT = {3: 0.15, 4: 0.1, 5: 0.15, 6: 0.15, 7: 0.15, 8: 0.3}
 MIN_ROUNDS, MAX_ROUNDS = min(_SPENT), max(_SPENT)
 
 
@@ -52,8 +52,8 @@ class Comparison:
 
     @property
     def undecided(self) -> bool:
-        """Whether more rounds could still prove it."""
-        return not self.proven and self.high > 1.0
+        """Whether more rounds may well prove it; not when it seems no faster so far."""
+        return not self.proven and self.speedup > 1.0
 
 
 def compare(
