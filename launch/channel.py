@@ -54,6 +54,14 @@ def _read(sock: socket.socket, count: int) -> bytes:
     return data
 
 
+def _keep_alive(sock: socket.socket) -> None:
+    """Have the peer's silence noticed, as when its host was cut off, within about 25 seconds."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
 class ControlSender:
     """The driver's end.
 
@@ -141,6 +149,7 @@ class ControlReceiver:
                 continue
             self._listener.close()
             candidate.settimeout(None)
+            _keep_alive(candidate)
             return message
 
     def receive(self) -> dict[str, Any]:

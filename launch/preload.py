@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import sysconfig
 from importlib.abc import MetaPathFinder
@@ -21,6 +22,10 @@ _FRAMEWORKS = (
     "torch", "torch._dynamo", "torch.utils.data", "horovod.torch", "psutil",
     "hvd_autosync.runtime.activation",
 )  # fmt: skip
+
+
+#: Longest time that a script's imports may take when they are tried.
+_MOST_S = 60
 
 
 class Preloader:
@@ -94,6 +99,7 @@ def _tried(names: list[str]) -> list[str]:
     if child == 0:
         status = 1
         try:
+            signal.alarm(_MOST_S)  # ends a child whose imports wait for something
             os.close(reader)
             for stream in (0, 1, 2):
                 os.dup2(os.open(os.devnull, os.O_RDWR), stream)
