@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,11 +13,10 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.remote import sweep_remote_hosts
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.signals import signals_deferred
-from hvd_autosync.launch.sweep import sweep
+from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.search_space import TrialResult, TrialSpec
 
 _POLL_S = 0.1
-_TERMINATE_S = 3.0
 _DRAIN_S = 5.0
 
 
@@ -73,15 +70,8 @@ class ColdRunner:
     def _clean_up(
         self, process: subprocess.Popen[bytes], spec: TrialSpec, *, everywhere: bool
     ) -> None:
-        """Leave no process of the trial: the launcher first, so that it does not restart any."""
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(_TERMINATE_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-        sweep(spec.trial_id)
-        process.wait()
+        """Leave no process of the trial."""
+        end_launch(process, spec.trial_id)
         if everywhere:
             for line in sweep_remote_hosts(self._job, spec.trial_id):
                 print(f"hvd-autosync: {line}", file=sys.stderr)

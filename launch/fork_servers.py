@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import threading
 import uuid
@@ -17,7 +15,7 @@ from hvd_autosync.launch.command import start_launcher
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import sweep_remote_hosts
 from hvd_autosync.launch.signals import signals_deferred
-from hvd_autosync.launch.sweep import sweep
+from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.user_script import UserScript
 from hvd_autosync.launch.wire import Message, MessageDecoder
@@ -26,7 +24,7 @@ from hvd_autosync.search_space import Strategy
 _MODULE = "hvd_autosync.launch.fork_server"
 #: They import torch, from a network's file system perhaps.
 _START_S = 120.0
-_HANG_UP_S, _TERMINATE_S = 3.0, 3.0
+_HANG_UP_S = 3.0
 
 
 class ForkServersError(Exception):
@@ -107,16 +105,9 @@ class ForkServers:
             self.kill()
 
     def kill(self) -> None:
-        """End everything, on every host: the launcher first, so that it does not interfere."""
+        """End everything, on every host."""
         with signals_deferred():
-            if self.alive:
-                os.killpg(self._process.pid, signal.SIGTERM)
-                try:
-                    self._process.wait(_TERMINATE_S)
-                except subprocess.TimeoutExpired:
-                    os.killpg(self._process.pid, signal.SIGKILL)
-            sweep(self._name)
-            self._process.wait()
+            end_launch(self._process, self._name)
             sweep_remote_hosts(self._job, self._name)
 
     def _read(self, stream: IO[bytes]) -> None:

@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE
+from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
 _PATIENCE_S = 5.0
+#: Horovod's launcher gives its processes five seconds to end (``safe_shell_exec.py``).
+_TERMINATE_S = 8.0
 
 
-def processes_of(trial_id: str) -> list[int]:
-    """Ids of the living processes of a trial on this host, this process left out."""
+def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
+    """Ids of the living processes of a trial on this host, this process left out.
+
+    Args:
+        trial_id: The trial's name.
+        ranks_only: Leave out launchers, which have no rank.
+    """
     mark = f"{TRIAL_ID_VARIABLE}={trial_id}".encode()
+    ranks = tuple(f"{name}=".encode() for name in RANK_VARIABLES)
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             pid = int(folder.name)
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # gone meanwhile, or another user's
+            continue
+        if ranks_only and not any(entry.startswith(ranks) for entry in environment):
             continue
         if mark in environment and pid != os.getpid() and not _is_zombie(folder):
             found.append(pid)
@@ -39,15 +51,40 @@ def _is_zombie(folder: Path) -> bool:
         return True
 
 
-def sweep(trial_id: str) -> int:
+def end_launch(process: subprocess.Popen[bytes], trial_id: str) -> None:
+    """End a launch with everything on this host that belongs to it.
+
+    The launcher is asked to end, and helped by the end of its ranks, which may be stuck: killed
+    itself, it would leave its semaphores in shared memory.
+
+    Args:
+        process: The launcher, the leader of a session.
+        trial_id: What its processes have in their environment.
+    """
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        sweep(trial_id, ranks_only=True)
+        try:
+            process.wait(_TERMINATE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+    sweep(trial_id)
+    process.wait()
+
+
+def sweep(trial_id: str, *, ranks_only: bool = False) -> int:
     """Kill what is left of a trial on this host and wait until it is gone.
+
+    Args:
+        trial_id: The trial's name.
+        ranks_only: Spare launchers, which have no rank.
 
     Returns:
         How many processes were found.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S
-    while (alive := processes_of(trial_id)) and time.monotonic() < deadline:
+    while (alive := processes_of(trial_id, ranks_only=ranks_only)) and time.monotonic() < deadline:
         for pid in alive:
             killed.add(pid)
             try:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -23,6 +24,25 @@ def misbehave(kind: str, step: int, rank: int) -> None:
     if kind == "print":
         for _ in range(2000):
             sys.stdout.write("x" * 9999 + "\n")
+    if kind == "flood":
+        line = "x" * (1 << 20)  # a gigabyte without an end of line, then with
+        for number in range(1024):
+            sys.stdout.write(line if number < 512 else line + "\n")
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "children":
+        for _ in range(3):
+            subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    if kind == "memory":
+        # As under a kernel that kills who takes too much: address space is not resident memory.
+        hoard = []
+        while sum(map(len, hoard)) < 400 << 20:
+            hoard.append(bytearray(os.urandom(1 << 20)))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "disk":
+        with open(os.environ["FULL_DISK"] + "/data", "wb") as file:
+            while True:
+                file.write(bytes(1 << 20))
 
 
 parser = argparse.ArgumentParser()
@@ -31,6 +51,7 @@ parser.add_argument("--fault", default="")
 parser.add_argument("--at", type=int, default=-1)
 parser.add_argument("--rank", type=int, default=-1)
 parser.add_argument("--under", default="", help="NAME=VALUE of a variable; else no fault")
+parser.add_argument("--under-any", default="", help="no fault unless this variable is set")
 parser.add_argument("--print-random", action="store_true")
 parser.add_argument("--status", type=int, default=0)
 parser.add_argument("--workers", type=int, default=0)
@@ -40,6 +61,8 @@ if args.under:
     name, _, value = args.under.partition("=")
     if os.environ.get(name) != value:
         args.fault = ""
+if args.under_any and args.under_any not in os.environ:
+    args.fault = ""
 if args.print_random:
     import random
 
