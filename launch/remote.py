@@ -59,9 +59,10 @@ def hosts_without_package(job: Job) -> list[tuple[str, str]]:
     Horovod's launcher, too, starts the Python of its own path on every host.
     """
     own = hvd_autosync.__version__
-    check = f"""import hvd_autosync, sys
-here = hvd_autosync.__version__
-here == "{own}" or sys.exit(f"hvd_autosync is {{here}} there and {own} here")"""
+    check = (
+        f"import hvd_autosync, sys; there = hvd_autosync.__version__; there == {own!r} or "
+        f"sys.exit(f'hvd_autosync is {{there}} there and {own} here')"
+    )
     return _failing_hosts(job, shlex.join([sys.executable, "-c", check]))
 
 
