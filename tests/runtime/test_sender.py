@@ -14,6 +14,10 @@ from hvd_autosync.launch.wire import MessageDecoder
 from hvd_autosync.runtime import sender as module
 from hvd_autosync.runtime.sender import Sender
 
+HELLO = {"type": "hello", "host": "a", "device": "cpu"}
+END = {"type": "end", "cause": "steps", "peak_memory_bytes": 1}
+STEPS = {"type": "steps", "first": 0, "step_s": [], "blocked_s": [], "losses": []}
+
 StartWorker = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -32,9 +36,9 @@ def test_messages_arrive_between_unfinished_lines() -> None:
     reading, writing = os.pipe()
     sender = Sender(writing)
     os.write(writing, b"10 %")
-    sender.send(lambda: {"type": "hello"})
+    sender.send(lambda: HELLO)
     os.write(writing, b"20 %")
-    sender.send(lambda: {"type": "end"})
+    sender.send(lambda: END)
     os.close(writing)
     messages, rest = read(reading)
     assert [message["type"] for _, message in messages] == ["hello", "end"]
@@ -50,7 +54,7 @@ def test_long_messages_arrive_whole_from_several_threads(blocking: bool) -> None
 
     def send() -> None:
         for _ in range(3):
-            sender.send(lambda: {"type": "steps", "noise": noise})
+            sender.send(lambda: {**STEPS, "noise": noise})
 
     threads = [threading.Thread(target=send) for _ in range(3)]
     for thread in threads:
@@ -59,7 +63,7 @@ def test_long_messages_arrive_whole_from_several_threads(blocking: bool) -> None
     closer.start()
     messages, rest = read(reading)
     closer.join()
-    assert [m for _, m in messages] == [{"type": "steps", "noise": noise}] * 9
+    assert [m for _, m in messages] == [{**STEPS, "noise": noise}] * 9
     assert not rest.strip()
 
 
@@ -67,7 +71,7 @@ def test_news_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL_S", 0.02)
     reading, writing = os.pipe()
     sender = Sender(writing)
-    sender.start(3, lambda: {"type": "steps", "step_s": []})
+    sender.start(3, lambda: STEPS)
     time.sleep(0.3)
     sender.stop()
     time.sleep(0.1)

@@ -236,7 +236,9 @@ def test_nothing_remains_after_the_end() -> None:
 def test_nothing_remains_of_a_killed_owner(number: signal.Signals) -> None:
     before = outside()
     owner = subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        # Tests in the background of a shell have SIGINT ignored, and bequeath that.
+        ["env", "--default-signal=INT", sys.executable, "-c", HOLD],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )
     assert owner.stdout is not None
     network = owner.stdout.readline().strip()
