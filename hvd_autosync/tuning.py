@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 import time
 import uuid
@@ -17,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from hvd_autosync.cluster import links_of
 from hvd_autosync.errors import ConfigurationError, DefaultTrialError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -25,6 +25,7 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress, TrialRunner
 from hvd_autosync.options import Options
 from hvd_autosync.search_space import (
+    Links,
     ModelProfile,
     Resources,
     SearchSpace,
@@ -192,9 +193,15 @@ class _Tuning:
         self._listener = listener
         self._runner = runner
         self._limits = Limits()
+        self._links = Links()
 
     def run(self, study: Study) -> StudyRecord:
         told = [t for t in study.trials if t.result is not None]
+        if study.record.space is None:
+            self._links = links_of(
+                self._job, self._store, self._runner, self._listener.on_notice,
+                anew=self._options.reuse == "never",
+            )  # fmt: skip
         if told and told[0].result is not None:
             self._after_default(study, told[0].result)
         while study.conclusion is None:
@@ -249,12 +256,8 @@ class _Tuning:
 
     def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
         """Task and space, from what the default trial showed."""
-        hosts, link = self._job.hosts, result.link
-        several = len(hosts) > 1
-        resources = Resources(
-            hosts, result.device or "cpu", horovod_build(),
-            within=None if several else link, across=link if several else None,
-        )  # fmt: skip
+        device = result.device or "cpu"
+        resources = Resources(self._job.hosts, device, horovod_build(), self._links)
         model = result.profile or ModelProfile(wrapped=False)
         space = build_space(
             model, resources, held=held_knobs(self._job),
@@ -268,12 +271,12 @@ class _Tuning:
     ) -> None:
         """Take the winner of a finished study of the same task, when the default runs alike."""
         known = self._store.find_finished_task(task.fingerprint, space.key)
-        if known is None or known.outcome is None or "winner" not in known.outcome:
+        earlier = Conclusion.of(known) if known else None
+        if known is None or earlier is None:
             return
         if not task.model.parameters:
             return  # jobs that reduce by hand all look alike
-        earlier = Conclusion.from_json(known.outcome)
-        if abs(math.log(earlier.default_s / default_s)) > math.log(_SAME_SPEED):
+        if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
             return
         study.finish(
             Conclusion(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.command import start_launcher
@@ -16,6 +17,7 @@ from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.search_space import TrialResult, TrialSpec
 
+_PROBE = (sys.executable, "-m", "hvd_autosync.runtime.probe")
 _POLL_S = 0.1
 _DRAIN_S = 5.0
 
@@ -30,10 +32,10 @@ class ColdRunner:
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
         """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
-        collector = Collector(spec, self._job.world_size)
-        clean = False
+        job = replace(self._job.on(spec.probe), command=_PROBE) if spec.probe else self._job
+        collector, clean = Collector(spec, job.world_size), False
         with signals_deferred():
-            process = start_launcher(self._job, spec.strategy, spec)
+            process = start_launcher(job, spec.strategy, spec)
         try:
             assert process.stdout is not None and process.stderr is not None
             collector.read(process.stdout)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeVar
 
 from hvd_autosync.launch.failure import explain_failure
 from hvd_autosync.launch.limits import Limits
@@ -23,6 +23,7 @@ from hvd_autosync.search_space import (
 )
 
 _CHUNK_BYTES = 64 * 1024
+_Value = TypeVar("_Value")
 
 
 def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
@@ -40,7 +41,7 @@ class Collector:
 
     def __init__(self, spec: TrialSpec, world_size: int) -> None:
         self._spec = spec
-        self._world_size = world_size
+        self.world_size = world_size
         self._lock = threading.Lock()
         self._reports: dict[int, dict[str, Any]] = {}
         self._shared: dict[str, Message] = {}
@@ -137,7 +138,7 @@ class Collector:
         """Whether every rank said that it ends the run."""
         with self._lock:
             ended = [r for r in self._reports.values() if r["end"] is not None]
-        return len(ended) == self._world_size
+        return len(ended) == self.world_size
 
     def exits(self, wait_s: float = 0.0) -> dict[int, int]:
         """Exit status of each rank of a warm trial that has ended, negative for signals.
@@ -146,7 +147,7 @@ class Collector:
             wait_s: Longest wait for all ranks to have ended.
         """
         with self._lock:
-            self._changed.wait_for(lambda: len(self._exits) == self._world_size, wait_s)
+            self._changed.wait_for(lambda: len(self._exits) == self.world_size, wait_s)
             return dict(self._exits)
 
     def result(
@@ -175,9 +176,9 @@ class Collector:
             status=status, reason=reason, ranks=ranks, warmup_steps=self._spec.warmup_steps,
             setup_s=self.first_step_s, total_s=time.monotonic() - self._started,
             exit_status=exit_status, stderr_tail=output,
-            profile=ModelProfile.from_json(profile["profile"]) if profile else None,
-            link=Link(link["latency_s"], link["bandwidth_bytes_per_s"]) if link else None,
+            profile=_read(ModelProfile.from_json, profile and profile["profile"]),
             owned=tuple(profile["owned"]) if profile else (), device=device,
+            link=_read(_link, link),
         )  # fmt: skip
 
     def _judge(
@@ -185,7 +186,7 @@ class Collector:
     ) -> tuple[TrialStatus, str, str]:
         """How the job ended: status, reason, and the output that goes with it."""
         ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
-        if len(ends) == self._world_size and set(ends) <= {"steps", "hopeless"}:
+        if len(ends) == self.world_size and set(ends) <= {"steps", "hopeless", "probe"}:
             if "hopeless" in ends:
                 reason = "its steps so far exclude beating the best"
                 return TrialStatus.CUT_SHORT, reason, self._tail.whole()
@@ -197,3 +198,15 @@ class Collector:
         steps = min((len(r["step_s"]) for r in self._reports.values()), default=0)
         made = f"after {steps} steps" if self._reports else "without a single optimizer step"
         return TrialStatus.ENDED_EARLY, f"the script ended {made}", self._tail.whole()
+
+
+def _read(read: Callable[[Any], _Value], message: Any) -> _Value | None:
+    """``read(message)``; ``None`` without a message, or when it is not what it should be."""
+    try:
+        return None if message is None else read(message)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return None
+
+
+def _link(message: Message) -> Link:
+    return Link(message["ranks"], message["latency_s"], message["bandwidth_bytes_per_s"])

@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO
 
 from hvd_autosync.launch.channel import ChannelError, ControlSender
 from hvd_autosync.launch.collector import Collector, lines_of
@@ -77,21 +77,31 @@ class ForkServers:
         """Whether the launcher still runs."""
         return self._process.poll() is None
 
-    def send(self, message: Mapping[str, Any], collector: Collector | None = None) -> None:
-        """Send a message to every server.
+    def run(self, orders: Mapping[int, Message], collector: Collector) -> None:
+        """Have servers run a trial.
 
         Args:
-            message: ``run`` with its trial, or ``end``.
-            collector: Takes what the job writes from now on; unchanged without one.
+            orders: What is sent to the server of each rank that takes part.
+            collector: Takes what the job writes from now on.
 
         Raises:
             ForkServersError: One of them is gone.
         """
-        if collector is not None:
-            self._collector = collector
+        self._collector = collector
+        self._send(orders)
+
+    def end_trial(self) -> None:
+        """Have all servers end the trial, if it still runs there.
+
+        Raises:
+            ForkServersError: One of them is gone.
+        """
+        self._send({rank: {"type": "end"} for rank in self._controls})
+
+    def _send(self, messages: Mapping[int, Message]) -> None:
         try:
-            for control in self._controls.values():
-                control.send(dict(message))
+            for rank, message in messages.items():
+                self._controls[rank].send(message)
         except ChannelError as error:
             raise ForkServersError(f"a fork server is gone: {error}") from None
 

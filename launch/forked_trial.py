@@ -44,6 +44,10 @@ class ForkedTrial:
         self._record_imports()
         target, sys.argv = words[0], list(words)
         sys.excepthook = _print_exception
+        if self._spec.probe:
+            from hvd_autosync.runtime import probe
+
+            probe.main()
         if module:
             sys.path.insert(0, os.getcwd())
             runpy.run_module(target, run_name="__main__", alter_sys=True)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_autosync.errors import ConfigurationError
@@ -65,6 +65,20 @@ class Job:
             str(Path.cwd()),
         ]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    def on(self, hosts: tuple[Host, ...]) -> Job:
+        """The job on a part of its hosts and slots."""
+        if hosts == self.hosts:
+            return self
+        layout = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        count = sum(host.slots for host in hosts)
+        # The last of several equal options counts, and -H before --hostfile.
+        options = (*self.options, "-np", str(count), "-H", layout)
+        if len(hosts) == 1 and any(o.startswith("--network-interface") for o in self.options):
+            # A job on one host alone must be allowed its loopback
+            # (get_local_interfaces of horovod/runner/driver/driver_service.py).
+            options = (*options, "--network-interfaces", "lo")
+        return replace(self, options=options, hosts=hosts)
 
     def display(self) -> tuple[str, ...]:
         """The ``horovodrun`` line with the values of secrets hidden."""

@@ -8,14 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hvd_autosync.search_space import Host
+from hvd_autosync.search_space.horovod_settings import RENDEZVOUS_PORT
 
 #: Horovod's own server looks every half second whether it shall stop.
 _POLL_S = 0.01
 
 
 @contextmanager
-def rendezvous(address: str, hosts: Sequence[Host]) -> Iterator[int]:
-    """Serve one meeting of all ranks; the value is the port.
+def rendezvous(
+    address: str, hosts: Sequence[Host]
+) -> Iterator[list[dict[str, str]]]:
+    """Serve one meeting of all ranks; the value is the variables of each rank, in their order.
 
     Horovod's ``RendezvousServer`` (``horovod/runner/http/http_server.py``) does the same on all
     of the machine's addresses.
@@ -25,6 +28,7 @@ def rendezvous(address: str, hosts: Sequence[Host]) -> Iterator[int]:
         hosts: Hosts and slots of the job, in rank order.
     """
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+    from horovod.runner.gloo_run import create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]
@@ -41,7 +45,8 @@ def rendezvous(address: str, hosts: Sequence[Host]) -> Iterator[int]:
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), daemon=True)
     thread.start()
     try:
-        yield server.server_address[1]
+        port = {RENDEZVOUS_PORT: str(server.server_address[1])}
+        yield [create_slot_env_vars(slot) | port for slot in plan]
     finally:
         server.shutdown()
         server.server_close()

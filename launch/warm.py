@@ -7,7 +7,7 @@ seconds that a launch and the imports of torch and Horovod take. See :mod:`..lau
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.fork_servers import ForkServers, ForkServersError
@@ -16,9 +16,9 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.rendezvous import rendezvous
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.user_script import UserScript
+from hvd_autosync.launch.wire import Message
 from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
-from hvd_autosync.search_space import TrialResult, TrialSpec, horovod_settings
-from hvd_autosync.search_space.horovod_settings import RENDEZVOUS_PORT
+from hvd_autosync.search_space import Host, TrialResult, TrialSpec, horovod_settings
 
 _POLL_S = 0.1
 #: How long other ranks may take to fail by themselves after the first one failed.
@@ -48,15 +48,17 @@ class WarmRunner:
         Raises:
             ForkServersError: The servers cannot be started.
         """
-        collector = Collector(spec, self._job.world_size)
+        hosts = spec.probe or self._job.hosts
+        world_size = sum(host.slots for host in hosts)
         if self._servers is None:
-            progress(collector.progress())
+            progress(Collector(spec, world_size).progress())
             self._servers = ForkServers(self._job, self._script)
-            collector = Collector(spec, self._job.world_size)
-        servers, done = self._servers, False
+        servers, collector, done = self._servers, Collector(spec, world_size), False
         try:
-            with rendezvous(servers.meeting_address, self._job.hosts) as port:
-                servers.send(_order(spec, port, servers.name), collector)
+            with rendezvous(servers.meeting_address, hosts) as meeting:
+                orders = (_order(spec, variables, servers.name) for variables in meeting)
+                slots = _slots(self._job.hosts, hosts)
+                servers.run(dict(zip(slots, orders, strict=True)), collector)
                 result = self._watch(servers, collector, limits, progress)
             done = True
         except ForkServersError as error:  # as after a host was lost
@@ -82,15 +84,15 @@ class WarmRunner:
     ) -> TrialResult:
         """Wait until all ranks are gone, and see to it when they do not go by themselves."""
         failed_at: float | None = None
-        while len(exits := collector.exits(_POLL_S)) < self._job.world_size:
+        while len(exits := collector.exits(_POLL_S)) < collector.world_size:
             progress(collector.progress())
             overdue = collector.overdue(limits)
             if any(exits.values()):
                 failed_at = failed_at or time.monotonic()
             failed = failed_at is not None and time.monotonic() - failed_at > _GRACE_S
             if overdue or failed:
-                servers.send({"type": "end"})
-                if len(collector.exits(_END_S)) < self._job.world_size:
+                servers.end_trial()
+                if len(collector.exits(_END_S)) < collector.world_size:
                     raise ForkServersError(overdue or "a rank failed and the others did not end")
                 return collector.result(1, "" if failed else overdue, exits)
             if not servers.alive:
@@ -99,10 +101,25 @@ class WarmRunner:
         return collector.result(status, "", exits)
 
 
-def _order(spec: TrialSpec, port: int, servers: str) -> dict[str, object]:
-    """What the servers are told to run."""
+def _slots(job: Sequence[Host], part: Sequence[Host]) -> list[int]:
+    """The job's ranks of the slots of a part of its hosts, in the part's order of ranks."""
+    first, ranks = 0, {}
+    for host in job:
+        ranks[host.name] = range(first, first + host.slots)
+        first += host.slots
+    return [rank for host in part for rank in ranks[host.name][: host.slots]]
+
+
+def _order(spec: TrialSpec, slot: dict[str, str], servers: str) -> Message:
+    """What a server is told to run.
+
+    Args:
+        spec: The trial.
+        slot: Variables that say which rank it is, and where the ranks meet.
+        servers: What all processes of the servers have in their environment.
+    """
     environment = dict(horovod_settings(spec.strategy).environment) | worker_environment(spec)
-    environment |= {RENDEZVOUS_PORT: str(port), TRIAL_ID_VARIABLE: servers}
+    environment |= slot | {TRIAL_ID_VARIABLE: servers}
     return {
         "type": "run", "trial": spec.trial_id, "spec": spec.to_json(), "environment": environment,
     }  # fmt: skip

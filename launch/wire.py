@@ -15,9 +15,9 @@ Messages by ``"type"``:
 - ``hello``: a rank counts steps now: ``rank, size, host, pid, device``.
 - ``steps``: new steps, or none as a sign of life: ``first, step_s, blocked_s, losses``.
 - ``profile``: rank 0's model: ``profile, owned``.
-- ``link``: rank 0's measured link: ``latency_s, bandwidth_bytes_per_s``.
+- ``link``: what a probe measured: ``ranks, latency_s, bandwidth_bytes_per_s``.
 - ``server``, ``exit``: see :mod:`hvd_autosync.launch.fork_server`.
-- ``end``: the rank ends the run: ``cause`` (``steps``, ``hopeless`` or ``script``),
+- ``end``: the rank ends the run: ``cause`` (``steps``, ``hopeless``, ``script`` or ``probe``),
   ``peak_memory_bytes``.
 """
 
@@ -43,7 +43,9 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hello": {"host": str, "device": str},
     "steps": {"first": int, "step_s": list, "blocked_s": list, "losses": list},
     "profile": {"profile": dict, "owned": list},
-    "link": {"latency_s": (int, float), "bandwidth_bytes_per_s": (int, float)},
+    "link": {
+        "ranks": int, "latency_s": (int, float), "bandwidth_bytes_per_s": (int, float),
+    },
     "end": {"cause": str, "peak_memory_bytes": int},
     "server": {"address": str, "port": int, "secret": str, "meeting": str},
     "exit": {"trial": str, "status": int},

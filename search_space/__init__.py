@@ -19,7 +19,7 @@ from hvd_autosync.search_space.knobs import (
     Value,
 )
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
-from hvd_autosync.search_space.resources import HorovodBuild, Host, Link, Resources
+from hvd_autosync.search_space.resources import HorovodBuild, Host, Link, Links, Resources
 from hvd_autosync.search_space.restrictions import check_restrictions, restrict_space
 from hvd_autosync.search_space.space import SearchSpace
 from hvd_autosync.search_space.strategy import Strategy
@@ -43,6 +43,7 @@ __all__ = [
     "IntegerKnob",
     "Knob",
     "Link",
+    "Links",
     "ModelProfile",
     "ParameterProfile",
     "RankReport",

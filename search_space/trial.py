@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.search_space.model_profile import ModelProfile
-from hvd_autosync.search_space.resources import Link
+from hvd_autosync.search_space.resources import Host, Link
 from hvd_autosync.search_space.strategy import Strategy
 
 # numpy is imported where it is used: Horovod's launcher loads this module for its options alone.
@@ -60,8 +60,9 @@ class TrialSpec:
         warmup_steps: Steps that are run and not measured.
         measured_steps: Steps that are measured; the run ends after them. 0: run to the script's
             own end without measuring (the real training).
-        profile: Whether to record the model's profile during warm-up and to probe the link.
+        profile: Whether to record the model's profile during warm-up.
         hopeless_above_s: End the run when the step time is above this with confidence.
+        probe: Measure the link between the ranks of these hosts, instead of running the script.
     """
 
     trial_id: str
@@ -70,10 +71,12 @@ class TrialSpec:
     measured_steps: int = 40
     profile: bool = False
     hopeless_above_s: float = math.inf
+    probe: tuple[Host, ...] = ()
 
     def to_json(self) -> str:
         """Compact JSON."""
-        fields = {**vars(self), "strategy": dict(self.strategy)}
+        probe = [asdict(host) for host in self.probe]
+        fields = {**vars(self), "strategy": dict(self.strategy), "probe": probe}
         if math.isinf(self.hopeless_above_s):
             fields["hopeless_above_s"] = None
         return json.dumps(fields, separators=(",", ":"))
@@ -83,6 +86,7 @@ class TrialSpec:
         """The specification that :meth:`to_json` wrote."""
         fields = json.loads(text)
         fields["strategy"] = Strategy(fields["strategy"])
+        fields["probe"] = tuple(Host(**host) for host in fields["probe"])
         if fields["hopeless_above_s"] is None:
             fields["hopeless_above_s"] = math.inf
         return cls(**fields)
@@ -159,9 +163,9 @@ class TrialResult:
         exit_status: Of the launcher.
         stderr_tail: Last lines that the job wrote to its error output.
         profile: The model's profile, where it was asked for.
-        link: The measured link, where it was asked for.
         owned: Knobs that the script decides itself.
         device: Device that the ranks computed on; empty when unknown.
+        link: What a probe measured; not in the JSON, for it belongs to the cluster.
     """
 
     status: TrialStatus
@@ -173,9 +177,9 @@ class TrialResult:
     exit_status: int = 0
     stderr_tail: str = ""
     profile: ModelProfile | None = None
-    link: Link | None = None
     owned: tuple[str, ...] = ()
     device: str = ""
+    link: Link | None = None
 
     def measured_durations(self) -> npt.NDArray[np.float64]:
         """Mean over the ranks of each measured step's duration, seconds, shape ``(n,)``."""
@@ -211,6 +215,7 @@ class TrialResult:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary without NaN."""
         fields = asdict(replace(self, profile=None))
+        del fields["link"]
         fields["status"] = self.status.value
         fields["profile"] = self.profile.to_json() if self.profile else None
         for name in ("setup_s", "total_s"):
@@ -233,7 +238,6 @@ class TrialResult:
             for rank in rest["ranks"]
         )  # fmt: skip
         rest["profile"] = ModelProfile.from_json(rest["profile"]) if rest["profile"] else None
-        rest["link"] = Link(**rest["link"]) if rest["link"] else None
         rest["owned"] = tuple(rest["owned"])
         for name in ("setup_s", "total_s"):
             rest[name] = math.nan if rest[name] is None else rest[name]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from hvd_autosync.report.words import seconds_text, size_text, step_time_text
-from hvd_autosync.search_space import Link, ModelProfile, Resources, Task
+from hvd_autosync.search_space import Link, Links, ModelProfile, Resources, Task
 from hvd_autosync.traces import TrialRecord, default_result
 
 
@@ -24,9 +24,8 @@ def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
     resources = task.resources
     table.add_row("cluster", _cluster_text(resources))
     table.add_row("device", resources.device)
-    for name, link in (("within a host", resources.within), ("across hosts", resources.across)):
-        if link is not None:
-            table.add_row("link", f"{link_text(link)} ({name})")
+    for name, link in _distinct_links(resources.links):
+        table.add_row(name, link_text(link))
     build = resources.build
     offers = [name for name in ("gloo", "mpi", "nccl") if getattr(build, name)]
     table.add_row("Horovod", f"{build.version} with {', '.join(offers) or 'no controller'}")
@@ -57,9 +56,18 @@ def model_text(model: ModelProfile) -> str:
 def link_text(link: Link) -> str:
     """What an allreduce costs."""
     return (
-        f"an allreduce takes {seconds_text(link.latency_s)} plus its size at "
+        f"an allreduce of {link.ranks} ranks takes {seconds_text(link.latency_s)} plus its size at "
         f"{size_text(link.bandwidth_bytes_per_s)}/s"
     )
+
+
+def _distinct_links(links: Links) -> list[tuple[str, Link]]:
+    """The links by where they are; what is the same as all ranks' is not told twice."""
+    places = {"all ranks": links.overall, "within hosts": links.within, "across": links.across}
+    found = {name: link for name, link in places.items() if link is not None}
+    if len(set(found.values())) < len(found):
+        del found["all ranks"]
+    return list(found.items())
 
 
 def _cluster_text(resources: Resources) -> str:

@@ -1,57 +1,79 @@
-"""Measures the link between the ranks: seconds of an allreduce as a function of its bytes."""
+"""Measures the link between the ranks, as a program of its own that runs on every rank.
+
+``python -m hvd_autosync.runtime.probe`` under a launcher takes about a second: an allreduce is
+timed as a function of its bytes. Rank 0 reports to the driver by :mod:`hvd_autosync.launch.wire`.
+"""
 
 from __future__ import annotations
 
-from statistics import median
+import os
+import socket
 from time import perf_counter
 
+import horovod.torch as hvd
 import numpy as np
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce, allreduce_
 
+from hvd_autosync.runtime.ending import leave, peak_memory_bytes
+from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.search_space.resources import Link
 
-_KIB = 1024
-#: Message sizes; each rank goes through them in this order.
-_SIZES = (4 * _KIB, 32 * _KIB, 256 * _KIB, 1024 * _KIB, 8192 * _KIB)
-_MOST_ROUNDS = 10
-_BUDGET_S = 0.5
+#: Message sizes, bytes; each rank goes through them in this order, as far as time allows.
+_SIZES = tuple(4096 * 8**power for power in range(5))
+#: No size that is expected to take longer is begun, unless it is one of the first two.
+_LONGEST_S = 0.5
+#: For each size, so many repetitions as fit into the time, within these bounds.
+_EACH_S, _LEAST, _MOST = 0.2, 5, 20
+#: Stalls only ever add time, and many links have more stalls than a quarter of the messages.
+_QUANTILE = 0.25
+
+
+def main() -> None:
+    """Measure, report and end, on every rank."""
+    hvd.init()
+    sender = Sender(os.dup(2), hvd.rank())
+    device = _device()
+    hello = {"type": "hello", "host": socket.gethostname(), "device": device.type}
+    sender.send(lambda: hello)
+    link = measure_link(device)
+    if hvd.rank() == 0:
+        sender.send(lambda: {"type": "link", **vars(link)})
+    end = {"type": "end", "cause": "probe", "peak_memory_bytes": peak_memory_bytes()}
+    sender.send(lambda: end)
+    leave()
 
 
 def measure_link(device: torch.device) -> Link:
-    """Measure with all ranks together, in about half a second.
+    """Time allreduces among all ranks; a collective.
 
-    How far to go is agreed on after each step, for all ranks must issue the same collectives. The
-    messages are reduced one at a time, as :class:`Link` means it. On a slow link the large
-    messages are left out.
+    How far to go is agreed on, for all ranks must issue the same collectives. The messages are
+    reduced one at a time, as :class:`Link` means it.
 
     Args:
         device: Where gradients live.
     """
-    begin = perf_counter()
-    buffers: dict[int, torch.Tensor] = {}
+    seconds: dict[int, float] = {}
     for size in _SIZES:
+        expected = max(seconds.values(), default=0.0) * 8
+        if len(seconds) > 1 and _most(expected) > _LONGEST_S:
+            break
+        buffer = torch.zeros(size // 4, device=device)
         # The first time a name is used it costs more: Horovod has not cached its response yet.
-        buffers[size] = torch.zeros(size // 4, device=device)
-        spent = _reduce(buffers[size])
-        if len(buffers) > 1 and _anyone(perf_counter() - begin + 16 * spent > _BUDGET_S):
-            break
-    seconds: dict[int, list[float]] = {size: [] for size in buffers}
-    for _ in range(_MOST_ROUNDS):
-        for size, buffer in buffers.items():
-            seconds[size].append(_reduce(buffer))
-        if _anyone(perf_counter() - begin > _BUDGET_S):
-            break
-    return fit_link({size: median(samples) for size, samples in seconds.items()})
+        first = _most(_reduce(buffer))
+        count = min(max(int(_EACH_S / first), _LEAST), _MOST)
+        samples = [_reduce(buffer) for _ in range(count)]
+        seconds[size] = float(np.quantile(samples, _QUANTILE))
+    return fit_link(hvd.size(), seconds)
 
 
-def fit_link(seconds: dict[int, float]) -> Link:
+def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
     """The link that fits measured allreduces, by least squares of relative errors.
 
     Relative, because an absolute error that is nothing in a large message would drown the
     latency.
 
     Args:
+        ranks: How many ranks took part.
         seconds: Bytes -> seconds of an allreduce, for two sizes or more.
     """
     sizes = np.array(list(seconds), dtype=np.float64)
@@ -61,21 +83,30 @@ def fit_link(seconds: dict[int, float]) -> Link:
     # Noise can make either of them negative, which no link is.
     latency = min(max(float(latency), 0.0), float(times.min()))
     slowest = float(times.max() / sizes.max())
-    return Link(latency, 1 / (float(per_byte) if per_byte > 0 else slowest))
+    return Link(ranks, latency, 1 / (float(per_byte) if per_byte > 0 else slowest))
 
 
 def _reduce(buffer: torch.Tensor) -> float:
     begin = perf_counter()
-    allreduce_(buffer, name=f"hvd_autosync.probe.{buffer.numel()}", op=Sum)
+    hvd.allreduce_(buffer, name=f"hvd_autosync.probe.{buffer.numel()}", op=hvd.Sum)
     if buffer.is_cuda:
         torch.cuda.synchronize(buffer.device)
     return perf_counter() - begin
 
 
-def _anyone(flag: bool) -> bool:
-    """Whether ``flag`` holds on any rank; the same answer everywhere.
+def _most(value: float) -> float:
+    """The largest ``value`` of any rank; the same everywhere."""
+    own = torch.tensor([value], dtype=torch.float64)
+    return float(hvd.allreduce(own, name="hvd_autosync.probe.most", op=hvd.Max).item())
 
-    A sum, because Horovod has no other reduction while a rank is in ``join()``.
-    """
-    votes = allreduce(torch.tensor([float(flag)]), name="hvd_autosync.probe.votes", op=Sum)
-    return bool(votes.item() > 0)
+
+def _device() -> torch.device:
+    """Where the gradients of a job on this host will most likely be."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(hvd.local_rank())
+    return torch.device("cuda", hvd.local_rank())
+
+
+if __name__ == "__main__":
+    main()

@@ -27,11 +27,12 @@ class Sender:
 
     Args:
         fd: Descriptor to write to; a duplicate of the process's error output.
+        rank: Rank of this process, where it is known yet.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, rank: int = 0) -> None:
         self._fd = fd
-        self._rank = 0
+        self._rank = rank
         self._number = 0
         self._lock = threading.Lock()
         self._stopped = threading.Event()

@@ -4,7 +4,7 @@ The steps of a trial, with what is done at their ends, outside of any measured t
 
     | warm-up                    | measured                                  |
     |            | profiled  |   |       8       16       24      ...        |
-    hello                profile        vote    vote    vote     link, end, exit
+    hello                profile        vote    vote    vote     end, exit
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.runtime import current, ending
-from hvd_autosync.runtime.probe import measure_link
 from hvd_autosync.runtime.profiler import Profiler
 from hvd_autosync.runtime.recorder import Recorder
 from hvd_autosync.runtime.sender import Sender
@@ -73,7 +72,7 @@ class TrialRun:
         if math.isfinite(self._spec.hopeless_above_s):
             for steps in range(_VOTE_EVERY, measured, _VOTE_EVERY):
                 due.setdefault(warmup + steps, []).append(self._vote)
-        due.setdefault(self._last_step, []).append(self._complete)
+        due.setdefault(self._last_step, []).append(lambda: self.leave("steps"))
         return due
 
     # What the training does
@@ -174,13 +173,6 @@ class TrialRun:
         measured = self.recorder.step_s[self._spec.warmup_steps :]
         if ending.agree_hopeless(measured, self._spec.hopeless_above_s):
             self.leave("hopeless")
-
-    def _complete(self) -> None:
-        if self._spec.profile and size() > 1:
-            link = measure_link(self._device())
-            if rank() == 0:
-                self._sender.send(lambda: {"type": "link", **vars(link)})
-        self.leave("steps")
 
     def leave(self, cause: str) -> NoReturn:
         """Report, then end the process; all ranks do so after the same step."""

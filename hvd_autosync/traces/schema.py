@@ -111,6 +111,14 @@ TRIALS = Table(
     Column("result", PlainJson),
 )
 
+CLUSTERS = Table(
+    "hvd_autosync_clusters",
+    _TABLES,
+    Column("cluster_key", String(12), primary_key=True),
+    Column("measured_at", String(32), nullable=False),
+    Column("links", PlainJson, nullable=False),
+)
+
 #: Columns of STUDIES that make a study's record.
 STUDY_COLUMNS = [STUDIES.c[field.name] for field in fields(StudyRecord)]
 

@@ -17,13 +17,13 @@ from typing import Any
 from sqlalchemy import select
 
 from hvd_autosync.errors import StoreError
-from hvd_autosync.search_space import SearchSpace, Strategy, Task, TrialResult
+from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
 from hvd_autosync.traces import rows
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, timestamp
-from hvd_autosync.traces.schema import STUDIES, TRIALS
+from hvd_autosync.traces.schema import CLUSTERS, STUDIES, TRIALS
 
 __all__ = ["TraceStore", "default_store_url"]
 
@@ -235,6 +235,23 @@ class TraceStore:
         conditions = [STUDIES.c[name] == value for name, value in wanted.items()]
         with self._database.reading() as connection:
             return next(iter(rows.study_records(connection, *conditions, limit=1)), None)
+
+    def find_links(self, cluster_key: str) -> Links | None:
+        """The links of a cluster as they were measured last, unless what was written is damaged."""
+        query = select(CLUSTERS.c.links).where(CLUSTERS.c.cluster_key == cluster_key)
+        with self._database.reading() as connection:
+            links = connection.execute(query).scalar()
+        try:
+            return None if links is None else Links.from_json(links)
+        except (TypeError, ValueError, AttributeError, ArithmeticError):
+            return None
+
+    def keep_links(self, cluster_key: str, links: Links) -> None:
+        """Write down what was measured between the ranks, in place of what was before."""
+        values = {"cluster_key": cluster_key, "measured_at": timestamp(), "links": links.to_json()}
+        with self._database.writing() as connection:
+            connection.execute(CLUSTERS.delete().where(CLUSTERS.c.cluster_key == cluster_key))
+            connection.execute(CLUSTERS.insert().values(**values))
 
     def heartbeat(self, study_id: str) -> None:
         """Show other machines that this process is alive; call it well within 120 s.

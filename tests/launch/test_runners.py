@@ -68,6 +68,14 @@ def test_a_trial_measures_every_step_on_every_rank(run: Run) -> None:
     assert_everything_measured(run(profile=True))
 
 
+def test_a_probe_measures_the_link_instead_of_running_the_script(run: Run) -> None:
+    hosts = (Host("localhost", 2),)
+    result = run("--fault", "crash", warmup_steps=0, measured_steps=0, probe=hosts)
+    assert (result.status, result.reason) == (TrialStatus.COMPLETED, "")
+    assert result.link is not None and result.link.ranks == 2
+    assert result.link.latency_s < 1 and result.link.bandwidth_bytes_per_s > 1e6
+
+
 @pytest.mark.mpi
 def test_a_trial_under_mpi_measures_the_same() -> None:
     job = job_of(controller="mpi")
@@ -86,7 +94,6 @@ def assert_everything_measured(result: TrialResult) -> None:
     assert result.profile is not None
     assert [p.shape for p in result.profile.parameters][:2] == [(128, 64), (128,)]
     assert {p.ready_order for p in result.profile.parameters} == set(range(6))
-    assert result.link is not None and result.link.bandwidth_bytes_per_s > 0
     assert 0 < result.setup_s < result.total_s
 
 

@@ -16,6 +16,7 @@ from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
     Link,
+    Links,
     ModelProfile,
     ParameterProfile,
     RankReport,
@@ -44,7 +45,7 @@ def make_task() -> Task:
     )
     resources = Resources(
         (Host("a", 2), Host("b", 2)), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=True),
-        across=Link(0.0012, 11.5 * 1024 * 1024),
+        Links(across=Link(2, 0.0012, 11.5 * 1024 * 1024)),
     )  # fmt: skip
     return Task(ModelProfile(parameters, forward_s=0.01, backward_s=0.02), resources)
 

@@ -45,7 +45,7 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     task = section(text, "Task")
     assert "5,242,880 parameters in 20 tensors, 20 MiB of gradients per step" in task
     assert "4 ranks on 2 hosts (a:2, b:2)" in task
-    assert "1.20 ms plus its size at 11.5 MiB/s (across hosts)" in task
+    assert "across   an allreduce of 2 ranks takes 1.20 ms plus its size at 11.5 MiB/s" in task
     assert "30 % of that for communication" in task
 
     knobs = section(text, "The winner against the default, knob by knob")

@@ -47,13 +47,12 @@ def test_all_ranks_end_after_the_steps(launch: Launch) -> None:
     pids = worker_pids(job.output) + [job.of_type("hello", rank)[0]["pid"] for rank in (0, 1)]
     assert len(pids) == 6
     assert_gone(pids)
-    (profile,), (link,) = job.of_type("profile"), job.of_type("link")
-    assert not job.of_type("profile", 1) and not job.of_type("link", 1)
+    (profile,) = job.of_type("profile")
+    assert not job.of_type("profile", 1)
     assert [p["name"] for p in profile["profile"]["parameters"]] == [
         "0.weight", "0.bias", "2.weight", "2.bias",
     ]  # fmt: skip
     assert profile["profile"]["wrapped"] and profile["owned"] == []
-    assert 0 <= link["latency_s"] < 1 and link["bandwidth_bytes_per_s"] > 0
 
 
 @pytest.mark.cluster
@@ -75,7 +74,6 @@ def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     profile = job.of_type("profile")[0]["profile"]
     assert not profile["wrapped"] and profile["parameters"] == []
     assert profile["backward_s"] > 0
-    assert not job.of_type("link")
 
 
 @pytest.mark.cluster

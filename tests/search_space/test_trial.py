@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from hvd_autosync.search_space import (
-    Link,
     ModelProfile,
     RankReport,
     StepTime,
@@ -69,7 +68,7 @@ def test_result_round_trip_survives_strict_json() -> None:
     report = RankReport(0, "a", (0.1,), (0.0,), (1.5, math.nan), 7)
     before = TrialResult(
         TrialStatus.HUNG, "why", (report,), 1, math.nan, 2.0, 137, "tail",
-        ModelProfile(), Link(1e-4, 1e9), ("compression",), "cpu",
+        ModelProfile(), ("compression",), "cpu",
     )  # fmt: skip
     text = json.dumps(before.to_json(), allow_nan=False)
     assert repr(TrialResult.from_json(json.loads(text))) == repr(before)

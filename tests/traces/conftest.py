@@ -14,6 +14,7 @@ from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
     Link,
+    Links,
     ModelProfile,
     ParameterProfile,
     RankReport,
@@ -37,7 +38,7 @@ def task() -> Task:
     )
     resources = Resources(
         (Host("a", 2), Host("b", 2)), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=True),
-        across=Link(1e-4, 1e8),
+        Links(across=Link(2, 1e-4, 1e8)),
     )  # fmt: skip
     return Task(ModelProfile(parameters, 0.01, 0.02), resources)
 
@@ -58,7 +59,7 @@ def make_result() -> Callable[..., TrialResult]:
             for rank in range(2)
         )  # fmt: skip
         return TrialResult(status, ranks=ranks, warmup_steps=1, setup_s=1.5, total_s=4.0,
-                           stderr_tail="warning: \udcff\n", link=Link(1e-4, 1e8))  # fmt: skip
+                           stderr_tail="warning: \udcff\n")  # fmt: skip
 
     return make
 

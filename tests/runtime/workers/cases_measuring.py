@@ -1,6 +1,5 @@
 """What is measured while ranks train together, and what ranks decide together."""
 
-import math
 import time
 
 import horovod.torch as hvd
@@ -8,7 +7,7 @@ import torch
 from common import OURS, RUN, batch, mlp, strategy, wrap
 from torch import nn
 
-from hvd_autosync.runtime import ending, probe
+from hvd_autosync.runtime import ending
 from hvd_autosync.runtime.profiler import Profiler
 
 
@@ -126,23 +125,6 @@ def case_hopeless_while_a_rank_has_joined():
 
 def case_most_steps():
     assert ending.agree_steps(10**9 + hvd.rank()) == 10**9 + hvd.size() - 1
-
-
-def case_link():
-    begin = time.perf_counter()
-    link = probe.measure_link(torch.device("cpu"))
-    assert time.perf_counter() - begin < 5
-    assert 0 <= link.latency_s < 1
-    assert 1e5 < link.bandwidth_bytes_per_s < 1e12
-    assert math.isfinite(link.allreduce_s(1e6))
-
-
-def case_link_while_a_rank_has_joined():
-    if hvd.rank() == 1:
-        hvd.join()
-    else:
-        assert probe.measure_link(torch.device("cpu")).bandwidth_bytes_per_s > 0
-        hvd.join()
 
 
 def case_owned_knobs():
