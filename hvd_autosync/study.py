@@ -131,8 +131,7 @@ class Study:
     @property
     def conclusion(self) -> Conclusion | None:
         """How the study ended; ``None`` while it runs."""
-        outcome = self.record.outcome
-        return Conclusion.from_json(outcome) if outcome and "winner" in outcome else None
+        return Conclusion.of(self.record)
 
     def ask(self) -> Trial | None:
         """The next trial, committed to the store; ``None`` when the study has concluded.

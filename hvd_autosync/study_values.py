@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvd_autosync.confirm import Comparison
+from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.traces import StudyRecord
+from hvd_autosync.traces.checking import type_problem
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,29 @@ class Conclusion:
         return cls(
             Strategy(fields["winner"]), fields["reason"], fields["stopped"], default_s, comparisons
         )
+
+    @classmethod
+    def of(cls, study: StudyRecord) -> Conclusion | None:
+        """How ``study`` ended; ``None`` where it has not, or was not one of ours.
+
+        Raises:
+            TraceFormatError: What stands there is no conclusion, as in a stranger's trace.
+        """
+        if not study.outcome or "winner" not in study.outcome:
+            return None
+        try:
+            conclusion = cls.from_json(study.outcome)
+            problem = type_problem(conclusion)
+            if problem is None and conclusion.winner != study.winner:
+                problem = "its winner is not the study's"
+        except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
+            problem = str(error)
+        if problem is not None:
+            raise TraceFormatError(
+                f"the conclusion of study {study.study_id} is damaged: {problem:.200}",
+                hint=f"Forget the study: hvd-autosync traces delete {study.study_id}",
+            )
+        return conclusion
 
 
 def _finite(value: float) -> float | None:

@@ -24,6 +24,7 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
 
 
 def _answer(study: StudyRecord) -> str:
-    if study.outcome is None or "winner" not in study.outcome or study.space is None:
+    conclusion = Conclusion.of(study)
+    if conclusion is None or study.space is None:
         return f"study {study.study_id} found nothing to compare"
-    return answer_text(Conclusion.from_json(study.outcome), study.space)
+    return answer_text(conclusion, study.space)

@@ -45,7 +45,7 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
     """
     study = store.study(study_id)
     trials = store.trials(study.study_id)
-    conclusion = _conclusion(study)
+    conclusion = Conclusion.of(study)
     yield _head(study)
     yield from _answer(study, trials, conclusion)
     if study.task is not None:
@@ -59,12 +59,6 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
     if failed := list(failed_trials(study, trials)):
         yield _section("Failed trials", *failed)
     yield from _recipe(study, conclusion)
-
-
-def _conclusion(study: StudyRecord) -> Conclusion | None:
-    """How the study ended, if it ended as our own studies do."""
-    outcome = study.outcome
-    return Conclusion.from_json(outcome) if outcome and "winner" in outcome else None
 
 
 def _section(title: str, *content: RenderableType) -> RenderableType:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
+from hvd_autosync.errors import TraceFormatError
 from hvd_autosync.report.words import first_line, speedup_text, step_time_text
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study_values import Conclusion
@@ -27,9 +28,13 @@ def studies_table(studies: Iterable[StudyRecord]) -> Table:
 
 def _result(study: StudyRecord) -> str:
     """The speed-up of the winner, or that there was no gain."""
-    if not study.outcome or "winner" not in study.outcome:
+    try:
+        conclusion = Conclusion.of(study)
+    except TraceFormatError:
+        return "damaged"
+    if conclusion is None:
         return "-"
-    best = Conclusion.from_json(study.outcome).best
+    best = conclusion.best
     return speedup_text(best.speedup) if best else "no gain"
 
 

@@ -82,7 +82,7 @@ def _strict(kind: type[_Record], fields: Mapping[str, Any]) -> _Record:
         raise ValueError(f"not a {kind.__name__}: {error!r:.200}") from None
     except AutosyncError as error:
         raise ValueError(error.message) from None
-    problem = _problem(record, kind, "")
+    problem = type_problem(record)
     if problem is not None:
         raise ValueError(problem)
     # Whatever reading has let pass (a text for a list, unknown fields) is written differently.
@@ -94,6 +94,11 @@ def _strict(kind: type[_Record], fields: Mapping[str, Any]) -> _Record:
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def type_problem(value: Any) -> str | None:
+    """What keeps a dataclass that was made from JSON from having the types that it declares."""
+    return _problem(value, type(value), "")
 
 
 @functools.cache
