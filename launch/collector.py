@@ -21,6 +21,7 @@ from hvd_autosync.search_space import (
     TrialSpec,
     TrialStatus,
 )
+from hvd_autosync.traces.checking import type_problem
 
 _CHUNK_BYTES = 64 * 1024
 _Value = TypeVar("_Value")
@@ -177,7 +178,7 @@ class Collector:
             setup_s=self.first_step_s, total_s=time.monotonic() - self._started,
             exit_status=exit_status, stderr_tail=output,
             profile=_read(ModelProfile.from_json, profile and profile["profile"]),
-            owned=tuple(profile["owned"]) if profile else (), device=device,
+            owned=tuple(map(str, profile["owned"])) if profile else (), device=device,
             link=_read(_link, link),
         )  # fmt: skip
 
@@ -203,9 +204,10 @@ class Collector:
 def _read(read: Callable[[Any], _Value], message: Any) -> _Value | None:
     """``read(message)``; ``None`` without a message, or when it is not what it should be."""
     try:
-        return None if message is None else read(message)
+        value = None if message is None else read(message)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
+    return None if value is None or type_problem(value) else value
 
 
 def _link(message: Message) -> Link:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 import zlib
 from typing import Any
@@ -95,8 +96,10 @@ class MessageDecoder:
 
 def _decode(rank: int, text: bytes) -> tuple[int, Message] | None:
     try:
-        message = json.loads(zlib.decompress(base64.b64decode(text)))
-    except (binascii.Error, zlib.error, ValueError):
+        message = json.loads(
+            zlib.decompress(base64.b64decode(text)), parse_float=_finite, parse_constant=_finite
+        )
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
         return None
     return (rank, message) if _is_message(message) else None
 
@@ -106,5 +109,27 @@ def _is_message(message: Any) -> bool:
         return False
     fields = _FIELDS.get(message["type"])
     return fields is not None and all(
-        isinstance(message.get(name), kind) for name, kind in fields.items()
+        isinstance(message.get(name), kind) and _is_possible(name, message[name])
+        for name, kind in fields.items()
     )
+
+
+def _is_possible(name: str, value: Any) -> bool:
+    if name in ("step_s", "blocked_s"):
+        return all(_is_number(each) and each >= 0 for each in value)
+    if name == "losses":
+        return all(each is None or _is_number(each) for each in value)
+    return isinstance(value, (str, dict, list)) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether ``value`` is a number that a trace can hold."""
+    return type(value) in (int, float) and abs(value) < 2**63
+
+
+def _finite(text: str) -> float:
+    """The number; a ``ValueError`` for what JSON has not: NaN and infinity."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value

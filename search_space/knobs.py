@@ -95,7 +95,7 @@ class _Numeric(_Common):
 
     def validate(self, value: Value) -> None:
         """Raise :class:`SpaceError` unless ``value`` lies in the domain."""
-        if isinstance(value, (bool, str)) or not math.isfinite(value):
+        if isinstance(value, str) or type(value) not in (int, float) or not abs(value) < math.inf:
             raise SpaceError(f"knob {self.name}: {value!r} is not a number", hint=self._domain())
         if not self.low <= value <= self.high:
             raise SpaceError(f"knob {self.name}: {value!r} is out of bounds", hint=self._domain())

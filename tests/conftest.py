@@ -24,6 +24,11 @@ _PATIENCE_S = 10.0
 _STRAYS = pytest.StashKey[list[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long to look for inputs that do harm (``test_fuzz.py``)."""
+    parser.addoption("--fuzz-inputs", type=int, default=1000, help="changed inputs of each kind")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Sets what must hold before the first test module imports torch."""
     os.environ[_SESSION_VARIABLE] = uuid.uuid4().hex

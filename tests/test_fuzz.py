@@ -1,0 +1,440 @@
+"""What comes from strangers is data: changed inputs are refused or accepted, and nothing else.
+
+Traces, autotune logs, space files, and what arrives at the control port and in a job's output are
+changed at random, thousands of times, from a seed. A refusal is one of our own errors. What is
+accepted must be usable wherever such a thing is used. Meanwhile nothing may start a process, load
+a pickle, connect somewhere, or write outside of the test's folder, and no input may take long.
+
+    pytest tests/test_fuzz.py --fuzz-inputs 100000        # for each of the targets
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hvd_autosync.errors import AutosyncError, TraceFormatError
+from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender
+from hvd_autosync.launch.collector import Collector
+from hvd_autosync.launch.wire import encode_message
+from hvd_autosync.report.closing import closing_lines
+from hvd_autosync.report.explanation import explain
+from hvd_autosync.report.listing import studies_table, trials_table
+from hvd_autosync.search_space import (
+    HorovodBuild,
+    Host,
+    Link,
+    Links,
+    ModelProfile,
+    ParameterProfile,
+    RankReport,
+    Resources,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    build_space,
+    horovod_settings,
+    restrict_space,
+)
+from hvd_autosync.study import Study
+from hvd_autosync.study_values import StudySettings
+from hvd_autosync.traces import TraceStore, export_study, import_studies, trials_frame
+from hvd_autosync.traces.autotune_csv import import_autotune_log
+from hvd_autosync.tuning import load_restrictions
+
+#: Far more than any of these inputs needs.
+_LONGEST_S = 20
+_FORBIDDEN = (
+    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pickle.find_class",
+    "socket.connect", "os.remove", "os.rename", "shutil.rmtree",
+)  # fmt: skip
+_ODD: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 0.5, -0.0, 5e-324, 1e308, -1e308, 2**31, 2**63, -(2**63),
+    10**30, float("nan"), float("inf"), "", "0", "gloo", "gloo --verbose", "completed", "\x00",
+    "\x1b[2J", "\ud800", "a\nb", "../../x", "$(id)", "[bold]", "[/]", "x" * 300, [], {}, [[]],
+    {"": None}, [1] * 50, {"knobs": []}, "2026-01-01T00:00:00.000000+00:00",
+]  # fmt: skip
+_ODD_BYTES = [
+    b"", b"\n", b"\0", b"{}", b"[", b'"', b"1e999", b"-", b"\xff\xfe", b"null", b"[[" * 99,
+    b"9" * 400, b"=", b"#", b",", b"nan", b"\xe2\x80\xae",
+]  # fmt: skip
+
+
+@pytest.fixture
+def inputs(request: pytest.FixtureRequest) -> range:
+    """The numbers of the inputs; each is the seed of its own changes."""
+    return range(int(request.config.getoption("--fuzz-inputs")))
+
+
+class _Watch:
+    """Whatever is done while it watches: no process, no pickle, no connection, no other file."""
+
+    folder: str | None = None
+
+    @classmethod
+    def audit(cls, event: str, arguments: tuple[Any, ...]) -> None:
+        if cls.folder is None or threading.current_thread() is not threading.main_thread():
+            return
+        if event in _FORBIDDEN:
+            raise AssertionError(f"{event}{arguments!r:.200} while reading what a stranger wrote")
+        if event == "open" and isinstance(arguments[0], (str, bytes)):
+            path, flags = os.fsdecode(arguments[0]), arguments[2]
+            writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            if writes and not os.path.abspath(path).startswith((cls.folder, "/dev/null")):
+                raise AssertionError(f"{path} was opened for writing")
+
+
+sys.addaudithook(_Watch.audit)
+
+
+@contextlib.contextmanager
+def harmless(folder: Path, number: int) -> Iterator[None]:
+    """Watch input ``number``; our own errors are fine."""
+
+    def too_long(signum: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"input {number} took more than {_LONGEST_S} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(_LONGEST_S)
+    _Watch.folder = str(folder)
+    try:
+        yield
+    except AutosyncError as error:
+        assert error.message and str(error)
+    except AssertionError:
+        raise
+    except BaseException as error:
+        raise AssertionError(f"input {number}: {type(error).__name__}: {error}") from error
+    finally:
+        _Watch.folder = None
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# Changes
+
+
+def changed_tree(value: Any, dice: random.Random) -> Any:
+    """A copy of plain JSON with one to three changes."""
+    value = copy.deepcopy(value)
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        places = list(_places(value))
+        if not places:
+            break
+        container, key = dice.choice(places)
+        action = dice.random()
+        if action < 0.45:
+            container[key] = copy.deepcopy(dice.choice(_ODD))
+        elif action < 0.6:
+            del container[key]
+        elif action < 0.75:
+            other, place = dice.choice(places)
+            container[key] = copy.deepcopy(other[place])
+        elif action < 0.85:
+            container[key] = _bent(container[key], dice)
+        elif isinstance(container, dict):
+            container[dice.choice(("extra", "type", "knob", "", "\ud800"))] = dice.choice(_ODD)
+        else:
+            container.insert(key, copy.deepcopy(container[key]))
+    return value
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from _places(value[key])
+
+
+def _bent(value: Any, dice: random.Random) -> Any:
+    """Something of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        factor = dice.choice((-1, 0, 1e-9, 1e9, 1.5, 1e300))
+        bent = value * factor
+        return int(bent) if isinstance(value, int) and abs(bent) < 1e18 else bent
+    if isinstance(value, str):
+        return dice.choice((value[::-1], value + value, value[:-1], value.upper(), f" {value}"))
+    if isinstance(value, list):
+        return dice.choice((value[::-1], value + value, value[:-1], [value]))
+    return {"inner": value}
+
+
+def changed_bytes(data: bytes, dice: random.Random) -> bytes:
+    """A copy with one to four places cut out, repeated, replaced or filled."""
+    for _ in range(dice.randint(1, 4)):
+        begin = dice.randint(0, len(data))
+        end = min(len(data), begin + dice.choice((0, 1, 1, 4, 30)))
+        middle = dice.choice((
+            dice.choice(_ODD_BYTES), dice.randbytes(dice.randint(1, 6)), data[begin:end] * 2,
+        ))  # fmt: skip
+        data = data[:begin] + middle + data[end:]
+    return data
+
+
+# Traces
+
+
+def a_task() -> Task:
+    """A model with an embedding on two hosts."""
+    parameters = tuple(
+        ParameterProfile(f"layer{i}.weight", (64, 256), "float32", i == 0, i, 1e-3 * i)
+        for i in range(6)
+    )
+    link = Link(2, 1e-3, 1e7)
+    resources = Resources(
+        (Host("a", 2), Host("b", 2)), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=True),
+        Links(Link(4, 2e-3, 5e6), link, link),
+    )  # fmt: skip
+    return Task(ModelProfile(parameters, 0.01, 0.02), resources)
+
+
+def a_trace(folder: Path) -> list[Any]:
+    """The lines of a study that found a gain, as our own loop writes it."""
+    task = a_task()
+    space = build_space(task.model, task.resources)
+    store = TraceStore(folder / "source.db")
+    command = ("horovodrun", "-np", "4", "-H", "a:2,b:2", "python", "train.py")
+    study = Study.create(
+        space, store=store, task=task, settings=StudySettings(trials=5, seed=1), command=command
+    )
+    dice = random.Random(1)
+    while (trial := study.ask()) is not None:
+        values = space.complete(trial.strategy)
+        step_s = 0.05 if values["controller"] == space.default["controller"] else 0.03
+        steps = tuple(step_s * dice.uniform(0.99, 1.01) for _ in range(12))
+        ranks = tuple(
+            RankReport(r, "ab"[r // 2], steps, tuple(s / 3 for s in steps), (2.0, 1.0), 1 << 28)
+            for r in range(4)
+        )
+        crashed = trial.number == 2
+        result = TrialResult(
+            TrialStatus.CRASHED if crashed else TrialStatus.COMPLETED,
+            "rank 1 was killed by SIGKILL" if crashed else "", ranks, 2, 1.0, 2.0,
+            stderr_tail="last [words]\n", profile=task.model if trial.number == 0 else None,
+        )  # fmt: skip
+        study.tell(trial, result)
+    path = folder / "study.jsonl"
+    export_study(store, study.study_id, path)
+    store.close()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def seal(lines: list[Any]) -> bytes:
+    """The file of ``lines`` with a footer that fits, as somebody hostile would write it."""
+    body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    footer = {"type": "footer", "trials": len(lines) - 2,
+              "sha256": hashlib.sha256(body).hexdigest()}  # fmt: skip
+    return body + json.dumps(footer).encode() + b"\n"
+
+
+def use_trace(store: TraceStore, path: Path) -> bool:
+    """Import, and everything that is done with a study afterwards."""
+    try:
+        ids = import_studies(store, path)
+    except TraceFormatError:
+        assert store.studies() == []
+        return False
+    console = Console(file=io.StringIO(), width=100)
+    for study_id in ids:
+        study, trials = store.study(study_id), store.trials(study_id)
+        console.print(studies_table([study]), trials_table(study, trials))
+        assert len(trials_frame(store, study_id)) == len(trials)
+        for strategy in (study.winner or Strategy(), *(trial.strategy for trial in trials)):
+            horovod_settings(strategy)
+        if study.task is not None and study.space is not None:
+            store.find_finished_task(study.task.fingerprint, study.space.key)
+        export_study(store, study_id, io.StringIO())
+        with contextlib.suppress(AutosyncError):
+            console.print(*explain(store, study_id))
+        with contextlib.suppress(AutosyncError):
+            console.print(*closing_lines(study))
+        store.delete(study_id)
+    return True
+
+
+def test_traces(inputs: range, tmp_path: Path) -> None:
+    lines = a_trace(tmp_path)
+    *records, _ = lines
+    store, path = TraceStore("sqlite://"), tmp_path / "changed.jsonl"
+    path.write_bytes(seal(records))
+    assert use_trace(store, path)  # and what asks for our own mpirun's version does so now
+    accepted = 0
+    for number in inputs:
+        dice = random.Random(number)
+        data = seal(changed_tree(records, dice) if dice.random() < 0.8 else records)
+        path.write_bytes(changed_bytes(data, dice) if dice.random() < 0.25 else data)
+        with harmless(tmp_path, number):
+            accepted += use_trace(store, path)
+    assert 0 < accepted < len(inputs)
+
+
+# Horovod's autotune logs
+
+_LOG = b"""cycle_time_ms,tensor_fusion_threshold,hierarchical_allreduce,cache_enabled,score
+1.0,64,0,1,103.2
+5.5,32.25,0,1,111.9
+25,0,0,0,98.0
+5.5,32.25,0,1,111.9
+"""
+
+
+def test_autotune_logs(inputs: range, tmp_path: Path) -> None:
+    store, path = TraceStore("sqlite://"), tmp_path / "changed.csv"
+    console = Console(file=io.StringIO(), width=100)
+    accepted = 0
+    for number in inputs:
+        path.write_bytes(changed_bytes(_LOG, random.Random(number)))
+        with harmless(tmp_path, number):
+            study_id = import_autotune_log(store, path)
+            console.print(*explain(store, study_id), trials_table(store.study(study_id), []))
+            store.delete(study_id)
+            accepted += 1
+    assert 0 < accepted < len(inputs)
+
+
+# Space files
+
+_SPACE = {
+    "knobs": {
+        "cycle_time_ms": {"low": 0.5, "high": 10},
+        "fusion_threshold_bytes": {"fixed": 67108864},
+        "cache_capacity": {"choices": [0, 1024]},
+        "controller": {"choices": ["gloo"]},
+        "tensor_groups": {"low": 1, "high": 4},
+    }
+}
+
+
+def as_toml(document: dict[str, Any]) -> str:
+    """The document as TOML, values spelled as JSON (which most TOML is)."""
+    text = ""
+    for table, knobs in document.items():
+        if not isinstance(knobs, dict):
+            text += f"{json.dumps(table)} = {json.dumps(knobs)}\n"
+            continue
+        for knob, entries in knobs.items():
+            if not isinstance(entries, dict):
+                text += f"[{json.dumps(table)}]\n{json.dumps(knob)} = {json.dumps(entries)}\n"
+                continue
+            text += f"[{json.dumps(table)}.{json.dumps(knob)}]\n"
+            text += "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in entries.items())
+    return text
+
+
+def test_space_files(inputs: range, tmp_path: Path) -> None:
+    task = a_task()
+    space = build_space(task.model, task.resources)
+    path = tmp_path / "space.toml"
+    accepted = 0
+    for number in inputs:
+        dice = random.Random(number)
+        data = as_toml(changed_tree(_SPACE, dice)).encode()
+        path.write_bytes(changed_bytes(data, dice) if dice.random() < 0.4 else data)
+        with harmless(tmp_path, number):
+            restricted = restrict_space(space, load_restrictions(str(path)))
+            accepted += 1
+            for corner in (0.0, 0.5, 1.0):
+                strategy = restricted.decode([corner] * restricted.dimension)
+                point = restricted.encode(strategy)
+                assert ((point >= 0) & (point <= 1)).all()
+                horovod_settings(strategy)
+    assert 0 < accepted < len(inputs)
+
+
+# What arrives from a job's output
+
+_MESSAGES: list[dict[str, Any]] = [
+    {"type": "hello", "rank": 0, "size": 2, "host": "a", "pid": 1, "device": "cpu"},
+    {"type": "profile", "profile": a_task().model.to_json(), "owned": ["compression"]},
+    {"type": "links", "links": a_task().resources.links.to_json()},
+    {"type": "steps", "first": 0, "step_s": [0.1] * 12, "blocked_s": [0.01] * 12,
+     "losses": [1.0] * 12},
+    {"type": "end", "cause": "steps", "peak_memory_bytes": 1 << 28},
+    {"type": "exit", "trial": "t", "status": 0},
+]  # fmt: skip
+
+
+def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
+    completed = 0
+    for number in inputs:
+        dice = random.Random(number)
+        collector = Collector(TrialSpec("t", Strategy(), 2, 10), 2)
+        output = b""
+        for place, message in enumerate(_MESSAGES):
+            for rank in range(2):
+                if dice.random() < 0.3:
+                    message = changed_tree(message, dice)
+                output += encode_message(rank, place, message)
+        if dice.random() < 0.3:
+            output = changed_bytes(output, dice)
+        with harmless(tmp_path, number):
+            for line in output.split(b"\n"):
+                collector.feed(line + b"\n")
+            collector.progress()
+            collector.exits()
+            result = collector.result(0, "", collector.exits())
+            json.dumps(result.to_json(), allow_nan=False)
+            completed += result.status is TrialStatus.COMPLETED and result.step_time is not None
+    assert 0 < completed < len(inputs)
+
+
+# What arrives at a control port
+
+
+def test_control_messages(inputs: range, tmp_path: Path) -> None:
+    """A stranger does not know the secret: nothing of what he sends may come through."""
+    secret, others = b"s" * 32, b"o" * 32
+    order = {"type": "run", "trial": "t", "spec": "{}", "environment": {"A": "b"}}
+    for number in range(len(inputs) // 10):  # each needs a connection
+        dice = random.Random(number)
+        receiver = ControlReceiver("127.0.0.1", secret)
+        port = receiver.port
+
+        def attack(port: int = port, dice: random.Random = dice) -> None:
+            with contextlib.suppress(ChannelError, OSError):
+                sender = ControlSender(("127.0.0.1", port), others)
+                forged = _recorded(lambda: sender.send(order), sender)
+                with sender._socket as peer:
+                    peer.sendall(changed_bytes(forged, dice))
+                    peer.shutdown(socket.SHUT_WR)
+                    peer.recv(1)
+            with contextlib.suppress(ChannelError, OSError):
+                ControlSender(("127.0.0.1", port), secret).send({"type": "end"})
+
+        thread = threading.Thread(target=attack)
+        thread.start()
+        with harmless(tmp_path, number):
+            assert receiver.accept(10) == {"type": "end"}
+        thread.join()
+        receiver.close()
+
+
+def _recorded(send: Callable[[], None], sender: ControlSender) -> bytes:
+    """What ``send`` would have written to the sender's socket."""
+    ours, theirs = socket.socketpair()
+    real, sender._socket = sender._socket, ours
+    send()
+    sender._socket = real
+    with ours, theirs:
+        return theirs.recv(1 << 20)
