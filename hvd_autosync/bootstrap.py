@@ -7,6 +7,7 @@ take part as soon as the script imports ``horovod.torch``. Importing this module
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from types import ModuleType
 
@@ -14,6 +15,8 @@ from hvd_autosync.import_hook import when_imported
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
 _LAUNCHER = "horovod.runner.launch"
+#: ``prctl`` option of Linux (``linux/prctl.h``).
+_PR_SET_PDEATHSIG = 1
 #: ``python -m horovod.runner.launch`` runs this in place of the module's own code, so that the
 #: launcher is imported, plugin and all, instead of executed as ``__main__``.
 _RUN_LAUNCHER = f"from {_LAUNCHER} import run_commandline\nrun_commandline()\n"
@@ -31,8 +34,18 @@ def _extend_launcher(launcher: ModuleType) -> None:
     extend_launcher(launcher)
 
 
+def _end_with(driver: int) -> None:
+    """End when the driver does, however that ends; the mpirun that this may become does so too."""
+    import ctypes
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != driver:
+            sys.exit(128 + signal.SIGTERM)
+
+
 def _start() -> None:
-    from hvd_autosync.launch.worker_environment import spec_from_environment
+    from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, spec_from_environment
 
     spec = spec_from_environment()
     # The launcher of a trial has the trial's variables too, but no rank; a shell that a batch
@@ -42,6 +55,8 @@ def _start() -> None:
 
         install(spec)
     elif _is_launcher():
+        if driver := os.environ.pop(DRIVER_VARIABLE, ""):
+            _end_with(int(driver))
         when_imported(_LAUNCHER, _extend_launcher, run_as_main=_RUN_LAUNCHER)
 
 

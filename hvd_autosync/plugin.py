@@ -109,6 +109,7 @@ def guarded(action: Callable[[], int]) -> int:
         print(f"{_PREFIX}: error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up; the rest is the goodbye
         print(
             f"{_PREFIX}: stopped; the same command goes on where it was stopped", file=sys.stderr
         )

@@ -15,7 +15,11 @@ from collections.abc import Mapping
 from functools import cache
 
 from hvd_autosync.launch.job import Job, python_environment
-from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
+from hvd_autosync.launch.worker_environment import (
+    DRIVER_VARIABLE,
+    TRIAL_ID_VARIABLE,
+    worker_environment,
+)
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 
 #: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
@@ -71,13 +75,15 @@ def start_launcher(
 ) -> subprocess.Popen[bytes]:
     """Start that process with pipes for its output, in a session of its own.
 
+    It ends with the thread that started it, also when that is killed.
+
     Args:
         job: The job.
         strategy: What it runs under.
         spec: The trial that it is.
         name: By which its processes are found again, where it is no trial.
     """
-    environment = launcher_environment(strategy, spec)
+    environment = launcher_environment(strategy, spec) | {DRIVER_VARIABLE: str(os.getpid())}
     return subprocess.Popen(
         launcher_command(job, strategy),
         env=environment | ({TRIAL_ID_VARIABLE: name} if name else {}),

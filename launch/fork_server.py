@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, new_secret
 from hvd_autosync.launch.forked_trial import ForkedTrial
@@ -29,6 +30,7 @@ from hvd_autosync.runtime.processes import end_descendants
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 
 _DRIVER_S = 60.0
+_SIGN_S = 1.0
 #: ``prctl`` options of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -67,13 +69,13 @@ class _Server:
             }
         )  # fmt: skip
         try:
-            message: Message | None = receiver.accept(_DRIVER_S)
+            message: Message | None = _first_message(receiver)
             while True:
                 trial = self._obey(message, receiver) if message else None
                 if trial is not None:
                     return trial
                 message = self._next(receiver)
-        except ChannelError:  # the driver is gone, and with it all reason to be here
+        except (ChannelError, BrokenPipeError):  # the driver is gone: no reason to be here
             self._end_child()
             return None
 
@@ -131,6 +133,23 @@ class _Server:
         self._sent += 1
         for line in filter(None, data.split(b"\n")):
             os.write(2, b"\n" + line + b"\n")
+
+
+def _first_message(receiver: ControlReceiver) -> Message:
+    """Wait for the driver, for as long as somebody listens to what is written here.
+
+    Raises:
+        ChannelError: It did not come in time.
+        BrokenPipeError: It is gone.
+    """
+    deadline = time.monotonic() + _DRIVER_S
+    while True:
+        try:
+            return receiver.accept(_SIGN_S)
+        except ChannelError:
+            if time.monotonic() > deadline:
+                raise
+            os.write(2, b"\n")
 
 
 def _prctl(option: int, value: int) -> None:

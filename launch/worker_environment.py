@@ -12,6 +12,8 @@ from hvd_autosync.search_space.trial import TrialSpec
 TRIAL_VARIABLE = "HVD_AUTOSYNC_TRIAL"
 #: The trial's name in the clear, by which left-over processes are found.
 TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
+#: Process number of the driver; a launcher that has it ends with the driver.
+DRIVER_VARIABLE = "HVD_AUTOSYNC_DRIVER"
 #: Set by the user to switch every hook off.
 DISABLE_VARIABLE = "HVD_AUTOSYNC_DISABLE"
 

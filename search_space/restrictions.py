@@ -15,7 +15,7 @@ In a TOML file (``--autosync-space FILE``)::
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,7 +92,7 @@ def _restricted(knob: Knob, table: Any) -> Knob:
     low, high = table.get("low", knob.low), table.get("high", knob.high)
     for bound in (low, high):
         number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
-        if not number or not math.isfinite(bound):
+        if not number or not abs(bound) <= sys.float_info.max:
             raise SpaceError(
                 f"knob {knob.name}: bound {bound!r} is not a number", hint="Write low = NUMBER."
             )

@@ -255,7 +255,7 @@ def use_trace(store: TraceStore, path: Path) -> bool:
     except TraceFormatError:
         assert store.studies() == []
         return False
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=100, markup=False)
     for study_id in ids:
         study, trials = store.study(study_id), store.trials(study_id)
         console.print(studies_table([study]), trials_table(study, trials))
@@ -301,7 +301,7 @@ _LOG = b"""cycle_time_ms,tensor_fusion_threshold,hierarchical_allreduce,cache_en
 
 def test_autotune_logs(inputs: range, tmp_path: Path) -> None:
     store, path = TraceStore("sqlite://"), tmp_path / "changed.csv"
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=100, markup=False)
     accepted = 0
     for number in inputs:
         path.write_bytes(changed_bytes(_LOG, random.Random(number)))

@@ -1,0 +1,142 @@
+"""What the tables of faults share: a job whose driver can be watched and stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_autosync.traces import TraceStore
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+
+
+class Life:
+    """One driver, from its start to its end.
+
+    Attributes:
+        lines: What it has said so far.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        # Whoever runs the tests in the background of a shell has SIGINT ignored, and bequeaths it.
+        self.process = subprocess.Popen(
+            ["env", "--default-signal=INT", *command], stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, text=True, start_new_session=True, env=environment,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    @property
+    def trials(self) -> int:
+        """How many trials it has reported."""
+        return sum(": trial " in line for line in self.lines)
+
+    def until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for ``condition``; whether it came true before the driver's end."""
+        while not condition():
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def kill(self, *signals: signal.Signals) -> None:
+        """Send it signals, one right after the other."""
+        for number in signals:
+            self.process.send_signal(number)
+            time.sleep(0.05)
+
+    def wait(self) -> int:
+        """Its exit status."""
+        status = self.process.wait(200)
+        self._reader.join(10)
+        return status
+
+    @property
+    def said(self) -> str:
+        """All that it has said."""
+        return "".join(self.lines)
+
+
+class Job:
+    """A tiny job of two ranks with a store, and a folder for temporary files, of its own.
+
+    Args:
+        folder: Of the test.
+        horovodrun: Its path.
+    """
+
+    def __init__(self, folder: Path, horovodrun: str) -> None:
+        self.store_path = folder / "traces.db"
+        self.store_option = str(self.store_path)
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.environment = {**os.environ, "TMPDIR": str(self.temporary)}
+        self._horovodrun = horovodrun
+        self._shared_memory = set(os.listdir("/dev/shm"))
+
+    def start(self, *script: str, trials: int = 3, options: tuple[str, ...] = ()) -> Life:
+        """Start a driver that tunes only."""
+        command = [
+            self._horovodrun, "-np", "2", "--gloo", "--autosync", "--autosync-tune-only",
+            "--autosync-trials", str(trials), "--autosync-steps", "8", "--autosync-warmup", "3",
+            "--autosync-store", self.store_option, *options, sys.executable, str(SCRIPT), *script,
+        ]  # fmt: skip
+        return Life(command, self.environment)
+
+    @property
+    def store(self) -> TraceStore:
+        """Its store."""
+        return TraceStore(self.store_path)
+
+    def results(self) -> list[object]:
+        """The results of all trials of its only study; none before there is one."""
+        studies = self.store.studies()
+        assert len(studies) <= 1
+        trials = self.store.trials(studies[0].study_id) if studies else []
+        return [trial.result for trial in trials if trial.result is not None]
+
+    def temporary_files(self) -> list[str]:
+        """What lies in its folder for temporary files, but for the compiler's cache of torch."""
+        return [n for n in os.listdir(self.temporary) if not n.startswith("torchinductor_")]
+
+    def await_nothing(self, limit_s: float = 30.0) -> None:
+        """Wait until nothing of it runs, and see that nothing lies in shared memory."""
+        deadline = time.monotonic() + limit_s
+        while left := self._processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+        assert set(os.listdir("/dev/shm")) <= self._shared_memory
+
+    def _processes(self) -> list[str]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("TMPDIR") == str(self.temporary)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                pass
+        return found
+
+
+@pytest.fixture
+def job(tmp_path: Path, horovodrun: str) -> Iterator[Job]:
+    """A job; nothing of it may outlive the test."""
+    job = Job(tmp_path, horovodrun)
+    yield job
+    job.await_nothing()

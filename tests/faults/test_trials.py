@@ -1,0 +1,168 @@
+"""The table of faults: what goes wrong in a strategy's trials must not cost more than the trial.
+
+Every job here is healthy by default and fails under every other strategy. Whatever the fault, the
+study goes on to its end, the default is kept, the training runs, and nothing is left behind.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+#: Fault -> (status of its trials, what the trace says of why).
+FAULTS: dict[str, tuple[str, str]] = {
+    "crash": ("crashed", "rank 1 raised RuntimeError: deliberate crash at step 5"),
+    "kill": ("crashed", "rank 1 was killed by SIGKILL"),
+    "memory": ("crashed", "rank 1 was killed by SIGKILL"),
+    "exit": ("crashed", "rank 1 exited with status 7"),
+    "disk": ("crashed", "rank 1 raised OSError: [Errno 28] No space left on device"),
+    "hang": ("hung", "no step for"),
+    "stop": ("hung", "no step for"),
+    "flood": ("completed", ""),
+    "children": ("completed", ""),
+}
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 4 MB; without root a folder of the test."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount).returncode:
+        pytest.skip("a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def living(store: Path) -> list[str]:
+    """Command lines of the processes that belong to the job of this test."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+            if str(store) in line or SCRIPT.name in line or line == "sleep 3600":
+                found.append(line)
+        except psutil.Error:
+            pass
+    return found
+
+
+# Cold launches are each other's strangers: three faults stand for the rest there.
+@pytest.mark.parametrize(
+    ("fault", "runner"),
+    [*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("stop", "cold"), ("disk", "cold")],
+)
+def test_a_fault_costs_its_trial_and_nothing_else(
+    fault: str, runner: str, tmp_path: Path, horovodrun: str, request: pytest.FixtureRequest
+) -> None:
+    store = tmp_path / "traces.db"
+    environment = {**os.environ}
+    if fault == "disk":
+        environment["FULL_DISK"] = str(request.getfixturevalue("full_disk"))
+    status, reason = FAULTS[fault]
+    # A strategy that survives its fault could win, and the training would have the fault too.
+    after = ["--autosync-tune-only"] if status == "completed" else []
+    shared_memory = set(os.listdir("/dev/shm"))
+    done = subprocess.run(
+        [horovodrun, "-np", "2", "--gloo", "--autosync", *after, "--autosync-trials", "2",
+         "--autosync-steps", "8", "--autosync-warmup", "3", "--autosync-runner", runner,
+         "--autosync-store", str(store), sys.executable, str(SCRIPT),
+         "--fault", fault, "--at", "5", "--rank", "1", "--under-any", "HOROVOD_CYCLE_TIME"],
+        text=True, capture_output=True, timeout=280, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained 60 steps") == (0 if after else 1)
+    traces = TraceStore(str(store))
+    (study,) = traces.studies()
+    assert study.status is StudyStatus.FINISHED and study.outcome is not None
+    default, *others = traces.trials(study.study_id)
+    assert default.result is not None and default.result.step_time is not None
+    results = [t.result for t in others if "cycle_time_ms" in t.strategy and t.kind == "sobol"]
+    assert results
+    for result in results:
+        assert result is not None
+        if fault == "flood" and result.status.value == "hung":
+            continue  # it took longer to print than a step may take here
+        assert result.status.value == status, result
+        assert reason in result.reason
+    if status != "completed":
+        assert Conclusion.from_json(study.outcome).best is None
+    assert living(store) == []
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+
+
+@pytest.mark.root
+@pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing()))
+def test_a_host_that_is_cut_off_costs_its_trial(tmp_path: Path) -> None:
+    """Its ranks end by themselves, and the next trial runs once the host is back."""
+    command = (sys.executable, str(SCRIPT), "--steps", "1000000")
+    with Testbed(hosts=2) as bed:
+        plan = json.dumps([bed.horovodrun_options(), command])
+        driver = bed.popen(
+            [sys.executable, "-c", TWO_TRIALS, plan], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert driver.stdin is not None and driver.stdout is not None
+        assert driver.stdout.readline() == "measuring\n"
+        bed.cut_off(1)
+        assert driver.stdout.readline() == "hung\n"
+        await_true(lambda: "train_tiny" not in processes_on(bed, 1))
+        bed.bring_back(1)
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+        assert driver.stdout.readline() == "completed\n"
+        assert driver.wait(30) == 0
+
+
+TWO_TRIALS = """
+import json, sys, uuid
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.user_script import user_script
+from hvd_autosync.launch.warm import WarmRunner
+from hvd_autosync.plugin import parse_words, read_job
+from hvd_autosync.search_space import Strategy, TrialSpec
+
+options, command = json.loads(sys.argv[1])
+words = [*options, "--gloo", *command]
+job, _ = read_job(parse_words(words), words)
+runner, told = WarmRunner(job, user_script(job.command)), False
+
+def progress(state):
+    global told
+    if state.phase == "measuring" and not told:
+        told = True
+        print("measuring", flush=True)
+
+for steps in (100_000, 10):
+    spec = TrialSpec(uuid.uuid4().hex, Strategy(), 3, steps)
+    print(runner.run(spec, Limits(silence_s=5), progress).status.value, flush=True)
+    if steps > 10:
+        sys.stdin.readline()
+runner.close()
+"""
+
+
+def processes_on(bed: Testbed, host: int) -> str:
+    return str(bed.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"], host=host, capture_output=True,
+                       text=True).stdout)  # fmt: skip
+
+
+def await_true(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.1)
