@@ -10,7 +10,7 @@ from hvd_autosync.confirm import Comparison
 from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.traces import StudyRecord
-from hvd_autosync.traces.checking import type_problem
+from hvd_autosync.traces.checking import check_strategy, type_problem
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ class Conclusion:
         try:
             conclusion = cls.from_json(study.outcome)
             problem = type_problem(conclusion)
+            for comparison in conclusion.comparisons:
+                check_strategy("comparisons", comparison.strategy, study.space)
             if problem is None and conclusion.winner != study.winner:
                 problem = "its winner is not the study's"
         except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:

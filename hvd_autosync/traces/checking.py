@@ -49,7 +49,7 @@ def strict_study(fields: Mapping[str, Any]) -> StudyRecord:
     _check_time("created_at", study.created_at)
     if study.space is not None:
         _check_space(study.space)
-    _check_strategy("winner", study.winner or Strategy(), study.space)
+    check_strategy("winner", study.winner or Strategy(), study.space)
     return study
 
 
@@ -71,7 +71,7 @@ def strict_trial(fields: Mapping[str, Any], study: StudyRecord, number: int) -> 
         raise ValueError("told_at and result do not go together")
     if trial.told_at is not None:
         _check_time("told_at", trial.told_at)
-    _check_strategy("strategy", trial.strategy, study.space)
+    check_strategy("strategy", trial.strategy, study.space)
     return trial
 
 
@@ -168,8 +168,12 @@ def _check_time(name: str, text: str) -> None:
         raise ValueError(f"{name} {text!r:.60} is not an ISO 8601 time in UTC with microseconds")
 
 
-def _check_strategy(name: str, strategy: Strategy, space: SearchSpace | None) -> None:
-    """Each value must be possible for its knob: the catalogue's, or else the space's own."""
+def check_strategy(name: str, strategy: Strategy, space: SearchSpace | None) -> None:
+    """Check that each value is possible for its knob: the catalogue's, or else the space's own.
+
+    Raises:
+        ValueError: One is not.
+    """
     try:
         for knob, value in strategy.items():
             own = space is not None and knob not in _CATALOGUE

@@ -1,5 +1,6 @@
 """Messages between workers and the driver."""
 
+import math
 from typing import Any
 
 import pytest
@@ -56,6 +57,12 @@ def test_a_damaged_line_costs_its_message_and_nothing_else() -> None:
     [
         {"type": "hello"}, {"type": "hello", "host": 5, "device": "cpu"}, {"type": "unheard of"},
         {"host": "a"}, {"type": ["hello"]}, [], 5,
+        {"type": "steps", "first": 0, "step_s": ["1"], "blocked_s": [], "losses": []},
+        {"type": "steps", "first": 0, "step_s": [-1], "blocked_s": [], "losses": []},
+        {"type": "steps", "first": 0, "step_s": [], "blocked_s": [], "losses": ["low"]},
+        {"type": "steps", "first": 0, "step_s": [math.inf], "blocked_s": [], "losses": []},
+        {"type": "end", "cause": "steps", "peak_memory_bytes": 10**30},
+        {"type": "link", "ranks": 2, "latency_s": math.nan, "bandwidth_bytes_per_s": 1.0},
     ],
 )  # fmt: skip
 def test_a_message_that_lacks_what_it_must_have_is_dropped(message: Any) -> None:

@@ -59,6 +59,8 @@ def test_knobs_that_cannot_matter_here_are_ignored(
         ({"knobs": {"cycle_time_ms": {"lowest": 1}}}, "'lowest'"),
         ({"knobs": {"cycle_time_ms": 5}}, "not a table"),
         ({"knobs": {"cycle_time_ms": {"low": "one"}}}, "'one'"),
+        ({"knobs": {"cycle_time_ms": {"low": 10**400}}}, "not a number"),
+        ({"knobs": {"cycle_time_ms": {"fixed": [1]}}}, "not a number"),
         ({"knobs": {"cycle_time_ms": {"low": 500}}}, "leave nothing"),
         ({"knobs": {"cycle_time_ms": {"low": 5, "high": 2}}}, "leave nothing"),
         ({"knobs": {"cycle_time_ms": {"fixed": 1000}}}, "out of bounds"),
