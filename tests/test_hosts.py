@@ -1,0 +1,88 @@
+"""``horovodrun --autosync`` over several hosts: every layout, both controllers, links of a rate."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
+RATE_MBIT = 100.0
+#: Ranks that spin while they wait starve each other where they outnumber the processors; and what
+#: Open MPI takes for an allreduce of three ranks by itself sends three times what a ring sends.
+MPI_ARGUMENTS = (
+    "--mca mpi_yield_when_idle 1 "
+    "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
+)
+pytestmark = [
+    pytest.mark.cluster, pytest.mark.slow, pytest.mark.root,
+    pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing())),
+]  # fmt: skip
+
+
+# Every launch under MPI is cold: one trial is enough to see that they work.
+@pytest.mark.parametrize(
+    ("controller", "trials"),
+    [("gloo", 3), pytest.param("mpi", 1, marks=pytest.mark.mpi)],
+    ids=["gloo", "mpi"],
+)
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_a_job_over_several_hosts(
+    hosts: int, slots: int, controller: str, trials: int, tmp_path: Path, horovodrun: str
+) -> None:
+    store_path = tmp_path / "traces.db"
+    options = [f"--{controller}"]
+    if controller == "mpi":
+        options.append(f"--mpi-args={MPI_ARGUMENTS}")
+    with Testbed(hosts, RATE_MBIT) as bed:
+        command = [
+            horovodrun, *bed.horovodrun_options(slots), *options, "--autosync",
+            "--autosync-trials", str(trials), "--autosync-steps", "8", "--autosync-warmup", "3",
+            "--autosync-store", str(store_path), sys.executable, str(SCRIPT),
+        ]  # fmt: skip
+        done = bed.run(command, capture_output=True, text=True, timeout=280, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained 60 steps") == 1
+    store = TraceStore(store_path)
+    (study,) = store.studies()
+    assert study.status is StudyStatus.FINISHED and study.task is not None
+    for trial in store.trials(study.study_id):
+        assert trial.result is not None and trial.result.step_time is not None, trial
+        where = [rank.host for rank in trial.result.ranks]
+        assert where == [f"testhost{rank // slots}" for rank in range(hosts * slots)]
+    links = study.task.resources.links
+    assert links.across is not None and links.across.ranks == hosts
+    assert links.across.bus_bytes_per_s * 8 / 1e6 == pytest.approx(RATE_MBIT, rel=0.2)
+    assert links.overall is not None and links.overall.ranks == hosts * slots
+    if slots == 1:
+        assert (links.within, links.overall) == (None, links.across)
+    else:
+        assert links.within is not None and links.within.ranks == slots
+        assert links.within.bandwidth_bytes_per_s > 2 * links.across.bandwidth_bytes_per_s
+
+
+def test_links_that_differ(tmp_path: Path, horovodrun: str) -> None:
+    """The slowest cable decides, and another store measures the same class again."""
+    found = []
+    for name in ("first.db", "second.db"):
+        with Testbed(2, [400, 60]) as bed:
+            command = [
+                horovodrun, *bed.horovodrun_options(), "--gloo", "--autosync", "--autosync-trials",
+                "1", "--autosync-tune-only", "--autosync-steps", "8", "--autosync-store",
+                str(tmp_path / name), sys.executable, str(SCRIPT),
+            ]  # fmt: skip
+            done = bed.run(command, capture_output=True, text=True, timeout=280)
+            assert done.returncode == 0, done.stderr
+        (study,) = TraceStore(tmp_path / name).studies()
+        assert study.task is not None and study.task.resources.links.across is not None
+        found.append(study.task)
+    for task in found:
+        rate = task.resources.links.across.bus_bytes_per_s * 8 / 1e6
+        assert rate == pytest.approx(60, rel=0.2)
+    assert found[0].fingerprint == found[1].fingerprint
