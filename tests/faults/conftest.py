@@ -140,3 +140,15 @@ def job(tmp_path: Path, horovodrun: str) -> Iterator[Job]:
     job = Job(tmp_path, horovodrun)
     yield job
     job.await_nothing()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount).returncode:
+        pytest.skip("a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -9,7 +9,6 @@ import shutil
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,18 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 _CLOCK_JUMP = Path(__file__).parents[1] / "scripts" / "clock_jump.c"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount).returncode:
-        pytest.skip("a small file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def fails(life: Life, *words: str) -> None:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +21,7 @@ from hvd_autosync.study_values import Conclusion
 from hvd_autosync.testing import Testbed, testbed_missing
 from hvd_autosync.traces import StudyStatus, TraceStore
 
-SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 #: Fault -> (status of its trials, what the trace says of why).
@@ -34,18 +36,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "flood": ("completed", ""),
     "children": ("completed", ""),
 }
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of 4 MB; without root a folder of the test."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount).returncode:
-        pytest.skip("a small file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def living(store: Path) -> list[str]:
@@ -72,7 +62,7 @@ def test_a_fault_costs_its_trial_and_nothing_else(
     store = tmp_path / "traces.db"
     environment = {**os.environ}
     if fault == "disk":
-        environment["FULL_DISK"] = str(request.getfixturevalue("full_disk"))
+        environment["FULL_DISK"] = str(request.getfixturevalue("small_disk"))
     status, reason = FAULTS[fault]
     # A strategy that survives its fault could win, and the training would have the fault too.
     after = ["--autosync-tune-only"] if status == "completed" else []
@@ -109,23 +99,50 @@ def test_a_fault_costs_its_trial_and_nothing_else(
 @pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing()))
 def test_a_host_that_is_cut_off_costs_its_trial(tmp_path: Path) -> None:
     """Its ranks end by themselves, and the next trial runs once the host is back."""
-    command = (sys.executable, str(SCRIPT), "--steps", "1000000")
-    with Testbed(hosts=2) as bed:
-        plan = json.dumps([bed.horovodrun_options(), command])
-        driver = bed.popen(
-            [sys.executable, "-c", TWO_TRIALS, plan], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        assert driver.stdin is not None and driver.stdout is not None
-        assert driver.stdout.readline() == "measuring\n"
+    with Testbed(hosts=2) as bed, two_trials(bed) as driver:
         bed.cut_off(1)
         assert driver.stdout.readline() == "hung\n"
         await_true(lambda: "train_tiny" not in processes_on(bed, 1))
         bed.bring_back(1)
         driver.stdin.write("\n")
-        driver.stdin.flush()
-        assert driver.stdout.readline() == "completed\n"
-        assert driver.wait(30) == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing()))
+def test_an_ssh_connection_that_drops_costs_its_trial(tmp_path: Path) -> None:
+    with Testbed(hosts=2) as bed, two_trials(bed) as driver:
+        network = os.readlink(f"/proc/{bed.pids[1]}/ns/net")
+        sessions = [
+            process for process in psutil.process_iter()
+            if "notty" in " ".join(process.cmdline())
+            and os.readlink(f"/proc/{process.pid}/ns/net") == network
+        ]  # fmt: skip
+        assert sessions
+        for session in sessions:
+            session.kill()
+        assert driver.stdout.readline() in ("crashed\n", "hung\n")
+        await_true(lambda: "train_tiny" not in processes_on(bed, 1))
+        driver.stdin.write("\n")
+
+
+@contextmanager
+def two_trials(bed: Testbed) -> Iterator[Any]:
+    """A driver of two trials: entered while the first is measured, left when both have ended.
+
+    The second one begins when something was written to the driver, and must complete.
+    """
+    command = (sys.executable, str(SCRIPT), "--steps", "1000000")
+    plan = json.dumps([bed.horovodrun_options(), command])
+    driver = bed.popen(
+        [sys.executable, "-c", TWO_TRIALS, plan], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert driver.stdin is not None and driver.stdout is not None
+    assert driver.stdout.readline() == "measuring\n"
+    yield driver
+    driver.stdin.flush()
+    assert driver.stdout.readline() == "completed\n"
+    assert driver.wait(30) == 0
 
 
 TWO_TRIALS = """
