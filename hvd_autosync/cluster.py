@@ -11,7 +11,7 @@ from dataclasses import asdict
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
-from hvd_autosync.launch.runner import TrialRunner
+from hvd_autosync.launch.runner import TrialProgress, TrialRunner
 from hvd_autosync.search_space import Host, Link, Links, Strategy, TrialSpec
 from hvd_autosync.traces import TraceStore
 
@@ -21,16 +21,25 @@ _LIMIT_S = 90.0
 
 
 def cluster_key(job: Job) -> str:
-    """Twelve hexadecimal digits: equal for the same hosts, options, settings and Horovod."""
+    """Twelve hexadecimal digits: equal for the same hosts, options, settings and Horovod.
+
+    ``localhost`` is another host on every machine.
+    """
     identity = [
         [(host.name, host.slots) for host in job.hosts], sorted(job.options), job.controller,
-        dict(job.held), asdict(horovod_build()),
+        dict(job.held), asdict(horovod_build()), job.machine,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def links_of(
-    job: Job, store: TraceStore, runner: TrialRunner, say: Callable[[str], None], *, anew: bool
+    job: Job,
+    store: TraceStore,
+    runner: TrialRunner,
+    say: Callable[[str], None],
+    progress: Callable[[TrialProgress], None],
+    *,
+    anew: bool,
 ) -> Links:
     """The links between the ranks of ``job``; those that cannot be measured are missing.
 
@@ -39,6 +48,7 @@ def links_of(
         store: Where they are kept.
         runner: Runs the probe (:mod:`hvd_autosync.runtime.probe`).
         say: Takes a line for the user.
+        progress: Called several times a second meanwhile.
         anew: Measure also when they are known.
     """
     if job.world_size == 1:
@@ -53,7 +63,7 @@ def links_of(
     for name, part in parts.items():
         if part not in measured:
             spec = TrialSpec(f"probe-{uuid.uuid4().hex}", Strategy(), 0, 0, probe=part)
-            result = runner.run(spec, Limits(setup_s=_LIMIT_S), lambda progress: None)
+            result = runner.run(spec, Limits(setup_s=_LIMIT_S), progress)
             measured[part] = result.link
             if result.link is None:
                 say(f"the link {_PLACES[name]} could not be measured: {result.reason}")

@@ -41,7 +41,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
 
 #: A finished study of the same task is reused when the default takes about as long as it did.
 _SAME_SPEED = 1.3
@@ -196,14 +196,14 @@ class _Tuning:
         self._links = Links()
 
     def run(self, study: Study) -> StudyRecord:
-        told = [t for t in study.trials if t.result is not None]
+        default = default_result(study.trials)
         if study.record.space is None:
             self._links = links_of(
                 self._job, self._store, self._runner, self._listener.on_notice,
-                anew=self._options.reuse == "never",
+                lambda progress: self._beat(study), anew=self._options.reuse == "never",
             )  # fmt: skip
-        if told and told[0].result is not None:
-            self._after_default(study, told[0].result)
+        if default is not None:
+            self._after_default(study, default)
         while study.conclusion is None:
             self._listener.on_ask_start(study)
             trial = study.ask()
@@ -231,12 +231,16 @@ class _Tuning:
         )
 
         def report(progress: TrialProgress) -> None:
-            if time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
-                self._last_heartbeat = time.monotonic()
-                self._store.heartbeat(study.study_id)
+            self._beat(study)
             self._listener.on_trial_progress(study, trial, progress)
 
         return self._runner.run(spec, self._limits, report)
+
+    def _beat(self, study: Study) -> None:
+        """Say that this driver lives."""
+        if time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
+            self._last_heartbeat = time.monotonic()
+            self._store.heartbeat(study.study_id)
 
     def _after_default(self, study: Study, result: TrialResult) -> None:
         """Learn the space and the limits from the default trial, or give its failure back."""

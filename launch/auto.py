@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.cold import ColdRunner
@@ -15,6 +16,9 @@ from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
 from hvd_autosync.search_space import TrialResult, TrialSpec, TrialStatus
+
+#: Longest time of a launch and the imports of torch, from a network's file system perhaps.
+_LAUNCH_S = 60.0
 
 
 class AutoRunner:
@@ -32,12 +36,12 @@ class AutoRunner:
     def __init__(self, job: Job, say: Callable[[str], None], *, cold: bool = False) -> None:
         self._job = job
         self._say = say
-        self._cold = ColdRunner(job)
+        self._cold = ColdRunner(job, say)
         self._warm: WarmRunner | None = None
         self._trusted = False
         if not cold:
             try:
-                self._warm = _warm_runner(job)
+                self._warm = _warm_runner(job, say)
             except ConfigurationError as error:
                 self._give_up(error.message)
 
@@ -46,12 +50,12 @@ class AutoRunner:
     ) -> TrialResult:
         """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
         if self._warm is None or self._controller(spec) != "gloo":
-            return self._cold.run(spec, limits, progress)
+            return self._run_cold(spec, limits, progress)
         try:
             result = self._warm.run(spec, limits, progress)
         except ForkServersError as error:
             self._give_up(str(error))
-            return self._cold.run(spec, limits, progress)
+            return self._run_cold(spec, limits, progress)
         if spec.probe:
             return result  # it says nothing of the script
         if result.status in (TrialStatus.COMPLETED, TrialStatus.CUT_SHORT):
@@ -73,10 +77,16 @@ class AutoRunner:
         progress: Callable[[TrialProgress], None],
     ) -> TrialResult:
         """The first warm trial failed: was it the job, or the fork?"""
-        again = self._cold.run(spec, limits, progress)
+        again = self._run_cold(spec, limits, progress)
         if again.status in (TrialStatus.COMPLETED, TrialStatus.CUT_SHORT):
             self._give_up(f"the script fails in a forked process ({result.reason})")
         return again
+
+    def _run_cold(
+        self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
+    ) -> TrialResult:
+        # The limit may come from a warm default, which launched and imported nothing.
+        return self._cold.run(spec, replace(limits, setup_s=limits.setup_s + _LAUNCH_S), progress)
 
     def _give_up(self, reason: str) -> None:
         self._say(f"each trial is a fresh launch: {reason}")
@@ -88,7 +98,7 @@ class AutoRunner:
         return chosen or default_controller(horovod_build())
 
 
-def _warm_runner(job: Job) -> WarmRunner:
+def _warm_runner(job: Job, say: Callable[[str], None]) -> WarmRunner:
     """A warm runner for ``job``.
 
     Raises:
@@ -98,4 +108,4 @@ def _warm_runner(job: Job) -> WarmRunner:
         raise ConfigurationError(f"forking is not supported on {sys.platform}", hint="")
     if not horovod_build().gloo:
         raise ConfigurationError("this Horovod was built without Gloo", hint="")
-    return WarmRunner(job, user_script(job.command))
+    return WarmRunner(job, user_script(job.command), say)

@@ -11,11 +11,11 @@ from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.command import start_launcher
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
-from hvd_autosync.launch.remote import sweep_remote_hosts
-from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.remote import remote_hosts, sweep_remote_hosts
+from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
-from hvd_autosync.search_space import TrialResult, TrialSpec
+from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 
 _PROBE = (sys.executable, "-m", "hvd_autosync.runtime.probe")
 _POLL_S = 0.1
@@ -25,18 +25,20 @@ _DRAIN_S = 5.0
 class ColdRunner:
     """Runs each trial through Horovod's own launcher (see :mod:`hvd_autosync.launch.command`)."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, say: Callable[[str], None] = to_stderr) -> None:
         self._job = job
+        self._say = say
 
     def run(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
         """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
-        job = replace(self._job.on(spec.probe), command=_PROBE) if spec.probe else self._job
+        job = replace(_part(self._job, spec.probe), command=_PROBE) if spec.probe else self._job
         collector, clean = Collector(spec, job.world_size), False
-        with signals_deferred():
-            process = start_launcher(job, spec.strategy, spec)
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with signals_deferred():
+                process = start_launcher(job, spec.strategy, spec)
             assert process.stdout is not None and process.stderr is not None
             collector.read(process.stdout)
             collector.read(process.stderr)
@@ -44,7 +46,8 @@ class ColdRunner:
             clean = process.poll() == 0
         finally:
             with signals_deferred():
-                self._clean_up(process, spec, everywhere=not clean)
+                if process is not None:
+                    self._clean_up(process, spec, everywhere=not clean)
         collector.join(_DRAIN_S)
         return collector.result(process.returncode, killed_because)
 
@@ -76,4 +79,15 @@ class ColdRunner:
         end_launch(process, spec.trial_id)
         if everywhere:
             for line in sweep_remote_hosts(self._job, spec.trial_id):
-                print(f"hvd-autosync: {line}", file=sys.stderr)
+                self._say(line)
+
+
+def _part(job: Job, hosts: tuple[Host, ...]) -> Job:
+    """``job`` on a part of its hosts and slots."""
+    part = job.on(hosts)
+    named = any(option.startswith("--network-interface") for option in job.options)
+    if part is not job and named and not remote_hosts(part):
+        # A job on its own host alone must be allowed its loopback
+        # (get_local_interfaces of horovod/runner/driver/driver_service.py).
+        return replace(part, options=(*part.options, "--network-interfaces", "lo"))
+    return part

@@ -34,7 +34,7 @@ def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 class Collector:
-    """Reads a job's two output streams in threads of its own.
+    """Takes a job's output line by line, or reads its streams in threads of its own.
 
     Lines that are not ours are the script's: the last few are kept, the rest is dropped as it
     comes, so that a job that prints gigabytes costs no memory.
@@ -95,12 +95,13 @@ class Collector:
         )
         if kind == "hello":
             report |= {"host": message["host"], "device": message["device"]}
-        elif kind == "steps" and message["step_s"]:
-            if message["first"] != len(report["step_s"]):
-                return  # a message was damaged on the way: what follows would be misplaced
+        elif kind == "steps":
+            report["losses"] += message["losses"]
+            # After a message that was damaged on the way, steps would be misplaced.
+            if not message["step_s"] or message["first"] != len(report["step_s"]):
+                return
             report["step_s"] += message["step_s"]
             report["blocked_s"] += message["blocked_s"]
-            report["losses"] += message["losses"]
             self.last_step_at = time.monotonic()
             if math.isnan(self.first_step_s):
                 later = sum(message["step_s"][1:])

@@ -22,7 +22,7 @@ def horovod_build() -> HorovodBuild:
     except ImportError as error:
         raise HorovodBuildError(
             f"horovod.torch cannot be imported: {error}",
-            hint="Install Horovod 0.28 with HOROVOD_WITH_PYTORCH=1 into this environment.",
+            hint="Install Horovod 0.28 with its PyTorch extension into this environment.",
         ) from None
     return HorovodBuild(
         version=horovod.__version__,

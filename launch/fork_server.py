@@ -31,6 +31,8 @@ from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, 
 
 _DRIVER_S = 60.0
 _SIGN_S = 1.0
+#: Whether Python leaves the script's folder out (``python -P``, since 3.11).
+_SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
 #: ``prctl`` options of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -38,7 +40,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def main() -> None:
     """Serve until the driver hangs up; in a forked child, be the trial."""
     # `python -m` put the working directory in front; what lies there must not shadow anything.
-    sys.path.pop(0)
+    if not _SAFE_PATH:
+        sys.path.pop(0)
     trial = _Server().serve()
     if trial is not None:
         trial.run(sys.argv[1] == "-m", sys.argv[2:])

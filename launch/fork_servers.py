@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import IO
 
@@ -25,6 +26,7 @@ _MODULE = "hvd_autosync.launch.fork_server"
 #: They import torch, from a network's file system perhaps.
 _START_S = 120.0
 _HANG_UP_S = 3.0
+_LOOK_S = 0.5
 
 
 class ForkServersError(Exception):
@@ -37,13 +39,15 @@ class ForkServers:
     Args:
         job: The job.
         script: Its script.
+        say: Takes a line for the user.
 
     Raises:
         ForkServersError: They did not start.
     """
 
-    def __init__(self, job: Job, script: UserScript) -> None:
+    def __init__(self, job: Job, script: UserScript, say: Callable[[str], None]) -> None:
         self._job = job
+        self._say = say
         self._name = f"servers-{uuid.uuid4().hex}"
         self._decoder = MessageDecoder()
         self._hellos: dict[int, Message] = {}
@@ -51,9 +55,12 @@ class ForkServers:
         self._collector: Collector | None = None
         self._tail = Tail()
         self._controls: dict[int, ControlSender] = {}
-        with signals_deferred():
-            self._process = start_launcher(_server_job(job, script), Strategy(), name=self._name)
+        self._process: subprocess.Popen[bytes] | None = None
         try:
+            with signals_deferred():
+                self._process = start_launcher(
+                    _server_job(job, script), Strategy(), name=self._name
+                )
             for stream in (self._process.stdout, self._process.stderr):
                 assert stream is not None
                 threading.Thread(target=self._read, args=(stream,), daemon=True).start()
@@ -75,7 +82,7 @@ class ForkServers:
     @property
     def alive(self) -> bool:
         """Whether the launcher still runs."""
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def run(self, orders: Mapping[int, Message], collector: Collector) -> None:
         """Have servers run a trial.
@@ -110,15 +117,18 @@ class ForkServers:
         for control in self._controls.values():
             control.close()
         try:
-            self._process.wait(_HANG_UP_S)
+            if self._process is not None:
+                self._process.wait(_HANG_UP_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
         """End everything, on every host."""
         with signals_deferred():
-            end_launch(self._process, self._name)
-            sweep_remote_hosts(self._job, self._name)
+            if self._process is not None:
+                end_launch(self._process, self._name)
+                for line in sweep_remote_hosts(self._job, self._name):
+                    self._say(line)
 
     def _read(self, stream: IO[bytes]) -> None:
         for line in lines_of(stream):
@@ -142,10 +152,10 @@ class ForkServers:
 
     def _connect(self) -> None:
         ranks = range(self._job.world_size)
+        deadline = time.monotonic() + _START_S
         with self._greeted:
-            self._greeted.wait_for(
-                lambda: len(self._hellos) == len(ranks) or not self.alive, _START_S
-            )
+            while len(self._hellos) < len(ranks) and self.alive and time.monotonic() < deadline:
+                self._greeted.wait(_LOOK_S)
             missing = [str(rank) for rank in ranks if rank not in self._hellos]
             if missing:
                 said = self._tail.whole().strip().rpartition("\n")[2]
@@ -157,6 +167,8 @@ class ForkServers:
                 self._controls[rank] = ControlSender(
                     (hello["address"], hello["port"]), bytes.fromhex(hello["secret"])
                 )
+                # A server waits for this proof for a few seconds only.
+                self._controls[rank].send({"type": "end"})
             except (ChannelError, ValueError) as error:
                 raise ForkServersError(f"rank {rank} cannot be reached: {error}") from None
 

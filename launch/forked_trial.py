@@ -48,12 +48,15 @@ class ForkedTrial:
             from hvd_autosync.runtime import probe
 
             probe.main()
+        safe_path = getattr(sys.flags, "safe_path", False)
         if module:
-            sys.path.insert(0, os.getcwd())
+            if not safe_path:
+                sys.path.insert(0, os.getcwd())
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             # As the interpreter does; a link is followed.
-            sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+            if not safe_path:
+                sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
             _run_file(target)
         sys.exit(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,13 @@ _SECRET = frozenset(
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 #: User and password in a URL.
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+_VALUE = r"""('[^']*'|"[^"]*"|[^\s;&|'"]+)"""
+#: What names a value: NAME=VALUE, NAME: VALUE to the end of the quotes, and --NAME VALUE in a line.
+_ASSIGNED = re.compile(rf"([\w.-]+)={_VALUE}")
+_HEADER = re.compile(r"""([\w-]+:\s+)[^'"]+""")
+_OPTION = re.compile(rf"(--?[\w-]+\s+)(?!-){_VALUE}")
 _HIDDEN = "***"
+_LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,18 @@ class Job:
             self.controller,
             dict(self.held),
             str(Path.cwd()),
+            self.machine,
         ]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def machine(self) -> list[str | int]:
+        """Which machine it is that is meant by ``localhost``: its name and processors.
+
+        Empty where the hosts have names of their own.
+        """
+        local = any(host.name in _LOCAL_NAMES for host in self.hosts)
+        return [platform.node(), os.cpu_count() or 0] if local else []
 
     def on(self, hosts: tuple[Host, ...]) -> Job:
         """The job on a part of its hosts and slots."""
@@ -74,10 +91,6 @@ class Job:
         count = sum(host.slots for host in hosts)
         # The last of several equal options counts, and -H before --hostfile.
         options = (*self.options, "-np", str(count), "-H", layout)
-        if len(hosts) == 1 and any(o.startswith("--network-interface") for o in self.options):
-            # A job on one host alone must be allowed its loopback
-            # (get_local_interfaces of horovod/runner/driver/driver_service.py).
-            options = (*options, "--network-interfaces", "lo")
         return replace(self, options=options, hosts=hosts)
 
     def display(self) -> tuple[str, ...]:
@@ -87,29 +100,39 @@ class Job:
 
 def _digest(word: str) -> str:
     """Digest of the file that ``word`` names, or nothing: the job is the script, not its name."""
-    path = Path(word)
-    if path.suffix not in {".py", ".sh"} or not path.is_file():
+    if not word.endswith((".py", ".sh")):
         return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(Path(word).read_bytes()).hexdigest()
+    except (OSError, ValueError):  # no file, no name of one, or not ours to read
+        return ""
 
 
 def redact(words: Sequence[str]) -> tuple[str, ...]:
-    """``words`` of a command line with the values of options that look like secrets hidden."""
+    """``words`` of a command line with the values of whatever is named like a secret hidden.
+
+    Options, assignments, headers and passwords in URLs, also inside of lines for a shell.
+    """
     shown: list[str] = []
     hide_next = False
     for word in words:
-        name, equals, _ = word.partition("=")
-        secret = _is_secret(name) and (equals != "" or word.startswith("-"))
-        if hide_next and not word.startswith("-"):
-            shown.append(_HIDDEN)
-        elif secret and equals:
-            shown.append(f"{name}={_HIDDEN}")
-        elif " " in word:  # a line for a shell
-            shown.append(" ".join(redact(word.split(" "))))
-        else:
-            shown.append(_IN_URL.sub(f"{_HIDDEN}@", word))
-        hide_next = secret and not equals
+        value = hide_next and not word.startswith("-")
+        shown.append(_HIDDEN if value else _redacted(word))
+        hide_next = word.startswith("-") and not set("= ") & set(word) and _is_secret(word)
     return tuple(shown)
+
+
+def _redacted(text: str) -> str:
+    text = _ASSIGNED.sub(_hide_assigned, _IN_URL.sub(f"{_HIDDEN}@", text))
+    for pattern in (_HEADER, _OPTION):
+        text = pattern.sub(lambda m: m[1] + _HIDDEN if _is_secret(m[1]) else m[0], text)
+    return text
+
+
+def _hide_assigned(match: re.Match[str]) -> str:
+    name, value = match[1], match[2]
+    hidden = _HIDDEN if _is_secret(name) else _ASSIGNED.sub(_hide_assigned, value)
+    return f"{name}={hidden}"
 
 
 def _is_secret(name: str) -> bool:
@@ -142,7 +165,14 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
         used = min(left, int(count))
         left -= used
         empty += int(count) - used
-        if used:
+        if used and slots and slots[-1].name == name:  # as where a file has a line for each slot
+            slots[-1] = Host(name, slots[-1].slots + used)
+        elif any(host.name == name for host in slots):
+            raise ConfigurationError(
+                f"host {name} stands twice in {hosts!r}, with others in between",
+                hint=f"Name it once, with all its slots: {name}:N.",
+            )
+        elif used:
             slots.append(Host(name, used))
     if left:
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,6 +26,11 @@ class TrialProgress:
     steps: int
     of: int
     elapsed_s: float
+
+
+def to_stderr(line: str) -> None:
+    """Tell the user something, where nobody else does."""
+    print(f"hvd-autosync: {line}", file=sys.stderr)
 
 
 class TrialRunner(Protocol):

@@ -13,9 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE
+from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, TRIAL_ID_VARIABLE
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
+_DRIVER = f"{DRIVER_VARIABLE}=".encode()
 _PATIENCE_S = 5.0
 #: Horovod's launcher gives its processes five seconds to end (``safe_shell_exec.py``).
 _TERMINATE_S = 8.0
@@ -26,7 +27,8 @@ def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
 
     Args:
         trial_id: The trial's name.
-        ranks_only: Leave out launchers, which have no rank.
+        ranks_only: Leave out launchers: they have no rank of the job, though perhaps one of a
+            batch system.
     """
     mark = f"{TRIAL_ID_VARIABLE}={trial_id}".encode()
     ranks = tuple(f"{name}=".encode() for name in RANK_VARIABLES)
@@ -37,7 +39,8 @@ def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # gone meanwhile, or another user's
             continue
-        if ranks_only and not any(entry.startswith(ranks) for entry in environment):
+        launcher = any(entry.startswith(_DRIVER) for entry in environment)
+        if ranks_only and (launcher or not any(e.startswith(ranks) for e in environment)):
             continue
         if mark in environment and pid != os.getpid() and not _is_zombie(folder):
             found.append(pid)

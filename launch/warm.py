@@ -14,7 +14,7 @@ from hvd_autosync.launch.fork_servers import ForkServers, ForkServersError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.rendezvous import rendezvous
-from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.user_script import UserScript
 from hvd_autosync.launch.wire import Message
 from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
@@ -33,9 +33,13 @@ class WarmRunner:
     Args:
         job: The job, which runs under Gloo.
         script: Its script.
+        say: Takes a line for the user.
     """
 
-    def __init__(self, job: Job, script: UserScript) -> None:
+    def __init__(
+        self, job: Job, script: UserScript, say: Callable[[str], None] = to_stderr
+    ) -> None:
+        self._say = say
         self._job = job
         self._script = script
         self._servers: ForkServers | None = None
@@ -52,7 +56,7 @@ class WarmRunner:
         world_size = sum(host.slots for host in hosts)
         if self._servers is None:
             progress(Collector(spec, world_size).progress())
-            self._servers = ForkServers(self._job, self._script)
+            self._servers = ForkServers(self._job, self._script, self._say)
         servers, collector, done = self._servers, Collector(spec, world_size), False
         try:
             with rendezvous(servers.meeting_address, hosts) as meeting:

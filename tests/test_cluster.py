@@ -38,8 +38,12 @@ def store() -> TraceStore:
     return TraceStore("sqlite://")
 
 
-def ask(store: TraceStore, probe: Probe, job: Job = JOB, *, anew: bool = False) -> Links:
-    return links_of(job, store, probe, lambda line: None, anew=anew)
+def ask(
+    store: TraceStore, probe: Probe, job: Job = JOB, *, anew: bool = False,
+    said: list[str] | None = None,
+) -> Links:  # fmt: skip
+    say = [].append if said is None else said.append
+    return links_of(job, store, probe, say, lambda progress: None, anew=anew)
 
 
 def test_each_link_is_measured_alone(store: TraceStore) -> None:
@@ -90,7 +94,7 @@ def test_measuring_anew_replaces_what_was_known(store: TraceStore) -> None:
 
 def test_links_that_cannot_be_measured_are_told_and_tried_again(store: TraceStore) -> None:
     said: list[str] = []
-    assert links_of(JOB, store, Probe(fails=True), said.append, anew=False) == Links()
+    assert ask(store, Probe(fails=True), said=said) == Links()
     assert "rank 1 was killed by SIGKILL" in said[-1]
     assert ask(store, Probe()) != Links()
 

@@ -14,6 +14,22 @@ def test_hosts_are_filled_in_order() -> None:
     assert assign_hosts("a:2,b:4,c:1", 3) == (Host("a", 2), Host("b", 1))
 
 
+def test_slots_of_a_host_that_is_named_line_by_line_are_added_up() -> None:
+    assert assign_hosts("a:1,a:2,b:1", 4) == (Host("a", 3), Host("b", 1))
+    with pytest.raises(ConfigurationError, match="a stands twice"):
+        assign_hosts("a:1,b:1,a:1", 3)
+
+
+def test_localhost_is_another_host_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(job(tmp_path), hosts=(Host("localhost", 2),))
+    named, before = job(tmp_path).key, here.key
+    monkeypatch.setattr("platform.node", lambda: "elsewhere")
+    assert here.key != before
+    assert job(tmp_path).key == named
+
+
 def test_more_ranks_than_slots_are_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigurationError, match=r"-np 4 .* the 3 slots of 'a:2,b:1'"):
         assign_hosts("a:2,b:1", 4)
@@ -61,6 +77,11 @@ def test_the_key_follows_the_script_and_the_layout(tmp_path: Path) -> None:
         (["WANDB_API_KEY=s3cret"], ("WANDB_API_KEY=***",)),
         (["s3://me:s3cret@host/data"], ("s3://***@host/data",)),
         (["-c", "train --token s3cret --lr 1"], ("-c", "train --token *** --lr 1")),
+        (["-c", "A=1;TOKEN=abc python t.py"], ("-c", "A=1;TOKEN=*** python t.py")),
+        (["--env=WANDB_API_KEY=abc"], ("--env=WANDB_API_KEY=***",)),
+        (["-c", "t --password 'my s' --lr 1"], ("-c", "t --password *** --lr 1")),
+        (["-c", "export TOKEN='a b' && go"], ("-c", "export TOKEN=*** && go")),
+        (["--header", "Authorization: Bearer x"], ("--header", "Authorization: ***")),
     ],
 )
 def test_secrets_are_hidden(words: list[str], shown: tuple[str, ...]) -> None:
