@@ -47,15 +47,17 @@ def _end_with(driver: int) -> None:
 def _start() -> None:
     from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, spec_from_environment
 
+    driver = os.environ.pop(DRIVER_VARIABLE, "")
     spec = spec_from_environment()
-    # The launcher of a trial has the trial's variables too, but no rank; a shell that a batch
-    # system started as a task has a rank, but no trial.
-    if spec is not None and any(name in os.environ for name in RANK_VARIABLES):
+    # The launcher of a trial has the trial's variables too, and in a batch system's shell a rank,
+    # but only launchers have the driver's number. Such a shell alone has a rank, but no trial.
+    ranked = any(name in os.environ for name in RANK_VARIABLES)
+    if spec is not None and ranked and not driver:
         from hvd_autosync.runtime.hooks import install
 
         install(spec)
     elif _is_launcher():
-        if driver := os.environ.pop(DRIVER_VARIABLE, ""):
+        if driver:
             _end_with(int(driver))
         when_imported(_LAUNCHER, _extend_launcher, run_as_main=_RUN_LAUNCHER)
 

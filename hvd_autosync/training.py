@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -9,6 +10,7 @@ from types import FrameType
 
 from hvd_autosync.launch.command import launcher_command, launcher_environment
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE
 from hvd_autosync.search_space import Strategy, TrialSpec, horovod_settings
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
@@ -19,24 +21,30 @@ _PASS_ON_AFTER_S = 1.0
 def run_training(job: Job, strategy: Strategy) -> int:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
-    Ctrl-C reaches the job from the terminal, as it would without us; a SIGTERM is passed on.
+    Ctrl-C reaches the job from the terminal, as it would without us; SIGTERM and SIGHUP are passed
+    on. Whatever ends this process ends the job.
 
     Returns:
         The exit status of ``horovodrun``; 128 plus the signal's number when a signal ended it.
     """
     environment = launcher_environment(strategy, _worker_spec(strategy))
-    process = subprocess.Popen(launcher_command(job, strategy), env=environment)
+    process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        if process is None:
+            raise SystemExit(128 + number)
         timer = threading.Timer(_PASS_ON_AFTER_S, process.send_signal, [number])
         timer.daemon = True
         timer.start()
 
-    previous = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
-    }
+    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on)}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, pass_on)
     try:
+        process = subprocess.Popen(
+            launcher_command(job, strategy), env=environment | {DRIVER_VARIABLE: str(os.getpid())}
+        )
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
         status = process.wait()
     finally:
         for number, handler in previous.items():

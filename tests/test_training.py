@@ -16,9 +16,16 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["to us", "to the whole group"])
-def test_a_sigterm_ends_the_training_and_leaves_nothing(
-    horovodrun: str, tmp_path: Path, whole_group: bool
+@pytest.mark.parametrize(
+    ("number", "whole_group"),
+    [
+        (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, False),
+        (signal.SIGKILL, False),
+    ],
+    ids=["SIGTERM", "SIGTERM to the whole group", "SIGHUP", "SIGKILL"],
+)  # fmt: skip
+def test_what_ends_us_ends_the_training_and_leaves_nothing(
+    horovodrun: str, tmp_path: Path, number: signal.Signals, whole_group: bool
 ) -> None:
     """The launcher must not get two SIGTERMs at once, which would block it for ever."""
     driver = textwrap.dedent(
@@ -36,10 +43,11 @@ def test_a_sigterm_ends_the_training_and_leaves_nothing(
     )
     process = subprocess.Popen([sys.executable, "-c", driver], start_new_session=True)
     deadline = time.monotonic() + 60
-    while len(processes_of("training")) < 6 and time.monotonic() < deadline:
+    while len(processes_of("training")) < 6:
+        assert time.monotonic() < deadline, "the training does not start"
         time.sleep(0.1)
     time.sleep(1.0)
-    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
+    (os.killpg if whole_group else os.kill)(process.pid, number)
     assert process.wait(timeout=40) != 0
     deadline = time.monotonic() + 10
     while (left := processes_of("training")) and time.monotonic() < deadline:
