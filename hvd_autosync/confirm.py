@@ -141,7 +141,9 @@ class Confirmation:
             return None
         begun = {s: sum(m.strategy == s for m in self._measurements) for s in contenders}
         rounds = min(begun.values())
-        if rounds == max(begun.values()) and rounds >= MIN_ROUNDS:
+        # While measurements are under way, as with several trials at once, nothing is decided.
+        running = any(m.running for m in self._measurements)
+        if not running and rounds == max(begun.values()) and rounds >= MIN_ROUNDS:
             settled = not any(c.undecided for c in self.comparisons())
             if settled or rounds >= MAX_ROUNDS:
                 return None
@@ -153,7 +155,7 @@ class Confirmation:
         default = self._times(self._default)
         for candidate in self._candidates:
             own = self._times(candidate)
-            rounds = min(len(own), len(default))
+            rounds = min(len(own), len(default), MAX_ROUNDS)
             if rounds and not self._failed(candidate):
                 share = _SPENT.get(rounds, _SPENT[MIN_ROUNDS]) / len(self._candidates)
                 found.append(compare(candidate, default[:rounds], own[:rounds], share))

@@ -208,8 +208,8 @@ class Study:
         """Step time above which ``trial`` need not go on, seconds; infinite when it must."""
         if trial.kind not in ("sobol", "model"):
             return math.inf
-        times = [t.result.step_time for t in self.trials if t.result is not None]
-        best = min((t.mean_s for t in times if t is not None), default=math.inf)
+        seen = observations_of(self.space, self.trials)  # a job outside of the space is no rival
+        best = min((o.step_s for o in seen if o.step_s is not None), default=math.inf)
         return best * _HOPELESS_FACTOR
 
     def _explore(self, trials: Sequence[TrialRecord]) -> tuple[Suggestion | None, str]:

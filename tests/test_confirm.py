@@ -1,6 +1,7 @@
 """The comparison that decides."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,19 @@ def test_a_candidate_that_fails_once_is_out() -> None:
     ]
     confirmation = Confirmation(DEFAULT, [good, bad], [*measured, Measurement(bad, None)])
     assert [c.strategy for c in confirmation.comparisons()] == [good]
+
+
+def test_nothing_is_decided_while_measurements_run() -> None:
+    """As where several trials are open at once: the next one is asked for, up to a new round."""
+    default, other = Strategy({"cycle_time_ms": 1.0}), Strategy({"cycle_time_ms": 2.0})
+    slower = [Measurement(s, t) for s, t in zip((default, other) * 3, times(1, 2) * 3, strict=True)]
+    assert Confirmation(default, [other], slower).next() is None
+    running = [*slower[:-1], Measurement(other, None, running=True)]
+    assert Confirmation(default, [other], running).next() == default
+    nothing_told = [replace(m, time=None, running=True) for m in slower]
+    assert Confirmation(default, [other], nothing_told).next() == default
+    more = [*slower, *(Measurement(default, t) for t in times(*[1] * 9))]
+    assert Confirmation(default, [other], more).comparisons()[0].rounds == 3
 
 
 def test_nothing_measured_is_an_error() -> None:
