@@ -63,11 +63,9 @@ def link_text(link: Link) -> str:
 
 def _distinct_links(links: Links) -> list[tuple[str, Link]]:
     """The links by where they are; what is the same as all ranks' is not told twice."""
-    places = {"all ranks": links.overall, "within hosts": links.within, "across": links.across}
-    found = {name: link for name, link in places.items() if link is not None}
-    if len(set(found.values())) < len(found):
-        del found["all ranks"]
-    return list(found.items())
+    overall = None if links.overall in (links.within, links.across) else links.overall
+    places = (("all ranks", overall), ("within hosts", links.within), ("across", links.across))
+    return [(name, link) for name, link in places if link is not None]
 
 
 def _cluster_text(resources: Resources) -> str:

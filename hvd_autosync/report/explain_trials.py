@@ -77,8 +77,9 @@ def _below(text: str) -> Padding:
 def sample_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
     """The best samples of Horovod's own tuner by its score."""
     table = plain_table("sample", "score in B/µs", "strategy")
-    scored = [trial for trial in trials if "score_bytes_per_us" in trial.info]
-    for trial in sorted(scored, key=lambda t: -float(t.info["score_bytes_per_us"]))[:_SHOWN]:
-        score = f"{trial.info['score_bytes_per_us']:.4g}"
+    scores = {trial.number: trial.info_number("score_bytes_per_us") for trial in trials}
+    scored = [trial for trial in trials if math.isfinite(scores[trial.number])]
+    for trial in sorted(scored, key=lambda t: -scores[t.number])[:_SHOWN]:
+        score = f"{scores[trial.number]:.4g}"
         table.add_row(str(trial.number), score, strategy_text(study, trial.strategy))
     return table

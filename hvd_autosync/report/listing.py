@@ -21,7 +21,7 @@ def studies_table(studies: Iterable[StudyRecord]) -> Table:
     for study in studies:
         table.add_row(
             study.study_id, study.created_at[:16].replace("T", " "), study.status.value,
-            _result(study), shlex.join(study.command) or study.settings.get("origin", "-"),
+            _result(study), shlex.join(study.command) or str(study.settings.get("origin", "-")),
         )  # fmt: skip
     return table
 

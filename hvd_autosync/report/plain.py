@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hvd_autosync.study import Study
 
 PREFIX = "hvd-autosync"
-#: A trial that has made no step for so long is worth a word.
-_SILENT_S = 60.0
 
 
 class PlainProgress:
@@ -28,7 +26,6 @@ class PlainProgress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._standing = Standing()
-        self._told_silent = -1
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
@@ -52,14 +49,8 @@ class PlainProgress:
 
     def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.tuning.Listener`; said is only what may be wrong."""
-        silent = progress.phase == "starting" and progress.elapsed_s > _SILENT_S
-        if silent and trial.number != self._told_silent:
-            self._told_silent = trial.number
-            self._print(
-                f"trial {trial.number}: no step of hvd.DistributedOptimizer after "
-                f"{_SILENT_S:.0f} s; if the script does not train with horovod.torch, stop it "
-                "with Ctrl-C"
-            )
+        if hint := self._standing.hint(trial, progress):
+            self._print(hint)
 
     def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""

@@ -68,7 +68,7 @@ def runner_ups(
         lost = _confirmed(strategy, conclusion) or _explored(
             trial, time, default, spread, conclusion
         )
-        predicted_s = float(trial.info.get("predicted_step_s", math.nan))
+        predicted_s = trial.info_number("predicted_step_s")
         step_s = confirmed.get(strategy, time.mean_s)
         found.append(RunnerUp(strategy, step_s, predicted_s, *lost))
     return sorted(found, key=lambda each: (each.strategy not in confirmed, -each.speedup))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
+from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.report.words import first_line
 from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study_values import Trial
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from hvd_autosync.study import Study
     from hvd_autosync.traces import TrialRecord
 
+#: A trial that has made no step for so long is worth a word.
+_SILENT_S = 60.0
 #: Contenders of a confirmation that has not begun: the default and one candidate.
 _USUAL_CONTENDERS = 2
 
@@ -60,6 +63,7 @@ class Standing:
         self._default_s = math.nan
         self._confirming: list[Measurement] = []
         self._contenders = _USUAL_CONTENDERS
+        self._hinted = -1
         self.most_trials = 0
         self.ended: list[EndedTrial] = []
 
@@ -83,6 +87,17 @@ class Standing:
         """A trial is launched."""
         if trial.kind == "confirm" and not self._confirming:
             self._contenders = _contenders(study.trials[-1], self._contenders)
+
+    def hint(self, trial: Trial, progress: TrialProgress) -> str | None:
+        """What may be wrong with a trial that does not come to its first step; said once."""
+        silent = progress.phase == "starting" and progress.elapsed_s > _SILENT_S
+        if not silent or trial.number == self._hinted:
+            return None
+        self._hinted = trial.number
+        return (
+            f"trial {trial.number}: no step of hvd.DistributedOptimizer after {_SILENT_S:.0f} s; "
+            "if the script does not train with horovod.torch, stop it with Ctrl-C"
+        )
 
     def end(self, study: Study, trial: Trial, result: TrialResult) -> EndedTrial:
         """A trial ended."""

@@ -76,6 +76,8 @@ class TerminalProgress:
 
     def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
+        if hint := self._standing.hint(trial, progress):
+            self.on_notice(hint)
         due = time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S
         if due or progress.phase != self._phase:
             self._phase = progress.phase

@@ -10,6 +10,7 @@ The life of a study::
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -123,6 +124,11 @@ class TrialRecord:
             "result": None if result is None else TrialResult.from_json(result),
         }
         return cls(**{**fields, **converted})
+
+    def info_number(self, name: str) -> float:
+        """A number of :attr:`info`; NaN where there is none of that name."""
+        value = self.info.get(name)
+        return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def default_result(trials: Sequence[TrialRecord]) -> TrialResult | None:

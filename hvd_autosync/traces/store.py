@@ -233,6 +233,7 @@ class TraceStore:
     def _newest_finished(self, **columns: str) -> StudyRecord | None:
         wanted = {"status": StudyStatus.FINISHED.value, **columns}
         conditions = [STUDIES.c[name] == value for name, value in wanted.items()]
+        conditions.append(STUDIES.c.winner.is_not(None))
         with self._database.reading() as connection:
             return next(iter(rows.study_records(connection, *conditions, limit=1)), None)
 
