@@ -179,7 +179,7 @@ def resolve_options(
         else:
             continue
         try:
-            values[each.name] = text if text is True else each.metadata["parse"](str(text))
+            values[each.name] = each.metadata["parse"](str(text))
         except ValueError as error:
             raise ConfigurationError(
                 f"{source}: {text!r} cannot be used: {error}", hint=each.metadata["help"]

@@ -216,7 +216,7 @@ def a_trace(folder: Path) -> list[Any]:
     store = TraceStore(folder / "source.db")
     command = ("horovodrun", "-np", "4", "-H", "a:2,b:2", "python", "train.py")
     study = Study.create(
-        space, store=store, task=task, settings=StudySettings(trials=5, seed=1), command=command
+        space, store=store, task=task, settings=StudySettings(trials=7, seed=1), command=command
     )
     dice = random.Random(1)
     while (trial := study.ask()) is not None:
@@ -287,6 +287,7 @@ def test_traces(inputs: range, tmp_path: Path) -> None:
         with harmless(tmp_path, number):
             accepted += use_trace(store, path)
     assert 0 < accepted < len(inputs)
+    assert {"default", "sobol", "model", "confirm"} <= {line.get("kind") for line in records}
 
 
 # Horovod's autotune logs
@@ -367,7 +368,7 @@ def test_space_files(inputs: range, tmp_path: Path) -> None:
 _MESSAGES: list[dict[str, Any]] = [
     {"type": "hello", "rank": 0, "size": 2, "host": "a", "pid": 1, "device": "cpu"},
     {"type": "profile", "profile": a_task().model.to_json(), "owned": ["compression"]},
-    {"type": "links", "links": a_task().resources.links.to_json()},
+    {"type": "link", "ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7},
     {"type": "steps", "first": 0, "step_s": [0.1] * 12, "blocked_s": [0.01] * 12,
      "losses": [1.0] * 12},
     {"type": "end", "cause": "steps", "peak_memory_bytes": 1 << 28},
@@ -376,7 +377,7 @@ _MESSAGES: list[dict[str, Any]] = [
 
 
 def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
-    completed = 0
+    completed = linked = 0
     for number in inputs:
         dice = random.Random(number)
         collector = Collector(TrialSpec("t", Strategy(), 2, 10), 2)
@@ -395,8 +396,9 @@ def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
             collector.exits()
             result = collector.result(0, "", collector.exits())
             json.dumps(result.to_json(), allow_nan=False)
+            linked += result.link is not None
             completed += result.status is TrialStatus.COMPLETED and result.step_time is not None
-    assert 0 < completed < len(inputs)
+    assert 0 < completed < len(inputs) and 0 < linked < len(inputs)
 
 
 # What arrives at a control port

@@ -20,7 +20,8 @@ def watch_backward(run: TrialRun) -> None:
     for mixed precision is recorded as it was before, so that losses of different runs compare.
     """
     backward = torch.autograd.backward
-    scale = torch.amp.GradScaler.scale
+    scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # since torch 2.3
+    scale = scaler.scale
 
     @functools.wraps(backward)
     def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -35,11 +36,11 @@ def watch_backward(run: TrialRun) -> None:
             profiler.backward_ends()
 
     @functools.wraps(scale)
-    def watched_scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+    def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
         if isinstance(scaled, torch.Tensor) and scaled is not outputs:
             setattr(scaled, _UNSCALED, outputs.detach())
         return scaled
 
     vars(torch.autograd)["backward"] = watched_backward
-    torch.amp.GradScaler.scale = watched_scale  # type: ignore[method-assign]
+    scaler.scale = watched_scale  # type: ignore[method-assign]

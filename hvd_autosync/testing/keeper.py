@@ -107,6 +107,8 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> KeptTestbe
 def down() -> bool:
     """End the test bed with everything that runs in it; whether there was one."""
     kept = find()
+    if kept is not None and os.geteuid() != 0:
+        raise TestbedError("the test bed belongs to root", hint="Take it down as root.")
     _STATE.unlink(missing_ok=True)
     if kept is None:
         return False
