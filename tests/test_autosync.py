@@ -129,11 +129,12 @@ def wait_for_trials(store: TraceStore, count: int, deadline_s: float = 120) -> N
 
 def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job) -> None:
     """Other ways to stop one are in ``faults/test_driver.py``."""
+    options = ("--gloo", "--autosync-trials", "16")
     driver = subprocess.Popen(
-        job.words(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+        job.words(options=options), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
     wait_for_trials(job.store, 2)
-    time.sleep(1.0)  # the second trial is under way
     os.kill(driver.pid, signal.SIGHUP)
     output = driver.communicate(timeout=60)
     assert driver.returncode == 128 + signal.SIGHUP, output
@@ -141,7 +142,7 @@ def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job
     kept = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]
     assert kept and study.status is StudyStatus.RUNNING
 
-    done = job.run()
+    done = job.run(options=options)
     assert done.returncode == 0, done.stderr
     (finished,) = job.store.studies()
     assert (finished.study_id, finished.status) == (study.study_id, StudyStatus.FINISHED)
