@@ -4,6 +4,8 @@ Every job here is healthy by default and fails under every other strategy. Whate
 study goes on to its end, the default is kept, the training runs, and nothing is left behind.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -12,14 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.testing import Testbed, testbed_missing
-from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.traces import StudyStatus
+
+if TYPE_CHECKING:
+    from conftest import Job
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -38,45 +43,30 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 
 
-def living(store: Path) -> list[str]:
-    """Command lines of the processes that belong to the job of this test."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            line = " ".join(process.cmdline())
-            if str(store) in line or SCRIPT.name in line or line == "sleep 3600":
-                found.append(line)
-        except psutil.Error:
-            pass
-    return found
-
-
 # Cold launches are each other's strangers: three faults stand for the rest there.
 @pytest.mark.parametrize(
     ("fault", "runner"),
     [*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("stop", "cold"), ("disk", "cold")],
 )
 def test_a_fault_costs_its_trial_and_nothing_else(
-    fault: str, runner: str, tmp_path: Path, horovodrun: str, request: pytest.FixtureRequest
+    fault: str, runner: str, job: Job, horovodrun: str, request: pytest.FixtureRequest
 ) -> None:
-    store = tmp_path / "traces.db"
-    environment = {**os.environ}
+    environment = dict(job.environment)
     if fault == "disk":
         environment["FULL_DISK"] = str(request.getfixturevalue("small_disk"))
     status, reason = FAULTS[fault]
     # A strategy that survives its fault could win, and the training would have the fault too.
     after = ["--autosync-tune-only"] if status == "completed" else []
-    shared_memory = set(os.listdir("/dev/shm"))
     done = subprocess.run(
         [horovodrun, "-np", "2", "--gloo", "--autosync", *after, "--autosync-trials", "2",
          "--autosync-steps", "8", "--autosync-warmup", "3", "--autosync-runner", runner,
-         "--autosync-store", str(store), sys.executable, str(SCRIPT),
+         "--autosync-store", job.store_option, sys.executable, str(SCRIPT),
          "--fault", fault, "--at", "5", "--rank", "1", "--under-any", "HOROVOD_CYCLE_TIME"],
         text=True, capture_output=True, timeout=280, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained 60 steps") == (0 if after else 1)
-    traces = TraceStore(str(store))
+    traces = job.store
     (study,) = traces.studies()
     assert study.status is StudyStatus.FINISHED and study.outcome is not None
     default, *others = traces.trials(study.study_id)
@@ -91,8 +81,7 @@ def test_a_fault_costs_its_trial_and_nothing_else(
         assert reason in result.reason
     if status != "completed":
         assert Conclusion.from_json(study.outcome).best is None
-    assert living(store) == []
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    job.await_nothing()
 
 
 @pytest.mark.root
