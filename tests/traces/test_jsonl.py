@@ -13,14 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import StoreError, TraceFormatError
-from hvd_autosync.search_space import Strategy, horovod_settings
 from hvd_autosync.traces import (
     StudyRecord,
     StudyStatus,
     TraceStore,
     export_study,
     import_studies,
-    trials_frame,
 )
 
 Seal = Callable[[Path, list[Any]], None]
@@ -220,69 +218,23 @@ def test_files_that_cannot_be_read(tmp_path: Path, other: TraceStore) -> None:
         assert str(path) in caught.value.message
 
 
-# Hostile files: refused or accepted, never another exception.
+# Hostile files are in tests/test_fuzz.py; here: not one byte may change unnoticed.
 
-_SCALARS = (
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=8)
-    | st.sampled_from(["gloo", "completed", "1", "2026-01-01T00:00:00.000000+00:00", "\ud800"])
-)  # fmt: skip
-_VALUES = st.recursive(
-    _SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=4,
-)
 _HARD = settings(
     deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    found = []
-    for key, inner in items:
-        found.append((*path, key))
-        if isinstance(inner, (dict, list)):
-            found += _places(inner, (*path, key))
-    return found
-
-
 def _accepted(other: TraceStore, file: Path) -> bool:
-    """Import; what is accepted must be usable everywhere. Leaves the store empty."""
+    """Whether the file is imported; leaves the store empty."""
     try:
         ids = import_studies(other, file)
     except TraceFormatError:
         assert other.studies() == []
         return False
     for study_id in ids:
-        study = other.study(study_id)
-        for strategy in (study.winner or Strategy(), *(t.strategy for t in other.trials(study_id))):
-            horovod_settings(strategy)
-        assert len(trials_frame(other, study_id)) == len(other.trials(study_id))
-        stream = io.StringIO()
-        export_study(other, study_id, stream)
         other.delete(study_id)
     return True
-
-
-@_HARD
-@given(data=st.data())
-def test_changed_values_under_a_right_checksum(
-    data: st.DataObject, file: Path, other: TraceStore, seal: Seal, tmp_path: Path
-) -> None:
-    lines = _objects(file)
-    *parents, last = data.draw(st.sampled_from(_places(lines)))
-    place = lines
-    for key in parents:
-        place = place[key]
-    if data.draw(st.booleans()):
-        place[last] = data.draw(_VALUES)
-    else:
-        del place[last]
-    changed = tmp_path / "changed.jsonl"
-    seal(changed, lines)
-    _accepted(other, changed)
 
 
 @_HARD
