@@ -28,6 +28,8 @@ _REMEDIES = {
     "readonly": "Make the file and its folder writable, or use another store.",
     "unable to open": "Make the file and its folder writable, or use another store.",
     "full": "Free some space, or use another store.",
+    # Also what SQLite says where there is no space for its index of the journal.
+    "disk I/O": "Free some space on its disk, or use another store.",
 }
 #: Parts of SQLite's messages about files that are damaged or not what they should be.
 _DAMAGE = ("malformed", "not a database", "no such table", "no such column", "has no column")

@@ -1,5 +1,6 @@
 """Every trial runner on real launches: what it measures, and every way in which a trial can end."""
 
+import os
 import re
 import sys
 import time
@@ -22,6 +23,8 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("horovodrun")]
 
 Run = Callable[..., TrialResult]
+#: What all processes of this run of the tests have in their environment (``conftest.py``).
+SESSION = "HVD_AUTOSYNC_TEST_SESSION"
 
 
 def job_of(*script_arguments: str, controller: str = "gloo") -> Job:
@@ -37,7 +40,8 @@ def processes_that_mention(word: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if any(word in each for each in process.cmdline()):
+            mine = process.environ().get(SESSION) == os.environ[SESSION]
+            if mine and any(word in each for each in process.cmdline()):
                 found.append(process.pid)
         except psutil.Error:
             pass
