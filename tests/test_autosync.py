@@ -130,9 +130,10 @@ def wait_for_trials(store: TraceStore, count: int, deadline_s: float = 120) -> N
 def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job) -> None:
     """Other ways to stop one are in ``faults/test_driver.py``."""
     options = ("--gloo", "--autosync-trials", "16")
+    # Whoever runs the tests under nohup has SIGHUP ignored, and bequeaths that.
     driver = subprocess.Popen(
-        job.words(options=options), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
+        ["env", "--default-signal=HUP", *job.words(options=options)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     wait_for_trials(job.store, 2)
     os.kill(driver.pid, signal.SIGHUP)

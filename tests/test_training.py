@@ -41,7 +41,9 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
         sys.exit(run_training(job, Strategy({{"tensor_groups": 2}})))
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", driver], start_new_session=True)
+    # Whoever runs the tests under nohup has SIGHUP ignored, and bequeaths that.
+    command = ["env", "--default-signal=HUP", sys.executable, "-c", driver]
+    process = subprocess.Popen(command, start_new_session=True)
     deadline = time.monotonic() + 60
     while len(processes_of("training")) < 6:
         assert time.monotonic() < deadline, "the training does not start"
