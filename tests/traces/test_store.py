@@ -196,9 +196,10 @@ def test_find_finished_wants_the_job_and_the_newest(store: TraceStore, create: C
     for name, job, status in (
         ("old", "job", StudyStatus.FINISHED), ("new", "job", StudyStatus.FINISHED),
         ("failed", "job", StudyStatus.FAILED), ("other", "other", StudyStatus.FINISHED),
+        ("no winner", "job", StudyStatus.FINISHED),
     ):  # fmt: skip
         ids[name] = create(job).study_id
-        store.finish(ids[name], status, {}, None)
+        store.finish(ids[name], status, {}, None if name == "no winner" else Strategy())
     create("job")
     found = store.find_finished("job")
     assert found is not None and found.study_id == ids["new"]
