@@ -67,23 +67,20 @@ def measure_link(device: torch.device) -> Link:
 
 
 def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
-    """The link that fits measured allreduces, by least squares of relative errors.
+    """The link that explains the smallest and the largest of the measured allreduces.
 
-    Relative, because an absolute error that is nothing in a large message would drown the
-    latency.
+    The line through these two, not the best one through all: one size between them that a switch's
+    buffer made faster, or a busy processor slower, would turn it by more than the two ends err.
 
     Args:
         ranks: How many ranks took part.
         seconds: Bytes -> seconds of an allreduce, for two sizes or more.
     """
-    sizes = np.array(list(seconds), dtype=np.float64)
-    times = np.array(list(seconds.values()), dtype=np.float64)
-    rows = np.stack([1 / times, sizes / times], axis=1)
-    latency, per_byte = np.linalg.lstsq(rows, np.ones_like(times), rcond=None)[0]
-    # Noise can make either of them negative, which no link is.
-    latency = min(max(float(latency), 0.0), float(times.min()))
-    slowest = float(times.max() / sizes.max())
-    return Link(ranks, latency, 1 / (float(per_byte) if per_byte > 0 else slowest))
+    small, large = min(seconds), max(seconds)
+    # Noise can make a large message faster than a small one, which no link does.
+    extra_s = seconds[large] - seconds[small]
+    bandwidth = (large - small) / extra_s if extra_s > 0 else large / seconds[large]
+    return Link(ranks, max(seconds[small] - small / bandwidth, 0.0), bandwidth)
 
 
 def _reduce(buffer: torch.Tensor) -> float:
