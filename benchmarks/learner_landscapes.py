@@ -27,7 +27,7 @@ SPACE = SearchSpace(
             log_offset=65536.0, multiple=65536,
         ),
         float_knob("cycle_time_ms", 0.1, 100.0, 1.0, help="", scale="log"),
-        integer_knob("tensor_groups", 0, 128, 0, help="", scale="log", log_offset=1.0),
+        integer_knob("buckets", 0, 128, 0, help="", scale="log", log_offset=1.0),
         float_knob("share", 0.0, 1.0, 0.5, help=""),
         integer_knob("num_nccl_streams", 1, 4, 1, help=""),
         categorical_knob("hierarchical_allreduce", (False, True), False, help=""),

@@ -85,6 +85,11 @@ class Options:
     space: str | None = _option(
         None, str, "FILE", "TOML file that restricts or fixes knobs; see hvd-autosync space."
     )
+    strategy: str | None = _option(
+        None, str, "FILE",
+        "Run the job under the strategy of a TOML file, without tuning; hvd-autosync show writes "
+        "one.",
+    )
     store: str | None = _option(
         None, str, "URL-or-PATH",
         "Where traces are kept: an SQLite file or an SQLAlchemy URL. "

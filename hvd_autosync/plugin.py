@@ -132,6 +132,8 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
         print_plan(job, options)
         return 0
+    if options.strategy is not None:
+        return _run_file(job, options.strategy)
     _check_hosts(job)
     # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
     command = " ".join(redact(job.command))
@@ -145,13 +147,29 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     print(answer, file=sys.stderr, flush=True)
     status = 0
     if not options.tune_only:
+        from hvd_autosync.search_space.exchange_plan import parameter_classes
         from hvd_autosync.training import run_training
 
         assert record.winner is not None, "a finished study has a winner"
-        status = run_training(job, record.winner)
+        classes = parameter_classes(record.task.model) if record.task else {}
+        status = run_training(job, record.winner, classes)
         print(answer, file=sys.stderr)
     print(trace, file=sys.stderr)
     return status
+
+
+def _run_file(job: Job, path: str) -> int:
+    """Run ``job`` under the strategy of a file."""
+    from hvd_autosync.documents import read_toml
+    from hvd_autosync.search_space.exchange_plan import exchange_plan
+    from hvd_autosync.search_space.strategy_file import check_fits, read_strategy
+    from hvd_autosync.training import run_training
+
+    strategy, classes = read_strategy(read_toml(path, "the strategy file"))
+    check_fits(strategy, job.hosts, dict(job.held))
+    if exchange_plan(strategy) is not None:  # workers need this package then
+        _check_hosts(job)
+    return run_training(job, strategy, classes)
 
 
 def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:
@@ -254,6 +272,14 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
 def tune_command(words: Sequence[str]) -> int:
     """``hvd-autosync tune``: tune the job of a ``horovodrun`` line without running it after."""
     return guarded(lambda: autosync(parse_words(["--autosync-tune-only", *words]), words))
+
+
+def run_command(path: str, words: Sequence[str]) -> int:
+    """``hvd-autosync run``: run the job of a ``horovodrun`` line under the strategy of a file."""
+    line = list(words)
+    if "--" in line:  # between the options and the command, if anywhere
+        line.remove("--")
+    return guarded(lambda: autosync(parse_words(["--autosync-strategy", path, *line]), line))
 
 
 def space_command(words: Sequence[str]) -> int:

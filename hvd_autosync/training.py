@@ -11,23 +11,29 @@ from types import FrameType
 from hvd_autosync.launch.command import launcher_command, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE
-from hvd_autosync.search_space import Strategy, TrialSpec, horovod_settings
+from hvd_autosync.search_space import Strategy, TrialSpec
+from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
 _PASS_ON_AFTER_S = 1.0
 
 
-def run_training(job: Job, strategy: Strategy) -> int:
+def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -> int:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     Ctrl-C reaches the job from the terminal, as it would without us; SIGTERM and SIGHUP are passed
     on. Whatever ends this process ends the job.
 
+    Args:
+        job: The job.
+        strategy: What it runs under.
+        classes: Which parameters are in which class of the strategy.
+
     Returns:
         The exit status of ``horovodrun``; 128 plus the signal's number when a signal ended it.
     """
-    environment = launcher_environment(strategy, _worker_spec(strategy))
+    environment = launcher_environment(strategy, _worker_spec(strategy, classes or {}))
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -52,8 +58,8 @@ def run_training(job: Job, strategy: Strategy) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _worker_spec(strategy: Strategy) -> TrialSpec | None:
+def _worker_spec(strategy: Strategy, classes: Classes) -> TrialSpec | None:
     """Workers know of us only when the strategy has something for them to do."""
-    if not horovod_settings(strategy).optimizer:
+    if exchange_plan(strategy) is None:
         return None
-    return TrialSpec("training", strategy, warmup_steps=0, measured_steps=0)
+    return TrialSpec("training", strategy, warmup_steps=0, measured_steps=0, classes=classes)

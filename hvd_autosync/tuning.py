@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 import uuid
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
 from hvd_autosync.cluster import links_of
+from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import ConfigurationError, DefaultTrialError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -38,6 +37,7 @@ from hvd_autosync.search_space import (
     check_restrictions,
     restrict_space,
 )
+from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
@@ -82,20 +82,7 @@ def load_restrictions(path: str | None) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"the space file {path!r} cannot be read: {error}", hint="Check its path."
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(
-            f"the space file {path!r} is not TOML: {error}", hint="Correct that line."
-        ) from None
+    document = read_toml(path, "the space file")
     check_restrictions(document)
     return document
 
@@ -228,6 +215,7 @@ class _Tuning:
             measured_steps=self._options.steps,
             profile=trial.kind == "default",
             hopeless_above_s=study.hopeless_above_s(trial),
+            classes=parameter_classes(study.record.task.model) if study.record.task else {},
         )
 
         def report(progress: TrialProgress) -> None:

@@ -1,4 +1,4 @@
-"""The knobs of a task: Horovod's own, tensor groups and compression, where each can matter.
+"""The knobs of a task: Horovod's own and those of our exchanges, where each can matter.
 
 Defaults are those of Horovod 0.28.1 (``horovod/common/global_state.h`` and
 ``parameter_manager.cc``); the conditions follow ``horovod/common/operations.cc``, which ignores
@@ -11,11 +11,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.exchange_plan import (
+    EMBEDDING,
+    LARGE,
+    REST,
+    class_knob,
+    class_of,
+    parameter_classes,
+)
 from hvd_autosync.search_space.knobs import (
     EXACT_GROUPS,
     LOSSY_GROUPS,
     CategoricalKnob,
     Condition,
+    FloatKnob,
     IntegerKnob,
     Knob,
     Value,
@@ -62,29 +71,87 @@ BATCHED_COPIES = categorical_knob(
     "batch_d2d_memcopies", (False, True), True,
     help="Copy small tensors into the fusion buffer with one kernel.",
 )
-GROUP_FUSION = categorical_knob(
-    "group_fusion", (False, True), True,
-    help="Let Horovod fuse a tensor group with other tensors.",
-)
 # One knob for controller and CPU operations: Horovod 0.28.1 dies of a segmentation fault in its
 # first allreduce when the two differ (HOROVOD_CPU_OPERATIONS=gloo under --mpi).
 CONTROLLER = categorical_knob(
     "controller", ("gloo", "mpi"), "gloo",
     help="Library that coordinates the ranks and carries collectives on the CPU.",
 )
-TENSOR_GROUPS = integer_knob(
-    "tensor_groups", 0, 128, 0, group="exchange", scale="log", log_offset=1.0,
-    help="Number of groups of gradients that are reduced all at once; 0 reduces as they arrive.",
+BUCKETS = integer_knob(
+    "buckets", 0, 64, 0, group="exchange", scale="log", log_offset=1.0,
+    help="Number of buckets that gradients are gathered in; 0 lets Horovod fuse what is ready.",
 )
-COMPRESSION = categorical_knob(
-    "compression", ("none", "fp16"), "none", group="codec", exact=False,
-    help="Cast gradients to half precision before they travel.",
+BUCKET_RULE = categorical_knob(
+    "bucket_rule", ("ordered", "size"), "ordered", group="exchange",
+    help="Whether a bucket holds gradients that arrive one after another, or of like size.",
+    condition=Condition("buckets", tuple(range(1, 65))),
 )
+
+
+def _exchange(parameter_class: str, *others: str) -> CategoricalKnob:
+    return categorical_knob(
+        class_knob(parameter_class, "exchange"), ("allreduce", *others), "allreduce",
+        group="exchange", help=f"How gradients {_OF[parameter_class]} are made equal.",
+    )  # fmt: skip
+
+
+def _slices(parameter_class: str) -> IntegerKnob:
+    return integer_knob(
+        class_knob(parameter_class, "slices"), 1, 16, 1, group="exchange", scale="log",
+        help=f"Pieces that each gradient {_OF[parameter_class]} is cut into.",
+    )
+
+
+def _codec(parameter_class: str, *others: str) -> CategoricalKnob:
+    return categorical_knob(
+        class_knob(parameter_class, "codec"), ("none", "fp16", "bf16", "int8", *others), "none",
+        group="codec", exact=False, help=f"How gradients {_OF[parameter_class]} are compressed.",
+    )  # fmt: skip
+
+
+def _ratio(parameter_class: str) -> FloatKnob:
+    return float_knob(
+        class_knob(parameter_class, "ratio"), 0.001, 0.25, 0.01, group="codec", exact=False,
+        scale="log", help="Share of the elements that the codec topk sends.",
+        condition=Condition(class_knob(parameter_class, "codec"), ("topk",)),
+    )  # fmt: skip
+
+
+def _rank(parameter_class: str) -> IntegerKnob:
+    return integer_knob(
+        class_knob(parameter_class, "rank"), 1, 32, 2, group="codec", exact=False, scale="log",
+        help="Rank of the matrices that the codec powersgd sends.",
+        condition=Condition(class_knob(parameter_class, "codec"), ("powersgd",)),
+    )  # fmt: skip
+
+
+_OF = {
+    EMBEDDING: "of tables of which a batch touches few rows",
+    LARGE: "of large matrices",
+    REST: "of all other parameters",
+}
+EMBEDDING_EXCHANGE = _exchange(EMBEDDING, "rows", "hierarchical")
+LARGE_EXCHANGE = _exchange(LARGE, "hierarchical")
+REST_EXCHANGE = _exchange(REST, "hierarchical")
+LARGE_SLICES = _slices(LARGE)
+EMBEDDING_CODEC = replace(
+    _codec(EMBEDDING, "topk"),
+    condition=Condition(EMBEDDING_EXCHANGE.name, ("allreduce", "hierarchical")),
+)
+LARGE_CODEC = _codec(LARGE, "topk", "powersgd")
+REST_CODEC = _codec(REST)
+EMBEDDING_RATIO, LARGE_RATIO = _ratio(EMBEDDING), _ratio(LARGE)
+LARGE_RANK = _rank(LARGE)
+_CODEC_KNOBS: tuple[Knob, ...] = (
+    EMBEDDING_CODEC, EMBEDDING_RATIO, LARGE_CODEC, LARGE_RATIO, LARGE_RANK, REST_CODEC,
+)  # fmt: skip
 
 CATALOGUE: tuple[Knob, ...] = (
     CONTROLLER, FUSION_THRESHOLD, CYCLE_TIME, CACHE_CAPACITY,
     HIERARCHICAL_ALLREDUCE, TORUS_ALLREDUCE, HIERARCHICAL_ALLGATHER, NUM_NCCL_STREAMS,
-    BATCHED_COPIES, TENSOR_GROUPS, GROUP_FUSION, COMPRESSION,
+    BATCHED_COPIES, BUCKETS, BUCKET_RULE,
+    EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE, LARGE_SLICES,
+    *_CODEC_KNOBS,
 )  # fmt: skip
 
 _BY_NAME = {knob.name: knob for knob in CATALOGUE}
@@ -137,7 +204,7 @@ def build_space(
     controller = held.get("controller")
     applicable = [
         *_job_knobs(model, resources, controller, default_controller),
-        *(_optimizer_knobs(model) if model.wrapped else ()),
+        *(_exchange_knobs(model, resources) if model.wrapped else ()),
     ]
     groups = {*EXACT_GROUPS, *allow}
     absent: set[str] = {*held, *owned}
@@ -178,20 +245,21 @@ def _cache_knob(tensors: int) -> CategoricalKnob:
     return CACHE_CAPACITY if tensors > 1024 else CACHE_CAPACITY.restrict((0, 1024))
 
 
-def _optimizer_knobs(model: ModelProfile) -> list[Knob]:
-    """Knobs that belong to ``DistributedOptimizer``."""
+def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
+    """Knobs of our own optimizer: how the gradients of each class travel."""
+    classes = parameter_classes(model)
+    dense = [p for p in model.parameters if p.ready_order >= 0 and not p.sparse]
+    present = {class_knob(class_of(p.name, classes), "exchange") for p in dense}
     knobs: list[Knob] = []
-    received = [p for p in model.parameters if p.ready_order >= 0]
-    # Horovod's grouped path reads the gradient of every member: sparse or missing ones break it.
-    if len(received) > 1 and len(received) == len(model.parameters) and not model.has_sparse:
-        groups = TENSOR_GROUPS.restrict(0, len(received))
-        knobs += [groups, _group_fusion(groups)]
-    if any(p.dtype == "float32" for p in model.parameters):
-        knobs.append(COMPRESSION)
-    return knobs
-
-
-def _group_fusion(groups: IntegerKnob) -> CategoricalKnob:
-    """Group fusion matters only while there are groups."""
-    some = tuple(range(1, int(groups.high) + 1))
-    return replace(GROUP_FUSION, condition=Condition(groups.name, some))
+    if len(dense) > 1:
+        buckets = BUCKETS.restrict(0, len(dense))
+        some = tuple(range(1, int(buckets.high) + 1))
+        knobs += [buckets, replace(BUCKET_RULE, condition=Condition(BUCKETS.name, some))]
+    for knob in (EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE):
+        choices = [c for c in knob.choices if c != "hierarchical" or resources.even_levels]
+        if knob.name in present and len(choices) > 1:
+            knobs.append(knob.restrict(choices))
+    if LARGE in classes:
+        knobs.append(LARGE_SLICES)
+    coded = {class_of(p.name, classes) for p in dense if p.dtype in ("float32", "float64")}
+    return knobs + [k for k in _CODEC_KNOBS if k.name.rpartition("_")[0] in coded]

@@ -1,8 +1,7 @@
 """The one mapping between strategies and Horovod 0.28.1.
 
-Forward: a strategy to environment variables, ``horovodrun`` options and arguments of
-``DistributedOptimizer``. Backward: the environment that a job already has to the knobs that the
-user has set. Only here is ``HOROVOD_`` spelled.
+Forward: a strategy to environment variables and ``horovodrun`` options. Backward: the environment
+that a job already has to the knobs that the user has set. Only here is ``HOROVOD_`` spelled.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space.catalogue import catalogue_knob
+from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.knobs import CategoricalKnob, IntegerKnob, Knob, Value
 
 #: Knob name -> variable read by ``horovod/common/operations.cc``.
@@ -24,11 +24,9 @@ _VARIABLES = {
     "hierarchical_allgather": "HOROVOD_HIERARCHICAL_ALLGATHER",
     "num_nccl_streams": "HOROVOD_NUM_NCCL_STREAMS",
     "batch_d2d_memcopies": "HOROVOD_BATCH_D2D_MEMCOPIES",
-    "group_fusion": "HOROVOD_DISABLE_GROUP_FUSION",
 }
-_INVERTED = {"group_fusion"}
-#: Knobs that are arguments of ``DistributedOptimizer``, and the argument's name.
-OPTIMIZER_ARGUMENTS = {"tensor_groups": "groups", "compression": "compression"}
+#: Lets process sets be added after ``hvd.init()``, which the script calls.
+_PROCESS_SETS_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 #: Variables that choose the library by other means than ``--gloo`` and ``--mpi``.
 _CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
@@ -51,45 +49,33 @@ class HorovodSettings:
     Attributes:
         environment: Variables to set, in order of name.
         options: Options of ``horovodrun``, such as ``--mpi``.
-        optimizer: Arguments of ``DistributedOptimizer`` by name: ``groups`` (a number) and
-            ``compression`` (``"fp16"``).
     """
 
     environment: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
-    optimizer: tuple[tuple[str, Value], ...] = ()
 
 
 def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
     """What ``strategy`` sets. Values equal to Horovod's own defaults set nothing.
 
-    Leaving defaults unset keeps the default trial exactly the user's job.
+    Leaving defaults unset keeps the default trial exactly the user's job. How gradients travel is
+    none of Horovod's settings, but what it needs of Horovod is among them.
 
     Raises:
         SpaceError: A knob is unknown.
     """
     environment: dict[str, str] = {}
     options: list[str] = []
-    optimizer: dict[str, Value] = {}
     for name, value in strategy.items():
         knob = catalogue_knob(name)
         if name == "controller":
             options.append(f"--{value}")
-        elif value == knob.default:
-            continue
-        elif name in OPTIMIZER_ARGUMENTS:
-            optimizer[OPTIMIZER_ARGUMENTS[name]] = value
-        else:
-            environment[_VARIABLES[name]] = _spell(name, value)
-    return HorovodSettings(
-        tuple(sorted(environment.items())), tuple(options), tuple(sorted(optimizer.items()))
-    )
-
-
-def _spell(name: str, value: Value) -> str:
-    if isinstance(value, bool):
-        return str(int(value != (name in _INVERTED)))
-    return str(value)
+        elif name in _VARIABLES and value != knob.default:
+            environment[_VARIABLES[name]] = str(int(value) if isinstance(value, bool) else value)
+    plan = exchange_plan(strategy)
+    if plan is not None and plan.two_levels:
+        environment[_PROCESS_SETS_VARIABLE] = "1"
+    return HorovodSettings(tuple(sorted(environment.items())), tuple(options))
 
 
 def held_by_environment(environment: Mapping[str, str]) -> dict[str, Value]:
@@ -122,6 +108,6 @@ def held_by_environment(environment: Mapping[str, str]) -> dict[str, Value]:
 def _parse(knob: Knob, text: str) -> Value:
     convert: Callable[[str], Value]
     if isinstance(knob, CategoricalKnob) and isinstance(knob.default, bool):
-        return bool(int(text)) != (knob.name in _INVERTED)
+        return bool(int(text))
     convert = int if isinstance(knob, (IntegerKnob, CategoricalKnob)) else float
     return convert(text)

@@ -24,6 +24,8 @@ class ParameterProfile:
         sparse: Whether its gradient is a sparse tensor.
         ready_order: Rank of its gradient's arrival in backward, from 0; -1 when it got none.
         ready_s: Seconds from the start of backward to that arrival (median); NaN when it got none.
+        touched_rows: Share of its rows whose gradient is not zero in one step on one rank (median);
+            1 for what has no rows.
     """
 
     name: str
@@ -32,6 +34,7 @@ class ParameterProfile:
     sparse: bool = False
     ready_order: int = -1
     ready_s: float = math.nan
+    touched_rows: float = 1.0
 
     @property
     def elements(self) -> int:
@@ -92,6 +95,7 @@ class ModelProfile:
             ParameterProfile(
                 name=p["name"], shape=tuple(p["shape"]), dtype=p["dtype"], sparse=p["sparse"],
                 ready_order=p["ready_order"], ready_s=_number(p["ready_s"]),
+                touched_rows=p["touched_rows"],
             )
             for p in fields["parameters"]
         )

@@ -124,6 +124,11 @@ class Resources:
         return self.several_hosts and all(host.slots > 1 for host in self.hosts)
 
     @property
+    def even_levels(self) -> bool:
+        """Whether there are two levels and all hosts have the same number of ranks."""
+        return self.two_levels and len({host.slots for host in self.hosts}) == 1
+
+    @property
     def has_gpu(self) -> bool:
         """Whether ranks compute on accelerators."""
         return self.device != "cpu"

@@ -17,9 +17,10 @@ import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.resources import Host, Link
 from hvd_autosync.search_space.strategy import Strategy
@@ -62,6 +63,7 @@ class TrialSpec:
             own end without measuring (the real training).
         profile: Whether to record the model's profile during warm-up.
         hopeless_above_s: End the run when the step time is above this with confidence.
+        classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
         probe: Measure the link between the ranks of these hosts, instead of running the script.
     """
 
@@ -71,6 +73,7 @@ class TrialSpec:
     measured_steps: int = 40
     profile: bool = False
     hopeless_above_s: float = math.inf
+    classes: Classes = field(default_factory=dict)
     probe: tuple[Host, ...] = ()
 
     def to_json(self) -> str:
@@ -86,6 +89,7 @@ class TrialSpec:
         """The specification that :meth:`to_json` wrote."""
         fields = json.loads(text)
         fields["strategy"] = Strategy(fields["strategy"])
+        fields["classes"] = {name: tuple(names) for name, names in fields["classes"].items()}
         fields["probe"] = tuple(Host(**host) for host in fields["probe"])
         if fields["hopeless_above_s"] is None:
             fields["hopeless_above_s"] = math.inf

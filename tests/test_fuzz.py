@@ -322,7 +322,7 @@ _SPACE = {
         "fusion_threshold_bytes": {"fixed": 67108864},
         "cache_capacity": {"choices": [0, 1024]},
         "controller": {"choices": ["gloo"]},
-        "tensor_groups": {"low": 1, "high": 4},
+        "buckets": {"low": 1, "high": 4},
     }
 }
 

@@ -23,6 +23,7 @@ _WordsArgument = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command(context_settings=_LINE, no_args_is_help=True)(tune)
+    app.command(context_settings=_LINE, no_args_is_help=True)(run)
     app.command(context_settings=_LINE)(space)
 
 
@@ -50,6 +51,38 @@ def tune(words: _WordsArgument = None) -> None:
     from hvd_autosync.plugin import tune_command
 
     raise typer.Exit(tune_command(list(words or [])))
+
+
+def run(
+    strategy: Annotated[
+        str, typer.Option(metavar="FILE", help="The strategy, as hvd-autosync show writes it.")
+    ],
+    words: _WordsArgument = None,
+) -> None:
+    """Run a job under the strategy of a file, without tuning.
+
+    The rest of the line is that of horovodrun, with the same options:
+
+    \b
+      hvd-autosync run --strategy fast.toml -np 4 -H a:2,b:2 -- python train.py
+
+    It is the same as horovodrun --autosync --autosync-strategy FILE. The file says which value
+    each knob has and, for knobs of single classes of parameters, who belongs to the class:
+
+    \b
+      [knobs]
+      buckets = 4
+      embedding_exchange = "rows"
+      [classes]
+      embedding = ["*_table.weight"]
+
+    hvd-autosync show prints the file of a study's winner; hvd-autosync space lists the knobs.
+
+    Exit status: that of the job; 2 when the file or the line cannot be used.
+    """
+    from hvd_autosync.plugin import run_command
+
+    raise typer.Exit(run_command(strategy, list(words or [])))
 
 
 def space(words: _WordsArgument = None) -> None:

@@ -120,7 +120,9 @@ def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Rende
     if conclusion is not None and conclusion.best is None and _is_default(study, study.winner):
         yield _section("Without hvd_autosync", "Run the job as it is.")
         return
-    yield _section("Without hvd_autosync", *_recipe_lines(recipe(study, study.winner)))
+    found = recipe(study, study.winner)
+    title = "Without tuning" if found.file else "Without hvd_autosync"
+    yield _section(title, *_recipe_lines(found))
 
 
 def _is_default(study: StudyRecord, strategy: Strategy) -> bool:
@@ -131,7 +133,7 @@ def _recipe_lines(found: Recipe) -> Iterator[RenderableType]:
     for line in (*found.exports, found.line):
         if line:
             yield Verbatim(line)
-    if found.arguments:
-        yield "And in the script, where the optimizer is wrapped:"
-        yield Verbatim(f"hvd.DistributedOptimizer(..., {', '.join(found.arguments)})")
+    if found.file:
+        yield "with strategy.toml:"
+        yield Verbatim(found.file)
     yield from found.notes

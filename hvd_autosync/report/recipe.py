@@ -1,4 +1,4 @@
-"""A strategy without us: the environment, the ``horovodrun`` line and the script's own change."""
+"""A strategy without tuning: the environment and the ``horovodrun`` line, or a strategy file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from hvd_autosync.launch.command import launcher_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import HorovodSettings, Value, horovod_settings
+from hvd_autosync.search_space.exchange_plan import exchange_plan, parameter_classes
+from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.traces import StudyRecord
 
 _PROGRAM = "horovodrun"
 #: Stands for secrets in stored lines (``launch.job.redact``).
 _HIDDEN = "***"
 _NO_COMMAND = "YOUR-OPTIONS YOUR-COMMAND"
-#: Arguments of ``DistributedOptimizer`` as they are written in a script.
-_ARGUMENTS = {"compression": "compression=hvd.Compression.{}", "groups": "groups={}"}
+_RUN_FILE = "hvd-autosync run --strategy strategy.toml"
 
 
 @dataclass(frozen=True)
@@ -26,27 +27,39 @@ class Recipe:
     Attributes:
         exports: Shell lines that set variables.
         line: The shell line that runs the job; empty where the job is no ``horovodrun`` line.
-        arguments: Arguments that the script must give to ``hvd.DistributedOptimizer``.
+        file: The strategy as a file, where it has exchanges that only this project carries; then
+            the line runs it, and nothing is exported.
         notes: What else must be kept in mind.
     """
 
     exports: tuple[str, ...]
     line: str
-    arguments: tuple[str, ...]
+    file: str
     notes: tuple[str, ...]
 
 
 def recipe(study: StudyRecord, strategy: Mapping[str, Value]) -> Recipe:
-    """How to run the job of ``study`` under ``strategy`` without this project."""
+    """How to run the job of ``study`` under ``strategy`` without tuning it again."""
     settings = horovod_settings(strategy)
+    if exchange_plan(strategy) is not None:
+        classes = parameter_classes(study.task.model) if study.task else {}
+        text = strategy_text(strategy, classes)
+        return Recipe((), _file_line(study), text, _notes(study, HorovodSettings()))
     return Recipe(
         exports=tuple(
             f"export {name}={shlex.quote(value)}" for name, value in settings.environment
         ),
         line=_line(study, settings, strategy),
-        arguments=tuple(_ARGUMENTS[name].format(value) for name, value in settings.optimizer),
+        file="",
         notes=_notes(study, settings),
     )
+
+
+def _file_line(study: StudyRecord) -> str:
+    words = study.command
+    if not words or words[0] != _PROGRAM:
+        return f"{_RUN_FILE} {_NO_COMMAND}"
+    return f"{_RUN_FILE} {shlex.join(words[1:])}"
 
 
 def _line(study: StudyRecord, settings: HorovodSettings, strategy: Mapping[str, Value]) -> str:

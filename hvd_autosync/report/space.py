@@ -10,6 +10,7 @@ from rich.text import Text
 from hvd_autosync.search_space import CATALOGUE, CategoricalKnob, Knob, SearchSpace, catalogue_knob
 from hvd_autosync.search_space.restrictions import condition_text
 
+_CODEC = "--autosync-allow codec; hvd.DistributedOptimizer; float32 or float64"
 #: When each knob of the catalogue is in a job's space, in words: the rules themselves are those
 #: of :func:`hvd_autosync.search_space.build_space`.
 APPLIES_WHEN = {
@@ -23,9 +24,18 @@ APPLIES_WHEN = {
     "each",
     "num_nccl_streams": "NCCL; GPUs",
     "batch_d2d_memcopies": "NCCL; GPUs",
-    "tensor_groups": "hvd.DistributedOptimizer; all gradients dense",
-    "group_fusion": "as tensor_groups, while there are groups",
-    "compression": "--autosync-allow codec; hvd.DistributedOptimizer; float32 parameters",
+    "buckets": "hvd.DistributedOptimizer; several dense gradients",
+    "bucket_rule": "as buckets, while there are some",
+    "embedding_exchange": "hvd.DistributedOptimizer; tables of which batches touch few rows",
+    "large_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",
+    "rest_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",
+    "large_slices": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
+    "embedding_codec": f"{_CODEC}; tables of which batches touch few rows",
+    "embedding_ratio": "as embedding_codec, while it is topk",
+    "large_codec": f"{_CODEC}; gradients of 256 KiB or more",
+    "large_ratio": "as large_codec, while it is topk",
+    "large_rank": "as large_codec, while it is powersgd",
+    "rest_codec": _CODEC,
 }
 RESTRICTIONS_HELP = """\
 Restrict or fix knobs with a TOML file, given as --autosync-space FILE:

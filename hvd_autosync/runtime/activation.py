@@ -14,8 +14,7 @@ from hvd_autosync.runtime.ending import leaving_join
 from hvd_autosync.runtime.optimizer import DistributedOptimizer
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.runtime.trial_run import TrialRun
-from hvd_autosync.search_space.horovod_settings import horovod_settings
-from hvd_autosync.search_space.strategy import Strategy
+from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.trial import TrialSpec
 
 
@@ -29,7 +28,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         spec: The trial; ``measured_steps == 0`` means the real training.
         sender: Speaks to the driver; needed by a trial only.
     """
-    use_strategy(spec.strategy)
+    current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
     # Scripts may also import it from where it is defined.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
@@ -41,8 +40,3 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     join = leaving_join(mpi_ops.join, current.run)
     for owner in (module, mpi_ops):
         vars(owner)["join"] = join
-
-
-def use_strategy(strategy: Strategy) -> None:
-    """Give the optimizers that are created from now on the arguments of ``strategy``."""
-    current.optimizer_arguments = dict(horovod_settings(strategy).optimizer)

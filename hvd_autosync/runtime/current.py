@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.trial_run import TrialRun
-    from hvd_autosync.search_space import Value
+    from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 
-#: The strategy's arguments of ``DistributedOptimizer``: ``groups`` and ``compression``.
-optimizer_arguments: dict[str, Value] = {}
+#: How gradients travel; ``None``: as Horovod's own optimizer sends them.
+plan: ExchangePlan | None = None
+#: Which parameters are in which class of the plan.
+classes: Classes = {}
 
 #: The trial that is measured; ``None`` in the real training and outside of any job of ours.
 run: TrialRun | None = None

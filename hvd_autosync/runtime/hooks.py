@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.import_hook import when_imported
 from hvd_autosync.runtime.sender import Sender
-from hvd_autosync.search_space.horovod_settings import horovod_settings
+from hvd_autosync.search_space.exchange_plan import exchange_plan
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import TrialSpec
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def install(spec: TrialSpec) -> None:
     """Take part in the job as ``spec`` says, as soon as ``horovod.torch`` is imported.
 
-    A training that measures nothing, under a strategy without optimizer arguments, is left
-    untouched: everything it needs is in its environment already.
+    A training that measures nothing, under a strategy without an exchange plan, is left untouched:
+    everything it needs is in its environment already.
 
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
     """
-    if spec.measured_steps == 0 and not horovod_settings(spec.strategy).optimizer:
+    if spec.measured_steps == 0 and exchange_plan(spec.strategy) is None:
         return
     # Taken before the script can redirect or close its error output.
     sender = Sender(os.dup(2)) if spec.measured_steps else None

@@ -18,7 +18,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, size
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.arguments import owned_knobs, with_strategy
+from hvd_autosync.runtime.arguments import owned_knobs
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
 
@@ -38,8 +38,8 @@ def DistributedOptimizer(
     """An optimizer that reduces gradients across ranks before it applies them.
 
     Arguments, errors and behaviour are those of ``horovod.torch.DistributedOptimizer``
-    (``horovod/torch/optimizer.py``). The job's strategy sets ``groups`` and ``compression`` where
-    the script leaves them at their defaults and asks for nothing that excludes them.
+    (``horovod/torch/optimizer.py``). Gradients travel as the job's strategy says, unless the script
+    itself says how.
 
     Returns:
         An instance of a class that inherits from the class of ``optimizer``.
@@ -55,8 +55,15 @@ def DistributedOptimizer(
         "process_set": process_set,
     }
     owned = owned_knobs(optimizer, arguments)
-    given = with_strategy(arguments, owned, current.optimizer_arguments)
-    distributed: torch.optim.Optimizer = _horovods_own(optimizer, named_parameters, **given)
+    distributed: torch.optim.Optimizer
+    if current.plan is None or owned:
+        distributed = _horovods_own(optimizer, named_parameters, **arguments)
+    else:
+        from hvd_autosync.runtime.planned import planned_optimizer
+
+        distributed = planned_optimizer(
+            optimizer, named_parameters, current.plan, current.classes, arguments
+        )
     if current.run is not None:
         _put_under_clock(type(distributed), adasum=op == Adasum and size() > 1)
         current.run.optimizer_created(distributed, owned)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hvd_autosync.runtime.rows import touched_rows
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
 
 
@@ -66,6 +67,7 @@ class Profiler:
         on_cuda = len(devices) == 1 and next(iter(devices)).type == "cuda"
         self._clock = _DeviceClock() if on_cuda else _HostClock()
         self._sparse: set[int] = set()
+        self._touched: dict[int, float] = {}
         self._position = 0
         self._backward_begin: Any = self._clock.now()
         self._steps: list[_Step] = []
@@ -80,10 +82,17 @@ class Profiler:
         def arrived(parameter: torch.Tensor) -> None:
             self._position += 1
             self._step.arrivals[index] = (self._position, self._backward_begin, self._clock.now())
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                self._sparse.add(index)
+            if parameter.grad is not None:
+                self._look_at(index, parameter.grad)
 
         return arrived
+
+    def _look_at(self, index: int, gradient: torch.Tensor) -> None:
+        """Note what kind of gradient a parameter gets, before anything is added to it."""
+        if gradient.is_sparse:
+            self._sparse.add(index)
+        elif gradient.dim() == 2 and not self._steps:
+            self._touched[index] = len(touched_rows(gradient)) / max(len(gradient), 1)
 
     def backward_begins(self) -> None:
         """A backward pass begins."""
@@ -131,6 +140,7 @@ class Profiler:
                 ready_s=_median(
                     [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
                 ),
+                touched_rows=self._touched.get(index, 1.0),
             )
             for index, (name, parameter) in enumerate(self._parameters)
         )

@@ -163,9 +163,6 @@ class TrialRun:
         profile = self.profiler.finish()
         self.profiler = None
         owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
-        if profile.has_sparse and not self._sparse_as_dense():
-            # Horovod cannot decompress a gradient that it gathers (FP16Compressor.decompress).
-            owned |= {"compression", "tensor_groups"}
         message = {"type": "profile", "profile": profile.to_json(), "owned": sorted(owned)}
         self._sender.send(lambda: message)
 
@@ -188,9 +185,6 @@ class TrialRun:
         self._sender.send(lambda: self.recorder.take_news(wait_for_device=True))
         end = {"type": "end", "cause": cause, "peak_memory_bytes": ending.peak_memory_bytes()}
         self._sender.send(lambda: end)
-
-    def _sparse_as_dense(self) -> bool:
-        return all(getattr(o, "sparse_as_dense", False) for o in self._optimizers)
 
     def _device(self) -> torch.device:
         """Where the gradients are."""

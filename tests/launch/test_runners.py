@@ -103,7 +103,7 @@ def assert_everything_measured(result: TrialResult) -> None:
 
 def test_a_strategy_reaches_horovod_and_the_optimizer(run: Run) -> None:
     """A cycle time of 40 ms makes every step wait for the next cycle."""
-    slow = run(strategy=Strategy({"cycle_time_ms": 40.0, "tensor_groups": 2}))
+    slow = run(strategy=Strategy({"cycle_time_ms": 40.0, "buckets": 2}))
     assert slow.step_time is not None and slow.step_time.mean_s > 0.030
     assert slow.blocked_share > 0.5
 

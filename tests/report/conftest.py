@@ -35,7 +35,7 @@ from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.tuning import Listener
 
 COMMAND = ("horovodrun", "-np", "4", "-H", "a:2,b:2", "python", "train.py", "--token", "***")
-WINNER = {"tensor_groups": 8, "cycle_time_ms": 5.0, "controller": "mpi"}
+WINNER = {"buckets": 8, "cycle_time_ms": 5.0, "controller": "mpi"}
 
 
 def make_task() -> Task:
@@ -58,7 +58,7 @@ def step_s(space: SearchSpace, strategy: Strategy) -> float:
     """50 ms; tensor groups and mpi help, a short cycle hurts."""
     values = space.complete(strategy)
     seconds = 0.050
-    seconds *= 0.80 if values["tensor_groups"] else 1.0
+    seconds *= 0.80 if values["buckets"] else 1.0
     seconds *= 0.95 if values["controller"] == "mpi" else 1.0
     return seconds * (1.5 if float(values["cycle_time_ms"]) < 0.5 else 1.0)
 
@@ -138,7 +138,7 @@ class Author:
     def explore(self) -> None:
         """The default, some strategies, one cut short and one crash."""
         self.trial("default", {})
-        self.trial("sobol", {"controller": "gloo", "tensor_groups": 4})
+        self.trial("sobol", {"controller": "gloo", "buckets": 4})
         self.trial("sobol", {"cycle_time_ms": 0.2}, status=TrialStatus.CUT_SHORT,
                    reason="its steps so far exclude beating the best")  # fmt: skip
         self.trial("model", {"controller": "mpi", "fusion_threshold_bytes": 0}, ranks=(),

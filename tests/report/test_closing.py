@@ -10,7 +10,7 @@ from hvd_autosync.traces import StudyRecord, StudyStatus
 def test_the_choice_with_its_interval(finished: StudyRecord) -> None:
     answer, _ = closing_lines(finished)
     assert answer.startswith("1.32x faster than the default (90 % interval 1.3")
-    assert answer.endswith("controller=mpi, cycle_time_ms=5 ms, tensor_groups=8")
+    assert answer.endswith("controller=mpi, cycle_time_ms=5 ms, buckets=8")
 
 
 def test_why_the_default_is_kept(no_gain: StudyRecord) -> None:

@@ -11,7 +11,7 @@ from hvd_autosync.report.explain_knobs import knob_table
 from hvd_autosync.search_space import Strategy
 
 EFFECTS = [
-    KnobEffect("tensor_groups", 0, 8, 0.80, 0.75, 0.85),
+    KnobEffect("buckets", 0, 8, 0.80, 0.75, 0.85),
     KnobEffect("controller", "gloo", "mpi", 0.99, 0.95, 1.03),
     KnobEffect("cycle_time_ms", 1.0, 5.0, 1.25, 1.20, 1.30),
 ]
@@ -28,12 +28,12 @@ def test_factors_on_the_step_time_are_told_as_speedups(
         return EFFECTS
 
     monkeypatch.setattr(learner, "knob_effects", knob_effects)
-    winner = author.space.complete({"tensor_groups": 8})
+    winner = author.space.complete({"buckets": 8})
     console = Console(width=120, markup=False)
     with console.capture() as captured:
         console.print(knob_table(author.space, author.study.trials, winner))
     groups, controller, cycle = (line.split() for line in captured.get().splitlines()[1:4])
-    assert groups == ["tensor_groups", "0", "8", "1.25x", "1.18x", "to", "1.33x", "helps"]
+    assert groups == ["buckets", "0", "8", "1.25x", "1.18x", "to", "1.33x", "helps"]
     assert controller[-3:] == ["may", "be", "nothing"]
     assert cycle == "cycle_time_ms 1 ms 5 ms 0.80x 0.77x to 0.83x hurts".split()
 

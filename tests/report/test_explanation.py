@@ -49,14 +49,14 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "30 % of that for communication" in task
 
     knobs = section(text, "The winner against the default, knob by knob")
-    effect = re.search(r"tensor_groups +0 +8 +(\S+)x +(\S+)x to (\S+)x +\w", knobs)
+    effect = re.search(r"buckets +0 +8 +(\S+)x +(\S+)x to (\S+)x +\w", knobs)
     assert effect is not None, knobs
     speedup, low, high = map(float, effect.groups())
     assert 1 < speedup and low < speedup < high
 
     lost = section(text, "Why others lost")
     assert re.search(
-        r"tensor_groups=4 *\n +1\.25x \(90 % interval 1\.2\dx to 1\.2\dx\), "
+        r"buckets=4 *\n +1\.25x \(90 % interval 1\.2\dx to 1\.2\dx\), "
         r"40\.\d ms per step \(predicted 42\.4 ms\): slower than the winner",
         lost,
     )
@@ -65,14 +65,14 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "trial 3: controller=mpi, fusion_threshold_bytes=0 MiB" in failed
     assert "crashed: rank 1 exited with status 3: RuntimeError: [Errno 12] no memory" in failed
 
-    recipe = section(text, "Without hvd_autosync")
-    assert "\nexport HOROVOD_CYCLE_TIME=5.0\n" in f"\n{recipe}"
-    assert "hvd.DistributedOptimizer(..., groups=8)" in recipe
+    recipe = section(text, "Without tuning")
+    assert recipe.startswith("hvd-autosync run --strategy strategy.toml -np 4 -H a:2,b:2 python")
+    assert "\nbuckets = 8\n" in recipe and "\ncycle_time_ms = 5.0\n" in recipe
 
 
 def test_lines_to_be_copied_are_never_cut(store: TraceStore, finished: StudyRecord) -> None:
     lines = shown(store, width=60).splitlines()
-    (line,) = (each for each in lines if each.startswith("horovodrun --mpi"))
+    (line,) = (each for each in lines if each.startswith("hvd-autosync run"))
     assert line.endswith("-np 4 -H a:2,b:2 python train.py --token '***'")
 
 

@@ -33,7 +33,7 @@ def test_a_trial_is_told_with_number_kind_step_time_speedup_and_strategy(
     )
     assert re.fullmatch(
         r"hvd-autosync: trial 1 \(sobol\): 40\.\d ± 0\.\d ms per step, 1\.2\dx against the "
-        r"default: tensor_groups=4",
+        r"default: buckets=4",
         lines[2],
     )
 
@@ -48,7 +48,7 @@ def test_trials_that_did_not_complete_say_how_they_ended(lines: list[str]) -> No
 def test_the_confirmation_is_told_by_rounds(lines: list[str]) -> None:
     assert "trial 6 (confirm, round 1): 50." in lines[7] and lines[7].endswith(": default")
     assert "trial 11 (confirm, round 3): 3" in lines[12]
-    assert "tensor_groups=8" in lines[12]
+    assert "buckets=8" in lines[12]
 
 
 def test_the_last_line_is_why_it_stopped(lines: list[str]) -> None:

@@ -35,9 +35,9 @@ def test_an_unknown_job_has_sure_possible_and_absent_knobs(store: Any) -> None:
     possible, absent = rest.split("Not in this job:")
     assert "controller" in sure and "cycle_time_ms" in sure and "cache_capacity" in sure
     assert "0, 1024, 4096" in sure  # the default trial may show a model of many tensors
-    assert "tensor_groups" in possible and "hierarchical_allgather" in possible
+    assert "buckets" in possible and "hierarchical_allgather" in possible
     assert "  num_nccl_streams (applies: NCCL; GPUs)" in absent
-    assert "  compression (applies: --autosync-allow codec" in absent
+    assert "  rest_codec (applies: --autosync-allow codec" in absent
 
 
 def test_held_knobs_are_shown_as_such(store: Any) -> None:

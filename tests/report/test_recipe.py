@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,15 @@ from hvd_autosync.launch import command as launch_command
 from hvd_autosync.report import recipe as recipe_module
 from hvd_autosync.report.recipe import recipe
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.traces import StudyRecord
 
-WINNER = Strategy({"controller": "mpi", "cycle_time_ms": 5.0, "tensor_groups": 8,
-                   "compression": "fp16"})  # fmt: skip
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+WINNER = Strategy({"controller": "mpi", "cycle_time_ms": 5.0})
 
 
 @pytest.fixture(autouse=True)
@@ -53,16 +59,14 @@ def test_open_mpi_5_gets_its_binding_unless_the_user_binds(
     assert binding not in shlex.split(recipe(replace(finished, command=own), WINNER).line)
 
 
-def test_arguments_of_the_optimizer_are_written_as_in_a_script(finished: StudyRecord) -> None:
-    assert recipe(finished, WINNER).arguments == (
-        "compression=hvd.Compression.fp16", "groups=8",
-    )  # fmt: skip
-
-
-def test_every_argument_of_the_optimizer_can_be_written() -> None:
-    from hvd_autosync.search_space.horovod_settings import OPTIMIZER_ARGUMENTS
-
-    assert set(recipe_module._ARGUMENTS) == set(OPTIMIZER_ARGUMENTS.values())
+def test_exchanges_are_written_into_a_file(finished: StudyRecord) -> None:
+    winner = Strategy({"controller": "mpi", "buckets": 8, "large_exchange": "hierarchical"})
+    found = recipe(finished, winner)
+    assert found.exports == ()
+    assert found.line.startswith("hvd-autosync run --strategy strategy.toml -np 4 -H a:2,b:2 ")
+    strategy, classes = read_strategy(tomllib.loads(found.file))
+    assert strategy == winner
+    assert classes["large"][0] == "layer0.weight"
 
 
 def test_hidden_secrets_and_held_knobs_are_mentioned(finished: StudyRecord) -> None:

@@ -8,7 +8,7 @@ from hvd_autosync.report.explain_trials import lost_strategies
 from hvd_autosync.report.runner_ups import confirmed_step_s, launch_spread, runner_ups
 from hvd_autosync.search_space import TrialStatus
 
-WINNER = {"tensor_groups": 8, "cycle_time_ms": 5.0, "controller": "mpi"}
+WINNER = {"buckets": 8, "cycle_time_ms": 5.0, "controller": "mpi"}
 
 
 def reasons(author: Any) -> dict[str, str]:
@@ -25,7 +25,7 @@ def test_each_strategy_lost_for_its_own_reason(author: Any) -> None:
     author.confirm()
     why = reasons(author)
     assert why["cycle_time_ms=30 ms"] == "slower than the default"
-    assert why["tensor_groups=4"] == "slower than the winner"
+    assert why["buckets=4"] == "slower than the winner"
     assert why["cycle_time_ms=0.2 ms"].startswith("cut short after 40 measured steps")
     assert why["cycle_time_ms=40 ms"].startswith("one trial cannot tell it from the winner")
 
@@ -41,7 +41,7 @@ def test_runner_ups_come_best_first_after_those_that_were_confirmed(author: Any)
     author.confirm(factor=1.35)
     names = list(reasons(author))
     assert names[0].startswith("controller=mpi")
-    assert names[1:] == ["tensor_groups=4", "cycle_time_ms=20 ms",
+    assert names[1:] == ["buckets=4", "cycle_time_ms=20 ms",
                          "cycle_time_ms=0.2 ms"]  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def test_a_space_has_its_own_domains_conditions_and_held_knobs(author: Any) -> N
     text = rendered(space_table(author.space, "The space"))
     assert text.startswith("The space")
     assert "0 to 20" in text  # tensor groups: no more than tensors
-    assert "only while tensor_groups is 1 to 20" in text
+    assert "only while buckets is 1 to 20" in text
     assert "held at 1024" in text and "your options or environment set it" in text
 
 

@@ -60,7 +60,7 @@ def test_trials_have_their_words_times_and_speedups(follower: Follower) -> None:
     ended = follower.standing.ended
     assert [t.kind for t in ended[:6]] == ["default", "sobol", "sobol", "model", "model", "model"]
     assert ended[0].strategy == "default"
-    assert ended[1].strategy == "tensor_groups=4"
+    assert ended[1].strategy == "buckets=4"
     assert ended[1].speedup == pytest.approx(1.25, rel=0.01)
     assert ended[3].time is None and math.isnan(ended[3].speedup)
     assert ended[3].reason == "rank 1 exited with status 3"

@@ -69,14 +69,14 @@ def played(terminal: Terminal, author: Any) -> str:
 
 def test_what_runs_and_how_far_it_is(played: str) -> None:
     text = plain(played)
-    assert "exploring: trial 1 (sobol), 2 of at most 20: tensor_groups=4" in text
+    assert "exploring: trial 1 (sobol), 2 of at most 20: buckets=4" in text
     assert "warming up, step 3 of 50" in text
     assert "measuring, step 17 of 50" in text
 
 
 def test_the_best_so_far_with_its_speedup(played: str) -> None:
     assert re.search(
-        r"best so far 1\.2\dx, 40\.\d ms per step: tensor_groups=4", plain(played)
+        r"best so far 1\.2\dx, 40\.\d ms per step: buckets=4", plain(played)
     )
 
 

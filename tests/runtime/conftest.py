@@ -18,8 +18,15 @@ from hvd_autosync.search_space import Strategy, TrialSpec
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).parent / "workers"
 LAUNCHERS = {
-    "gloo": ["--gloo"],
-    "mpi": ["--mpi", "--binding-args=--bind-to none --map-by slot"],
+    "gloo": ["-np", "2", "--gloo"],
+    "mpi": ["-np", "2", "--mpi", "--binding-args=--bind-to none --map-by slot"],
+    # Without yielding, ranks that wait keep processors from those that do not.
+    "four ranks": [
+        "-np", "4", "--mpi", "--binding-args=--bind-to none --map-by slot",
+        "--mpi-args=--oversubscribe --mca mpi_yield_when_idle 1",
+    ],
+    # Two names of this host are two hosts to Horovod under Gloo.
+    "two levels": ["-np", "4", "-H", "localhost:2,127.0.0.1:2", "--gloo"],
 }
 
 
@@ -122,13 +129,13 @@ def run_python() -> Callable[[str], str]:
 def launch() -> Callable[..., Ended]:
     """``launch(script, *arguments, under="gloo", **spec)`` runs a job to its end.
 
-    ``under`` is a controller for two ranks under ``horovodrun``, or ``alone`` for one without.
+    ``under`` is one of ``LAUNCHERS``, or ``alone`` for one rank without ``horovodrun``.
     """
 
     def run(script: str, *arguments: str, under: str = "gloo", **spec: Any) -> Ended:
         command = worker_command(make_spec(**spec), script, *arguments)
         if under != "alone":
-            command = ["horovodrun", "-np", "2", *LAUNCHERS[under], *command]
+            command = ["horovodrun", *LAUNCHERS[under], *command]
         job = subprocess.run(
             command, env=worker_environment(alone=under == "alone"), stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, timeout=200, check=False,

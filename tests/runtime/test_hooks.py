@@ -58,22 +58,22 @@ def test_finding_without_importing_changes_nothing(run_python: Callable[[str], s
     assert run_python(code).split() == ["horovod.torch", "False"]
 
 
-def test_training_without_arguments_is_untouched(run_python: Callable[[str], str]) -> None:
+def test_training_without_a_plan_is_untouched(run_python: Callable[[str], str]) -> None:
     code = INSTALL + "before = list(sys.meta_path); start(0, cycle_time_ms=5.0)\n"
     code += "print(sys.meta_path == before)"
     assert run_python(code).split() == ["True"]
 
 
-def test_training_with_arguments_measures_nothing(run_python: Callable[[str], str]) -> None:
+def test_training_with_a_plan_measures_nothing(run_python: Callable[[str], str]) -> None:
     code = INSTALL + (
-        "start(0, tensor_groups=4)\n"
+        "start(0, buckets=4)\n"
         "import torch; backward = torch.autograd.backward\n"
         "import horovod.torch as hvd\n"
         "from hvd_autosync.runtime import DistributedOptimizer, current\n"
-        "print(hvd.DistributedOptimizer is DistributedOptimizer, current.optimizer_arguments)\n"
+        "print(hvd.DistributedOptimizer is DistributedOptimizer, current.plan.buckets)\n"
         "print(current.run is None and torch.autograd.backward is backward)\n"
     )
-    assert run_python(code).splitlines() == ["True {'groups': 4}", "True"]
+    assert run_python(code).splitlines() == ["True 4", "True"]
 
 
 def test_start_is_cheap_and_loads_no_driver(run_python: Callable[[str], str]) -> None:

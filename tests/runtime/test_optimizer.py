@@ -1,4 +1,4 @@
-"""The cases of ``workers/cases_*.py``, run once by two ranks under each controller."""
+"""The cases of ``workers/cases_*.py``, each file run once by the ranks of a job."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from typing import Any
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
-CASES = [
-    name
-    for file in sorted(WORKERS.glob("cases_*.py"))
-    for name in re.findall(r"^def (case_\w+)", file.read_text(), flags=re.MULTILINE)
-]
-Outcomes = Callable[[str], list[dict[str, str]]]
+PLAIN = ("cases_arguments", "cases_exactness", "cases_measuring", "cases_state")
+EXCHANGES, TWO_LEVELS = ("cases_exchanges",), ("cases_two_levels",)
+Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
+
+
+def cases(modules: tuple[str, ...]) -> list[str]:
+    """Names of the cases of some files."""
+    texts = [(WORKERS / f"{module}.py").read_text() for module in modules]
+    return re.findall(r"^(?:def|   ) (case_\w+)", "".join(texts), flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def outcomes(launch: Any, tmp_path_factory: Any) -> Outcomes:
-    """``outcomes(controller)``: case -> traceback, for each rank."""
-    known: dict[str, list[dict[str, str]]] = {}
+    """``outcomes(launcher, modules)``: case -> traceback, for each rank."""
+    known: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = {}
 
-    def run(controller: str) -> list[dict[str, str]]:
-        if controller not in known:
-            folder = tmp_path_factory.mktemp(controller)
+    def run(launcher: str, modules: tuple[str, ...]) -> list[dict[str, str]]:
+        if (launcher, modules) not in known:
+            folder = tmp_path_factory.mktemp("cases")
             # Steps without end, so that the cases run while everything is measured.
             job = launch(
-                "run_cases.py", str(folder), under=controller, warmup_steps=0, measured_steps=10**6
-            )
+                "run_cases.py", str(folder), *modules, under=launcher,
+                warmup_steps=0, measured_steps=10**6,
+            )  # fmt: skip
             files = sorted(folder.iterdir())
-            known[controller] = [dict(map(json.loads, open(f))) for f in files]
-            assert len(files) == 2, job.output
+            known[launcher, modules] = [dict(map(json.loads, open(f))) for f in files]
+            assert len(files) == (2 if launcher in ("gloo", "mpi") else 4), job.output
             assert job.status == 0, job.output
-        return known[controller]
+        return known[launcher, modules]
 
     return run
 
@@ -50,12 +54,26 @@ def check(ranks: list[dict[str, str]], case: str) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(PLAIN))
 def test_under_gloo(outcomes: Outcomes, case: str) -> None:
-    check(outcomes("gloo"), case)
+    check(outcomes("gloo", PLAIN), case)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(PLAIN))
 def test_under_mpi(outcomes: Outcomes, case: str) -> None:
-    check(outcomes("mpi"), case)
+    check(outcomes("mpi", PLAIN), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", cases(EXCHANGES))
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("four ranks", marks=pytest.mark.mpi)])
+def test_exchanges(outcomes: Outcomes, launcher: str, case: str) -> None:
+    check(outcomes(launcher, EXCHANGES), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases(TWO_LEVELS))
+def test_exchanges_of_two_levels(outcomes: Outcomes, case: str) -> None:
+    check(outcomes("two levels", TWO_LEVELS), case)

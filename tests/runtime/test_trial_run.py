@@ -185,7 +185,7 @@ def test_marks_alone(start: Start, spy: Spy) -> None:
 @pytest.mark.parametrize("warmup_steps", [1, 2, 3, 10])
 def test_profile_leaves_measured_steps_alone(start: Start, spy: Spy, warmup_steps: int) -> None:
     run, optimizer = start(profile=True, warmup_steps=warmup_steps), make_optimizer("a", "b")
-    run.optimizer_created(optimizer, frozenset({"compression"}))
+    run.optimizer_created(optimizer, frozenset({"rest_codec"}))
     parameter = optimizer.param_groups[0]["params"][0]
     profiled = []
     for _ in range(warmup_steps):
@@ -196,28 +196,18 @@ def test_profile_leaves_measured_steps_alone(start: Start, spy: Spy, warmup_step
     assert run.profiler is None
     assert not parameter._post_accumulate_grad_hooks
     assert spy.types == ["hello", "profile"]
-    assert spy.messages[1]["owned"] == ["compression"]
+    assert spy.messages[1]["owned"] == ["rest_codec"]
     names = [p["name"] for p in spy.messages[1]["profile"]["parameters"]]
     assert names == ["a", "b"]
 
 
 def test_knobs_are_owned_that_all_optimizers_own(start: Start, spy: Spy) -> None:
     run, optimizer = start(profile=True), make_optimizer("a")
-    run.optimizer_created(optimizer, frozenset({"compression", "tensor_groups"}))
-    run.optimizer_created(make_optimizer("b"), frozenset({"tensor_groups"}))
+    run.optimizer_created(optimizer, frozenset({"rest_codec", "buckets"}))
+    run.optimizer_created(make_optimizer("b"), frozenset({"buckets"}))
     for _ in range(4):
         run.optimizer_stepped(optimizer)
-    assert spy.messages[1]["owned"] == ["tensor_groups"]
-
-
-def test_sparse_gradients_own_what_they_would_break(start: Start, spy: Spy) -> None:
-    run, optimizer = start(profile=True), make_optimizer("a")
-    run.optimizer_created(optimizer, frozenset())
-    parameter = optimizer.param_groups[0]["params"][0]
-    for _ in range(4):
-        torch.nn.functional.embedding(torch.tensor([0]), parameter, sparse=True).sum().backward()
-        run.optimizer_stepped(optimizer)
-    assert spy.messages[1]["owned"] == ["compression", "tensor_groups"]
+    assert spy.messages[1]["owned"] == ["buckets"]
 
 
 def test_catches_up_after_join(start: Start, spy: Spy) -> None:

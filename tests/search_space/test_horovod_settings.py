@@ -9,18 +9,20 @@ from hvd_autosync.search_space import CATALOGUE, Strategy, held_by_environment, 
 def test_defaults_set_nothing() -> None:
     default = Strategy({k.name: k.default for k in CATALOGUE if k.name != "controller"})
     settings = horovod_settings(default)
-    assert (settings.environment, settings.options, settings.optimizer) == ((), (), ())
+    assert (settings.environment, settings.options) == ((), ())
 
 
-def test_every_knob_has_a_meaning_to_horovod() -> None:
+def test_every_knob_of_horovods_has_a_meaning() -> None:
     for knob in CATALOGUE:
+        if knob.group != "horovod":
+            continue
         other = next(
             value
             for value in (knob.from_unit(u) for u in (0.0, 0.3, 1.0))
             if value != knob.default
         )
         settings = horovod_settings({knob.name: other})
-        assert settings.environment or settings.options or settings.optimizer, knob.name
+        assert settings.environment or settings.options, knob.name
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,6 @@ def test_every_knob_has_a_meaning_to_horovod() -> None:
         ({"cycle_time_ms": 0.25}, "HOROVOD_CYCLE_TIME", "0.25"),
         ({"cache_capacity": 0}, "HOROVOD_CACHE_CAPACITY", "0"),
         ({"hierarchical_allreduce": True}, "HOROVOD_HIERARCHICAL_ALLREDUCE", "1"),
-        ({"group_fusion": False}, "HOROVOD_DISABLE_GROUP_FUSION", "1"),
         ({"batch_d2d_memcopies": False}, "HOROVOD_BATCH_D2D_MEMCOPIES", "0"),
     ],
 )
@@ -40,10 +41,13 @@ def test_environment(strategy: dict[str, object], variable: str, text: str) -> N
     assert held_by_environment({variable: text}) == strategy
 
 
-def test_options_and_optimizer_arguments() -> None:
-    settings = horovod_settings({"controller": "mpi", "tensor_groups": 4, "compression": "fp16"})
-    assert settings.options == ("--mpi",)
-    assert dict(settings.optimizer) == {"groups": 4, "compression": "fp16"}
+def test_options() -> None:
+    assert horovod_settings({"controller": "mpi", "buckets": 4}).options == ("--mpi",)
+
+
+def test_exchanges_of_two_levels_need_process_sets() -> None:
+    settings = horovod_settings({"rest_exchange": "hierarchical"})
+    assert dict(settings.environment) == {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
 
 
 def test_unknown_knobs_are_refused() -> None:

@@ -18,6 +18,7 @@ from hvd_autosync.search_space import (
     Strategy,
     build_space,
 )
+from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
 
 
@@ -30,7 +31,7 @@ def test_one_cpu_host_has_no_knob_of_gpus_or_hierarchies(
 ) -> None:
     assert names(build_space(model, one_host)) == {
         "controller", "fusion_threshold_bytes", "cycle_time_ms",
-        "cache_capacity", "tensor_groups", "group_fusion",
+        "cache_capacity", "buckets", "bucket_rule",
     }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_hierarchical_allgather_needs_sparse_gradients_and_mpi(one_host: Resourc
 
 def test_lossy_knobs_are_opt_in(model: ModelProfile, one_host: Resources) -> None:
     assert all(knob.exact for knob in build_space(model, one_host).knobs)
-    assert "compression" in names(build_space(model, one_host, allow=["codec"]))
+    assert "rest_codec" in names(build_space(model, one_host, allow=["codec"]))
 
 
 def test_unknown_groups_are_refused(model: ModelProfile, one_host: Resources) -> None:
@@ -79,23 +80,46 @@ def test_what_the_user_set_stays_fixed_and_conditions_see_it(
 
 
 def test_what_the_script_decides_is_not_touched(model: ModelProfile, one_host: Resources) -> None:
-    space = build_space(model, one_host, owned=["tensor_groups"], allow=["codec"])
-    assert {"tensor_groups", "group_fusion"}.isdisjoint(names(space))
+    space = build_space(model, one_host, owned=["buckets"], allow=["codec"])
+    assert {"buckets", "bucket_rule"}.isdisjoint(names(space))
 
 
-def test_groups_need_every_gradient_dense_and_present(one_host: Resources) -> None:
+def test_buckets_hold_dense_gradients(one_host: Resources) -> None:
     parameters = [ParameterProfile(f"p{i}", (4,), "float32", False, i) for i in range(3)]
-    unused = ModelProfile((*parameters, ParameterProfile("idle", (4,), "float32")))
-    sparse = ModelProfile((*parameters, ParameterProfile("rows", (4,), "float32", True, 3)))
-    for model in (unused, sparse):
-        assert "tensor_groups" not in names(build_space(model, one_host))
-    groups = build_space(ModelProfile(tuple(parameters)), one_host)["tensor_groups"]
-    assert groups.from_unit(1.0) == 3
+    rows = ParameterProfile("rows", (4, 4), "float32", True, 3)
+    buckets = build_space(ModelProfile((*parameters, rows)), one_host)["buckets"]
+    assert buckets.from_unit(1.0) == 3
+    assert "buckets" not in names(build_space(ModelProfile((parameters[0], rows)), one_host))
+
+
+def test_each_class_has_its_own_exchange(one_host: Resources) -> None:
+    model = ModelProfile((
+        ParameterProfile("table", (100_000, 8), "float32", False, 2, touched_rows=0.01),
+        ParameterProfile("tied", (100_000, 8), "float32", False, 1, touched_rows=1.0),
+        ParameterProfile("bias", (8,), "float32", False, 0),
+    ))  # fmt: skip
+    assert parameter_classes(model) == {"embedding": ("table",), "large": ("tied",)}
+    flat = build_space(model, one_host, allow=["codec"])
+    assert flat["embedding_exchange"].choices == ("allreduce", "rows")  # type: ignore[union-attr]
+    assert {"large_exchange", "rest_exchange"}.isdisjoint(names(flat))
+    assert {"large_slices", "large_codec", "large_rank", "rest_codec"} <= names(flat)
+    uneven = replace(one_host, hosts=(Host("a", 2), Host("b", 3)))
+    assert "rest_exchange" not in names(build_space(model, uneven))
+    two_levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
+    assert {"large_exchange", "rest_exchange"} <= names(build_space(model, two_levels))
+
+
+def test_codecs_of_a_table_that_travels_by_rows_do_not_matter(one_host: Resources) -> None:
+    table = ParameterProfile("t", (100_000, 8), "float32", False, 0, touched_rows=0.01)
+    space = build_space(ModelProfile((table,)), one_host, allow=["codec"])
+    by_rows = space.complete({"embedding_exchange": "rows"})
+    assert "embedding_codec" not in by_rows and "embedding_ratio" not in by_rows
+    assert "embedding_codec" in space.default
 
 
 def test_hand_reducing_scripts_have_no_optimizer_knobs(one_host: Resources) -> None:
     space = build_space(ModelProfile(wrapped=False), one_host, allow=["codec"])
-    assert {"tensor_groups", "compression"}.isdisjoint(names(space))
+    assert {"buckets", "rest_codec"}.isdisjoint(names(space))
 
 
 def test_a_large_cache_matters_to_large_models_only(one_host: Resources) -> None:

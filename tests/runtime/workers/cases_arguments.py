@@ -10,7 +10,7 @@ import torch
 from common import HOROVODS, OURS, mlp, raises, strategy, wrap
 from torch import nn
 
-EVERYTHING = {"tensor_groups": 2, "compression": "fp16"}
+from hvd_autosync.runtime.dispatcher import Dispatcher
 
 
 def _both_raise(error, text, **options):
@@ -72,7 +72,7 @@ def case_invalid_groups():
 
 
 def case_num_groups_is_deprecated():
-    with strategy(**EVERYTHING), warnings.catch_warnings(record=True) as caught:
+    with strategy(buckets=2), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         distributed = wrap(OURS, mlp(), num_groups=3)
     assert distributed._groups == 3
@@ -80,51 +80,24 @@ def case_num_groups_is_deprecated():
 
 
 def case_strategy_fills_what_is_open():
-    with strategy(**EVERYTHING):
+    with strategy(buckets=2):
         distributed = wrap(OURS, mlp())
-    assert distributed._groups == 2
-    assert distributed._compression is hvd.Compression.fp16
+    assert isinstance(distributed._dispatcher, Dispatcher)
 
 
-def case_script_decides_compression():
+def case_script_decides():
     class Own(hvd.Compression.none):
         pass
 
-    with strategy(**EVERYTHING):
-        distributed = wrap(OURS, mlp(), compression=Own)
-    assert distributed._compression is Own
-    assert distributed._groups == 2
-
-
-def case_script_decides_groups():
-    with strategy(**EVERYTHING):
-        distributed = wrap(OURS, mlp(), groups=5)
-    assert distributed._groups == 5
-    assert distributed._compression is hvd.Compression.fp16
-
-
-def case_what_excludes_groups():
     own = hvd.add_process_set([0])
     try:
         for options in (
-            {"sparse_as_dense": True},
-            {"gradient_predivide_factor": 2.0},
-            {"process_set": own},
-        ):
-            with strategy(tensor_groups=2):
-                assert wrap(OURS, mlp(), **options)._groups is None, options
+            {"compression": Own}, {"groups": 5}, {"sparse_as_dense": True}, {"process_set": own},
+        ):  # fmt: skip
+            with strategy(buckets=2):
+                assert not hasattr(wrap(OURS, mlp(), **options), "_dispatcher"), options
     finally:
         hvd.remove_process_set(own)
-
-
-def case_sparse_adam_is_left_alone():
-    model = nn.Embedding(10, 2, sparse=True)
-    with strategy(**EVERYTHING):
-        distributed = wrap(OURS, model, torch.optim.SparseAdam(model.parameters()))
-    assert distributed._groups is None
-    assert distributed._compression is hvd.Compression.none
-    model(torch.tensor([1, 2])).sum().backward()
-    distributed.step()
 
 
 def case_other_imports_are_untouched():

@@ -45,25 +45,24 @@ def case_sum():
 
 def case_gradient_predivide_factor():
     factor = {"gradient_predivide_factor": 2.0}
-    with strategy(tensor_groups=2):
+    with strategy(buckets=2):
         ours = train(OURS, **factor)
     assert_identical(ours, train(HOROVODS, **factor))
     assert_close(ours, train(HOROVODS))
 
 
-def case_groups_of_the_strategy():
-    with strategy(tensor_groups=2):
-        ours = train(OURS)
-    assert_identical(ours, train(HOROVODS, groups=2))
-    assert_close(ours, train(HOROVODS))
+def case_buckets_of_the_strategy():
+    for rule in ("ordered", "size"):
+        with strategy(buckets=2, bucket_rule=rule):
+            assert_identical(train(OURS), train(HOROVODS))
 
 
-def case_more_groups_than_parameters():
-    with strategy(tensor_groups=100):
+def case_more_buckets_than_parameters():
+    with strategy(buckets=100):
         assert_close(train(OURS), train(HOROVODS))
 
 
-def case_groups_of_mixed_types():
+def case_buckets_of_mixed_types():
     def run(factory):
         torch.manual_seed(3)
         parts = nn.ModuleList([nn.Linear(12, 4), nn.Linear(12, 4).double()])
@@ -75,7 +74,7 @@ def case_groups_of_mixed_types():
             distributed.step()
         return [parameter.detach() for parameter in parts.parameters()]
 
-    with strategy(tensor_groups=1):
+    with strategy(buckets=1):
         ours = run(OURS)
     assert_close(ours, run(HOROVODS))
 
@@ -92,24 +91,9 @@ def case_groups_as_lists():
             distributed.step()
         return [parameter.detach() for parameter in model.parameters()]
 
-    with strategy(tensor_groups=3):
+    with strategy(buckets=3):
         ours = run(OURS)
     assert_identical(ours, run(HOROVODS))
-
-
-def case_half_precision_of_the_strategy():
-    with strategy(compression="fp16"):
-        ours = train(OURS)
-    assert_identical(ours, train(HOROVODS, compression=hvd.Compression.fp16))
-    assert_same_on_all_ranks(ours)
-    # Half precision has a unit roundoff of 5e-4, and gradients here are below 1.
-    assert_close(ours, train(HOROVODS), atol=5e-3, rtol=0)
-
-
-def case_groups_and_half_precision():
-    with strategy(compression="fp16", tensor_groups=3):
-        ours = train(OURS)
-    assert_identical(ours, train(HOROVODS, compression=hvd.Compression.fp16, groups=3))
 
 
 def _train_embedding(factory, **options):
@@ -130,10 +114,9 @@ def case_sparse_gradients():
 
 
 def case_sparse_as_dense():
-    with strategy(tensor_groups=1, compression="fp16"):
+    with strategy(buckets=1):
         ours = _train_embedding(OURS, sparse_as_dense=True)
-    theirs = _train_embedding(HOROVODS, sparse_as_dense=True, compression=hvd.Compression.fp16)
-    assert_identical(ours, theirs)
+    assert_identical(ours, _train_embedding(HOROVODS, sparse_as_dense=True))
 
 
 def case_gradient_aggregation():
@@ -148,7 +131,7 @@ def case_gradient_aggregation():
         return [parameter.detach() for parameter in model.parameters()]
 
     assert_identical(run(OURS), run(HOROVODS))
-    with strategy(tensor_groups=2):
+    with strategy(buckets=2):
         ours = run(OURS)
     assert_close(ours, run(HOROVODS))
 
@@ -295,7 +278,7 @@ def case_without_names():
 def case_process_sets():
     mine = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
     try:
-        with strategy(tensor_groups=2):
+        with strategy(buckets=2):
             for process_set in mine:
                 ours = train(OURS, process_set=process_set)
                 theirs = train(HOROVODS, process_set=process_set)
@@ -324,7 +307,7 @@ def case_join_with_uneven_batches():
 def case_adasum():
     if not hvd.mpi_enabled():
         raise unittest.SkipTest("Horovod has Adasum under MPI only")
-    with strategy(tensor_groups=2):
+    with strategy(buckets=2):
         ours = train(OURS, op=hvd.Adasum)
     assert_identical(ours, train(HOROVODS, op=hvd.Adasum))
     assert_same_on_all_ranks(ours)

@@ -8,6 +8,7 @@ from common import OURS, RUN, batch, mlp, strategy, wrap
 from torch import nn
 
 from hvd_autosync.runtime import ending
+from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS
 from hvd_autosync.runtime.profiler import Profiler
 
 
@@ -128,7 +129,7 @@ def case_most_steps():
 
 
 def case_owned_knobs():
-    with strategy(tensor_groups=2, compression="fp16"):
+    with strategy(buckets=2):
         wrap(OURS, mlp(), groups=3)
-        wrap(OURS, mlp(), compression=hvd.Compression.fp16)
-    assert RUN._owned[-2:] == [{"tensor_groups"}, {"compression"}]
+        wrap(OURS, mlp())
+    assert RUN._owned[-2:] == [EXCHANGE_KNOBS, frozenset()]

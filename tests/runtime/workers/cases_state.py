@@ -104,7 +104,7 @@ def case_several_parameter_groups():
         _step(model, distributed)
         return [parameter.detach() for parameter in model.parameters()]
 
-    with strategy(tensor_groups=2):
+    with strategy(buckets=2):
         ours = run(OURS)
     assert_identical(ours, run(HOROVODS))
 

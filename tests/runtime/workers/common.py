@@ -6,8 +6,8 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from hvd_autosync.runtime import activation, current, optimizer
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.runtime import current, optimizer
+from hvd_autosync.search_space.exchange_plan import exchange_plan
 
 OURS = hvd.DistributedOptimizer
 HOROVODS = optimizer._horovods_own
@@ -15,13 +15,14 @@ RUN = current.run
 
 
 @contextlib.contextmanager
-def strategy(**values):
+def strategy(classes=None, **values):
     """Optimizers that are created meanwhile are under this strategy."""
-    activation.use_strategy(Strategy(values))
+    before = current.plan, current.classes
+    current.plan, current.classes = exchange_plan(values), classes or {}
     try:
         yield
     finally:
-        activation.use_strategy(Strategy())
+        current.plan, current.classes = before
 
 
 def mlp(dtype=torch.float32, sizes=(12, 20, 8, 3)) -> nn.Module:

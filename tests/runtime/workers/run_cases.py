@@ -1,9 +1,10 @@
 """Runs every ``case_*`` function of the case files on all ranks, with measuring switched on.
 
-Each rank appends one JSON line per case to ``FOLDER/RANK``: ``[name, traceback or ""]``. A case
-ends by returning, by ``unittest.SkipTest``, or by failing.
+``run_cases.py FOLDER MODULE ...``: each rank appends one JSON line per case to ``FOLDER/RANK``:
+``[name, traceback or ""]``. A case ends by returning, by ``unittest.SkipTest``, or by failing.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -11,16 +12,10 @@ import traceback
 import unittest
 import warnings
 
-import cases_arguments
-import cases_exactness
-import cases_measuring
-import cases_state
 import horovod.torch as hvd
 import torch
 
 from hvd_autosync.runtime import current
-
-MODULES = (cases_arguments, cases_exactness, cases_measuring, cases_state)
 
 
 def run(case) -> str:
@@ -35,16 +30,16 @@ def run(case) -> str:
     return ""
 
 
-def main(folder: str) -> None:
+def main(folder: str, *modules: str) -> None:
     torch.set_num_threads(1)
     hvd.init(process_sets="dynamic")
     current.run._sender.stop()  # the cases look at news themselves
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:
-        for module in MODULES:
-            for name, case in vars(module).items():
+        for module in modules:
+            for name, case in vars(importlib.import_module(module)).items():
                 if name.startswith("case_"):
                     print(json.dumps([name, run(case)]), file=out, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

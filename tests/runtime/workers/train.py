@@ -1,7 +1,7 @@
 """A training for the tests of a run's end: endless unless told otherwise.
 
-Prints ``pids ...`` of the processes it started, ``groups ...`` of its optimizer, and ``done`` when
-it reaches its own end.
+Prints ``pids ...`` of the processes it started, ``planned ...`` of its optimizer, and ``done``
+when it reaches its own end.
 """
 
 import argparse
@@ -71,7 +71,7 @@ model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.L
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if not args.manual:
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    print("groups", optimizer._groups, flush=True)
+    print("planned", hasattr(optimizer, "_hvd_autosync_plan"), flush=True)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 for step, batch in enumerate(batches()):
     if step == args.steps:

@@ -1,0 +1,154 @@
+"""Sends gradients off in buckets as they arrive in backward, and waits for all before the step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
+
+from hvd_autosync.runtime.buckets import Bucket
+from hvd_autosync.runtime.exchanges import Steps
+
+#: Makes the buckets, given the parameters in the order in which their gradients arrived.
+MakeBuckets = Callable[[Sequence[torch.nn.Parameter]], list[Bucket]]
+
+
+class Dispatcher:
+    """The exchanges of one optimizer's gradients.
+
+    In the first step nothing is sent before the end: the order in which gradients arrive is not
+    known yet, and buckets follow it.
+
+    A rank that waits in ``hvd.join()`` takes part in plain allreduces only, where Horovod puts in
+    zeros for it. So each step begins with a census, if any bucket needs all ranks, and while some
+    are missing everything travels by plain allreduces.
+
+    Args:
+        make_buckets: Called once, at the end of the first step, on all ranks.
+        plain: Buckets that need nothing but plain allreduces, for first steps without some rank.
+    """
+
+    def __init__(self, make_buckets: MakeBuckets, plain: list[Bucket]) -> None:
+        self._make_buckets = make_buckets
+        self._plain = plain
+        self._first_arrivals: list[torch.nn.Parameter] = []
+        self._buckets: list[Bucket] = []
+        self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
+        self._ready: deque[Bucket] = deque()
+        self._under_way: deque[tuple[int, Steps]] = deque()
+        self._census = _Census()
+        self._codec_states: dict[str, dict[str, torch.Tensor]] = {}
+
+    def arrived(self, parameter: torch.nn.Parameter) -> None:
+        """The gradient of ``parameter`` is complete."""
+        if not self._buckets:
+            self._first_arrivals.append(parameter)
+            return
+        for bucket in self._of[parameter]:
+            bucket.missing -= 1
+            if bucket.missing == 0 and not bucket.started:
+                self._ready.append(bucket)
+        self._census.begin()
+        self._go_on(wait=False)
+
+    def finish(self) -> None:
+        """Send what was not sent yet, and wait until every gradient is the same on all ranks."""
+        self._census.begin()
+        buckets = self._buckets or self._first_buckets()
+        self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
+        self._go_on(wait=True)
+        self._rest(buckets)
+
+    def forget_step(self) -> None:
+        """Begin the step anew; what is under way is left behind."""
+        self._first_arrivals.clear()
+        self._under_way.clear()
+        self._ready.clear()
+        self._rest(self._buckets)
+
+    def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What codecs carry from step to step on this rank, by bucket."""
+        states = {b.name: b.codec.state() for b in self._buckets if b.codec is not None}
+        return {name: state for name, state in states.items() if state} or self._codec_states
+
+    def load_codec_states(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Take over what :meth:`codec_states` returned, now or as soon as there are buckets."""
+        self._codec_states = states
+        for bucket in self._buckets:
+            if bucket.codec is not None:
+                bucket.codec.load(states.get(bucket.name, {}))
+
+    def _first_buckets(self) -> list[Bucket]:
+        if not self._census.all_here(wait=True):
+            return self._plain
+        self._buckets = self._make_buckets(self._first_arrivals)
+        self._census.needed = any(bucket.needs_all for bucket in self._buckets)
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                self._of.setdefault(parameter, []).append(bucket)
+        self.load_codec_states(self._codec_states)
+        return self._buckets
+
+    def _rest(self, buckets: list[Bucket]) -> None:
+        self._census.rest()
+        for bucket in buckets:
+            bucket.rest()
+
+    def _go_on(self, *, wait: bool) -> None:
+        """Start what is ready, and let exchanges take their next steps in turn."""
+        if self._ready:
+            all_here = self._census.all_here(wait=wait)
+            if all_here is not None:
+                while self._ready:
+                    self._start(self._ready.popleft(), all_here)
+        while self._under_way and (wait or poll(self._under_way[0][0])):
+            handle, steps = self._under_way.popleft()
+            output = synchronize(handle)
+            try:
+                self._under_way.append((steps.send(output), steps))
+            except StopIteration:
+                pass
+
+    def _start(self, bucket: Bucket, all_here: bool) -> None:
+        bucket.started = True
+        steps = bucket.send() if all_here else bucket.send_plainly()
+        handle = next(steps, None)
+        if handle is not None:
+            self._under_way.append((handle, steps))
+
+
+class _Census:
+    """Counts in each step which ranks take part in it.
+
+    Attributes:
+        needed: Whether it matters who does.
+    """
+
+    def __init__(self) -> None:
+        self.needed = True
+        self._count = torch.ones(1)
+        self._handle: int | None = None
+        self._all_here: bool | None = None
+
+    def begin(self) -> None:
+        """This rank is about to take part: from here on it makes the whole step."""
+        if self.needed and self._handle is None and self._all_here is None:
+            self._count.fill_(1)
+            self._handle = allreduce_async_(self._count, name="hvd_autosync.census", op=Sum)
+
+    def all_here(self, *, wait: bool) -> bool | None:
+        """Whether all ranks take part; ``None`` while it is not known."""
+        if not self.needed:
+            return True
+        if self._handle is not None and (wait or poll(self._handle)):
+            self._all_here = bool(synchronize(self._handle).item() == size())
+            self._handle = None
+        return self._all_here
+
+    def rest(self) -> None:
+        """Be ready for the next step."""
+        if self._handle is not None:
+            synchronize(self._handle)
+        self._handle = self._all_here = None

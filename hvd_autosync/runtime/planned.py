@@ -1,0 +1,154 @@
+"""Horovod's optimizer with a dispatcher of ours in place of its own sending.
+
+Everything that a script sees stays Horovod's own code: arguments, checks, ``step``,
+``skip_synchronize``, ``zero_grad``, accumulation. Only what its hooks do and how
+``synchronize`` waits is replaced, in the class that is created for each optimizer
+(``DistributedOptimizer`` in ``horovod/torch/optimizer.py`` does the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from horovod.torch import optimizer as horovod_optimizer
+from horovod.torch.mpi_ops import Average, size
+
+from hvd_autosync.runtime.agreement import agree_order, agree_parameters
+from hvd_autosync.runtime.buckets import Bucket
+from hvd_autosync.runtime.dispatcher import Dispatcher
+from hvd_autosync.runtime.exchanges import Scaling
+from hvd_autosync.runtime.planning import Planning
+from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, class_of
+
+_horovods_class = horovod_optimizer._DistributedOptimizer
+#: Entry of a state dictionary that other optimizers ignore.
+_CODEC_STATES = "hvd_autosync_codecs"
+#: What Horovod's methods take for a gradient that has been sent.
+_SENT = (0, None)
+
+
+def planned_optimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    plan: ExchangePlan,
+    classes: Classes,
+    arguments: dict[str, Any],
+) -> torch.optim.Optimizer:
+    """A distributed optimizer whose gradients travel as ``plan`` says.
+
+    Args:
+        optimizer: The optimizer to be wrapped.
+        named_parameters: As of ``horovod.torch.DistributedOptimizer``.
+        plan: The plan.
+        classes: Which parameters are in which class.
+        arguments: ``backward_passes_per_step``, ``op`` and ``gradient_predivide_factor``.
+
+    Raises:
+        ConfigurationError: The ranks have different parameters.
+        SpaceError: The plan does not fit the parameters or the job.
+        ValueError: As of ``horovod.torch.DistributedOptimizer``.
+    """
+    methods: dict[str, Any] = dict(vars(_horovods_class)) | {
+        "_register_hooks": _register_hooks,
+        "synchronize": _synchronize,
+        "load_state_dict": _load_state_dict,
+    }
+    base = type(optimizer)
+    methods["_hvd_autosync_plan"] = (plan, classes)
+    cls = type(base.__name__, (base,), methods)
+    planned: torch.optim.Optimizer = cls(
+        optimizer.param_groups,
+        named_parameters,
+        arguments["compression"],
+        arguments["backward_passes_per_step"],
+        arguments["op"],
+        arguments["gradient_predivide_factor"],
+    )
+    return planned
+
+
+def _register_hooks(self: Any) -> None:
+    plan, classes = type(self)._hvd_autosync_plan
+    parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+    self._requires_update.update(parameters)
+    names = {}
+    for parameter in parameters:
+        name = str(self._parameter_names[parameter])
+        names[parameter] = (name, class_of(name, classes))
+    agree_parameters(
+        [
+            (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class}")
+            for parameter, (name, parameter_class) in names.items()
+        ]
+    )
+    planning = Planning(plan, names, _scaling(self))
+
+    def make_buckets(arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
+        # Gradients that never arrived come last; their order is that of the optimizer.
+        first = list(dict.fromkeys([*arrivals, *parameters]))
+        index = {parameter: i for i, parameter in enumerate(parameters)}
+        order = agree_order([index[p] for p in first], "order")
+        sparse = agree_order([int(_has_sparse_gradient(p)) for p in parameters], "sparse")
+        return planning.buckets(
+            [parameters[i] for i in order],
+            {p for p, flag in zip(parameters, sparse, strict=True) if flag},
+        )
+
+    self._dispatcher = Dispatcher(make_buckets, planning.plain(parameters))
+    self.register_state_dict_post_hook(_save_codec_states)
+    self.register_load_state_dict_pre_hook(_load_codec_states)
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(_hook(self))
+
+
+def _scaling(self: Any) -> Scaling:
+    factor = self.gradient_predivide_factor
+    return Scaling(1 / factor, factor / size()) if self.op == Average else Scaling()
+
+
+def _hook(self: Any) -> Callable[[torch.nn.Parameter], None]:
+    def arrived(parameter: torch.nn.Parameter) -> None:
+        delay = self._allreduce_delay
+        if delay[parameter] <= 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to "
+                "step(). Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        delay[parameter] -= 1
+        # Horovod's zero_grad looks at these.
+        self._handles[parameter] = _SENT
+        if delay[parameter] == 0:
+            self._dispatcher.arrived(parameter)
+
+    return arrived
+
+
+def _synchronize(self: Any) -> None:
+    if size() > 1:
+        self._dispatcher.finish()
+    for parameter in self._allreduce_delay:
+        self._allreduce_delay[parameter] = self.backward_passes_per_step
+    self._handles.clear()
+    self._synchronized = True
+
+
+def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
+    if size() > 1:
+        self._dispatcher.forget_step()
+    _horovods_class.load_state_dict(self, *args, **kwargs)
+
+
+def _save_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
+    states = self._dispatcher.codec_states()
+    if states:
+        state_dict[_CODEC_STATES] = states
+
+
+def _load_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
+    self._dispatcher.load_codec_states(state_dict.get(_CODEC_STATES, {}))
+
+
+def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:
+    return parameter.grad is not None and parameter.grad.is_sparse

@@ -1,0 +1,127 @@
+"""How gradients travel: one plan for each class of parameters, and the buckets for all.
+
+The exchange knobs of a strategy, read as the runtime needs them. A strategy without any leaves the
+job to Horovod's own optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
+
+#: Classes of parameters that a strategy may treat differently; whatever is in no other is "rest".
+EMBEDDING, LARGE, REST = PARAMETER_CLASSES = ("embedding", "large", "rest")
+
+#: Class -> names of its parameters, ``*`` and ``?`` allowed; the first class that fits counts.
+Classes: TypeAlias = Mapping[str, tuple[str, ...]]
+
+#: A batch touches at most this share of an embedding's rows.
+_FEW_ROWS = 0.5
+#: An embedding or a large matrix has at least so many bytes, for smaller ones gain nothing alone.
+_LARGE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class ClassPlan:
+    """How the gradients of one class travel.
+
+    Attributes:
+        exchange: ``allreduce``, ``hierarchical``, ``sharded`` or ``rows``.
+        slices: Pieces that each tensor is cut into.
+        codec: ``none`` or the name of a codec.
+        ratio: Share of the elements that the codec ``topk`` sends.
+        rank: Rank of the codec ``powersgd``.
+    """
+
+    exchange: str = "allreduce"
+    slices: int = 1
+    codec: str = "none"
+    ratio: float = 0.01
+    rank: int = 2
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """How all gradients of a model travel.
+
+    Attributes:
+        buckets: Number of buckets; 0: each gradient by itself, as Horovod does, which fuses.
+        rule: ``ordered``: gradients in the order of their arrival, a bucket is closed at an equal
+            share of the bytes ("ordered-balanced" in AutoSync's code); ``size``: like sizes
+            together.
+        embedding: Of tables of which a batch touches few rows.
+        large: Of large matrices.
+        rest: Of everything else.
+    """
+
+    buckets: int = 0
+    rule: str = "ordered"
+    embedding: ClassPlan = ClassPlan()
+    large: ClassPlan = ClassPlan()
+    rest: ClassPlan = ClassPlan()
+
+    def of(self, parameter_class: str) -> ClassPlan:
+        """The plan of one class."""
+        plan: ClassPlan = getattr(self, parameter_class)
+        return plan
+
+    @property
+    def two_levels(self) -> bool:
+        """Whether it needs process sets within hosts and across them."""
+        return any(self.of(name).exchange == "hierarchical" for name in PARAMETER_CLASSES)
+
+
+def class_knob(parameter_class: str, attribute: str) -> str:
+    """Name of the knob that sets one attribute of a class's plan."""
+    return f"{parameter_class}_{attribute}"
+
+
+def exchange_plan(strategy: Mapping[str, Value]) -> ExchangePlan | None:
+    """The plan of ``strategy``; ``None`` when it leaves the exchange to Horovod's optimizer."""
+    chosen: dict[str, object] = {}
+    if "buckets" in strategy:
+        chosen["buckets"] = strategy["buckets"]
+    if "bucket_rule" in strategy:
+        chosen["rule"] = strategy["bucket_rule"]
+    for parameter_class in PARAMETER_CLASSES:
+        values = {
+            field.name: strategy[class_knob(parameter_class, field.name)]
+            for field in fields(ClassPlan)
+            if class_knob(parameter_class, field.name) in strategy
+        }
+        chosen[parameter_class] = ClassPlan(**values)  # type: ignore[arg-type]
+    plan = ExchangePlan(**chosen)  # type: ignore[arg-type]
+    return None if plan == ExchangePlan() else plan
+
+
+def parameter_classes(model: ModelProfile) -> Classes:
+    """The classes of a model's parameters, by what was measured; those of "rest" are left out."""
+    members: dict[str, list[str]] = {}
+    for parameter in model.parameters:
+        name = _class_of(parameter)
+        if name != REST:
+            members.setdefault(name, []).append(parameter.name)
+    return {name: tuple(names) for name, names in members.items()}
+
+
+def _class_of(parameter: ParameterProfile) -> str:
+    if parameter.sparse:
+        return EMBEDDING
+    if len(parameter.shape) < 2 or parameter.size_bytes < _LARGE_BYTES:
+        return REST
+    few = len(parameter.shape) == 2 and parameter.touched_rows <= _FEW_ROWS
+    return EMBEDDING if few else LARGE
+
+
+def class_of(name: str, classes: Classes) -> str:
+    """The class of the parameter called ``name``."""
+    for parameter_class in PARAMETER_CLASSES:
+        for pattern in classes.get(parameter_class, ()):
+            if name == pattern or fnmatchcase(name, pattern):
+                return parameter_class
+    return REST

@@ -1,0 +1,129 @@
+"""A strategy as a file that people read and edit, and ``--autosync-strategy FILE`` runs::
+
+    [knobs]
+    cycle_time_ms = 2.5
+    buckets = 4
+    embedding_exchange = "rows"
+
+    # Names of parameters, * and ? allowed; whatever is not listed is of class "rest".
+    [classes]
+    embedding = ["user_table.weight", "item_table.weight"]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.catalogue import catalogue_knob
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, REST, Classes, class_knob
+from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.search_space.resources import Host
+from hvd_autosync.search_space.strategy import Strategy
+
+_CLASSES_HINT = "Name parameters, as in [classes] embedding = ['*_table.weight']."
+
+
+def strategy_text(strategy: Mapping[str, Value], classes: Classes) -> str:
+    """``strategy`` as a TOML file; what each knob does stands beside it."""
+    lines = ["[knobs]"]
+    for name, value in strategy.items():
+        knob = catalogue_knob(name)
+        unit = f" ({knob.unit})" if knob.unit else ""
+        lines += [f"# {knob.help}{unit}", f"{name} = {json.dumps(value)}"]
+    used = [name for name in classes if any(knob.startswith(f"{name}_") for knob in strategy)]
+    if used:
+        lines += ["", "# Parameters by class, * and ? allowed; all others are of class rest."]
+        lines += ["[classes]"]
+        lines += [f"{name} = {json.dumps(list(classes[name]))}" for name in used]
+    return "\n".join(lines) + "\n"
+
+
+def read_strategy(document: Mapping[str, Any]) -> tuple[Strategy, Classes]:
+    """The strategy of a parsed file, and which parameters are in which class.
+
+    Raises:
+        SpaceError: Unknown table, knob or class; a value that is not in a knob's domain; a knob
+            whose condition does not hold; a class that has knobs and no parameters.
+    """
+    unknown = sorted(set(document) - {"knobs", "classes"})
+    if unknown:
+        raise SpaceError(
+            f"unknown table or key {unknown[0]!r} in the strategy file",
+            hint="Use the tables [knobs] and [classes].",
+        )
+    knobs, tables = document.get("knobs", {}), document.get("classes", {})
+    for name, table in (("knobs", knobs), ("classes", tables)):
+        if not isinstance(table, Mapping):
+            raise SpaceError(f"{name!r} is not a table", hint=f"Write [{name}] above its lines.")
+    for name, value in knobs.items():
+        catalogue_knob(name).validate(value)
+    strategy = Strategy(knobs)
+    _check_conditions(strategy)
+    classes = {name: _members(name, names) for name, names in tables.items()}
+    for name in PARAMETER_CLASSES:
+        used = [knob for knob in strategy if knob.startswith(f"{name}_")]
+        if used and name != REST and not classes.get(name):
+            raise SpaceError(
+                f"{used[0]} is set, but no parameter is of class {name}", hint=_CLASSES_HINT
+            )
+    return strategy, classes
+
+
+def _check_conditions(strategy: Strategy) -> None:
+    for name in strategy:
+        condition = catalogue_knob(name).condition
+        if condition is not None:
+            parent = catalogue_knob(condition.knob)
+            if not condition.holds({condition.knob: parent.default, **strategy}):
+                raise SpaceError(
+                    f"knob {name} has no effect without {condition.knob}",
+                    hint=f"Set {condition.knob} too, or leave {name} out.",
+                )
+
+
+def _members(name: str, names: Any) -> tuple[str, ...]:
+    if name not in PARAMETER_CLASSES or name == REST:
+        known = ", ".join(c for c in PARAMETER_CLASSES if c != REST)
+        raise SpaceError(
+            f"unknown class of parameters {name!r}",
+            hint=f"Use {known}; whatever is in none is of class {REST}.",
+        )
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise SpaceError(f"class {name}: {names!r} is not a list of names", hint=_CLASSES_HINT)
+    return tuple(names)
+
+
+def check_fits(
+    strategy: Mapping[str, Value], hosts: Sequence[Host], held: Mapping[str, Value]
+) -> None:
+    """Check that a job can run under ``strategy``.
+
+    Args:
+        strategy: The strategy.
+        hosts: The job's hosts, with the slots that it uses.
+        held: Knobs that the job's options and environment set.
+
+    Raises:
+        SpaceError: It has an exchange of two levels and the hosts have not; or the job's own
+            options decide one of its knobs.
+    """
+    for name, value in strategy.items():
+        if name in held and held[name] != value:
+            raise SpaceError(
+                f"knob {name} is {value!r} in the strategy file, but your options or environment "
+                f"set {held[name]!r}",
+                hint="Leave one of them out.",
+            )
+    slots = {host.slots for host in hosts}
+    for name in PARAMETER_CLASSES:
+        knob = class_knob(name, "exchange")
+        uneven = len(hosts) < 2 or len(slots) > 1 or slots == {1}
+        if strategy.get(knob) == "hierarchical" and uneven:
+            layout = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+            raise SpaceError(
+                f"{knob} = 'hierarchical' does not fit the hosts {layout}",
+                hint="It needs several hosts with the same number of slots, two or more.",
+            )

@@ -1,0 +1,321 @@
+"""Every exchange gives the parameters that Horovod's own optimizer gives."""
+
+import contextlib
+import unittest
+
+import horovod.torch as hvd
+import torch
+from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, raises
+from torch import nn
+from torch.nn import functional as F
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime import current
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+
+ROWS, COLUMNS = 40, 6
+FEW, STEPS = 6, 50
+CLASSES = {"embedding": ("table*",), "large": ("body.*weight", "tied*")}
+HIERARCHICAL, BY_ROWS = ClassPlan("hierarchical"), ClassPlan("rows")
+PLANS = {
+    "as Horovod": ExchangePlan(),
+    "one bucket": ExchangePlan(buckets=1),
+    "ordered": ExchangePlan(buckets=3),
+    "by size": ExchangePlan(buckets=3, rule="size"),
+    "slices": ExchangePlan(embedding=ClassPlan(slices=3), large=ClassPlan(slices=7)),
+    "rows": ExchangePlan(buckets=2, embedding=BY_ROWS),
+    "hierarchical": ExchangePlan(0, "ordered", HIERARCHICAL, HIERARCHICAL, HIERARCHICAL),
+    "mixed": ExchangePlan(2, "size", BY_ROWS, ClassPlan("hierarchical", slices=2), HIERARCHICAL),
+}
+OPTIMIZERS = {
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.01),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+}
+
+
+@contextlib.contextmanager
+def plan(chosen, classes=CLASSES):
+    before = current.plan, current.classes
+    current.plan, current.classes = chosen, classes
+    try:
+        yield
+    finally:
+        current.plan, current.classes = before
+
+
+def plans():
+    """Those of two levels where there are several hosts, else the others."""
+    return [item for item in PLANS.items() if item[1].two_levels == (hvd.cross_size() > 1)]
+
+
+class Model(nn.Module):
+    """A table, a body with a shared, a frozen and an unused layer, and a head for some ranks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.table = nn.Embedding(ROWS, COLUMNS, padding_idx=0)
+        self.body = nn.Sequential(nn.Linear(COLUMNS, 10), nn.Tanh(), nn.Linear(10, 10))
+        self.frozen, self.unused = nn.Linear(10, 10), nn.Linear(3, 3)
+        self.norm = nn.LayerNorm(10)
+        self.heads = nn.ModuleList([nn.Linear(10, 4), nn.Linear(10, 4)])
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        hidden = self.body(self.table(x).mean(1))
+        hidden = self.norm(self.frozen(torch.tanh(hidden) + self.body[2](hidden)))
+        return self.heads[0](hidden) if hvd.rank() == 0 else self.heads[1](hidden)
+
+
+def inputs(step, rows=None):
+    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    count = (6 if step % 10 else 2) if rows is None else rows  # a short last batch
+    return torch.randint(0, ROWS, (count, 3), generator=generator)
+
+
+def loss_of(model, step, **options):
+    x = inputs(step, **options)
+    return F.cross_entropy(model(x), x[:, 0] % 4)
+
+
+def groups_of(model):
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    return [{"params": matrices}, {"params": others, "lr": 0.02}]
+
+
+def train(factory, optimizer="momentum", step=None, passes=1, steps=None, after=None):
+    # Four ranks of Gloo on two processors take 20 times as long for a step as two.
+    steps = steps or (FEW if hvd.cross_size() > 1 else STEPS)
+    model = Model()
+    base = OPTIMIZERS[optimizer](groups_of(model))
+    options = {"backward_passes_per_step": passes} if passes > 1 else {}
+    distributed = factory(base, named_parameters=model.named_parameters(), **options)
+    for number in range(steps if isinstance(steps, int) else steps[hvd.rank()]):
+        distributed.zero_grad()
+        for part in range(passes):
+            (loss_of(model, passes * number + part) / passes).backward()
+        (step or type(distributed).step)(distributed)
+    if after is not None:
+        after()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def compare(*, same_on_all_ranks=True, **options):
+    expected = train(HOROVODS, **options)
+    for name, chosen in plans():
+        with plan(chosen):
+            ours = train(OURS, **options)
+        try:
+            assert_close(ours, expected, atol=2e-5, rtol=2e-5)
+            if same_on_all_ranks:
+                assert_same_on_all_ranks(ours)
+        except AssertionError as error:
+            raise AssertionError(f"under the plan {name!r}") from error
+
+
+def case_sgd():
+    compare(optimizer="SGD")
+
+
+def case_momentum():
+    compare(optimizer="momentum")
+
+
+def case_adam():
+    compare(optimizer="Adam")
+
+
+def case_adamw():
+    compare(optimizer="AdamW")
+
+
+def case_clipping():
+    def clipped(distributed):
+        distributed.synchronize()
+        parameters = [p for group in distributed.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, 0.05)
+        with distributed.skip_synchronize():
+            distributed.step()
+
+    compare(step=clipped)
+
+
+def case_accumulation():
+    compare(passes=3, steps=FEW)
+
+
+def case_join():
+    uneven = [FEW + 2 * rank for rank in range(hvd.size())]
+    # Who has joined takes no further steps.
+    compare(steps=uneven, after=hvd.join, same_on_all_ranks=False)
+
+
+def case_gradients_kept_between_steps():
+    """With zero_grad(set_to_none=False) gradients stay where they are."""
+
+    def step(distributed):
+        distributed.step()
+        for group in distributed.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+
+    compare(step=step, steps=FEW)
+
+
+def case_gradients_of_earlier_steps_stay():
+    """A gradient that the script keeps is not overwritten by the next step."""
+    for name, chosen in plans():
+        with plan(chosen):
+            model = Model()
+            distributed = OURS(OPTIMIZERS["SGD"](model.parameters()), model.named_parameters())
+        for number in range(3):
+            distributed.zero_grad()
+            loss_of(model, number).backward()
+            distributed.step()
+            if number == 1:
+                kept = [p.grad for p in model.parameters() if p.grad is not None]
+                copies = [gradient.clone() for gradient in kept]
+        for gradient, copy in zip(kept, copies, strict=True):
+            assert torch.equal(gradient, copy), name
+
+
+def case_bfloat16():
+    """Horovod cannot reduce it; the mean is that of float32, rounded once."""
+    for name, chosen in plans():
+        with plan(chosen):
+            model = nn.ModuleDict({"table": nn.Embedding(ROWS, 8), "body": nn.Linear(8, 4)})
+            model = model.to(torch.bfloat16)
+            distributed = OURS(
+                torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
+            )
+        model["body"](model["table"](inputs(1)).mean(1)).float().pow(2).mean().backward()
+        own = {n: p.grad.float() for n, p in model.named_parameters()}
+        distributed.synchronize()
+        for key, parameter in model.named_parameters():
+            mean = hvd.allreduce(own[key], name=f"expected.{key}").to(torch.bfloat16)
+            assert parameter.grad.dtype is torch.bfloat16
+            torch.testing.assert_close(parameter.grad, mean, msg=lambda m: f"{name}: {m}")  # noqa: B023
+        with distributed.skip_synchronize():
+            distributed.step()
+
+
+def _sparse(factory, optimizer):
+    torch.manual_seed(3)
+    model = nn.ModuleDict({"table": nn.Embedding(ROWS, 4, sparse=True), "body": nn.Linear(4, 2)})
+    groups = model.parameters() if optimizer is torch.optim.SGD else model["table"].parameters()
+    distributed = factory(optimizer(groups, lr=0.1), model.named_parameters())
+    for step in range(10):
+        distributed.zero_grad()
+        model["body"](model["table"](inputs(step)).mean(1)).pow(2).mean().backward()
+        assert model["table"].weight.grad.is_sparse
+        distributed.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def case_sparse_gradients():
+    for optimizer in (torch.optim.SGD, torch.optim.SparseAdam):
+        expected = _sparse(HOROVODS, optimizer)
+        for _, chosen in plans():
+            with plan(chosen):
+                assert_close(_sparse(OURS, optimizer), expected)
+
+
+def case_tied_weights_travel_whole():
+    """A table that is also the output layer gets a gradient in every row."""
+
+    def run(factory):
+        torch.manual_seed(5)
+        table = nn.Embedding(ROWS, COLUMNS)
+        distributed = factory(
+            torch.optim.SGD(table.parameters(), lr=0.1), [("table.weight", table.weight)]
+        )
+        for step in range(12):
+            distributed.zero_grad()
+            x = inputs(step)
+            logits = table(x[:, 1]) @ table.weight.T
+            F.cross_entropy(logits, x[:, 0]).backward()
+            distributed.step()
+        return [table.weight.detach()]
+
+    with plan(PLANS["rows"]):
+        ours = run(OURS)
+    assert_close(ours, run(HOROVODS))
+
+
+def case_batches_that_fill_the_table():
+    """The choice between rows and the whole changes from step to step."""
+
+    def run(factory):
+        torch.manual_seed(5)
+        table = nn.Embedding(ROWS, COLUMNS)
+        distributed = factory(
+            torch.optim.SGD(table.parameters(), lr=0.1), [("table.weight", table.weight)]
+        )
+        for step in range(30):
+            distributed.zero_grad()
+            table(inputs(step, rows=1 if step % 3 else 200)).pow(2).mean().backward()
+            distributed.step()
+        return [table.weight.detach()]
+
+    with plan(PLANS["rows"]):
+        ours = run(OURS)
+    assert_close(ours, run(HOROVODS))
+
+
+def case_untouched_tables():
+    """No rank, or only one, uses the table."""
+
+    def run(factory):
+        torch.manual_seed(5)
+        model = nn.ModuleDict({"table": nn.Embedding(ROWS, 4), "body": nn.Linear(4, 2)})
+        distributed = factory(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+        )
+        for step in range(6):
+            distributed.zero_grad()
+            used = step > 3 or (step > 1 and hvd.rank() == 0)
+            hidden = model["table"](inputs(step)).mean(1) if used else torch.ones(2, 4)
+            model["body"](hidden).pow(2).mean().backward()
+            distributed.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    with plan(PLANS["rows"]):
+        ours = run(OURS)
+    assert_close(ours, run(HOROVODS))
+
+
+def case_ranks_with_different_models():
+    sizes = [4, 5 + hvd.rank()]
+    model = nn.Sequential(nn.Linear(3, sizes[0]), nn.Linear(sizes[0], sizes[1]))
+    with plan(PLANS["ordered"]), raises(AutosyncError, "1.weight"):
+        OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+
+def case_hierarchical_on_one_host():
+    if hvd.cross_size() > 1:
+        raise unittest.SkipTest("this job has several hosts")
+    model = nn.Linear(3, 3)
+    with plan(PLANS["hierarchical"]):
+        distributed = OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    with raises(AutosyncError, "hierarchical"):
+        distributed.step()
+    distributed._dispatcher.forget_step()
+
+
+def case_later_sparse_gradients_are_refused():
+    table = nn.Embedding(ROWS, 4)
+    with plan(PLANS["one bucket"], {}):
+        distributed = OURS(torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters())
+    table(inputs(0)).sum().backward()
+    distributed.step()
+    distributed.zero_grad()
+    table.sparse = True
+    with raises(AutosyncError, "sparse"):
+        table(inputs(1)).sum().backward()
+        distributed.step()
+    distributed._dispatcher.forget_step()
