@@ -133,7 +133,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         print_plan(job, options)
         return 0
     if options.strategy is not None:
-        return _run_file(job, options.strategy)
+        return _run_file(job, options)
     _check_hosts(job)
     # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
     command = " ".join(redact(job.command))
@@ -158,17 +158,24 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     return status
 
 
-def _run_file(job: Job, path: str) -> int:
+def _run_file(job: Job, options: Options) -> int:
     """Run ``job`` under the strategy of a file."""
     from hvd_autosync.documents import read_toml
     from hvd_autosync.search_space.exchange_plan import exchange_plan
-    from hvd_autosync.search_space.strategy_file import check_fits, read_strategy
+    from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
+    from hvd_autosync.traces import TraceStore
     from hvd_autosync.training import run_training
 
-    strategy, classes = read_strategy(read_toml(path, "the strategy file"))
+    assert options.strategy is not None
+    strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
     check_fits(strategy, job.hosts, dict(job.held))
     if exchange_plan(strategy) is not None:  # workers need this package then
         _check_hosts(job)
+        # The model is known where the same command was tuned before.
+        line = redact(job.command)
+        for study in TraceStore(options.store).studies():
+            if study.task is not None and list(study.command[-len(line) :]) == list(line):
+                check_model(strategy, classes, study.task.model)
     return run_training(job, strategy, classes)
 
 

@@ -17,6 +17,7 @@ from hvd_autosync.search_space.exchange_plan import (
     REST,
     class_knob,
     class_of,
+    matrix_shape,
     parameter_classes,
 )
 from hvd_autosync.search_space.knobs import (
@@ -262,4 +263,6 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
     if LARGE in classes:
         knobs.append(LARGE_SLICES)
     coded = {class_of(p.name, classes) for p in dense if p.dtype in ("float32", "float64")}
-    return knobs + [k for k in _CODEC_KNOBS if k.name.rpartition("_")[0] in coded]
+    knobs += [knob for knob in _CODEC_KNOBS if knob.name.rpartition("_")[0] in coded]
+    ranks = [min(matrix_shape(p.shape)) for p in dense if class_of(p.name, classes) == LARGE]
+    return [k.restrict(1, min(ranks)) if k is LARGE_RANK else k for k in knobs]

@@ -6,11 +6,13 @@ job to Horovod's own optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
 
@@ -116,6 +118,32 @@ def _class_of(parameter: ParameterProfile) -> str:
         return REST
     few = len(parameter.shape) == 2 and parameter.touched_rows <= _FEW_ROWS
     return EMBEDDING if few else LARGE
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix: its first dimension, and all others."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (math.prod(shape), 1)
+
+
+def check_parameters(plan: ExchangePlan, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> None:
+    """Check that a plan fits the parameters of a model.
+
+    Args:
+        plan: The plan.
+        shapes: Name of each parameter -> its class and shape.
+
+    Raises:
+        SpaceError: A codec's rank is above a matrix's.
+    """
+    for name, (parameter_class, shape) in shapes.items():
+        own = plan.of(parameter_class)
+        most = min(matrix_shape(shape))
+        if own.codec == "powersgd" and len(shape) > 1 and own.rank > most:
+            raise SpaceError(
+                f"{class_knob(parameter_class, 'rank')} = {own.rank} is above the rank of {name}, "
+                f"whose shape is {' x '.join(map(str, shape))}",
+                hint=f"Choose {most} or less, or put {name} into another class.",
+            )
 
 
 def class_of(name: str, classes: Classes) -> str:

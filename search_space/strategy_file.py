@@ -18,11 +18,22 @@ from typing import Any
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.catalogue import catalogue_knob
-from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, REST, Classes, class_knob
+from hvd_autosync.search_space.exchange_plan import (
+    PARAMETER_CLASSES,
+    REST,
+    Classes,
+    check_parameters,
+    class_knob,
+    class_of,
+    exchange_plan,
+)
 from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.resources import Host
 from hvd_autosync.search_space.strategy import Strategy
 
+#: Names of parameters that an error lists.
+_MOST_NAMES = 8
 _CLASSES_HINT = "Name parameters, as in [classes] embedding = ['*_table.weight']."
 
 
@@ -127,3 +138,38 @@ def check_fits(
                 f"{knob} = 'hierarchical' does not fit the hosts {layout}",
                 hint="It needs several hosts with the same number of slots, two or more.",
             )
+
+
+def check_model(strategy: Mapping[str, Value], classes: Classes, model: ModelProfile) -> None:
+    """Check that ``strategy`` fits the parameters of a model.
+
+    Raises:
+        SpaceError: A name of a class fits no parameter; a codec's rank is above a matrix's; a codec
+            meets gradients that are no floating-point numbers.
+    """
+    plan = exchange_plan(strategy)
+    if plan is None or not model.parameters:
+        return
+    names = [parameter.name for parameter in model.parameters]
+    for parameter_class, patterns in classes.items():
+        for pattern in patterns:
+            if not any(class_of(name, {parameter_class: (pattern,)}) != REST for name in names):
+                raise SpaceError(
+                    f"class {parameter_class}: {pattern!r} fits no parameter of the model",
+                    hint=f"Its parameters are {_some(names)}.",
+                )
+    members = {p: class_of(p.name, classes) for p in model.parameters}
+    check_parameters(plan, {p.name: (c, p.shape) for p, c in members.items()})
+    for parameter, parameter_class in members.items():
+        codec = plan.of(parameter_class).codec
+        if codec != "none" and "float" not in parameter.dtype:
+            raise SpaceError(
+                f"{class_knob(parameter_class, 'codec')} = {codec!r} cannot code {parameter.name}, "
+                f"which is of type {parameter.dtype}",
+                hint=f"Put {parameter.name} into a class without a codec.",
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"

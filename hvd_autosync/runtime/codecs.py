@@ -11,7 +11,14 @@ from __future__ import annotations
 import math
 
 import torch
-from horovod.torch.mpi_ops import ProcessSet, Sum, allgather_async, allreduce_async_, alltoall_async
+from horovod.torch.mpi_ops import (
+    ProcessSet,
+    Sum,
+    allgather_async,
+    allreduce_async_,
+    alltoall_async,
+    rank,
+)
 
 from hvd_autosync.runtime.exchanges import Scaling, Steps, allreduce, gather_into
 from hvd_autosync.search_space.exchange_plan import ClassPlan
@@ -136,8 +143,7 @@ class Integer(_Coded):
     def __init__(self, size: int, like: torch.Tensor, ranks: int) -> None:
         super().__init__(size, like, ranks)
         # The script's own random numbers stay what they are; ranks round independently.
-        self._random = torch.Generator(like.device)
-        self._random.seed()
+        self._random = torch.Generator(like.device).manual_seed(rank())
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         blocks = rows.view(len(rows), -1, _BLOCK)
@@ -212,19 +218,19 @@ class PowerSGD(Codec):
         like: As of any codec.
         ranks: As of any codec.
         columns: Columns of the matrix; the last row is filled with zeros.
-        rank: Rank of the result.
+        rank_kept: Rank of the result.
     """
 
     def __init__(
-        self, size: int, like: torch.Tensor, ranks: int, columns: int, rank: int
+        self, size: int, like: torch.Tensor, ranks: int, columns: int, rank_kept: int
     ) -> None:
         super().__init__(size, like, ranks)
         rows = -(-size // columns)
         self._left_out = like.new_zeros(rows, columns)
-        self._left = like.new_empty(rows, rank)
+        self._left = like.new_empty(rows, rank_kept)
         # The same on all ranks, and not from the script's random numbers.
         generator = torch.Generator().manual_seed(rows * columns)
-        self._right = torch.randn(columns, rank, generator=generator).to(like)
+        self._right = torch.randn(columns, rank_kept, generator=generator).to(like)
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet

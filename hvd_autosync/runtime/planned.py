@@ -20,7 +20,12 @@ from hvd_autosync.runtime.buckets import Bucket
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
 from hvd_autosync.runtime.planning import Planning
-from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, class_of
+from hvd_autosync.search_space.exchange_plan import (
+    Classes,
+    ExchangePlan,
+    check_parameters,
+    class_of,
+)
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
 #: Entry of a state dictionary that other optimizers ignore.
@@ -83,6 +88,7 @@ def _register_hooks(self: Any) -> None:
             for parameter, (name, parameter_class) in names.items()
         ]
     )
+    check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
     planning = Planning(plan, names, _scaling(self))
 
     def make_buckets(arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:

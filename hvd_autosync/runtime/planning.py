@@ -21,7 +21,7 @@ from hvd_autosync.runtime.exchanges import (
 )
 from hvd_autosync.runtime.levels import two_levels
 from hvd_autosync.runtime.rows import RowsBucket
-from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
 #: Without a number of buckets, what Horovod cannot fuse is put into buckets of so many bytes.
 _BUCKET_BYTES = 8 * 1024 * 1024
@@ -104,7 +104,7 @@ class Planning:
         first = group[0]
         count = bounds[1] - bounds[0] if bounds else sum(p.numel() for p in group)
         like = first.new_empty(0, dtype=wire_dtype(first.dtype))
-        columns = first[0].numel() if len(group) == 1 and first.dim() > 1 else 1
+        columns = matrix_shape(first.shape)[1] if len(group) == 1 else 1
         plain = Flat(self._scaling)
         exchange: Exchange | None = None
         if plan.exchange == "hierarchical":

@@ -12,7 +12,7 @@ import pytest
 
 WORKERS = Path(__file__).parent / "workers"
 PLAIN = ("cases_arguments", "cases_exactness", "cases_measuring", "cases_state")
-EXCHANGES, TWO_LEVELS = ("cases_exchanges",), ("cases_two_levels",)
+EXCHANGES, TWO_LEVELS = ("cases_exchanges", "cases_codecs"), ("cases_two_levels",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 
 

@@ -1,0 +1,67 @@
+"""Trains one copy of a model under one plan, a step at a time."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvd_autosync.runtime.planned import planned_optimizer
+from hvd_autosync.search_space.exchange_plan import ExchangePlan
+
+from .models import Workload
+
+_INTERFACES = "/proc/net/dev"
+
+
+class Trainer:
+    """A model and its distributed optimizer.
+
+    Args:
+        name: Told apart from other trainers of the same job by it.
+        workload: The model.
+        plan: How its gradients travel; ``None``: by Horovod's own optimizer.
+    """
+
+    def __init__(self, name: str, workload: Workload, plan: ExchangePlan | None) -> None:
+        self.name = name
+        self.model, self._losses = workload.make()
+        base = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
+        named = [(f"{name}.{each}", p) for each, p in self.model.named_parameters()]
+        if plan is None:
+            self.optimizer = hvd.DistributedOptimizer(base, named)
+        else:
+            classes = {
+                each: tuple(f"{name}.{pattern}" for pattern in patterns)
+                for each, patterns in workload.classes.items()
+            }
+            arguments: dict[str, Any] = {
+                "compression": hvd.Compression.none, "backward_passes_per_step": 1,
+                "op": hvd.Average, "gradient_predivide_factor": 1.0,
+            }  # fmt: skip
+            self.optimizer = planned_optimizer(base, named, plan, classes, arguments)
+
+    def step(self) -> float:
+        """Make one step; its seconds."""
+        begin = perf_counter()
+        self.optimizer.zero_grad()
+        next(self._losses).backward()
+        self.optimizer.step()
+        return perf_counter() - begin
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def sent_bytes(interface: str = "eth0") -> int:
+    """Bytes that have left this host through an interface, headers included."""
+    with open(_INTERFACES) as lines:
+        for line in lines:
+            name, _, counters = line.partition(":")
+            if name.strip() == interface:
+                return int(counters.split()[8])
+    return 0

@@ -1,0 +1,171 @@
+"""What does each exchange put on the slow link, and what does a step take with it?
+
+Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
+root), train copies of one model, one under each exchange, in turn. The bytes are those that leave
+a host's interface, counted there with all headers.
+
+    python benchmarks/exchanges.py --rates 100 --models ncf
+    python benchmarks/exchanges.py --output exchanges.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.testing import Testbed, testbed_missing
+
+_HOSTS, _SLOTS = 2, 2
+_COLUMNS = ("rate_mbit", "model", "exchange", "round", "step_s", "sent_bytes", "gradient_bytes")
+
+
+def _all(plan: ClassPlan, buckets: int = 0) -> ExchangePlan:
+    return ExchangePlan(buckets, "ordered", plan, plan, plan)
+
+
+_HIERARCHICAL, _ROWS = ClassPlan("hierarchical"), ClassPlan("rows")
+#: Name -> plan; ``None`` is Horovod's own optimizer.
+EXCHANGES: dict[str, ExchangePlan | None] = {
+    "Horovod": None,
+    "allreduce": ExchangePlan(),
+    "4 buckets": ExchangePlan(4),
+    "hierarchical": _all(_HIERARCHICAL, 4),
+    "rows": ExchangePlan(0, "ordered", embedding=_ROWS),
+    "rows, hierarchical": ExchangePlan(4, "ordered", _ROWS, _HIERARCHICAL, _HIERARCHICAL),
+    "fp16": _all(ClassPlan(codec="fp16"), 4),
+    "int8": _all(ClassPlan(codec="int8"), 4),
+    "int8, hierarchical": _all(ClassPlan("hierarchical", codec="int8"), 4),
+    "topk 1 %": _all(ClassPlan(codec="topk"), 4),
+    "powersgd 2": ExchangePlan(4, "ordered", _ROWS, ClassPlan(codec="powersgd")),
+}
+#: What a ring and two levels put on a host's link, as shares of the gradients.
+_RANKS = _HOSTS * _SLOTS
+THEORY = {
+    "Horovod": 2 * (_RANKS - 1) / _RANKS, "allreduce": 2 * (_RANKS - 1) / _RANKS,
+    "4 buckets": 2 * (_RANKS - 1) / _RANKS, "hierarchical": 2 * (_HOSTS - 1) / _HOSTS,
+    "fp16": (_RANKS - 1) / _RANKS,
+}  # fmt: skip
+
+
+def work(rate: float, models: list[str], exchanges: list[str], rounds: int, steps: int,
+         output: str) -> None:  # fmt: skip
+    """A rank's part: train, count, and on rank 0 write down."""
+    import horovod.torch as hvd
+    import torch
+    from exchanged.models import MODELS
+    from exchanged.trainers import Trainer, sent_bytes
+
+    hvd.init()
+    torch.set_num_threads(1)
+    for model in models:
+        trainers = {
+            name: Trainer(f"{model}.{number}", MODELS[model], EXCHANGES[name])
+            for number, name in enumerate(exchanges)
+        }
+        for number in range(rounds + 1):
+            for name, trainer in trainers.items():
+                trainer.step()  # whatever the one before left in caches and queues
+                before = sent_bytes()
+                own = [trainer.step() for _ in range(steps)]
+                sent = sent_bytes() - before
+                slowest = torch.tensor([statistics.median(own), float(sent)])
+                slowest = hvd.allreduce(slowest, op=hvd.Max, name="slowest")
+                if number > 0 and hvd.rank() == 0:
+                    row = (rate, model, name, number, *slowest.tolist(), trainer.bytes)
+                    with open(output, "a", newline="") as file:
+                        csv.writer(file).writerow([row[0], *row[1:5], row[5] / steps, row[6]])
+
+
+def show(output: str) -> None:
+    """Print the table of a file of measurements."""
+    with open(output) as file:
+        rows = list(csv.DictReader(file))
+    table = Table(title="exchanges: two hosts with two ranks each", title_justify="left")
+    for column in ("Mbit/s", "model", "exchange"):
+        table.add_column(column)
+    for column in ("step ms", "of rounds", "speedup", "MiB/step", "of gradients", "theory"):
+        table.add_column(column, justify="right")
+    last = None
+    for key in dict.fromkeys((r["rate_mbit"], r["model"], r["exchange"]) for r in rows):
+        own = [r for r in rows if (r["rate_mbit"], r["model"], r["exchange"]) == key]
+        times = [1e3 * float(r["step_s"]) for r in own]
+        base = {
+            r["round"]: float(r["step_s"]) for r in rows
+            if (r["rate_mbit"], r["model"], r["exchange"]) == (*key[:2], "Horovod")
+        }  # fmt: skip
+        ratios = [base[r["round"]] / float(r["step_s"]) for r in own if r["round"] in base]
+        sent = statistics.median(float(r["sent_bytes"]) for r in own)
+        share = sent / float(own[0]["gradient_bytes"])
+        if last not in (None, key[:2]):
+            table.add_section()
+        last = key[:2]
+        table.add_row(
+            f"{float(key[0]):g}", key[1], key[2], f"{statistics.median(times):.1f}",
+            f"{min(times):.1f} .. {max(times):.1f}",
+            f"{statistics.median(ratios):.2f}" if ratios else "",
+            f"{sent / 2**20:.2f}", f"{share:.2f}",
+            f"{THEORY[key[2]]:.2f}" if key[2] in THEORY else "",
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def main() -> None:
+    """Runs the benchmark, or a rank's part of it."""
+    about = (__doc__ or "").partition("\n\n    python")[0]
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--rates", default="50,100,300,1000", metavar="MBIT,...", help="(default: %(default)s)")
+    add("--models", default="ncf,vgg,bert", metavar="M,...", help="(default: %(default)s)")
+    add("--exchanges", default=",".join(n.replace(", ", "+") for n in EXCHANGES), metavar="E,...",
+        help="(default: %(default)s)")  # fmt: skip
+    add("--rounds", type=int, default=4, help="(default: %(default)s)")
+    add("--steps", type=int, default=6, help="of each exchange in a round (default: %(default)s)")
+    add("--output", default="exchanges.csv", metavar="FILE", help="every measurement, as CSV")
+    add("--show", metavar="FILE", help="print the table of such a file again and end")
+    add("--inside", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        work(**json.loads(args.inside))
+        return
+    if args.show:
+        show(args.show)
+        return
+    if missing := testbed_missing():
+        sys.exit(f"this benchmark needs several hosts: {missing}")
+    if os.path.exists(args.output):
+        parser.error(f"{args.output} exists already; name another, or --show it")
+    output = os.path.abspath(args.output)
+    with open(output, "w", newline="") as file:
+        csv.writer(file).writerow(_COLUMNS)
+    for rate in args.rates.split(","):
+        plan = {
+            "rate": float(rate), "models": args.models.split(","), "rounds": args.rounds,
+            "exchanges": [e.replace("+", ", ") for e in args.exchanges.split(",")],
+            "steps": args.steps, "output": output,
+        }  # fmt: skip
+        script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(plan)]
+        with Testbed(_HOSTS, float(rate)) as bed:
+            command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
+            environment = {
+                **os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+            }  # fmt: skip
+            done: subprocess.CompletedProcess[bytes] = bed.run(command, env=environment)
+        if done.returncode:
+            sys.exit(f"the job at {rate} Mbit/s ended with status {done.returncode}")
+    show(output)
+
+
+if __name__ == "__main__":
+    main()

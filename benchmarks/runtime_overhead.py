@@ -1,0 +1,153 @@
+"""Does our dispatcher cost anything where it sends what Horovod's optimizer would send?
+
+Two copies of each model train in one job, one under Horovod's own optimizer, one under ours with
+its default plan. Their steps alternate in pairs (which comes first is drawn by lot), so that both
+see the same machine. Each pair gives a ratio of elapsed times; the table shows the median ratio
+with its 95 % interval from order statistics. The aim is at most 1.00, never above 1.02. Peak memory
+comes from two more jobs that train one copy each.
+
+    python benchmarks/runtime_overhead.py --settings loopback --pairs 100
+    python benchmarks/runtime_overhead.py --output runtime_overhead.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hvd_autosync.search_space.exchange_plan import ExchangePlan
+from hvd_autosync.testing import Testbed, testbed_missing
+
+_COLUMNS = ("setting", "model", "what", "horovod", "ours")
+_CONTENDERS = {"horovod": None, "ours": ExchangePlan()}
+_MEMORY_STEPS = 10
+
+
+def work(setting: str, model: str, pairs: int, warmup: int, output: str, only: str) -> None:
+    """A rank's part: pairs of steps, or the memory of one contender."""
+    import horovod.torch as hvd
+    import torch
+    from exchanged.models import MODELS
+    from exchanged.trainers import Trainer
+
+    hvd.init()
+    torch.set_num_threads(1)
+    names = [only] if only else list(_CONTENDERS)
+    trainers = {name: Trainer(name, MODELS[model], _CONTENDERS[name]) for name in names}
+    rows: list[tuple[object, ...]] = []
+    if only:
+        for _ in range(_MEMORY_STEPS):
+            trainers[only].step()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        rows.append((setting, model, f"memory of {only}", peak, peak))
+    else:
+        lots = random.Random(0)
+        for number in range(warmup + pairs):
+            first = lots.random() < 0.5
+            order = names if first else names[::-1]
+            seconds = {name: trainers[name].step() for name in order}
+            if number >= warmup:
+                rows.append((setting, model, "step_s", seconds["horovod"], seconds["ours"]))
+    if hvd.rank() == 0:
+        with open(output, "a", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+
+def show(output: str) -> None:
+    """Print the table of a file of measurements."""
+    with open(output) as file:
+        rows = list(csv.DictReader(file))
+    table = Table(title="our dispatcher against Horovod's optimizer", title_justify="left")
+    for column in ("setting", "model"):
+        table.add_column(column)
+    for column in ("Horovod ms", "ours ms", "ratio", "95 % interval", "Horovod MiB", "ours MiB"):
+        table.add_column(column, justify="right")
+    for setting, model in dict.fromkeys((r["setting"], r["model"]) for r in rows):
+        own = [r for r in rows if (r["setting"], r["model"]) == (setting, model)]
+        steps = [(float(r["horovod"]), float(r["ours"])) for r in own if r["what"] == "step_s"]
+        memory = {r["what"]: float(r["ours"]) for r in own if r["what"] != "step_s"}
+        ratios, count = sorted(ours / theirs for theirs, ours in steps), len(steps)
+        half = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a binomial with p = 1/2
+        low = ratios[max(int(count / 2 - half), 0)]
+        high = ratios[min(math.ceil(count / 2 + half), count - 1)]
+        table.add_row(
+            setting, model,
+            *(f"{1e3 * statistics.median(each):.2f}" for each in zip(*steps, strict=True)),
+            f"{statistics.median(ratios):.3f}", f"{low:.3f} .. {high:.3f}",
+            *(f"{memory[f'memory of {name}']:.0f}" for name in _CONTENDERS),
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def run(setting: str, models: list[str], pairs: int, warmup: int, output: str) -> None:
+    """All jobs of one setting."""
+    rate = None if setting == "loopback" else float(setting.removesuffix("mbit"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def launch(options: list[str], bed: Testbed | None) -> None:
+        for model in models:
+            for only in ("", *_CONTENDERS):
+                plan = {"setting": setting, "model": model, "pairs": pairs, "warmup": warmup,
+                        "output": output, "only": only}  # fmt: skip
+                command = [
+                    "horovodrun", *options, "--gloo", sys.executable,
+                    str(Path(__file__).resolve()), "--inside", json.dumps(plan),
+                ]  # fmt: skip
+                start = subprocess.run if bed is None else bed.run
+                start(command, env=environment, check=True)
+
+    if rate is None:
+        launch(["-np", "2"], None)
+    elif missing := testbed_missing():
+        print(f"{setting} is left out: {missing}")
+    else:
+        with Testbed(2, rate) as bed:
+            launch(bed.horovodrun_options(), bed)
+
+
+def main() -> None:
+    """Runs the benchmark, or a rank's part of it."""
+    about = (__doc__ or "").partition("\n\n    python")[0]
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--settings", default="loopback,300mbit", metavar="S,...",
+        help="loopback, or rates between two hosts (default: %(default)s)")  # fmt: skip
+    add("--models", default="ncf,vgg,resnet,bert", metavar="M,...", help="(default: %(default)s)")
+    add("--pairs", type=int, default=200, help="pairs of steps (default: %(default)s)")
+    add("--warmup", type=int, default=20, help="pairs that do not count (default: %(default)s)")
+    add("--output", default="runtime_overhead.csv", metavar="FILE", help="every pair, as CSV")
+    add("--show", metavar="FILE", help="print the table of such a file again and end")
+    add("--inside", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        work(**json.loads(args.inside))
+        return
+    if args.show:
+        show(args.show)
+        return
+    if os.path.exists(args.output):
+        parser.error(f"{args.output} exists already; name another, or --show it")
+    output = os.path.abspath(args.output)
+    with open(output, "w", newline="") as file:
+        csv.writer(file).writerow(_COLUMNS)
+    for setting in args.settings.split(","):
+        run(setting, args.models.split(","), args.pairs, args.warmup, output)
+    show(output)
+
+
+if __name__ == "__main__":
+    main()
