@@ -17,6 +17,7 @@ from pathlib import Path
 from gain.tuners import (
     RECIPE,
     Contender,
+    Found,
     Length,
     Say,
     autosync,
@@ -27,7 +28,6 @@ from gain.tuners import (
 from gain.workloads import WORKLOADS
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.launch.limits import Limits
 from hvd_autosync.plugin import parse_words, read_job
 from hvd_autosync.search_space import Strategy, TrialResult
 
@@ -118,11 +118,11 @@ def play(plan: Plan, say: Say) -> None:
     options = list(plan.options)
     words = [*options, *WORKLOADS[plan.workload].command]
     job, _ = read_job(parse_words(words), words)
-    contenders, limits = _tune(plan, job, say)
+    contenders, ours = _tune(plan, job, say)
     say("final measurement of " + ", ".join(c.name for c in contenders))
     for number in range(1, plan.rounds + 1):
         for contender in contenders:
-            result = run_trial(job, contender.strategy, plan.length, limits)
+            result = run_trial(job, contender.strategy, plan.length, ours)
             row = _row(plan, contender, number, result)
             append(plan.output, row)
             shown = (
@@ -132,8 +132,8 @@ def play(plan: Plan, say: Say) -> None:
             say(f"round {number} of {plan.rounds}, {contender.name}: {shown}")
 
 
-def _tune(plan: Plan, job: Job, say: Say) -> tuple[list[Contender], Limits]:
-    """All contenders, and when a run of this job counts as hung.
+def _tune(plan: Plan, job: Job, say: Say) -> tuple[list[Contender], Found]:
+    """All contenders, and what ours found.
 
     Without ours there is no match; Horovod's autotune may fail, which is said.
     """
@@ -153,7 +153,7 @@ def _tune(plan: Plan, job: Job, say: Say) -> tuple[list[Contender], Limits]:
         say(f"tuning by horovodrun --autosync --autosync-allow {plan.allow}")
         lossy = autosync(job, length, plan.trials, plan.seed, plan.allow, folder)
         found.append(lossy.contender)
-    return found, ours.limits
+    return found, ours
 
 
 def _row(plan: Plan, contender: Contender, number: int, result: TrialResult) -> Run:

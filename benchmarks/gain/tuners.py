@@ -23,6 +23,7 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialRunner
 from hvd_autosync.learner import Observation, RandomLearner
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
+from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.traces import TraceStore, import_autotune_log
 
 Say = Callable[[str], None]
@@ -72,11 +73,13 @@ class Found:
         contender: Its winner.
         space: What it searched.
         limits: When a run of this job counts as hung.
+        classes: The model's parameters by class.
     """
 
     contender: Contender
     space: SearchSpace
     limits: Limits
+    classes: Classes
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,13 @@ class Length:
 
 
 def run_trial(
-    job: Job, strategy: Strategy, length: Length, limits: Limits, runner: TrialRunner | None = None
+    job: Job, strategy: Strategy, length: Length, ours: Found, runner: TrialRunner | None = None
 ) -> TrialResult:
     """One trial of ``job`` under ``strategy``; a fresh launch unless a runner is given."""
-    spec = TrialSpec(f"gain-{uuid.uuid4().hex}", strategy, length.warmup, length.steps)
-    return (runner or ColdRunner(job)).run(spec, limits, lambda progress: None)
+    spec = TrialSpec(
+        f"gain-{uuid.uuid4().hex}", strategy, length.warmup, length.steps, classes=ours.classes
+    )
+    return (runner or ColdRunner(job)).run(spec, ours.limits, lambda progress: None)
 
 
 def steps_of(result: TrialResult | None) -> int:
@@ -140,11 +145,12 @@ def autosync(
     study = traces.studies()[-1]
     records = traces.trials(study.study_id)
     default = records[0].result
-    if study.winner is None or study.space is None or default is None:
+    if study.winner is None or study.task is None or study.space is None or default is None:
         raise RuntimeError(f"study {study.study_id} in {store} did not finish")
     steps = sum(steps_of(record.result) for record in records)
     contender = Contender(name, study.winner, Budget(len(records), steps, minutes))
-    return Found(contender, study.space, Limits.from_default(default))
+    classes = parameter_classes(study.task.model)
+    return Found(contender, study.space, Limits.from_default(default), classes)
 
 
 def horovod_autotune(job: Job, ours: Found, length: Length, folder: Path) -> Contender:
@@ -168,7 +174,7 @@ def horovod_autotune(job: Job, ours: Found, length: Length, folder: Path) -> Con
     ]  # fmt: skip
     began = time.monotonic()
     tuned = dataclasses.replace(job, options=(*job.options, *options))
-    result = run_trial(tuned, Strategy(), Length(1, max(budget.steps - 1, 1)), ours.limits)
+    result = run_trial(tuned, Strategy(), Length(1, max(budget.steps - 1, 1)), ours)
     minutes = (time.monotonic() - began) / 60
     traces = TraceStore(folder / "autotune.db")
     study_id = import_autotune_log(traces, log)
@@ -185,7 +191,7 @@ def random_search(job: Job, ours: Found, length: Length, seed: int, say: Say) ->
     strategy = ours.space.default
     runner = AutoRunner(job, say)
     while len(seen) < trials:
-        result = run_trial(job, strategy, length, ours.limits, runner)
+        result = run_trial(job, strategy, length, ours, runner)
         steps += steps_of(result)
         time_s = result.step_time
         seen.append(

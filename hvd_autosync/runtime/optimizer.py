@@ -19,6 +19,7 @@ from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_se
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.arguments import owned_knobs
+from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
 
@@ -54,18 +55,41 @@ def DistributedOptimizer(
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
     }
-    owned = owned_knobs(optimizer, arguments)
+    return distribute(
+        optimizer, named_parameters, arguments, current.plan, current.classes,
+        owned_knobs(optimizer, arguments),
+    )  # fmt: skip
+
+
+def distribute(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    arguments: dict[str, Any],
+    plan: ExchangePlan | None,
+    classes: Classes,
+    owned: frozenset[str],
+) -> torch.optim.Optimizer:
+    """Wrap ``optimizer``, and put it under our clock in a trial.
+
+    Args:
+        optimizer: The optimizer to be wrapped.
+        named_parameters: Its parameters with their names.
+        arguments: All other arguments of ``horovod.torch.DistributedOptimizer``.
+        plan: How gradients travel; ``None``: as Horovod's own optimizer sends them, which is the
+            case too where the arguments decide it.
+        classes: Which parameters are in which class of the plan.
+        owned: Knobs that the script decides.
+    """
     distributed: torch.optim.Optimizer
-    if current.plan is None or owned:
+    if plan is None or owned_knobs(optimizer, arguments):
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
         from hvd_autosync.runtime.planned import planned_optimizer
 
-        distributed = planned_optimizer(
-            optimizer, named_parameters, current.plan, current.classes, arguments
-        )
+        distributed = planned_optimizer(optimizer, named_parameters, plan, classes, arguments)
     if current.run is not None:
-        _put_under_clock(type(distributed), adasum=op == Adasum and size() > 1)
+        adasum = arguments["op"] == Adasum and size() > 1
+        _put_under_clock(type(distributed), adasum=adasum)
         current.run.optimizer_created(distributed, owned)
     return distributed
 

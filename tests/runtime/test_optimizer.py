@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
-PLAIN = ("cases_arguments", "cases_exactness", "cases_measuring", "cases_state")
+PLAIN = (
+    "cases_arguments", "cases_drop_in", "cases_exactness", "cases_measuring", "cases_state",
+)  # fmt: skip
 EXCHANGES, TWO_LEVELS = ("cases_exchanges", "cases_codecs"), ("cases_two_levels",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 

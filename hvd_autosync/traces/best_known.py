@@ -1,0 +1,53 @@
+"""``python -m hvd_autosync.traces.best_known``: the best strategy for a model, for a worker.
+
+It reads a question from its input and writes the strategy, as the document of a strategy file, to
+its output; nothing where none is known. Both are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.traces.records import StudyStatus
+from hvd_autosync.traces.store import TraceStore
+
+
+def best_known(
+    store: TraceStore, parameters: Sequence[Sequence[Any]], slots: Sequence[int]
+) -> dict[str, Any] | None:
+    """The winner of the newest study of a model on a layout of ranks, as a document.
+
+    Args:
+        store: Where studies are.
+        parameters: Name, shape and type of each of the model's parameters.
+        slots: Ranks per host.
+    """
+    wanted = sorted([name, list(shape), dtype] for name, shape, dtype in parameters)
+    for study in reversed(sorted(store.studies(), key=lambda each: each.created_at)):
+        if study.task is None or study.winner is None or study.status is not StudyStatus.FINISHED:
+            continue
+        model, hosts = study.task.model, study.task.resources.hosts
+        known = sorted([p.name, list(p.shape), p.dtype] for p in model.parameters)
+        if known == wanted and sorted(host.slots for host in hosts) == sorted(slots):
+            classes = parameter_classes(model)
+            return {"knobs": dict(study.winner),
+                    "classes": {name: list(names) for name, names in classes.items()}}  # fmt: skip
+    return None
+
+
+def main() -> None:
+    """Answer one question."""
+    question = json.load(sys.stdin)
+    store = TraceStore(os.environ.get("HVD_AUTOSYNC_STORE"))
+    answer = best_known(store, question["parameters"], question["slots"])
+    if answer is not None:
+        json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Strategies of exchanges on real jobs: found by the flag, written to a file, run from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.report.recipe import recipe
+from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.traces import TraceStore
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_table.py"
+BY_ROWS = """\
+[knobs]
+embedding_exchange = "rows"
+[classes]
+embedding = ["table.*"]
+"""
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+Done = subprocess.CompletedProcess[str]
+
+
+def run_file(folder: Path, text: str, *options: str, script: tuple[str, ...] = ()) -> Done:
+    """``hvd-autosync run`` with a strategy file."""
+    path = folder / "strategy.toml"
+    path.write_text(text)
+    command = [
+        sys.executable, "-m", "hvd_autosync.cli", "run", "--strategy", str(path), "-np", "2",
+        "--gloo", "--autosync-store", str(folder / "traces.db"), *options, "--",
+        sys.executable, str(SCRIPT), *script,
+    ]  # fmt: skip
+    return subprocess.run(command, text=True, capture_output=True, timeout=100)
+
+
+def trained_to(done: Done) -> str:
+    found = re.search(r"trained to (\S+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    return found[1]
+
+
+def test_a_file_is_run_exactly_and_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+    by_rows = run_file(tmp_path, BY_ROWS)
+    assert by_rows.returncode == 0, by_rows.stderr
+    assert "ClassPlan(exchange='rows'" in by_rows.stdout and "table.*" in by_rows.stdout
+    plain = run_file(tmp_path, "[knobs]\ncycle_time_ms = 2.0\n")
+    assert "plan None" in plain.stdout
+    assert float(trained_to(by_rows)) == pytest.approx(float(trained_to(plain)), rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "named"),
+    [
+        ('[knobs]\nrest_exchange = "hierarchical"', (), "does not fit the hosts localhost:2"),
+        ('[knobs]\nembedding_exchange = "rows"', (), "no parameter is of class embedding"),
+        ("[knobs]\ncycle_time_ms = 2.0", ("--cycle-time-ms", "5"), "your options or environment"),
+        ("[knobs", (), "is not TOML"),
+    ],
+)
+def test_what_cannot_work_starts_nothing(
+    text: str, options: tuple[str, ...], named: str, tmp_path: Path
+) -> None:
+    done = run_file(tmp_path, text, *options)
+    assert done.returncode == 2
+    assert named in done.stderr and "Traceback" not in done.stderr
+    assert "trained" not in done.stdout
+
+
+@pytest.mark.root
+@pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing()))
+def test_tuning_finds_the_rows_of_a_table(tmp_path: Path, horovodrun: str) -> None:
+    """1.9 MB on a link of 50 Mbit/s, of which a batch touches 4 KB."""
+    store_path = tmp_path / "traces.db"
+    with Testbed(2, 50.0) as bed:
+        command = [
+            horovodrun, *bed.horovodrun_options(), "--gloo", "--autosync", "--autosync-tune-only",
+            "--autosync-trials", "10", "--autosync-steps", "8", "--autosync-warmup", "4",
+            "--autosync-store", str(store_path), sys.executable, str(SCRIPT), "--steps", "1000",
+        ]  # fmt: skip
+        done = bed.run(command, capture_output=True, text=True, timeout=280, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    store = TraceStore(store_path)
+    (study,) = store.studies()
+    assert study.winner is not None and study.winner["embedding_exchange"] == "rows", done.stderr
+    (best,) = [c for c in study.outcome["comparisons"] if c["strategy"] == dict(study.winner)]
+    assert best["speedup"] > 3
+    # Known from now on: a file that does not fit the model is refused before it is launched.
+    file = tomllib.loads(recipe(study, study.winner).file)
+    assert file["classes"] == {"embedding": ["table.weight"]}
+    misspelt = BY_ROWS.replace("table", "tabel")
+    refused = run_file(tmp_path, misspelt, script=("--steps", "1000"))
+    assert refused.returncode == 2 and "fits no parameter of the model" in refused.stderr
