@@ -16,7 +16,7 @@ from contextlib import closing
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from hvd_autosync.errors import AutosyncError, ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
 from hvd_autosync.launch.job import Job, assign_hosts, redact
 from hvd_autosync.options import (
     Options,
@@ -25,6 +25,7 @@ from hvd_autosync.options import (
     resolve_options,
     without_our_options,
 )
+from hvd_autosync.search_space import ModelProfile
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
 
 _PREFIX = "hvd-autosync"
@@ -163,7 +164,6 @@ def _run_file(job: Job, options: Options) -> int:
     from hvd_autosync.documents import read_toml
     from hvd_autosync.search_space.exchange_plan import exchange_plan
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
-    from hvd_autosync.traces import TraceStore
     from hvd_autosync.training import run_training
 
     assert options.strategy is not None
@@ -171,12 +171,24 @@ def _run_file(job: Job, options: Options) -> int:
     check_fits(strategy, job.hosts, dict(job.held))
     if exchange_plan(strategy) is not None:  # workers need this package then
         _check_hosts(job)
-        # The model is known where the same command was tuned before.
-        line = redact(job.command)
-        for study in TraceStore(options.store).studies():
-            if study.task is not None and list(study.command[-len(line) :]) == list(line):
-                check_model(strategy, classes, study.task.model)
+        model = _known_model(job, options.store)
+        if model is not None:
+            check_model(strategy, classes, model)
     return run_training(job, strategy, classes)
+
+
+def _known_model(job: Job, store: str | None) -> ModelProfile | None:
+    """The model of the newest study of the same command; ``None`` without one."""
+    from hvd_autosync.traces import TraceStore
+
+    line = tuple(redact(job.command))
+    try:
+        studies = TraceStore(store).studies()
+    except StoreError:
+        return None  # the job needs no store
+    known = [s for s in studies if s.task is not None and s.command[-len(line) :] == line]
+    newest = max(known, key=lambda study: study.created_at, default=None)
+    return newest.task.model if newest is not None and newest.task is not None else None
 
 
 def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:
@@ -283,10 +295,15 @@ def tune_command(words: Sequence[str]) -> int:
 
 def run_command(path: str, words: Sequence[str]) -> int:
     """``hvd-autosync run``: run the job of a ``horovodrun`` line under the strategy of a file."""
-    line = list(words)
-    if "--" in line:  # between the options and the command, if anywhere
-        line.remove("--")
-    return guarded(lambda: autosync(parse_words(["--autosync-strategy", path, *line]), line))
+
+    def run() -> int:
+        line, chosen = list(words), ["--autosync-strategy", path]
+        command = parse_words([*chosen, *line]).command
+        if command[:1] == ["--"]:  # between the options and the command
+            del line[len(line) - len(command)]
+        return autosync(parse_words([*chosen, *line]), line)
+
+    return guarded(run)
 
 
 def space_command(words: Sequence[str]) -> int:

@@ -23,10 +23,11 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average, ProcessSet, global_process_set
 
 from hvd_autosync.documents import read_toml
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS
+from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS, owned_knobs
 from hvd_autosync.runtime.optimizer import distribute
-from hvd_autosync.runtime.tuned import best_known
+from hvd_autosync.runtime.tuned import best_known, of_rank_0
 from hvd_autosync.search_space import Strategy, Value
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, exchange_plan
 from hvd_autosync.search_space.horovod_settings import horovod_settings
@@ -76,30 +77,38 @@ def DistributedOptimizer(
         ConfigurationError: The strategy cannot be read, or does not fit; on all ranks.
     """
     named = None if named_parameters is None else list(named_parameters)
-    plan, members, owned = current.plan, current.classes, frozenset[str]()
-    if strategy is not None:
-        plan, members = _chosen(strategy, classes or {}, optimizer, named)
-        owned = EXCHANGE_KNOBS
     arguments = {
         "compression": compression, "backward_passes_per_step": backward_passes_per_step,
         "op": op, "gradient_predivide_factor": gradient_predivide_factor,
         "num_groups": num_groups, "groups": groups, "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
     }  # fmt: skip
-    return distribute(optimizer, named, arguments, plan, members, owned)
+    if strategy is None:
+        owned = owned_knobs(arguments)
+        return distribute(optimizer, named, arguments, current.plan, current.classes, owned)
+    plan, members = _chosen(strategy, classes, optimizer, named)
+    return distribute(optimizer, named, arguments, plan, members, EXCHANGE_KNOBS)
 
 
 def _chosen(
-    strategy: Mapping[str, Value] | str | os.PathLike[str], classes: Classes,
+    strategy: Mapping[str, Value] | str | os.PathLike[str], classes: Classes | None,
     optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]] | None,
 ) -> tuple[ExchangePlan | None, Classes]:  # fmt: skip
     if isinstance(strategy, Mapping):
-        document = {"knobs": dict(strategy), "classes": {k: list(v) for k, v in classes.items()}}
-        chosen, members = read_strategy(document)
+        tables = {k: v if isinstance(v, str) else list(v) for k, v in (classes or {}).items()}
+        chosen, members = read_strategy({"knobs": dict(strategy), "classes": tables})
+    elif classes is not None:
+        raise ConfigurationError(
+            f"classes={classes!r} beside strategy={strategy!r}, which has classes of its own",
+            hint="Leave classes out, or give the strategy as knobs.",
+        )
     elif strategy == TUNED:
         chosen, members = best_known(optimizer, named)
     else:
-        chosen, members = read_strategy(read_toml(os.fspath(strategy), "the strategy file"))
+        path = os.fspath(strategy)
+        chosen, members = of_rank_0(
+            lambda: read_strategy(read_toml(path, "the strategy file")), "file"
+        )
     _tell_what_is_late(chosen)
     return exchange_plan(chosen), members
 
@@ -108,10 +117,12 @@ def _tell_what_is_late(strategy: Strategy) -> None:
     """Warn about knobs that only a launch can set, unless it has."""
     settings = horovod_settings(strategy)
     missing = [f"{k}={v}" for k, v in settings.environment if os.environ.get(k) != v]
+    if settings.options:
+        missing.append(f"{' '.join(settings.options)} of horovodrun")
     if missing and _horovod.rank() == 0:
         warnings.warn(
-            f"the strategy needs {' '.join(missing)} in the environment of every rank, set before "
-            "hvd.init(): run it with hvd-autosync run, or set them yourself", stacklevel=3,
+            f"hvd.init() is too late for a part of the strategy: {', '.join(missing)}; start the "
+            "job with it, as hvd-autosync run does", stacklevel=4,
         )  # fmt: skip
 
 

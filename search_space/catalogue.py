@@ -264,5 +264,7 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
         knobs.append(LARGE_SLICES)
     coded = {class_of(p.name, classes) for p in dense if p.dtype in ("float32", "float64")}
     knobs += [knob for knob in _CODEC_KNOBS if knob.name.rpartition("_")[0] in coded]
-    ranks = [min(matrix_shape(p.shape)) for p in dense if class_of(p.name, classes) == LARGE]
+    # Gradients or not: the runtime checks every parameter of the class.
+    large = [p for p in model.parameters if p.name in classes.get(LARGE, ())]
+    ranks = [min(matrix_shape(p.shape)) for p in large]
     return [k.restrict(1, min(ranks)) if k is LARGE_RANK else k for k in knobs]

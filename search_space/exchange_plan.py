@@ -33,7 +33,7 @@ class ClassPlan:
     """How the gradients of one class travel.
 
     Attributes:
-        exchange: ``allreduce``, ``hierarchical``, ``sharded`` or ``rows``.
+        exchange: ``allreduce``, ``hierarchical`` or ``rows``.
         slices: Pieces that each tensor is cut into.
         codec: ``none`` or the name of a codec.
         ratio: Share of the elements that the codec ``topk`` sends.

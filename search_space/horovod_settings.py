@@ -33,6 +33,8 @@ _CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 
 #: Set by Horovod's own tuner, which must not run beside ours.
 AUTOTUNE_VARIABLE = "HOROVOD_AUTOTUNE"
+#: "1" in the ranks of an elastic job.
+ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 #: Variables of the process that Horovod's launcher sets for each rank.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 #: What the launcher tells a rank under Gloo (``horovod/runner/gloo_run.py``): its rank, its network

@@ -24,8 +24,8 @@ class ParameterProfile:
         sparse: Whether its gradient is a sparse tensor.
         ready_order: Rank of its gradient's arrival in backward, from 0; -1 when it got none.
         ready_s: Seconds from the start of backward to that arrival (median); NaN when it got none.
-        touched_rows: Share of its rows whose gradient is not zero in one step on one rank (median);
-            1 for what has no rows.
+        touched_rows: Share of its rows whose gradient was not zero in a step on rank 0; 1 for what
+            has no rows.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """What runs inside each rank of a job.
 
-:func:`install` waits for ``horovod.torch``; from then on ``DistributedOptimizer`` is ours and gives
-Horovod the arguments of the strategy wherever the script left them open. In a trial the run also
+:func:`install` waits for ``horovod.torch``; from then on ``DistributedOptimizer`` is ours and lets
+gradients travel as the strategy says, wherever the script leaves that open. In a trial the run also
 counts and times its steps, tells the driver, and ends on all ranks together at a step boundary.
 Importing this package imports neither torch nor Horovod.
 """

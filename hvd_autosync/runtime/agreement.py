@@ -7,19 +7,20 @@ import json
 from collections.abc import Sequence
 
 import torch
-from horovod.torch.mpi_ops import allgather, broadcast_, rank, size
+from horovod.torch.mpi_ops import Max, allgather, allreduce, broadcast_, rank, size
 
 from hvd_autosync.errors import ConfigurationError
 
 
 def agree_parameters(described: Sequence[tuple[str, str]]) -> None:
-    """Check that all ranks have the same parameters; a collective.
+    """Check that all ranks have the same plan for the same parameters; a collective.
 
     Args:
-        described: Name and description (shape, type, class) of each, in order.
+        described: Name and description of the plan, and of each parameter (shape, type, class) in
+            order.
 
     Raises:
-        ConfigurationError: Some rank differs; names the first parameter that does.
+        ConfigurationError: Some rank differs; names the first thing that does.
     """
     digest = hashlib.sha256(json.dumps(described).encode()).digest()[:8]
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
@@ -32,7 +33,8 @@ def agree_parameters(described: Sequence[tuple[str, str]]) -> None:
     all_described = [json.loads(bytes(t.tolist())) for t in texts]
     raise ConfigurationError(
         _difference(all_described),
-        hint="Build the same model on every rank, with the same parameters frozen.",
+        hint="Build the same model on every rank, with the same parameters frozen, and give every "
+        "rank the same strategy.",
     )
 
 
@@ -45,21 +47,49 @@ def _difference(all_described: Sequence[Sequence[Sequence[str]]]) -> str:
             theirs = tuple(yours[index]) if index < len(yours) else ("nothing", "")
             if mine != theirs:
                 return (
-                    f"ranks have different parameters: number {index} is {' '.join(mine).strip()} "
+                    f"ranks have different models or plans: {' '.join(mine).strip()} "
                     f"on rank 0, {' '.join(theirs).strip()} on rank {other}"
                 )
-    return f"ranks have different parameters; this is rank {rank()} of {size()}"
+    return f"ranks have different models or plans; this is rank {rank()} of {size()}"
 
 
 def agree_order(order: Sequence[int], name: str) -> list[int]:
     """Rank 0's ``order``, on every rank; a collective.
 
     Args:
-        order: Whole numbers; as many on every rank.
+        order: Whole numbers; as many on every rank, at least one.
         name: Name of the operation.
     """
     numbers = torch.tensor(order, dtype=torch.int64)
-    if len(numbers):
-        broadcast_(numbers, 0, name=f"hvd_autosync.{name}")
+    broadcast_(numbers, 0, name=f"hvd_autosync.order.{name}")
     agreed: list[int] = numbers.tolist()
     return agreed
+
+
+def agree_any(flags: Sequence[bool], name: str) -> list[bool]:
+    """Which of ``flags`` are set on any rank; a collective.
+
+    Args:
+        flags: As many on every rank, at least one.
+        name: Name of the operation.
+    """
+    own = torch.tensor(flags, dtype=torch.int32)
+    most = allreduce(own, op=Max, name=f"hvd_autosync.any.{name}")
+    return [bool(flag) for flag in most.tolist()]
+
+
+def tell_all(text: bytes, name: str) -> bytes:
+    """Rank 0's ``text``, on every rank; a collective.
+
+    Args:
+        text: What rank 0 has to say; of no account on other ranks.
+        name: Name of the operation.
+    """
+    size_ = torch.tensor([len(text)])
+    broadcast_(size_, 0, name=f"hvd_autosync.size.{name}")
+    buffer = torch.zeros(int(size_.item()), dtype=torch.uint8)
+    if len(buffer):
+        if rank() == 0:
+            buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        broadcast_(buffer, 0, name=f"hvd_autosync.text.{name}")
+    return bytes(buffer.tolist())

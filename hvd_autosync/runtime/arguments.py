@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Adasum, global_process_set
+from horovod.torch.mpi_ops import Average, Sum, global_process_set
 
 from hvd_autosync.search_space import CATALOGUE
 
@@ -14,20 +13,19 @@ from hvd_autosync.search_space import CATALOGUE
 EXCHANGE_KNOBS = frozenset(knob.name for knob in CATALOGUE if knob.group in ("exchange", "codec"))
 
 
-def owned_knobs(optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> frozenset[str]:
+def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:
     """The knobs that the script's own call leaves no room for: all of the exchange, or none.
 
     What a script says about how its gradients travel is kept, and taken to Horovod's own optimizer.
 
     Args:
-        optimizer: The optimizer to be wrapped.
-        arguments: The call's other arguments by name, defaults included.
+        arguments: The call's arguments by name, defaults included.
     """
     decided = (
         arguments["compression"] is not Compression.none
         or arguments["groups"] is not None
         or arguments["num_groups"] != 0
-        or arguments["op"] == Adasum
+        or arguments["op"] not in (Average, Sum)
         or arguments["sparse_as_dense"]
         or arguments["process_set"] != global_process_set
     )

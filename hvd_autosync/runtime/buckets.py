@@ -35,10 +35,17 @@ def split_evenly(sizes: Sequence[int], count: int) -> list[list[int]]:
     return groups
 
 
-def slice_bounds(size: int, count: int) -> list[tuple[int, int]]:
-    """``size`` elements in ``count`` slices of about equal length, none of them empty."""
-    count = min(count, max(size, 1))
-    bounds = [size * index // count for index in range(count + 1)]
+def slice_bounds(size: int, count: int, unit: int = 1) -> list[tuple[int, int]]:
+    """``size`` elements in at most ``count`` slices of about equal length, none of them empty.
+
+    Args:
+        size: Elements to cut.
+        count: Number of slices wanted.
+        unit: Elements that stay together, as those of a matrix's row.
+    """
+    units = -(-size // unit)
+    count = min(count, max(units, 1))
+    bounds = [min(units * index // count * unit, size) for index in range(count + 1)]
     return list(zip(bounds[:-1], bounds[1:], strict=True))
 
 
@@ -116,7 +123,7 @@ class FlatBucket(Bucket):
         return self._send(self._plain)
 
     def _send(self, exchange: Exchange) -> Steps:
-        gradients = [_dense_gradient(parameter) for parameter in self.parameters]
+        gradients = [dense_gradient(parameter) for parameter in self.parameters]
         if self._in_place:
             yield from exchange(gradients[0].view(-1)[self._slice], self.name)
             return
@@ -153,7 +160,7 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32
 
 
-def _dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+def dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     """The gradient, contiguous; zeros where there is none, as Horovod's optimizer takes it."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)

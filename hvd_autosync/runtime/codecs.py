@@ -20,7 +20,7 @@ from horovod.torch.mpi_ops import (
     rank,
 )
 
-from hvd_autosync.runtime.exchanges import Scaling, Steps, allreduce, gather_into
+from hvd_autosync.runtime.exchanges import Scaling, Steps, add_at, allreduce, gather_into
 from hvd_autosync.search_space.exchange_plan import ClassPlan
 
 #: Elements that share one scale of the codec ``int8``.
@@ -55,11 +55,17 @@ class Codec:
         """What this rank carries from step to step; to be saved with the optimizer."""
         return {}
 
+    def reset(self) -> None:
+        """Begin anew: nothing is carried."""
+
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over a state that :meth:`state` returned; of another shape it is of no use."""
-        for name, tensor in self.state().items():
-            if name in state and state[name].shape == tensor.shape:
+        """Take over a state that :meth:`state` returned; without one of this shape, begin anew."""
+        own = self.state()
+        if all(name in state and state[name].shape == own[name].shape for name in own):
+            for name, tensor in own.items():
                 tensor.copy_(state[name])
+        else:
+            self.reset()
 
 
 class Half(Codec):
@@ -193,11 +199,11 @@ class TopK(Codec):
         message = torch.cat([numbers.to(torch.int32), values.to(torch.float32).view(torch.int32)])
         gathered = yield allgather_async(message, name=name, process_set=among)
         rows = gathered.view(-1, 2, self._count)
+        values = rows[:, 1].reshape(-1).view(torch.float32)
+        if not bool(values.isfinite().all()):
+            self.reset()  # what overflowed, as in mixed precision, must not come back later
         tensor.zero_()
-        tensor.scatter_add_(
-            0, rows[:, 0].reshape(-1).to(torch.int64),
-            rows[:, 1].reshape(-1).view(torch.float32).to(tensor.dtype),
-        )  # fmt: skip
+        add_at(tensor, rows[:, 0].reshape(-1).to(torch.int64), values.to(tensor.dtype))
         tensor.mul_(scaling.before * scaling.after)
 
     def sent_bytes(self) -> float:
@@ -205,6 +211,9 @@ class TopK(Codec):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"left_out": self._left_out}
+
+    def reset(self) -> None:
+        self._left_out.zero_()
 
 
 class PowerSGD(Codec):
@@ -228,9 +237,17 @@ class PowerSGD(Codec):
         rows = -(-size // columns)
         self._left_out = like.new_zeros(rows, columns)
         self._left = like.new_empty(rows, rank_kept)
+        self._right = like.new_empty(columns, rank_kept)
+        self.reset()
+
+    def reset(self) -> None:
+        self._left_out.zero_()
+        self._draw_right()
+
+    def _draw_right(self) -> None:
         # The same on all ranks, and not from the script's random numbers.
-        generator = torch.Generator().manual_seed(rows * columns)
-        self._right = torch.randn(columns, rank_kept, generator=generator).to(like)
+        generator = torch.Generator().manual_seed(self._left_out.numel())
+        self._right.copy_(torch.randn(self._right.shape, generator=generator))
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
@@ -239,7 +256,8 @@ class PowerSGD(Codec):
         matrix.view(-1)[: self.size].add_(tensor)
         torch.matmul(matrix, right, out=left)
         yield allreduce_async_(left, name=f"{name}.left", op=Sum, process_set=among)
-        left.copy_(torch.linalg.qr(left).Q)
+        # In float32 at least: LAPACK knows no half precision.
+        left.copy_(torch.linalg.qr(left.to(torch.promote_types(left.dtype, torch.float32))).Q)
         torch.matmul(matrix.T, left, out=right)
         own = left @ right.T
         matrix.sub_(own)
@@ -247,6 +265,10 @@ class PowerSGD(Codec):
         yield from allreduce(right, f"{name}.right", scaling, among)
         torch.matmul(left, right.T, out=own)
         tensor.copy_(own.view(-1)[: self.size])
+        if not bool(right.isfinite().all()):
+            self.reset()  # what overflowed, as in mixed precision, must not come back later
+        elif not bool(right.any()):
+            self._draw_right()  # from zero the power method finds nothing
 
     def sent_bytes(self) -> float:
         elements = self._left.numel() + self._right.numel()

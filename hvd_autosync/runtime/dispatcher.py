@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -13,6 +15,8 @@ from hvd_autosync.runtime.exchanges import Steps
 
 #: Makes the buckets, given the parameters in the order in which their gradients arrived.
 MakeBuckets = Callable[[Sequence[torch.nn.Parameter]], list[Bucket]]
+#: Pause between two looks at exchanges that cannot go on yet.
+_PAUSE_S = 5e-5
 
 
 class Dispatcher:
@@ -26,47 +30,60 @@ class Dispatcher:
     are missing everything travels by plain allreduces.
 
     Args:
+        name: Tells the operations of this dispatcher from those of others; equal on all ranks.
         make_buckets: Called once, at the end of the first step, on all ranks.
         plain: Buckets that need nothing but plain allreduces, for first steps without some rank.
     """
 
-    def __init__(self, make_buckets: MakeBuckets, plain: list[Bucket]) -> None:
+    def __init__(self, name: str, make_buckets: MakeBuckets, plain: list[Bucket]) -> None:
         self._make_buckets = make_buckets
         self._plain = plain
         self._first_arrivals: list[torch.nn.Parameter] = []
         self._buckets: list[Bucket] = []
         self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
         self._ready: deque[Bucket] = deque()
-        self._under_way: deque[tuple[int, Steps]] = deque()
-        self._census = _Census()
+        #: Exchanges of one operation, and of several that follow each other.
+        self._single: deque[_UnderWay] = deque()
+        self._staged: deque[_UnderWay] = deque()
+        self._census = _Census(name)
         self._codec_states: dict[str, dict[str, torch.Tensor]] = {}
+        # Backward runs hooks in one thread for each device.
+        self._lock = threading.RLock()
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
-        if not self._buckets:
-            self._first_arrivals.append(parameter)
-            return
-        for bucket in self._of[parameter]:
-            bucket.missing -= 1
-            if bucket.missing == 0 and not bucket.started:
-                self._ready.append(bucket)
-        self._census.begin()
-        self._go_on(wait=False)
+        with self._lock:
+            if not self._buckets:
+                self._first_arrivals.append(parameter)
+                return
+            for bucket in self._of[parameter]:
+                bucket.missing -= 1
+                if bucket.missing == 0 and not bucket.started:
+                    self._ready.append(bucket)
+            self._census.begin()
+            self._start_ready(wait=False)
+            if self._staged and poll(self._staged[0][0]):
+                self._advance(self._staged)
 
     def finish(self) -> None:
         """Send what was not sent yet, and wait until every gradient is the same on all ranks."""
-        self._census.begin()
-        buckets = self._buckets or self._first_buckets()
-        self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
-        self._go_on(wait=True)
-        self._rest(buckets)
+        with self._lock:
+            self._census.begin()
+            buckets = self._buckets or self._first_buckets()
+            self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
+            self._start_ready(wait=True)
+            self._finish_staged()
+            while self._single:
+                self._advance(self._single)
+            self._rest(buckets)
 
-    def forget_step(self) -> None:
-        """Begin the step anew; what is under way is left behind."""
-        self._first_arrivals.clear()
-        self._under_way.clear()
-        self._ready.clear()
-        self._rest(self._buckets)
+    def finish_if_started(self) -> None:
+        """The same, if anything was sent in this step; else forget what has arrived."""
+        with self._lock:
+            if self._single or self._staged:
+                self.finish()
+            self._ready.clear()
+            self._rest(self._buckets)
 
     def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
         """What codecs carry from step to step on this rank, by bucket."""
@@ -83,12 +100,14 @@ class Dispatcher:
     def _first_buckets(self) -> list[Bucket]:
         if not self._census.all_here(wait=True):
             return self._plain
-        self._buckets = self._make_buckets(self._first_arrivals)
+        self._buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
+        self._first_arrivals.clear()
         self._census.needed = any(bucket.needs_all for bucket in self._buckets)
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 self._of.setdefault(parameter, []).append(bucket)
-        self.load_codec_states(self._codec_states)
+        if self._codec_states:
+            self.load_codec_states(self._codec_states)
         return self._buckets
 
     def _rest(self, buckets: list[Bucket]) -> None:
@@ -96,38 +115,63 @@ class Dispatcher:
         for bucket in buckets:
             bucket.rest()
 
-    def _go_on(self, *, wait: bool) -> None:
-        """Start what is ready, and let exchanges take their next steps in turn."""
-        if self._ready:
-            all_here = self._census.all_here(wait=wait)
-            if all_here is not None:
-                while self._ready:
-                    self._start(self._ready.popleft(), all_here)
-        while self._under_way and (wait or poll(self._under_way[0][0])):
-            handle, steps = self._under_way.popleft()
-            output = synchronize(handle)
-            try:
-                self._under_way.append((steps.send(output), steps))
-            except StopIteration:
-                pass
+    def _start_ready(self, *, wait: bool) -> None:
+        all_here = self._census.all_here(wait=wait) if self._ready else None
+        if all_here is None:
+            return
+        while self._ready:
+            bucket = self._ready.popleft()
+            bucket.started = True
+            steps = bucket.send() if all_here else bucket.send_plainly()
+            handle = next(steps, None)
+            if handle is not None:
+                queue = self._staged if bucket.needs_all else self._single
+                queue.append((handle, steps))
 
-    def _start(self, bucket: Bucket, all_here: bool) -> None:
-        bucket.started = True
-        steps = bucket.send() if all_here else bucket.send_plainly()
-        handle = next(steps, None)
-        if handle is not None:
-            self._under_way.append((handle, steps))
+    def _finish_staged(self) -> None:
+        """Let each go on as soon as it can.
+
+        Waiting for one of them would be wrong while there are others: where ranks began in
+        different orders, what one waits for may wait for the next operation of another.
+        """
+        while self._staged:
+            before = len(self._staged)
+            done = [entry for entry in self._staged if before == 1 or poll(entry[0])]
+            if not done:
+                time.sleep(_PAUSE_S)
+                continue
+            self._staged = deque(entry for entry in self._staged if entry not in done)
+            for entry in done:
+                self._staged.appendleft(entry)
+                self._advance(self._staged)
+
+    def _advance(self, queue: deque[_UnderWay]) -> None:
+        """Wait for the operation at the head of ``queue``, and let its exchange go on."""
+        handle, steps = queue.popleft()
+        output = synchronize(handle)
+        try:
+            queue.append((steps.send(output), steps))
+        except StopIteration:
+            pass
+
+
+#: The handle of an exchange's running operation, and the exchange.
+_UnderWay = tuple[int, Steps]
 
 
 class _Census:
     """Counts in each step which ranks take part in it.
 
+    Args:
+        name: Of whom it is.
+
     Attributes:
         needed: Whether it matters who does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self.needed = True
+        self._name = f"hvd_autosync.census.{name}"
         self._count = torch.ones(1)
         self._handle: int | None = None
         self._all_here: bool | None = None
@@ -136,7 +180,7 @@ class _Census:
         """This rank is about to take part: from here on it makes the whole step."""
         if self.needed and self._handle is None and self._all_here is None:
             self._count.fill_(1)
-            self._handle = allreduce_async_(self._count, name="hvd_autosync.census", op=Sum)
+            self._handle = allreduce_async_(self._count, name=self._name, op=Sum)
 
     def all_here(self, *, wait: bool) -> bool | None:
         """Whether all ranks take part; ``None`` while it is not known."""

@@ -113,6 +113,21 @@ def own_bounds(size: int, unit: int, levels: Levels) -> tuple[int, int]:
     return begin, end
 
 
+def add_at(sums: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+    """Add ``values[i]`` to ``sums[places[i]]`` for each i, in the same order on every rank.
+
+    Args:
+        sums: Shape ``(n,)`` or ``(n, columns)``.
+        places: Shape ``(k,)``; they may repeat.
+        values: Shape ``(k,)`` or ``(k, columns)``.
+    """
+    if sums.is_cuda:
+        # Sorts, where scatter_add_ adds in the order in which threads come: replicas would drift.
+        sums.index_put_((places,), values, accumulate=True)
+    else:
+        sums.scatter_add_(0, places.view(-1, *[1] * (values.dim() - 1)).expand_as(values), values)
+
+
 def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: ProcessSet) -> int:
     """An allgather into memory that exists, where Horovod's own would allocate every time.
 

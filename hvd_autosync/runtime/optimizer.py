@@ -57,7 +57,7 @@ def DistributedOptimizer(
     }
     return distribute(
         optimizer, named_parameters, arguments, current.plan, current.classes,
-        owned_knobs(optimizer, arguments),
+        owned_knobs(arguments),
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def distribute(
         owned: Knobs that the script decides.
     """
     distributed: torch.optim.Optimizer
-    if plan is None or owned_knobs(optimizer, arguments):
+    if plan is None or owned_knobs(arguments):
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
         from hvd_autosync.runtime.planned import planned_optimizer

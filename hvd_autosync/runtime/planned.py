@@ -8,24 +8,32 @@ Everything that a script sees stays Horovod's own code: arguments, checks, ``ste
 
 from __future__ import annotations
 
+import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from horovod.torch import optimizer as horovod_optimizer
-from horovod.torch.mpi_ops import Average, size
+from horovod.torch.mpi_ops import Average, rank, rocm_built, size
 
-from hvd_autosync.runtime.agreement import agree_order, agree_parameters
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.agreement import agree_any, agree_order, agree_parameters
 from hvd_autosync.runtime.buckets import Bucket
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
+from hvd_autosync.runtime.levels import two_levels
 from hvd_autosync.runtime.planning import Planning
 from hvd_autosync.search_space.exchange_plan import (
+    PARAMETER_CLASSES,
     Classes,
+    ClassPlan,
     ExchangePlan,
     check_parameters,
     class_of,
 )
+from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
 #: Entry of a state dictionary that other optimizers ignore.
@@ -48,13 +56,15 @@ def planned_optimizer(
         named_parameters: As of ``horovod.torch.DistributedOptimizer``.
         plan: The plan.
         classes: Which parameters are in which class.
-        arguments: ``backward_passes_per_step``, ``op`` and ``gradient_predivide_factor``.
+        arguments: ``compression`` (none), ``backward_passes_per_step``, ``op`` and
+            ``gradient_predivide_factor``.
 
     Raises:
-        ConfigurationError: The ranks have different parameters.
+        ConfigurationError: The ranks have different parameters or plans, or the job is elastic.
         SpaceError: The plan does not fit the parameters or the job.
         ValueError: As of ``horovod.torch.DistributedOptimizer``.
     """
+    _check(arguments)
     methods: dict[str, Any] = dict(vars(_horovods_class)) | {
         "_register_hooks": _register_hooks,
         "synchronize": _synchronize,
@@ -74,6 +84,22 @@ def planned_optimizer(
     return planned
 
 
+def _check(arguments: dict[str, Any]) -> None:
+    """What ``DistributedOptimizer`` itself checks, which makes the class that we make here."""
+    if os.environ.get(ELASTIC_VARIABLE) == "1":
+        raise ConfigurationError(
+            "an elastic job cannot run under a strategy of exchanges",
+            hint="Run it with a fixed number of ranks, or without a strategy.",
+        )
+    if arguments["gradient_predivide_factor"] != 1.0:
+        if rocm_built():
+            raise ValueError("gradient_predivide_factor not supported yet with ROCm")
+        if arguments["op"] != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if arguments["backward_passes_per_step"] <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+
+
 def _register_hooks(self: Any) -> None:
     plan, classes = type(self)._hvd_autosync_plan
     parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
@@ -82,31 +108,40 @@ def _register_hooks(self: Any) -> None:
     for parameter in parameters:
         name = str(self._parameter_names[parameter])
         names[parameter] = (name, class_of(name, classes))
+    if not parameters:
+        return
+    first = names[parameters[0]][0]
     agree_parameters(
         [
-            (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class}")
-            for parameter, (name, parameter_class) in names.items()
+            ("the plan", f"{plan} with {self.op}, {self.gradient_predivide_factor}"),
+            *(
+                (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class}")
+                for parameter, (name, parameter_class) in names.items()
+            ),
         ]
     )
+    _warn_of_empty_classes(plan, {parameter_class for _, parameter_class in names.values()})
+    if plan.two_levels:
+        two_levels()  # or refuse now
     check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
     planning = Planning(plan, names, _scaling(self))
 
     def make_buckets(arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
         # Gradients that never arrived come last; their order is that of the optimizer.
-        first = list(dict.fromkeys([*arrivals, *parameters]))
         index = {parameter: i for i, parameter in enumerate(parameters)}
-        order = agree_order([index[p] for p in first], "order")
-        sparse = agree_order([int(_has_sparse_gradient(p)) for p in parameters], "sparse")
+        arrived = dict.fromkeys([*arrivals, *parameters])
+        order = agree_order([index[parameter] for parameter in arrived], first)
+        sparse = agree_any([_has_sparse_gradient(p) for p in parameters], first)
         return planning.buckets(
             [parameters[i] for i in order],
             {p for p, flag in zip(parameters, sparse, strict=True) if flag},
         )
 
-    self._dispatcher = Dispatcher(make_buckets, planning.plain(parameters))
+    self._dispatcher = Dispatcher(first, make_buckets, planning.plain(parameters))
     self.register_state_dict_post_hook(_save_codec_states)
     self.register_load_state_dict_pre_hook(_load_codec_states)
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(_hook(self))
+        parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self)))
 
 
 def _scaling(self: Any) -> Scaling:
@@ -114,8 +149,23 @@ def _scaling(self: Any) -> Scaling:
     return Scaling(1 / factor, factor / size()) if self.op == Average else Scaling()
 
 
-def _hook(self: Any) -> Callable[[torch.nn.Parameter], None]:
+def _warn_of_empty_classes(plan: ExchangePlan, present: set[str]) -> None:
+    for parameter_class in PARAMETER_CLASSES:
+        special = plan.of(parameter_class) != ClassPlan()
+        if special and parameter_class not in present and rank() == 0:
+            warnings.warn(
+                f"no parameter of this optimizer is of class {parameter_class}, for which the "
+                "strategy has knobs; are its names those of named_parameters?", stacklevel=2,
+            )  # fmt: skip
+
+
+def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
+    """What happens when a gradient is complete, as long as its optimizer lives."""
+
     def arrived(parameter: torch.nn.Parameter) -> None:
+        self = reference()
+        if self is None:
+            return
         delay = self._allreduce_delay
         if delay[parameter] <= 0:
             raise AssertionError(
@@ -132,7 +182,7 @@ def _hook(self: Any) -> Callable[[torch.nn.Parameter], None]:
 
 
 def _synchronize(self: Any) -> None:
-    if size() > 1:
+    if self._requires_update and size() > 1:
         self._dispatcher.finish()
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
@@ -141,8 +191,9 @@ def _synchronize(self: Any) -> None:
 
 
 def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
-    if size() > 1:
-        self._dispatcher.forget_step()
+    if self._requires_update and size() > 1:
+        # What some ranks have begun, all have to end.
+        self._dispatcher.finish_if_started()
     _horovods_class.load_state_dict(self, *args, **kwargs)
 
 

@@ -61,7 +61,9 @@ class Planning:
         for parameter in order:
             plan = self._plan.of(self._names[parameter][1])
             if plan.exchange == "rows" or parameter in sparse:
-                buckets.append(RowsBucket(self._name(parameter), parameter, self._scaling))
+                is_sparse = parameter in sparse
+                name = self._name(parameter)
+                buckets.append(RowsBucket(name, parameter, self._scaling, sparse=is_sparse))
             else:
                 lane = (plan, parameter.dtype, parameter.device)
                 lanes.setdefault(lane, []).append(parameter)
@@ -92,9 +94,10 @@ class Planning:
         return [self._bucket(plan, self._name(*group), group) for group in groups]
 
     def _slices(self, plan: ClassPlan, parameter: torch.nn.Parameter) -> list[Bucket]:
+        unit = matrix_shape(parameter.shape)[1] if plan.codec == "powersgd" else 1
         return [
             self._bucket(plan, f"{self._name(parameter)}[{index}]", [parameter], piece)
-            for index, piece in enumerate(slice_bounds(parameter.numel(), plan.slices))
+            for index, piece in enumerate(slice_bounds(parameter.numel(), plan.slices, unit))
         ]
 
     def _bucket(

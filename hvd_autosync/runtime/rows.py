@@ -11,18 +11,13 @@ import torch
 from horovod.torch.mpi_ops import allgather_async
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.runtime.buckets import Bucket, FlatBucket, wire_dtype
-from hvd_autosync.runtime.exchanges import Flat, Scaling, Steps
+from hvd_autosync.runtime.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
+from hvd_autosync.runtime.exchanges import Flat, Scaling, Steps, add_at
 
-#: All ranks' rows travel while they are at most this share of the matrix's. A ring gathers K rows
-#: with half of the bytes that it reduces K rows with; the rest pays for picking them out.
-_MOST_ROWS = 1.0
 #: After a step in which the whole matrix travelled, so many do without looking, doubled each time.
 _LONGEST_REST = 64
 #: Bytes of an element -> the integer type of that size.
 _INTEGERS = {2: torch.int16, 4: torch.int32}
-#: In place of row numbers: this rank touched too many.
-_TOO_MANY = -1
 
 
 class RowsBucket(Bucket):
@@ -32,12 +27,16 @@ class RowsBucket(Bucket):
         name: As of any bucket.
         parameter: The table, shape ``(rows, ...)``.
         scaling: Factors of the reduction.
+        sparse: Whether its gradients are sparse tensors.
     """
 
     needs_all = True
 
-    def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
+    def __init__(
+        self, name: str, parameter: torch.nn.Parameter, scaling: Scaling, *, sparse: bool
+    ) -> None:
         super().__init__(name, (parameter,))
+        self._sparse = sparse
         self._scaling = scaling
         self._whole = FlatBucket(name, (parameter,), Flat(scaling))
         self._dense_steps = 0
@@ -45,26 +44,29 @@ class RowsBucket(Bucket):
 
     def send(self) -> Steps:
         (table,) = self.parameters
-        if table.grad is None:
-            table.grad = torch.zeros_like(table)
-        if table.grad.is_sparse:
+        if self._sparse:
             yield from self._send_sparse(table)
         elif self._dense_steps > 0:
             self._dense_steps -= 1
             yield from self._whole.send()
         else:
-            yield from self._send_touched(table.grad)
+            yield from self._send_touched(dense_gradient(table))
 
     def send_plainly(self) -> Steps:
-        return self._whole.send()
+        (table,) = self.parameters
+        if self._sparse and table.grad is not None:
+            table.grad = table.grad.to_dense()
+        yield from self._whole.send()
+        if self._sparse and table.grad is not None:
+            table.grad = table.grad.to_sparse(1)
 
     def _send_touched(self, gradient: torch.Tensor) -> Steps:
-        most = int(_MOST_ROWS * len(gradient))
         own = touched_rows(gradient)
-        told = own if len(own) <= most else own.new_tensor([_TOO_MANY])
-        told = told if len(told) else own.new_zeros(1)  # an untouched row adds nothing
+        told = own if len(own) else own.new_zeros(1)  # an untouched row adds nothing
         numbers = yield allgather_async(told.to(torch.int32), name=f"{self.name}.numbers")
-        if len(numbers) > most or bool((numbers == _TOO_MANY).any()):
+        # A ring gathers K rows with half of the bytes that it reduces K rows with; the other half
+        # pays for picking them out.
+        if len(numbers) > len(gradient):
             self._dense_steps = self._next_rest - 1
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
             yield from self._whole.send()
@@ -75,8 +77,10 @@ class RowsBucket(Bucket):
         put_rows(gradient, numbers, rows.mul_(self._scaling.before * self._scaling.after))
 
     def _send_sparse(self, table: torch.nn.Parameter) -> Steps:
-        assert table.grad is not None
-        gradient = table.grad.coalesce()
+        if table.grad is None:
+            nothing = (torch.zeros(1, 0, dtype=torch.int64), table.new_zeros(0, *table.shape[1:]))
+            table.grad = torch.sparse_coo_tensor(*nothing, table.shape, device=table.device)
+        gradient = (table.grad if table.grad.is_sparse else table.grad.to_sparse(1)).coalesce()
         if gradient.sparse_dim() != 1:
             raise SpaceError(
                 f"the gradient of {self.name} is sparse in {gradient.sparse_dim()} dimensions",
@@ -119,6 +123,6 @@ def put_rows(gradient: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) 
     else:
         numbers, places = torch.unique(numbers, return_inverse=True)
         sums = rows.new_zeros(len(numbers), rows.shape[1])
-    sums.scatter_add_(0, places[:, None].expand_as(rows), rows)
+    add_at(sums, places, rows)
     if sums is not flat:
         flat[numbers.to(torch.int64)] = sums.to(flat.dtype)

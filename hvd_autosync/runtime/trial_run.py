@@ -13,6 +13,7 @@ import atexit
 import math
 import os
 import socket
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -50,9 +51,10 @@ class TrialRun:
         self.profiler: Profiler | None = None
         self._spec = spec
         self._sender = sender
-        self._optimizers: list[Any] = []
+        # Weakly, so that what the script drops is gone.
+        self._optimizers: list[weakref.ref[Any]] = []
         self._owned: list[frozenset[str]] = []
-        self._counted: Any = None
+        self._counted: weakref.ref[Any] | None = None
         self._others_steps = 0
         self._marked = False
         self._begun = False
@@ -79,7 +81,7 @@ class TrialRun:
 
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script wrapped an optimizer; it owns the knobs ``owned`` there."""
-        self._optimizers.append(optimizer)
+        self._optimizers.append(weakref.ref(optimizer))
         self._owned.append(owned)
         if not self._begun:
             self._begin()
@@ -93,11 +95,12 @@ class TrialRun:
         """
         if self._marked:
             return
-        if optimizer is not self._counted:
+        counted = self._counted() if self._counted is not None else None
+        if optimizer is not counted:
             self._others_steps += 1
-            if self._counted is not None and self._others_steps < _PATIENCE:
+            if counted is not None and self._others_steps < _PATIENCE:
                 return
-            self._counted = optimizer
+            self._counted = weakref.ref(optimizer)
         self._others_steps = 0
         self._end_step()
 
@@ -155,7 +158,7 @@ class TrialRun:
 
     def _begin_profile(self) -> None:
         if rank() == 0:
-            self.profiler = Profiler(self._optimizers)
+            self.profiler = Profiler(self._living())
 
     def _end_profile(self) -> None:
         if self.profiler is None:
@@ -186,9 +189,13 @@ class TrialRun:
         end = {"type": "end", "cause": cause, "peak_memory_bytes": ending.peak_memory_bytes()}
         self._sender.send(lambda: end)
 
+    def _living(self) -> list[Any]:
+        """The optimizers that the script still has."""
+        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+
     def _device(self) -> torch.device:
         """Where the gradients are."""
-        for optimizer in self._optimizers:
+        for optimizer in self._living():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     device: torch.device = parameter.device

@@ -27,13 +27,14 @@ def best_known(
         parameters: Name, shape and type of each of the model's parameters.
         slots: Ranks per host.
     """
-    wanted = sorted([name, list(shape), dtype] for name, shape, dtype in parameters)
+    # Another optimizer of the same script may hold the rest of the model.
+    wanted = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
     for study in reversed(sorted(store.studies(), key=lambda each: each.created_at)):
         if study.task is None or study.winner is None or study.status is not StudyStatus.FINISHED:
             continue
         model, hosts = study.task.model, study.task.resources.hosts
-        known = sorted([p.name, list(p.shape), p.dtype] for p in model.parameters)
-        if known == wanted and sorted(host.slots for host in hosts) == sorted(slots):
+        known = {(p.name, p.shape, p.dtype) for p in model.parameters}
+        if wanted <= known and sorted(host.slots for host in hosts) == sorted(slots):
             classes = parameter_classes(model)
             return {"knobs": dict(study.winner),
                     "classes": {name: list(names) for name, names in classes.items()}}  # fmt: skip

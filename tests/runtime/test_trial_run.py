@@ -98,8 +98,12 @@ def test_says_hello_once(start: Start, spy: Spy) -> None:
     assert spy.messages[0]["host"]
 
 
+class Stepping:
+    """An optimizer that does nothing."""
+
+
 def test_votes_every_eight_measured_steps(start: Start, spy: Spy) -> None:
-    run, optimizer = start(warmup_steps=3, measured_steps=25, hopeless_above_s=1.0), object()
+    run, optimizer = start(warmup_steps=3, measured_steps=25, hopeless_above_s=1.0), Stepping()
     run._begun = True
     with pytest.raises(Left):
         for _ in range(100):
@@ -108,7 +112,7 @@ def test_votes_every_eight_measured_steps(start: Start, spy: Spy) -> None:
 
 
 def test_ends_when_all_find_it_hopeless(start: Start, spy: Spy) -> None:
-    run, optimizer = start(warmup_steps=3, measured_steps=40, hopeless_above_s=1.0), object()
+    run, optimizer = start(warmup_steps=3, measured_steps=40, hopeless_above_s=1.0), Stepping()
     spy.hopeless = True
     with pytest.raises(Left):
         for _ in range(100):
@@ -140,7 +144,7 @@ def test_what_is_done_between_steps_is_not_timed(
 
 
 def test_first_optimizer_that_steps_is_counted(start: Start, spy: Spy) -> None:
-    run, first, second = start(), object(), object()
+    run, first, second = start(), Stepping(), Stepping()
     for _ in range(3):
         run.optimizer_stepped(first)
         for _ in range(5):
@@ -149,9 +153,8 @@ def test_first_optimizer_that_steps_is_counted(start: Start, spy: Spy) -> None:
 
 
 def test_an_optimizer_that_is_no_longer_used_is_replaced(start: Start, spy: Spy) -> None:
-    run = start(measured_steps=100)
-    run.optimizer_stepped(object())
-    second = object()
+    run, first, second = start(measured_steps=100), Stepping(), Stepping()
+    run.optimizer_stepped(first)
     for _ in range(31):
         run.optimizer_stepped(second)
     assert len(run.recorder.step_s) == 1
@@ -160,8 +163,16 @@ def test_an_optimizer_that_is_no_longer_used_is_replaced(start: Start, spy: Spy)
     assert len(run.recorder.step_s) == 4
 
 
+def test_an_optimizer_that_is_dropped_is_replaced_at_once(start: Start, spy: Spy) -> None:
+    run, second = start(measured_steps=100), Stepping()
+    run.optimizer_stepped(Stepping())
+    for _ in range(3):
+        run.optimizer_stepped(second)
+    assert len(run.recorder.step_s) == 4
+
+
 def test_marks_replace_automatic_counting(start: Start, spy: Spy) -> None:
-    run, optimizer = start(), object()
+    run, optimizer = start(), Stepping()
     run.optimizer_stepped(optimizer)
     run.mark()  # of the step that was just counted
     assert len(run.recorder.step_s) == 1

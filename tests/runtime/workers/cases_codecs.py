@@ -131,6 +131,18 @@ def case_what_is_left_out_comes_later():
         torch.testing.assert_close(results + owed, means, atol=2e-4, rtol=1e-4)
 
 
+def case_overflows_are_seen_and_forgotten():
+    """As mixed precision needs: no step hides them, and none comes back."""
+    for name in PLANS:
+        codec = make(name)
+        for bad in (float("inf"), float("nan")):
+            tensor = data()
+            tensor[1234 if hvd.rank() == 0 else 5] = bad
+            assert not reduce(codec, tensor, name).isfinite().all(), (name, bad)
+            for step in range(3):
+                assert reduce(codec, data(step), name).isfinite().all(), (name, bad)
+
+
 def _coded(name):
     each = PLANS[name]
     rest = each if name in ("fp16", "bf16", "int8", "topk") else ClassPlan(codec="int8")
@@ -157,7 +169,7 @@ def case_training_under_codecs_resembles_exact_training():
             distributed = OURS(OPTIMIZERS["SGD"](model.parameters()), model.named_parameters())
         coded = _steps(model, distributed, range(30))
         off = torch.cat([(c - e).flatten() for c, e in zip(coded, exact, strict=True)])
-        most = 0.02 if name in ("fp16", "bf16", "int8") else 0.6
+        most = 0.05 if name in ("fp16", "bf16", "int8") else 0.6
         assert off.norm() < most * way.norm(), (name, off.norm() / way.norm())
 
 

@@ -1,6 +1,8 @@
 """Every exchange gives the parameters that Horovod's own optimizer gives."""
 
 import contextlib
+import gc
+import os
 import unittest
 
 import horovod.torch as hvd
@@ -61,12 +63,13 @@ class Model(nn.Module):
         self.frozen, self.unused = nn.Linear(10, 10), nn.Linear(3, 3)
         self.norm = nn.LayerNorm(10)
         self.heads = nn.ModuleList([nn.Linear(10, 4), nn.Linear(10, 4)])
+        self.scale = nn.Parameter(torch.tensor(1.5))  # a single element, without a dimension
         self.frozen.requires_grad_(False)
 
     def forward(self, x):
         hidden = self.body(self.table(x).mean(1))
         hidden = self.norm(self.frozen(torch.tanh(hidden) + self.body[2](hidden)))
-        return self.heads[0](hidden) if hvd.rank() == 0 else self.heads[1](hidden)
+        return self.heads[min(hvd.rank(), 1)](hidden) * self.scale
 
 
 def inputs(step, rows=None):
@@ -295,16 +298,98 @@ def case_ranks_with_different_models():
         OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
 
 
+def case_ranks_with_different_plans():
+    model = nn.Linear(3, 4)
+    mine = PLANS["ordered" if hvd.rank() == 0 else "one bucket"]
+    with plan(mine), raises(AutosyncError, "the plan"):
+        OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+
 def case_hierarchical_on_one_host():
     if hvd.cross_size() > 1:
         raise unittest.SkipTest("this job has several hosts")
     model = nn.Linear(3, 3)
-    with plan(PLANS["hierarchical"]):
-        distributed = OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    with raises(AutosyncError, "hierarchical"):
-        distributed.step()
-    distributed._dispatcher.forget_step()
+    with plan(PLANS["hierarchical"]), raises(AutosyncError, "hierarchical"):
+        OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+
+def case_elastic_jobs_are_refused():
+    model = nn.Linear(3, 3)
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        with plan(PLANS["ordered"]), raises(AutosyncError, "elastic"):
+            OURS(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+
+
+def case_arguments_are_checked_as_horovod_does():
+    model = nn.Linear(3, 3)
+    for options in ({"backward_passes_per_step": 0},
+                    {"op": hvd.Sum, "gradient_predivide_factor": 2.0}):  # fmt: skip
+        with plan(PLANS["ordered"]), raises(ValueError):
+            base = torch.optim.SGD(model.parameters(), lr=0.1)
+            OURS(base, model.named_parameters(), **options)
+
+
+def case_two_optimizers_in_one_backward():
+    def run(factory):
+        torch.manual_seed(9)
+        parts = {name: nn.Embedding(ROWS, 4) for name in ("table_a", "table_b")}
+        optimizers = [
+            factory(
+                torch.optim.SGD(part.parameters(), lr=0.1), part.named_parameters(prefix=name)
+            )
+            for name, part in parts.items()
+        ]
+        for step in range(8):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            sum(part(inputs(step)).pow(2).mean() for part in parts.values()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return [p.detach() for part in parts.values() for p in part.parameters()]
+
+    with plan(PLANS["rows"]):
+        ours = run(OURS)
+    assert_close(ours, run(HOROVODS))
+
+
+def case_a_dropped_optimizer_is_gone():
+    model, reference = Model(), Model()
+    for network, factory, chosen in ((model, OURS, PLANS["rows"]), (reference, HOROVODS, None)):
+        with plan(chosen):
+            first = factory(OPTIMIZERS["SGD"](network.parameters()), network.named_parameters())
+            loss_of(network, 0).backward()
+            first.step()
+            first.zero_grad()
+            del first
+            gc.collect()
+            again = factory(OPTIMIZERS["Adam"](network.parameters()), network.named_parameters())
+        for number in range(1, 4):
+            again.zero_grad()
+            loss_of(network, number).backward()
+            again.step()
+    assert_close(list(model.parameters()), list(reference.parameters()))
+
+
+def case_sparse_gradients_that_some_rank_lacks():
+    def run(factory, at_first):
+        torch.manual_seed(5)
+        table = nn.Embedding(ROWS, 4, sparse=True)
+        model = nn.ModuleDict({"table": table, "body": nn.Linear(4, 2)})
+        distributed = factory(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for step in range(4):
+            distributed.zero_grad()
+            used = hvd.rank() != 0 or (step > 0) == at_first
+            hidden = model["table"](inputs(step)).mean(1) if used else torch.ones(2, 4)
+            model["body"](hidden).pow(2).mean().backward()
+            distributed.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for at_first in (True, False):
+        with plan(PLANS["rows"]):
+            assert_same_on_all_ranks(run(OURS, at_first))
 
 
 def case_later_sparse_gradients_are_refused():
@@ -318,4 +403,4 @@ def case_later_sparse_gradients_are_refused():
     with raises(AutosyncError, "sparse"):
         table(inputs(1)).sum().backward()
         distributed.step()
-    distributed._dispatcher.forget_step()
+    distributed._dispatcher._ready.clear()

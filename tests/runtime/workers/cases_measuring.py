@@ -1,6 +1,7 @@
 """What is measured while ranks train together, and what ranks decide together."""
 
 import time
+import weakref
 
 import horovod.torch as hvd
 import torch
@@ -15,7 +16,7 @@ from hvd_autosync.runtime.profiler import Profiler
 def case_steps_and_waiting():
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counted = distributed
+    RUN._counted = weakref.ref(distributed)
     recorder = RUN.recorder
     hvd.barrier()
     recorder.restart_clock()
@@ -39,7 +40,7 @@ def case_second_optimizer_is_part_of_the_step():
     model, other = mlp(), nn.Linear(12, 1)
     first = wrap(OURS, model)
     second = wrap(OURS, other, named_parameters=other.named_parameters(prefix="other"))
-    RUN._counted = first
+    RUN._counted = weakref.ref(first)
     before = len(RUN.recorder.step_s)
     for step in range(3):
         for network, distributed in ((model, first), (other, second), (other, second)):
@@ -52,7 +53,7 @@ def case_second_optimizer_is_part_of_the_step():
 def case_losses():
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counted = distributed
+    RUN._counted = weakref.ref(distributed)
     RUN.recorder.take_news(wait_for_device=True)
     expected = []
     for step in range(3):
@@ -67,7 +68,7 @@ def case_losses():
 def case_scaled_losses():
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counted = distributed
+    RUN._counted = weakref.ref(distributed)
     RUN.recorder.take_news(wait_for_device=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     loss = model(batch(0)).pow(2).mean()

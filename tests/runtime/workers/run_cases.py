@@ -36,7 +36,7 @@ def main(folder: str, *modules: str) -> None:
     current.run._sender.stop()  # the cases look at news themselves
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:
         for module in modules:
-            for name, case in vars(importlib.import_module(module)).items():
+            for name, case in list(vars(importlib.import_module(module)).items()):
                 if name.startswith("case_"):
                     print(json.dumps([name, run(case)]), file=out, flush=True)
 
