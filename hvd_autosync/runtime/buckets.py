@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.codecs import Codec
-from hvd_autosync.runtime.exchanges import Exchange, Steps
+from hvd_autosync.runtime.exchanges import Exchange, Scaling, Steps
 
 #: Types that Horovod's reductions know (``horovod/torch/mpi_ops_v2.cc``); bfloat16 is none of them
 #: and travels as float32.
@@ -84,6 +85,35 @@ class Bucket:
     def send_plainly(self) -> Steps:
         """The same by plain allreduces."""
         raise NotImplementedError
+
+
+class GradientBucket(Bucket):
+    """One whole gradient by one plain allreduce: what Horovod's own optimizer does, and no more.
+
+    Args:
+        name: As of any bucket.
+        parameter: Its gradient is of a type that Horovod can reduce.
+        scaling: Factors of the reduction.
+    """
+
+    def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
+        super().__init__(name, (parameter,))
+        self._parameter = parameter
+        self._factors = {
+            "prescale_factor": scaling.before, "postscale_factor": scaling.after,
+        }  # fmt: skip
+
+    def start(self) -> int:
+        """The handle of the only operation, which is begun."""
+        gradient = dense_gradient(self._parameter)
+        handle: int = allreduce_async_(gradient, name=self.name, op=Sum, **self._factors)
+        return handle
+
+    def send(self) -> Steps:
+        yield self.start()
+
+    def send_plainly(self) -> Steps:
+        return self.send()
 
 
 class FlatBucket(Bucket):

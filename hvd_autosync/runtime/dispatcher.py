@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
 
-from hvd_autosync.runtime.buckets import Bucket
+from hvd_autosync.runtime.buckets import Bucket, GradientBucket
 from hvd_autosync.runtime.exchanges import Steps
 
 #: Makes the buckets, given the parameters in the order in which their gradients arrived.
@@ -42,7 +42,9 @@ class Dispatcher:
         self._buckets: list[Bucket] = []
         self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
         self._ready: deque[Bucket] = deque()
-        #: Exchanges of one operation, and of several that follow each other.
+        #: Operations after which nothing is left to do; exchanges of one operation, and of
+        #: several that follow each other.
+        self._handles: list[int] = []
         self._single: deque[_UnderWay] = deque()
         self._staged: deque[_UnderWay] = deque()
         self._census = _Census(name)
@@ -73,6 +75,9 @@ class Dispatcher:
             self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
             self._start_ready(wait=True)
             self._finish_staged()
+            for handle in self._handles:
+                synchronize(handle)
+            self._handles.clear()
             while self._single:
                 self._advance(self._single)
             self._rest(buckets)
@@ -80,7 +85,7 @@ class Dispatcher:
     def finish_if_started(self) -> None:
         """The same, if anything was sent in this step; else forget what has arrived."""
         with self._lock:
-            if self._single or self._staged:
+            if self._handles or self._single or self._staged:
                 self.finish()
             self._ready.clear()
             self._rest(self._buckets)
@@ -122,6 +127,9 @@ class Dispatcher:
         while self._ready:
             bucket = self._ready.popleft()
             bucket.started = True
+            if isinstance(bucket, GradientBucket):
+                self._handles.append(bucket.start())
+                continue
             steps = bucket.send() if all_here else bucket.send_plainly()
             handle = next(steps, None)
             if handle is not None:

@@ -9,7 +9,14 @@ from typing import TypeAlias
 import torch
 from horovod.torch.mpi_ops import size
 
-from hvd_autosync.runtime.buckets import Bucket, FlatBucket, slice_bounds, split_evenly, wire_dtype
+from hvd_autosync.runtime.buckets import (
+    Bucket,
+    FlatBucket,
+    GradientBucket,
+    slice_bounds,
+    split_evenly,
+    wire_dtype,
+)
 from hvd_autosync.runtime.codecs import make_codec
 from hvd_autosync.runtime.exchanges import (
     Exchange,
@@ -105,6 +112,9 @@ class Planning:
         bounds: tuple[int, int] | None = None,
     ) -> Bucket:  # fmt: skip
         first = group[0]
+        whole = len(group) == 1 and bounds is None
+        if whole and plan == ClassPlan() and wire_dtype(first.dtype) == first.dtype:
+            return GradientBucket(name, first, self._scaling)
         count = bounds[1] - bounds[0] if bounds else sum(p.numel() for p in group)
         like = first.new_empty(0, dtype=wire_dtype(first.dtype))
         columns = matrix_shape(first.shape)[1] if len(group) == 1 else 1
