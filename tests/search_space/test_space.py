@@ -109,6 +109,22 @@ def test_each_class_has_its_own_exchange(one_host: Resources) -> None:
     assert {"large_exchange", "rest_exchange"} <= names(build_space(model, two_levels))
 
 
+def test_bert_on_two_levels_has_at_most_twenty_dimensions(one_host: Resources) -> None:
+    shapes = [("token", (30_000, 256)), ("position", (512, 256))]
+    for layer in range(12):
+        shapes += [(f"{layer}.{name}", shape) for name, shape in (
+            ("qkv.weight", (768, 256)), ("qkv.bias", (768,)), ("norm.weight", (256,)),
+        )]  # fmt: skip
+    parameters = [
+        ParameterProfile(name, shape, "float32", False, order, touched_rows=1 - order % 2)
+        for order, (name, shape) in enumerate(shapes)
+    ]
+    two_levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
+    space = build_space(ModelProfile(tuple(parameters)), two_levels, allow=["codec"])
+    assert {"embedding_exchange", "large_rank", "rest_codec"} <= names(space)
+    assert space.dimension <= 20
+
+
 def test_codecs_of_a_table_that_travels_by_rows_do_not_matter(one_host: Resources) -> None:
     table = ParameterProfile("t", (100_000, 8), "float32", False, 0, touched_rows=0.01)
     space = build_space(ModelProfile((table,)), one_host, allow=["codec"])
