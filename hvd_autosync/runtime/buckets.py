@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -50,7 +51,7 @@ def slice_bounds(size: int, count: int, unit: int = 1) -> list[tuple[int, int]]:
     return list(zip(bounds[:-1], bounds[1:], strict=True))
 
 
-class Bucket:
+class Bucket(ABC):
     """Gradients that are exchanged together, step after step.
 
     Args:
@@ -78,13 +79,13 @@ class Bucket:
         self.missing = len(self.parameters)
         self.started = False
 
+    @abstractmethod
     def send(self) -> Steps:
         """Exchange the gradients; those that did not arrive count as zeros."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_plainly(self) -> Steps:
         """The same by plain allreduces."""
-        raise NotImplementedError
 
 
 class GradientBucket(Bucket):

@@ -9,6 +9,7 @@ alltoall distributes, n - 1 times what a ring gathers of each rank.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from horovod.torch.mpi_ops import (
@@ -27,7 +28,7 @@ from hvd_autosync.search_space.exchange_plan import ClassPlan
 _BLOCK = 256
 
 
-class Codec:
+class Codec(ABC):
     """A lossy reduction of a tensor of ``size`` elements, step after step.
 
     Args:
@@ -41,15 +42,15 @@ class Codec:
         self.like = like
         self.ranks = ranks
 
+    @abstractmethod
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
     ) -> Steps:
         """Reduce ``tensor``, shape ``(size,)``, in place."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sent_bytes(self) -> float:
         """Bytes that each rank sends per step, on average."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, torch.Tensor]:
         """What this rank carries from step to step; to be saved with the optimizer."""
@@ -57,6 +58,8 @@ class Codec:
 
     def reset(self) -> None:
         """Begin anew: nothing is carried."""
+        for tensor in self.state().values():
+            tensor.zero_()
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Take over a state that :meth:`state` returned; without one of this shape, begin anew."""
@@ -97,13 +100,13 @@ class _Coded(Codec):
         self._part = -(-size // (ranks * _BLOCK)) * _BLOCK
         self._padded = like.new_zeros(ranks, self._part)
 
+    @abstractmethod
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         """Codes of ``rows``, shape ``(n, part)``, as bytes of shape ``(n, code bytes)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """The rows of ``codes``, shape ``(n, part)``, of the tensor's type."""
-        raise NotImplementedError
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
@@ -119,9 +122,9 @@ class _Coded(Codec):
         tensor.copy_(flat[: self.size])
         flat[self.size :].zero_()
 
+    @abstractmethod
     def _code_bytes(self) -> float:
         """Bytes of one part's codes."""
-        raise NotImplementedError
 
     def sent_bytes(self) -> float:
         return 2 * (self.ranks - 1) * self._code_bytes()
@@ -211,9 +214,6 @@ class TopK(Codec):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"left_out": self._left_out}
-
-    def reset(self) -> None:
-        self._left_out.zero_()
 
 
 class PowerSGD(Codec):
