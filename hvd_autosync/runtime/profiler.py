@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hvd_autosync.runtime.rows import touched_rows
+from hvd_autosync.runtime.touched import touched_rows
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
 
 

@@ -13,11 +13,10 @@ from horovod.torch.mpi_ops import allgather_async
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
 from hvd_autosync.runtime.exchanges import Flat, Scaling, Steps, add_at
+from hvd_autosync.runtime.touched import touched_rows
 
 #: After a step in which the whole matrix travelled, so many do without looking, doubled each time.
 _LONGEST_REST = 64
-#: Bytes of an element -> the integer type of that size.
-_INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 class RowsBucket(Bucket):
@@ -93,19 +92,6 @@ class RowsBucket(Bucket):
         values = yield allgather_async(values, name=f"{self.name}.rows")
         values.mul_(self._scaling.before * self._scaling.after)
         table.grad = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
-
-
-def touched_rows(gradient: torch.Tensor) -> torch.Tensor:
-    """Numbers of the rows of ``gradient``, shape ``(rows, ...)``, that are not all zero."""
-    rows = gradient.view(len(gradient), -1)
-    if rows.element_size() in _INTEGERS:
-        # As integers, zeros are zeros and all else is not; their extremes are found several times
-        # faster than anything that knows of floating point.
-        bits = rows.view(_INTEGERS[rows.element_size()])
-        touched = (bits.amax(dim=1) != 0).logical_or_(bits.amin(dim=1) != 0)
-    else:
-        touched = rows.any(dim=1)
-    return touched.nonzero().squeeze(1)
 
 
 def put_rows(gradient: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
