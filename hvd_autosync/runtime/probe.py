@@ -1,6 +1,6 @@
 """Measures the link between the ranks, as a program of its own that runs on every rank.
 
-``python -m hvd_autosync.runtime.probe`` under a launcher takes about a second: an allreduce is
+``python -m hvd_autosync.runtime.probe`` under a launcher takes about two seconds: an allreduce is
 timed as a function of its bytes. Rank 0 reports to the driver by :mod:`hvd_autosync.launch.wire`.
 """
 
@@ -18,12 +18,14 @@ from hvd_autosync.runtime.ending import leave, peak_memory_bytes
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.search_space.resources import Link
 
-#: Message sizes, bytes; each rank goes through them in this order, as far as time allows.
-_SIZES = tuple(4096 * 8**power for power in range(5))
-#: No size that is expected to take longer is begun, unless it is one of the first two.
+#: Message sizes, bytes; each rank goes through them in this order, as far as is useful.
+_SIZES = tuple(4096 * 4**power for power in range(7))
+#: A message this large that takes this long tells the bandwidth; a small one may just have stalled.
+_TELLING_BYTES, _TELLING_S = 1 << 18, 0.1
+#: A message that takes this long is the last one, however small; two sizes are always measured.
 _LONGEST_S = 0.5
 #: For each size, so many repetitions as fit into the time, within these bounds.
-_EACH_S, _LEAST, _MOST = 0.2, 6, 20
+_EACH_S, _LEAST, _MOST = 1.0, 6, 20
 #: Stalls only ever add time, and on a busy network most large messages have one.
 _QUANTILE = 0.1
 
@@ -54,15 +56,15 @@ def measure_link(device: torch.device) -> Link:
     """
     seconds: dict[int, float] = {}
     for size in _SIZES:
-        expected = max(seconds.values(), default=0.0) * 8
-        if len(seconds) > 1 and _most(expected) > _LONGEST_S:
-            break
         buffer = torch.zeros(size // 4, device=device)
         # The first time a name is used it costs more: Horovod has not cached its response yet.
         first = _most(_reduce(buffer))
         count = min(max(int(_EACH_S / first), _LEAST), _MOST)
         samples = [_reduce(buffer) for _ in range(count)]
         seconds[size] = float(np.quantile(samples, _QUANTILE))
+        enough_s = _TELLING_S if size >= _TELLING_BYTES else _LONGEST_S
+        if len(seconds) > 1 and _most(seconds[size]) > enough_s:
+            break
     return fit_link(hvd.size(), seconds)
 
 

@@ -320,10 +320,13 @@ def _ip(box: Box, *commands: str) -> None:
 
 
 def _limit(box: Box, interface: str, rate_mbit: float) -> None:
-    """Limit what leaves through ``interface``; up to 50 ms of it may wait."""
+    """Limit what leaves through ``interface``; up to 200 ms of it may wait.
+
+    Less, and a burst of one message loses packets: the rate set would not be the rate had.
+    """
     bits_per_s = round(rate_mbit * 1e6)
     burst = max(round(bits_per_s / 8 * _BURST_S), _LEAST_BURST)
     _tool(
         box, "tc", "qdisc", "add", "dev", interface, "root", "tbf",
-        "rate", f"{bits_per_s}bit", "burst", str(burst), "latency", "50ms",
+        "rate", f"{bits_per_s}bit", "burst", str(burst), "latency", "200ms",
     )  # fmt: skip
