@@ -72,16 +72,19 @@ def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
     """The link that explains the smallest and the largest of the measured allreduces.
 
     The line through these two, not the best one through all: one size between them that a switch's
-    buffer made faster, or a busy processor slower, would turn it by more than the two ends err.
+    buffer made faster, or a busy processor slower, would turn it by more than the two ends err. But
+    what the second largest was reduced at is a rate that the link has: the largest may have met
+    more of what only ever adds time.
 
     Args:
         ranks: How many ranks took part.
         seconds: Bytes -> seconds of an allreduce, for two sizes or more.
     """
-    small, large = min(seconds), max(seconds)
+    small, *_, second, large = [min(seconds), *sorted(seconds)]
     # Noise can make a large message faster than a small one, which no link does.
     extra_s = seconds[large] - seconds[small]
     bandwidth = (large - small) / extra_s if extra_s > 0 else large / seconds[large]
+    bandwidth = max(bandwidth, second / seconds[second])
     return Link(ranks, max(seconds[small] - small / bandwidth, 0.0), bandwidth)
 
 

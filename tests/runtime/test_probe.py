@@ -30,3 +30,9 @@ def test_times_that_fit_no_link() -> None:
     steep = fit_link(2, {4096: 1e-6, 8192: 1e-3, 16384: 1e-1})
     assert steep.latency_s == 0
     assert steep.bandwidth_bytes_per_s > 0
+
+
+def test_a_disturbed_largest_message_does_not_slow_the_link() -> None:
+    times = {size: 1e-3 + size / 1e7 for size in SIZES}
+    times[SIZES[-1]] *= 1.5
+    assert fit_link(2, times).bandwidth_bytes_per_s == pytest.approx(1e7, rel=0.02)
