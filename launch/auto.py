@@ -19,6 +19,8 @@ from hvd_autosync.search_space import TrialResult, TrialSpec, TrialStatus
 
 #: Longest time of a launch and the imports of torch, from a network's file system perhaps.
 _LAUNCH_S = 60.0
+#: What a script may do because it was forked.
+_FAILED = (TrialStatus.CRASHED, TrialStatus.HUNG)
 
 
 class AutoRunner:
@@ -58,7 +60,7 @@ class AutoRunner:
             return self._run_cold(spec, limits, progress)
         if spec.probe:
             return result  # it says nothing of the script
-        if result.status in (TrialStatus.COMPLETED, TrialStatus.CUT_SHORT):
+        if result.status not in _FAILED:  # what ends too soon does so in a fresh process too
             self._trusted = True
         elif not self._trusted:
             return self._doubted(result, spec, limits, progress)
@@ -78,7 +80,7 @@ class AutoRunner:
     ) -> TrialResult:
         """The first warm trial failed: was it the job, or the fork?"""
         again = self._run_cold(spec, limits, progress)
-        if again.status in (TrialStatus.COMPLETED, TrialStatus.CUT_SHORT):
+        if again.status not in _FAILED:
             self._give_up(f"the script fails in a forked process ({result.reason})")
         return again
 

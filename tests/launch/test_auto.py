@@ -49,6 +49,41 @@ def test_who_asks_for_cold_trials_is_told_nothing() -> None:
     assert not driven.warm and driven.said == []
 
 
+class Ends:
+    """A runner whose trials end as they are told to, one after the other."""
+
+    def __init__(self, *statuses: TrialStatus) -> None:
+        self.left = list(statuses)
+
+    def run(self, *trial: object) -> TrialResult:
+        return TrialResult(self.left.pop(0))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("end", [TrialStatus.COMPLETED, TrialStatus.ENDED_EARLY])
+def test_a_script_that_comes_to_its_end_is_trusted(end: TrialStatus) -> None:
+    """It is not run a second time, and later failures are the strategy's."""
+    driven = Driven(sys.executable, str(SCRIPT))
+    driven.runner._warm = Ends(end, TrialStatus.CRASHED)  # type: ignore[assignment]
+    driven.runner._cold = Ends()  # type: ignore[assignment]
+    assert [driven.run().status for _ in range(2)] == [end, TrialStatus.CRASHED]
+    assert driven.warm and driven.said == []
+
+
+@pytest.mark.parametrize("first", [TrialStatus.CRASHED, TrialStatus.HUNG])
+@pytest.mark.parametrize("again", [TrialStatus.COMPLETED, TrialStatus.ENDED_EARLY])
+def test_a_fork_is_blamed_where_a_fresh_launch_comes_to_its_end(
+    first: TrialStatus, again: TrialStatus
+) -> None:
+    driven = Driven(sys.executable, str(SCRIPT))
+    driven.runner._warm = Ends(first)  # type: ignore[assignment]
+    driven.runner._cold = Ends(again)  # type: ignore[assignment]
+    assert driven.run().status is again
+    assert not driven.warm and "fails in a forked process" in driven.said[0]
+
+
 @pytest.mark.cluster
 @pytest.mark.mpi
 def test_only_trials_under_mpi_are_cold(horovodrun: str) -> None:
