@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -252,6 +253,20 @@ def test_deletion_asks_first(store: TraceStore, study_id: str) -> None:
     assert refused.exit_code == 1 and f"Forget study {study_id}" in refused.stderr
     assert len(store.studies()) == 1
     assert run("traces", "delete", study_id[:8], input="y\n").exit_code == 0
+    assert store.studies() == []
+
+
+@pytest.mark.parametrize("damage", ["{", "3"])
+def test_a_damaged_study_can_be_deleted(store: TraceStore, study_id: str, damage: str) -> None:
+    with sqlite3.connect(store.name) as connection:
+        connection.execute("UPDATE hvd_autosync_studies SET space = ?", [damage])
+        connection.execute("UPDATE hvd_autosync_trials SET result = ?", [damage])
+    connection.close()
+    assert "damaged" in run("traces", "list").stderr
+    refused = run("traces", "delete", "last", input="n\n")
+    assert refused.stderr == run("traces", "delete", study_id[:8], input="n\n").stderr
+    assert f"Forget study {study_id}, which is damaged?" in refused.stderr
+    assert run("traces", "delete", study_id, "--yes").exit_code == 0
     assert store.studies() == []
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import enum
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, console, open_store
+
+if TYPE_CHECKING:
+    from hvd_autosync.traces import TraceStore
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -127,10 +130,18 @@ def delete(
 ) -> None:
     """Forget a study and its trials."""
     traces = open_store(store)
-    record = traces.study(study)
+    study_id = traces.full_id(study)
     if not yes:
-        count = len(traces.trials(record.study_id))
-        begun = record.created_at[:16].replace("T", " ")
-        question = f"Forget study {record.study_id} of {begun} UTC with {count} trials?"
-        typer.confirm(question, abort=True, err=True)
-    traces.delete(record.study_id)
+        typer.confirm(f"Forget study {study_id}{_content(traces, study_id)}?", abort=True, err=True)
+    traces.delete(study_id)
+
+
+def _content(traces: TraceStore, study_id: str) -> str:
+    """What would be lost with a study."""
+    from hvd_autosync.errors import TraceFormatError
+
+    try:
+        begun = traces.study(study_id).created_at[:16].replace("T", " ")
+        return f" of {begun} UTC with {len(traces.trials(study_id))} trials"
+    except TraceFormatError:
+        return ", which is damaged"

@@ -15,6 +15,8 @@ from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
 from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS
 
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
+#: Most candidates that the error for an ambiguous id lists.
+_LISTED = 8
 _NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
 
 
@@ -24,6 +26,34 @@ def study_records(
     """The studies that fulfil all ``conditions``, newest first."""
     query = select(*STUDY_COLUMNS).where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
     return [_record(StudyRecord, row) for row in connection.execute(query).mappings()]
+
+
+def full_id(connection: Connection, study_id: str) -> str:
+    """The full id of a study, which may be too damaged to be read.
+
+    Args:
+        connection: In the caller's transaction.
+        study_id: Its id, the beginning of one, or ``"last"`` for the newest study.
+
+    Raises:
+        StoreError: None fits, or several do.
+    """
+    query = select(STUDIES.c.study_id).order_by(*_NEWEST_FIRST)
+    if study_id == "last":
+        query = query.limit(1)
+    else:
+        fits = STUDIES.c.study_id.startswith(study_id, autoescape=True)
+        query = query.where(fits).limit(_LISTED + 1)
+    found: list[str] = list(connection.execute(query).scalars())
+    if not found:
+        raise no_study(study_id)
+    if len(found) > 1:
+        ids = ", ".join(found[:_LISTED])
+        raise StoreError(
+            f"{study_id!r} fits several studies of this store",
+            hint=f"Write more of one of {ids}{' ...' if len(found) > _LISTED else ''}.",
+        )
+    return found[0]
 
 
 def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
@@ -38,7 +68,8 @@ def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
         raise TraceFormatError(
             f"study {row['study_id']} is damaged in the store: {error}",
-            hint="Delete the study, or restore the store from a copy.",
+            hint=f"Forget it (hvd-autosync traces delete {row['study_id']}), "
+            "or restore the store from a copy.",
         ) from error
 
 
@@ -76,14 +107,16 @@ def next_number(connection: Connection, study_id: str) -> int:
 
 
 def lock_study(connection: Connection, study_id: str) -> RowMapping:
-    """The study's row, kept from other writers until the transaction ends.
+    """Status and owner of a study; its row is kept from other writers until the transaction ends.
 
-    SQLite has no row locks; there the transaction itself excludes other writers.
+    SQLite has no row locks; there the transaction itself excludes other writers. What it says of
+    the job is not looked at: a damaged study must not be harder to delete than a whole one.
 
     Raises:
         StoreError: There is no such study.
     """
-    query = select(STUDIES).where(STUDIES.c.study_id == study_id).with_for_update()
+    columns = STUDIES.c.status, STUDIES.c.owner, STUDIES.c.heartbeat_s
+    query = select(*columns).where(STUDIES.c.study_id == study_id).with_for_update()
     row = connection.execute(query).mappings().first()
     if row is None:
         raise no_study(study_id)

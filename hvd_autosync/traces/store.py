@@ -27,9 +27,6 @@ from hvd_autosync.traces.schema import CLUSTERS, STUDIES, TRIALS
 
 __all__ = ["TraceStore", "default_store_url"]
 
-#: Most candidates that the error for an ambiguous id lists.
-_LISTED = 8
-
 
 class TraceStore:
     """Studies and trials in one database.
@@ -186,8 +183,8 @@ class TraceStore:
                     )
         return added
 
-    def study(self, study_id: str) -> StudyRecord:
-        """One study.
+    def full_id(self, study_id: str) -> str:
+        """The full id of a study, which may be too damaged to be read.
 
         Args:
             study_id: Its id, the beginning of one, or ``"last"`` for the newest study.
@@ -196,19 +193,19 @@ class TraceStore:
             StoreError: None fits, or several do.
         """
         with self._database.reading() as connection:
-            if study_id == "last":
-                found = rows.study_records(connection, limit=1)
-            else:
-                prefix = STUDIES.c.study_id.startswith(study_id, autoescape=True)
-                found = rows.study_records(connection, prefix, limit=_LISTED + 1)
-        if not found:
+            return rows.full_id(connection, study_id)
+
+    def study(self, study_id: str) -> StudyRecord:
+        """One study; the id may be short as for :meth:`full_id`.
+
+        Raises:
+            StoreError: None fits, or several do.
+        """
+        with self._database.reading() as connection:
+            same_id = STUDIES.c.study_id == rows.full_id(connection, study_id)
+            found = rows.study_records(connection, same_id)
+        if not found:  # deleted at this moment
             raise rows.no_study(study_id)
-        if len(found) > 1:
-            ids = ", ".join(study.study_id for study in found[:_LISTED])
-            raise StoreError(
-                f"{study_id!r} fits several studies of this store",
-                hint=f"Write more of one of {ids}{' ...' if len(found) > _LISTED else ''}.",
-            )
         return found[0]
 
     def studies(self) -> list[StudyRecord]:
@@ -217,10 +214,9 @@ class TraceStore:
             return rows.study_records(connection)
 
     def trials(self, study_id: str) -> list[TrialRecord]:
-        """The trials of a study by number; the id may be short as for :meth:`study`."""
-        full_id = self.study(study_id).study_id
+        """The trials of a study by number; the id may be short as for :meth:`full_id`."""
         with self._database.reading() as connection:
-            return rows.trial_records(connection, full_id)
+            return rows.trial_records(connection, rows.full_id(connection, study_id))
 
     def find_finished(self, job_key: str) -> StudyRecord | None:
         """The newest finished study of the very same job and options."""

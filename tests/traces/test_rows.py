@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import Connection, create_engine, text, update
+from sqlalchemy import Connection, create_engine, select, text, update
 from sqlalchemy.dialects import postgresql
 
 from hvd_autosync.errors import StoreError, TraceFormatError
@@ -45,8 +45,8 @@ def test_whole_studies_are_written_and_read(
     assert again.to_json() == study.to_json()
     assert [t.number for t in rows.trial_records(connection, _ID)] == [0, 1]
     assert rows.next_number(connection, _ID) == 2
-    row = rows.lock_study(connection, _ID)
-    assert (row["fingerprint"], row["space_key"]) == (task.fingerprint, space.key)
+    row = connection.execute(select(STUDIES.c.fingerprint, STUDIES.c.space_key)).one()
+    assert tuple(row) == (task.fingerprint, space.key)
 
 
 def test_numbers_begin_at_0(connection: Connection) -> None:
