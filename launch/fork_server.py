@@ -29,7 +29,11 @@ from hvd_autosync.launch.wire import Message, encode_message
 from hvd_autosync.runtime.processes import end_descendants
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 
-_DRIVER_S = 60.0
+#: All servers of a job say that they listen within this time, or none is used. They import torch,
+#: from a network's file system perhaps.
+START_S = 120.0
+#: The driver comes when the last of them has said so.
+_DRIVER_S = START_S + 30.0
 _SIGN_S = 1.0
 #: Whether Python leaves the script's folder out (``python -P``, since 3.11).
 _SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))

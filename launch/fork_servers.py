@@ -13,6 +13,7 @@ from typing import IO
 from hvd_autosync.launch.channel import ChannelError, ControlSender
 from hvd_autosync.launch.collector import Collector, lines_of
 from hvd_autosync.launch.command import start_launcher
+from hvd_autosync.launch.fork_server import START_S
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import sweep_remote_hosts
 from hvd_autosync.launch.signals import signals_deferred
@@ -23,8 +24,6 @@ from hvd_autosync.launch.wire import Message, MessageDecoder
 from hvd_autosync.search_space import Strategy
 
 _MODULE = "hvd_autosync.launch.fork_server"
-#: They import torch, from a network's file system perhaps.
-_START_S = 120.0
 _HANG_UP_S = 3.0
 _LOOK_S = 0.5
 
@@ -152,7 +151,7 @@ class ForkServers:
 
     def _connect(self) -> None:
         ranks = range(self._job.world_size)
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + START_S
         with self._greeted:
             while len(self._hellos) < len(ranks) and self.alive and time.monotonic() < deadline:
                 self._greeted.wait(_LOOK_S)
