@@ -28,6 +28,7 @@ from hvd_autosync.search_space import (
     ModelProfile,
     Resources,
     SearchSpace,
+    Strategy,
     Task,
     TrialResult,
     TrialSpec,
@@ -37,7 +38,7 @@ from hvd_autosync.search_space import (
     check_restrictions,
     restrict_space,
 )
-from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan, parameter_classes
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
@@ -215,7 +216,7 @@ class _Tuning:
             measured_steps=self._options.steps,
             profile=trial.kind == "default",
             hopeless_above_s=study.hopeless_above_s(trial),
-            classes=parameter_classes(study.record.task.model) if study.record.task else {},
+            classes=_classes(study.record.task, trial.strategy),
         )
 
         def report(progress: TrialProgress) -> None:
@@ -277,6 +278,13 @@ class _Tuning:
                 "this task was tuned before", default_s, earlier.comparisons,
             )  # fmt: skip
         )
+
+
+def _classes(task: Task | None, strategy: Strategy) -> Classes:
+    """The classes of parameters that a trial must know, which may be thousands of names."""
+    if task is None or exchange_plan(strategy) is None:
+        return {}
+    return parameter_classes(task.model)
 
 
 def _restricted_default_failed(study: Study, result: TrialResult) -> DefaultTrialError:
