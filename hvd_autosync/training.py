@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
 from types import FrameType
 
-from hvd_autosync.launch.command import launcher_command, launcher_environment
+from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
-from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan
 
@@ -32,6 +30,9 @@ def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -
 
     Returns:
         The exit status of ``horovodrun``; 128 plus the signal's number when a signal ended it.
+
+    Raises:
+        AutosyncError: The system refuses to launch it.
     """
     environment = launcher_environment(strategy, _worker_spec(strategy, classes or {}))
     process: subprocess.Popen[bytes] | None = None
@@ -47,9 +48,7 @@ def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, pass_on)
     try:
-        process = subprocess.Popen(
-            launcher_command(job, strategy), env=environment | {DRIVER_VARIABLE: str(os.getpid())}
-        )
+        process = launch(job, strategy, environment)
         previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
         status = process.wait()
     finally:

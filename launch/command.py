@@ -6,6 +6,7 @@ its own keeps the driver out of that, and makes a trial exactly what ``horovodru
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -13,7 +14,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
+from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job, python_environment
 from hvd_autosync.launch.worker_environment import (
     DRIVER_VARIABLE,
@@ -82,16 +85,34 @@ def start_launcher(
         strategy: What it runs under.
         spec: The trial that it is.
         name: By which its processes are found again, where it is no trial.
+
+    Raises:
+        AutosyncError: The system refuses to.
     """
-    environment = launcher_environment(strategy, spec) | {DRIVER_VARIABLE: str(os.getpid())}
-    return subprocess.Popen(
-        launcher_command(job, strategy),
-        env=environment | ({TRIAL_ID_VARIABLE: name} if name else {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+    environment = launcher_environment(strategy, spec)
+    return launch(
+        job, strategy, environment | ({TRIAL_ID_VARIABLE: name} if name else {}),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
-    )
+    )  # fmt: skip
+
+
+def launch(
+    job: Job, strategy: Mapping[str, Value], environment: Mapping[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start that process in ``environment``, with ``options`` of :class:`subprocess.Popen`.
+
+    Raises:
+        AutosyncError: The system refuses to, as where the environment is too large.
+    """
+    environment = {**environment, DRIVER_VARIABLE: str(os.getpid())}
+    try:
+        return subprocess.Popen(launcher_command(job, strategy), env=environment, **options)
+    except OSError as error:
+        hint = "Free memory and processes on this machine, then run the same command again."
+        if error.errno == errno.E2BIG:
+            hint = "Unset large variables that the job does not need, and shorten its command."
+        raise AutosyncError(f"the job cannot be launched: {error}", hint=hint) from None
 
 
 def launcher_environment(
