@@ -81,6 +81,8 @@ class ControlSender:
         except OSError as error:
             raise ChannelError(f"{address[0]}:{address[1]}: {error}") from None
         self._nonce = _read(self._socket, _NONCE_BYTES)
+        # A server that loads modules after a trial takes its next order only then.
+        self._socket.settimeout(None)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message.

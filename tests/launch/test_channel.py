@@ -4,7 +4,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -95,6 +95,24 @@ def test_one_who_says_nothing_holds_nobody_up_for_long(
         ControlSender(where, SECRET).send({"type": "run"})
         assert first.result() == {"type": "run"}
         silent.close()
+
+
+def test_a_long_message_waits_for_a_busy_receiver(
+    receiver: ControlReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is larger than what the system keeps for the receiver until that reads."""
+    monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 1 << 26)
+    where = address(receiver)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(receiver.accept, 10)
+        sender = ControlSender(where, SECRET)
+        sender.send({})
+        first.result()
+        sent = pool.submit(sender.send, {"spec": "x" * (1 << 24)})
+        assert not wait([sent], 1.5).done
+        assert len(receiver.receive()["spec"]) == 1 << 24
+        sent.result()
 
 
 class Wire:
