@@ -85,6 +85,11 @@ def _parameters(
 
 
 def _look_up(question: dict[str, Any]) -> dict[str, Any]:
+    """The document of the best known strategy; empty where none is known.
+
+    Raises:
+        ConfigurationError: The store cannot be used.
+    """
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     try:
         done = subprocess.run(
@@ -103,4 +108,6 @@ def _look_up(question: dict[str, Any]) -> dict[str, Any]:
         )  # fmt: skip
         return {}
     found: dict[str, Any] = json.loads(done.stdout)
+    if "message" in found:
+        raise ConfigurationError(found["message"], hint=found["hint"])
     return found

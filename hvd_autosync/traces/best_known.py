@@ -1,7 +1,8 @@
 """``python -m hvd_autosync.traces.best_known``: the best strategy for a model, for a worker.
 
 It reads a question from its input and writes the strategy, as the document of a strategy file, to
-its output; nothing where none is known. Both are JSON.
+its output; nothing where none is known. Where the store cannot be used it writes the error's
+``message`` and ``hint``. All are JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hvd_autosync.errors import AutosyncError
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.traces.records import StudyStatus
 from hvd_autosync.traces.store import TraceStore
@@ -44,8 +46,12 @@ def best_known(
 def main() -> None:
     """Answer one question."""
     question = json.load(sys.stdin)
-    store = TraceStore(os.environ.get("HVD_AUTOSYNC_STORE"))
-    answer = best_known(store, question["parameters"], question["slots"])
+    answer: dict[str, Any] | None
+    try:
+        store = TraceStore(os.environ.get("HVD_AUTOSYNC_STORE"))
+        answer = best_known(store, question["parameters"], question["slots"])
+    except AutosyncError as error:
+        answer = {"message": error.message, "hint": error.hint}
     if answer is not None:
         json.dump(answer, sys.stdout)
 
