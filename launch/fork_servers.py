@@ -39,12 +39,15 @@ class ForkServers:
         job: The job.
         script: Its script.
         say: Takes a line for the user.
+        waiting: Called while they start, about twice a second.
 
     Raises:
         ForkServersError: They did not start.
     """
 
-    def __init__(self, job: Job, script: UserScript, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: Job, script: UserScript, say: Callable[[str], None], waiting: Callable[[], None]
+    ) -> None:
         self._job = job
         self._say = say
         self._name = f"servers-{uuid.uuid4().hex}"
@@ -63,7 +66,7 @@ class ForkServers:
             for stream in (self._process.stdout, self._process.stderr):
                 assert stream is not None
                 threading.Thread(target=self._read, args=(stream,), daemon=True).start()
-            self._connect()
+            self._connect(waiting)
         except BaseException:
             self.kill()
             raise
@@ -149,11 +152,12 @@ class ForkServers:
             elif not ours:
                 self._tail.add(line)
 
-    def _connect(self) -> None:
+    def _connect(self, waiting: Callable[[], None]) -> None:
         ranks = range(self._job.world_size)
         deadline = time.monotonic() + START_S
         with self._greeted:
             while len(self._hellos) < len(ranks) and self.alive and time.monotonic() < deadline:
+                waiting()
                 self._greeted.wait(_LOOK_S)
             missing = [str(rank) for rank in ranks if rank not in self._hellos]
             if missing:

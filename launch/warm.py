@@ -55,8 +55,10 @@ class WarmRunner:
         hosts = spec.probe or self._job.hosts
         world_size = sum(host.slots for host in hosts)
         if self._servers is None:
-            progress(Collector(spec, world_size).progress())
-            self._servers = ForkServers(self._job, self._script, self._say)
+            starting = Collector(spec, world_size).progress()
+            self._servers = ForkServers(
+                self._job, self._script, self._say, lambda: progress(starting)
+            )
         servers, collector, done = self._servers, Collector(spec, world_size), False
         try:
             with rendezvous(servers.meeting_address, hosts) as meeting:

@@ -1,0 +1,36 @@
+"""The driver's side of fork servers, where none comes up."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.launch import fork_servers
+from hvd_autosync.launch.fork_servers import ForkServersError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.user_script import user_script
+from hvd_autosync.launch.warm import WarmRunner
+from hvd_autosync.search_space import Host, Strategy, TrialSpec
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+
+
+def test_progress_is_reported_while_servers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that says nothing meanwhile could be taken for dead."""
+    command = ["sh", "-c", "sleep 1.2; echo no torch here >&2; exit 1"]
+    monkeypatch.setattr(
+        fork_servers,
+        "start_launcher",
+        lambda *job, name: subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        ),
+    )
+    words = (sys.executable, str(SCRIPT))
+    job = Job(("-np", "1", "--gloo"), words, (Host("localhost", 1),), "gloo")
+    seen: list[TrialProgress] = []
+    with pytest.raises(ForkServersError, match="rank 0: no torch here"):
+        WarmRunner(job, user_script(words)).run(TrialSpec("t", Strategy()), Limits(), seen.append)
+    assert len(seen) >= 3 and {progress.phase for progress in seen} == {"starting"}
