@@ -9,12 +9,14 @@ claimed it, should change it. Every method raises ``StoreError`` when the databa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 
 from hvd_autosync.errors import StoreError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
@@ -245,10 +247,14 @@ class TraceStore:
 
     def keep_links(self, cluster_key: str, links: Links) -> None:
         """Write down what was measured between the ranks, in place of what was before."""
-        values = {"cluster_key": cluster_key, "measured_at": timestamp(), "links": links.to_json()}
+        same_key = CLUSTERS.c.cluster_key == cluster_key
+        values = {"measured_at": timestamp(), "links": links.to_json()}
         with self._database.writing() as connection:
-            connection.execute(CLUSTERS.delete().where(CLUSTERS.c.cluster_key == cluster_key))
-            connection.execute(CLUSTERS.insert().values(**values))
+            if connection.execute(CLUSTERS.update().where(same_key).values(**values)).rowcount:
+                return
+            # Another driver may write the same at this moment; what it measured is as good.
+            with contextlib.suppress(IntegrityError), connection.begin_nested():
+                connection.execute(CLUSTERS.insert().values(cluster_key=cluster_key, **values))
 
     def heartbeat(self, study_id: str) -> None:
         """Show other machines that this process is alive; call it well within 120 s.
