@@ -56,11 +56,13 @@ class Profiler:
     """
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
+        # What add_param_group() brought later has no name there, and is not synchronized.
         self._parameters = [
             (str(optimizer._parameter_names[parameter]), parameter)
             for optimizer in optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
+            if parameter in optimizer._parameter_names
         ]
         self._wrapped = bool(optimizers)
         devices = {parameter.device for _, parameter in self._parameters}

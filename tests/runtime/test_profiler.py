@@ -63,6 +63,12 @@ def test_parameters_without_gradient() -> None:
     }  # fmt: skip
 
 
+def test_parameters_that_were_added_later_are_left_out() -> None:
+    optimizer = wrapped(nn.Linear(4, 3))
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    assert [p.name for p in Profiler([optimizer]).finish().parameters] == ["weight", "bias"]
+
+
 def test_last_of_several_passes_counts() -> None:
     seen = profile(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)), passes=3)
     assert sorted(p.ready_order for p in seen.parameters) == [0, 1, 2]
