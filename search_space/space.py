@@ -131,14 +131,6 @@ class SearchSpace:
         pairs = zip(self.knobs, coordinates, strict=True)
         return self._assemble({knob.name: knob.from_unit(float(u)) for knob, u in pairs})
 
-    def snap(self, points: npt.ArrayLike) -> FloatArray:
-        """``points``, shape ``(n, d)``, moved onto strategies: ``encode(decode(row))`` per row."""
-        import numpy as np
-
-        rows = np.atleast_2d(np.asarray(points, dtype=np.float64))
-        snapped = [self.encode(self.decode(row)) for row in rows]
-        return np.array(snapped, dtype=np.float64).reshape(len(rows), self.dimension)
-
     def describe(self, strategy: Mapping[str, Value]) -> str:
         """One readable line: the knobs that differ from the default, or ``default``."""
         default = self.default

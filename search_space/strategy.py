@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,11 +56,6 @@ class Strategy(Mapping[str, Value]):
         """The same strategy with some values replaced or added."""
         return Strategy({**self, **values})
 
-    @property
-    def key(self) -> str:
-        """Twelve hexadecimal digits, the same for equal strategies in every process."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
-
     def to_json(self) -> str:
         """Canonical JSON: sorted, compact; floats round-trip exactly."""
         return json.dumps(dict(self._items), sort_keys=True, separators=(",", ":"))
@@ -85,9 +79,3 @@ class Strategy(Mapping[str, Value]):
                 hint="Give a JSON object of knob names and values.",
             )
         return cls(values)
-
-    def diff(self, default: Strategy) -> dict[str, tuple[Value | None, Value | None]]:
-        """Knob name -> (value in ``default``, value here), for the knobs that differ."""
-        names = sorted({*self, *default})
-        pairs = {name: (default.get(name), self.get(name)) for name in names}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -87,14 +87,8 @@ class Surrogate:
             speed, covariance = latent.mean.numpy(), latent.covariance_matrix.numpy()
         return self._center - self._scale * speed, self._scale**2 * covariance
 
-    def sample(
-        self, strategies: Sequence[Mapping[str, Value]], count: int, seed: int
-    ) -> FloatArray:
-        """Joint samples of the latent log step times, shape ``count x n``."""
-        return self.sample_at(encode_all(self.features.space, strategies), count, seed)
-
     def sample_at(self, points: FloatArray, count: int, seed: int) -> FloatArray:
-        """As :meth:`sample`, for points, shape ``n x d``."""
+        """Joint samples, shape ``count x n``, of the latent log step times at points, ``n x d``."""
         mean, covariance = self.joint_at(points)
         normal = np.random.default_rng(seed).standard_normal((count, len(points)))
         if len(points) == 0:

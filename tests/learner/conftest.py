@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 
@@ -82,7 +83,7 @@ def tell(log_step: Callable[[Strategy], float]) -> Tell:
     """Measure a strategy with 3 % noise that follows from ``seed``."""
 
     def observe(strategy: Strategy, seed: int = 0) -> Observation:
-        digits = int(strategy.key, 16) % 2**31
+        digits = int(hashlib.sha256(strategy.to_json().encode()).hexdigest()[:12], 16) % 2**31
         noise = 0.03 * float(np.random.default_rng([seed, digits]).standard_normal())
         return Observation(strategy, math.exp(log_step(strategy) + noise))
 

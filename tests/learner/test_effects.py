@@ -8,7 +8,7 @@ import pytest
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner import Observation, fit, knob_effects
-from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.learner.points import encode_all, sobol_points
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 Tell = Callable[..., Observation]
@@ -67,7 +67,8 @@ def test_the_interval_is_that_of_joint_samples(
     winner = mixed_space.complete({"codec": "fp16", "streams": 3})
     effect = next(e for e in knob_effects(mixed_space, seen[:20], winner) if e.name == "streams")
     surrogate = fit(mixed_space, seen[:20])
-    samples = surrogate.sample([winner, winner.replacing(streams=1)], 20_000, seed=0)
+    pair = encode_all(mixed_space, [winner, winner.replacing(streams=1)])
+    samples = surrogate.sample_at(pair, 20_000, seed=0)
     ratios = np.exp(samples[:, 0] - samples[:, 1])
     assert [effect.low, effect.ratio, effect.high] == pytest.approx(
         np.quantile(ratios, [0.05, 0.5, 0.95]), abs=0.003

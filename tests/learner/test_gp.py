@@ -8,7 +8,7 @@ import pytest
 from linear_operator.utils.errors import NotPSDError
 
 from hvd_autosync.learner import Observation, fit, gp
-from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.learner.points import encode_all, sobol_points
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 Tell = Callable[..., Observation]
@@ -89,18 +89,19 @@ def test_failures_are_predicted_slower(mixed_space: SearchSpace, tell: Tell) -> 
 def test_samples_have_the_posterior_moments(mixed_space: SearchSpace, tell: Tell) -> None:
     surrogate = fit(mixed_space, [tell(s) for s in strategies(mixed_space, 15)])
     queries = strategies(mixed_space, 4, seed=2)
+    points = encode_all(mixed_space, queries)
     mean, covariance = surrogate.joint(queries)
-    samples = surrogate.sample(queries, 20_000, seed=0)
+    samples = surrogate.sample_at(points, 20_000, seed=0)
     assert samples.shape == (20_000, 4)
     assert samples.mean(axis=0) == pytest.approx(mean, abs=0.01)
     assert np.cov(samples.T) == pytest.approx(covariance, abs=0.1 * covariance.max())
-    assert np.array_equal(samples, surrogate.sample(queries, 20_000, seed=0))
+    assert np.array_equal(samples, surrogate.sample_at(points, 20_000, seed=0))
     assert surrogate.predict(queries)[1] == pytest.approx(np.sqrt(np.diag(covariance)))
 
 
 def test_equal_strategies_have_equal_samples(mixed_space: SearchSpace, tell: Tell) -> None:
     surrogate = fit(mixed_space, [tell(s) for s in strategies(mixed_space, 5)])
-    twice = surrogate.sample([mixed_space.default] * 2, 50, seed=0)
+    twice = surrogate.sample_at(encode_all(mixed_space, [mixed_space.default] * 2), 50, seed=0)
     assert np.abs(twice[:, 0] - twice[:, 1]).max() < 0.01
 
 
@@ -129,7 +130,7 @@ def test_odd_data_gives_finite_answers(
     mean, deviation = surrogate.predict(tried)
     assert np.isfinite(mean).all()
     assert np.isfinite(deviation).all() and (deviation >= 0).all()
-    assert np.isfinite(surrogate.sample(tried, 10, seed=0)).all()
+    assert np.isfinite(surrogate.sample_at(encode_all(mixed_space, tried), 10, seed=0)).all()
 
 
 @pytest.mark.parametrize("failures", [1, 2])

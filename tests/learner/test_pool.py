@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_autosync.learner.points import encode_all, every_point, keys
+from hvd_autosync.learner.points import encode_all, every_point, keys, snap
 from hvd_autosync.learner.pool import candidate_pool, one_knob_away
 from hvd_autosync.search_space import SearchSpace
 
@@ -10,11 +10,11 @@ from hvd_autosync.search_space import SearchSpace
 def test_one_knob_away_changes_one_knob(mixed_space: SearchSpace) -> None:
     default = encode_all(mixed_space, [mixed_space.default])
     neighbours = one_knob_away(mixed_space, default, (0.1,))
-    changed = set()
+    changed, base = set(), mixed_space.default
     for point in neighbours:
-        difference = mixed_space.decode(point).diff(mixed_space.default)
+        difference = {name for name, _ in mixed_space.decode(point).items() ^ base.items()}
         # A parent that is switched brings or takes its dependent knob along.
-        changed.add(next(iter(sorted(difference.keys() - {"torus", "group_fusion"})), "torus"))
+        changed.add(next(iter(sorted(difference - {"torus", "group_fusion"})), "torus"))
         assert len(difference) <= 2
     assert changed == {k.name for k in mixed_space.knobs} - {"group_fusion"}
     assert {mixed_space.decode(p)["codec"] for p in neighbours} == {"none", "fp16", "int8"}
@@ -36,7 +36,7 @@ def test_the_pool_is_snapped_and_distinct_and_follows_from_the_seed(
     pool, complete = candidate_pool(mixed_space, default, seed=0)
     assert not complete
     assert len(set(keys(pool))) == len(pool) > 600
-    assert np.array_equal(pool[:50], mixed_space.snap(pool[:50]))
+    assert np.array_equal(pool[:50], snap(mixed_space, pool[:50]))
     assert np.array_equal(pool, candidate_pool(mixed_space, default, seed=0)[0])
     assert not np.array_equal(pool[:20], candidate_pool(mixed_space, default, seed=1)[0][:20])
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_autosync.learner import Observation
-from hvd_autosync.learner.points import every_point
+from hvd_autosync.learner.points import every_point, snap
 from hvd_autosync.learner.untried import exhausted, first_untried, taken_keys
 from hvd_autosync.search_space import SearchSpace
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
@@ -36,4 +36,4 @@ def test_a_space_without_free_knobs_is_exhausted() -> None:
 def test_a_narrow_continuous_space_runs_out() -> None:
     space = SearchSpace((float_knob("f", 1.0, 1.001, 1.0, help=""),))
     taken = taken_keys(space, (), [space.decode([0.0]), space.decode([1.0])])
-    assert first_untried(space, taken, lambda n: space.snap(np.linspace(0, 1, n)[:, None])) is None
+    assert first_untried(space, taken, lambda n: snap(space, np.linspace(0, 1, n)[:, None])) is None
