@@ -5,7 +5,7 @@ children start as a fresh process would after these imports. The driver (:mod:`.
 tells it by :mod:`..launch.channel` what to run. It speaks to the driver through marked lines in
 the job's output (:mod:`..launch.wire`), as the ranks of a trial do:
 
-- ``server``: it listens: ``rank, pid, address, port, secret, meeting``.
+- ``server``: it listens: ``address, port, secret, meeting``.
 - ``exit``: a trial's processes are gone: ``trial, status`` (negative: a signal's number).
 
 It ends, with all its children, when the driver hangs up.
@@ -70,7 +70,7 @@ class _Server:
         receiver = ControlReceiver(_own_address(), secret)
         self._send(
             {
-                "type": "server", "pid": os.getpid(), "secret": secret.hex(),
+                "type": "server", "secret": secret.hex(),
                 "address": _own_address(), "port": receiver.port,
                 "meeting": os.environ[RENDEZVOUS_ADDRESS],
             }

@@ -12,7 +12,7 @@ messages that lack what their type must have.
 
 Messages by ``"type"``:
 
-- ``hello``: a rank counts steps now: ``rank, size, host, pid, device``.
+- ``hello``: a rank counts steps now: ``host, device``.
 - ``steps``: new steps, or none as a sign of life: ``first, step_s, blocked_s, losses``.
 - ``profile``: rank 0's model: ``profile, owned``.
 - ``link``: what a probe measured: ``ranks, latency_s, bandwidth_bytes_per_s``.

@@ -366,7 +366,7 @@ def test_space_files(inputs: range, tmp_path: Path) -> None:
 # What arrives from a job's output
 
 _MESSAGES: list[dict[str, Any]] = [
-    {"type": "hello", "rank": 0, "size": 2, "host": "a", "pid": 1, "device": "cpu"},
+    {"type": "hello", "host": "a", "device": "cpu"},
     {"type": "profile", "profile": a_task().model.to_json(), "owned": ["compression"]},
     {"type": "link", "ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7},
     {"type": "steps", "first": 0, "step_s": [0.1] * 12, "blocked_s": [0.01] * 12,

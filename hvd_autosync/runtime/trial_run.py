@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import socket
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from horovod.torch.mpi_ops import rank, size
+from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime import current, ending
 from hvd_autosync.runtime.profiler import Profiler
@@ -146,10 +145,8 @@ class TrialRun:
     def _begin(self) -> None:
         self._begun = True
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
-        hello = {
-            "type": "hello", "rank": rank(), "size": size(), "host": socket.gethostname(),
-            "pid": os.getpid(), "device": _device_name(self._device()),
-        }  # fmt: skip
+        device = _device_name(self._device())
+        hello = {"type": "hello", "host": socket.gethostname(), "device": device}
         self._sender.send(lambda: hello)
         # Registered after Horovod's own, so called before it: Horovod's may get stuck.
         atexit.register(self._script_ended)

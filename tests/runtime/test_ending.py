@@ -16,7 +16,7 @@ Launch = Callable[..., Any]
 
 
 def worker_pids(output: str) -> list[int]:
-    """Processes that the script said it had started."""
+    """Ranks and what they started, as the script said."""
     lines = [line.split("pids")[1] for line in output.splitlines() if "pids" in line]
     return [int(pid) for line in lines for pid in line.split()]
 
@@ -39,12 +39,12 @@ def test_all_ranks_end_after_the_steps(launch: Launch) -> None:
         types = [m["type"] for m in job.messages[rank]]
         assert types[0] == "hello" and types[-2:] == ["steps", "end"]
         (hello,), (end,) = job.of_type("hello", rank), job.of_type("end", rank)
-        assert (hello["rank"], hello["size"], hello["device"]) == (rank, 2, "cpu")
+        assert hello["device"] == "cpu"
         assert end["cause"] == "steps" and end["peak_memory_bytes"] > 10_000_000
         steps, blocked = job.joined("step_s", rank), job.joined("blocked_s", rank)
         assert len(steps) == len(blocked) == len(job.joined("losses", rank)) == 24
         assert all(0 <= b < s for b, s in zip(blocked, steps, strict=True))
-    pids = worker_pids(job.output) + [job.of_type("hello", rank)[0]["pid"] for rank in (0, 1)]
+    pids = worker_pids(job.output)
     assert len(pids) == 6
     assert_gone(pids)
     (profile,) = job.of_type("profile")

@@ -60,7 +60,6 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         raise Left
 
     monkeypatch.setattr(trial_run, "rank", lambda: 0)
-    monkeypatch.setattr(trial_run, "size", lambda: 1)
     monkeypatch.setattr(trial_run.ending, "leave", leave)
     monkeypatch.setattr(trial_run.ending, "agree_hopeless", spy.vote)
     monkeypatch.setattr(trial_run.ending, "agree_steps", lambda steps: spy.most_steps)

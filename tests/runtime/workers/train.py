@@ -1,7 +1,7 @@
 """A training for the tests of a run's end: endless unless told otherwise.
 
-Prints ``pids ...`` of the processes it started, ``planned ...`` of its optimizer, and ``done``
-when it reaches its own end.
+Prints ``pids ...`` of itself and of the processes it started, ``planned ...`` of its optimizer,
+and ``done`` when it reaches its own end.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def batches():
     )
     iterator = iter(loader)
     if args.loader:
-        print("pids", *(worker.pid for worker in iterator._workers), flush=True)
+        print("pids", os.getpid(), *(worker.pid for worker in iterator._workers), flush=True)
     while True:
         for (batch,) in iterator:
             yield batch
