@@ -103,7 +103,11 @@ def held_knobs(job: Job) -> dict[str, Value]:
 
 
 def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
-    """Identifies a job together with what may be tuned in it, and the Horovod that runs it."""
+    """Identifies a job together with what may be tuned in it, and the Horovod that runs it.
+
+    For how long, how exactly and with which seed it is tuned makes no difference: a study is
+    reused whatever its trials, minutes, steps, warm-up and seed were.
+    """
     build = asdict(horovod_build())
     text = json.dumps([job.key, list(options.allow), restrictions, build], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

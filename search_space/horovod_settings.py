@@ -58,10 +58,11 @@ class HorovodSettings:
 
 
 def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
-    """What ``strategy`` sets. Values equal to Horovod's own defaults set nothing.
+    """What ``strategy`` sets. Values equal to Horovod's own defaults set no variable.
 
-    Leaving defaults unset keeps the default trial exactly the user's job. How gradients travel is
-    none of Horovod's settings, but what it needs of Horovod is among them.
+    Leaving defaults unset keeps the default trial exactly the user's job. A controller is always
+    an option, because which one Horovod takes without it depends on its build. How gradients
+    travel is none of Horovod's settings, but what it needs of Horovod is among them.
 
     Raises:
         SpaceError: A knob is unknown.

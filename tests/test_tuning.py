@@ -2,6 +2,8 @@
 
 import pytest
 
+from hvd_autosync.launch.job import Job
+from hvd_autosync.options import Options
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
@@ -11,13 +13,21 @@ from hvd_autosync.search_space import (
     Strategy,
     Task,
 )
-from hvd_autosync.tuning import _classes
+from hvd_autosync.tuning import _classes, tuning_key
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
 TASK = Task(
     ModelProfile((LARGE, ParameterProfile("bias", (512,), "float32"))),
     Resources((Host("a", 2),), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=False)),
 )
+
+
+def test_a_study_is_reused_whatever_its_settings_but_not_for_other_knobs() -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    key = tuning_key(job, Options(), {})
+    assert tuning_key(job, Options(trials=5, minutes=1, steps=9, warmup=3, seed=7), {}) == key
+    assert tuning_key(job, Options(allow=("codec",)), {}) != key
+    assert tuning_key(job, Options(), {"exclude": ["buckets"]}) != key
 
 
 @pytest.mark.parametrize(

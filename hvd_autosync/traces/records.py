@@ -34,7 +34,7 @@ class StudyRecord:
     Attributes:
         study_id: Twelve hexadecimal digits.
         created_at: ISO 8601 with microseconds, UTC.
-        job_key: Identifies the very same job and options.
+        job_key: Identifies the job and what may be tuned in it, whatever its settings.
         command: The ``horovodrun`` line, without secrets.
         settings: How the study was set up (seed, trials, steps ...), plain JSON.
         versions: Package -> version.

@@ -221,7 +221,7 @@ class TraceStore:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
     def find_finished(self, job_key: str) -> StudyRecord | None:
-        """The newest finished study of the very same job and options."""
+        """The newest finished study of the very same job, whatever its settings."""
         return self._newest_finished(job_key=job_key)
 
     def find_finished_task(self, fingerprint: str, space_key: str) -> StudyRecord | None:

@@ -6,7 +6,7 @@ from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space import CATALOGUE, Strategy, held_by_environment, horovod_settings
 
 
-def test_defaults_set_nothing() -> None:
+def test_defaults_set_no_variable() -> None:
     default = Strategy({k.name: k.default for k in CATALOGUE if k.name != "controller"})
     settings = horovod_settings(default)
     assert (settings.environment, settings.options) == ((), ())
@@ -43,6 +43,7 @@ def test_environment(strategy: dict[str, object], variable: str, text: str) -> N
 
 def test_options() -> None:
     assert horovod_settings({"controller": "mpi", "buckets": 4}).options == ("--mpi",)
+    assert horovod_settings({"controller": "gloo"}).options == ("--gloo",)
 
 
 def test_exchanges_of_two_levels_need_process_sets() -> None:
