@@ -1,9 +1,10 @@
 """The driver is stopped at any moment of a study, by every means: the same command goes on.
 
-One study for each means, and ten lives of its driver. Each life ends at another moment, somewhere
-from the driver's first tenths of a second to the middle of a trial. After each of them nothing may
-run any more, nothing may lie in shared memory or in the folder for temporary files, and what was
-measured must be there. The eleventh life finishes.
+One study for each means. Its driver has ten lives under SIGKILL, and five under each of the others
+unless pytest is told --all-moments. Each life ends at another moment, somewhere from the driver's
+first tenths of a second to the middle of a trial. After each of them nothing may run any more,
+nothing may lie in shared memory or in the folder for temporary files, and what was measured must be
+there. One more life finishes.
 """
 
 from __future__ import annotations
