@@ -21,6 +21,8 @@ import socket
 import struct
 from typing import Any
 
+from hvd_autosync.sockets import keep_alive, read_exactly
+
 _LENGTH = struct.Struct("!I")
 _NONCE_BYTES = _MAC_BYTES = 32
 #: A specification with its environment has a few kB.
@@ -42,24 +44,10 @@ def _mac(secret: bytes, nonce: bytes, number: int, text: bytes) -> bytes:
 
 
 def _read(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        try:
-            more = sock.recv(count - len(data))
-        except OSError as error:
-            raise ChannelError(str(error)) from None
-        if not more:
-            raise ChannelError("the peer is gone")
-        data += more
-    return data
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    """Have the peer's silence noticed, as when its host was cut off, within about 25 seconds."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5)):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    try:
+        return read_exactly(sock, count)
+    except OSError as error:
+        raise ChannelError(str(error)) from None
 
 
 class ControlSender:
@@ -151,7 +139,7 @@ class ControlReceiver:
                 continue
             self._listener.close()
             candidate.settimeout(None)
-            _keep_alive(candidate)
+            keep_alive(candidate)
             return message
 
     def receive(self) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import gc
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 
@@ -28,6 +27,7 @@ from hvd_autosync.launch.preload import Preloader
 from hvd_autosync.launch.wire import Message, encode_message
 from hvd_autosync.runtime.processes import end_descendants
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
+from hvd_autosync.sockets import interface_address
 
 #: All servers of a job say that they listen within this time, or none is used. They import torch,
 #: from a network's file system perhaps.
@@ -67,11 +67,15 @@ class _Server:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._preloader.load_frameworks()
         secret = new_secret()
-        receiver = ControlReceiver(_own_address(), secret)
+        try:
+            address = interface_address(os.environ[OWN_INTERFACE])
+        except OSError as error:
+            raise SystemExit(f"hvd-autosync: {error}") from None
+        receiver = ControlReceiver(address, secret)
         self._send(
             {
-                "type": "server", "secret": secret.hex(),
-                "address": _own_address(), "port": receiver.port,
+                "type": "server", "secret": secret.hex(), "address": address,
+                "port": receiver.port,
                 "meeting": os.environ[RENDEZVOUS_ADDRESS],
             }
         )  # fmt: skip
@@ -161,17 +165,6 @@ def _first_message(receiver: ControlReceiver) -> Message:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def _own_address() -> str:
-    """The IPv4 address of the interface that the job uses on this host."""
-    import psutil
-
-    name = os.environ[OWN_INTERFACE]
-    for each in psutil.net_if_addrs().get(name, []):
-        if each.family == socket.AF_INET:
-            return each.address
-    raise SystemExit(f"hvd-autosync: network interface {name} has no IPv4 address here")
 
 
 if __name__ == "__main__":
