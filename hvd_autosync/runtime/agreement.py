@@ -27,10 +27,7 @@ def agree_parameters(described: Sequence[tuple[str, str]]) -> None:
     digests = allgather(own[None], name="hvd_autosync.parameters.digest")
     if bool((digests == digests[0]).all()):
         return
-    text = torch.frombuffer(bytearray(json.dumps(described).encode()), dtype=torch.uint8)
-    lengths = allgather(torch.tensor([len(text)]), name="hvd_autosync.parameters.lengths").tolist()
-    texts = allgather(text, name="hvd_autosync.parameters").split(lengths)
-    all_described = [json.loads(bytes(t.tolist())) for t in texts]
+    all_described = [json.loads(text) for text in gather_texts(json.dumps(described), "parameters")]
     raise ConfigurationError(
         _difference(all_described),
         hint="Build the same model on every rank, with the same parameters frozen, and give every "
@@ -93,3 +90,16 @@ def tell_all(text: bytes, name: str) -> bytes:
             buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         broadcast_(buffer, 0, name=f"hvd_autosync.text.{name}")
     return bytes(buffer.tolist())
+
+
+def gather_texts(text: str, name: str) -> list[str]:
+    """Every rank's ``text``, in order of rank; a collective.
+
+    Args:
+        text: What this rank has to say; not empty.
+        name: Name of the operation.
+    """
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    lengths = allgather(torch.tensor([len(own)]), name=f"hvd_autosync.lengths.{name}").tolist()
+    texts = allgather(own, name=f"hvd_autosync.texts.{name}").split(lengths)
+    return [bytes(each.tolist()).decode() for each in texts]
