@@ -131,15 +131,18 @@ _OF = {
     LARGE: "of large matrices",
     REST: "of all other parameters",
 }
-EMBEDDING_EXCHANGE = _exchange(EMBEDDING, "rows", "hierarchical")
-LARGE_EXCHANGE = _exchange(LARGE, "hierarchical")
+EMBEDDING_EXCHANGE = _exchange(EMBEDDING, "rows", "hierarchical", "sharded")
+LARGE_EXCHANGE = _exchange(LARGE, "hierarchical", "sharded")
 REST_EXCHANGE = _exchange(REST, "hierarchical")
 LARGE_SLICES = _slices(LARGE)
+#: What travels by other exchanges is not coded.
+_CODED = ("allreduce", "hierarchical")
 EMBEDDING_CODEC = replace(
-    _codec(EMBEDDING, "topk"),
-    condition=Condition(EMBEDDING_EXCHANGE.name, ("allreduce", "hierarchical")),
+    _codec(EMBEDDING, "topk"), condition=Condition(EMBEDDING_EXCHANGE.name, _CODED)
 )
-LARGE_CODEC = _codec(LARGE, "topk", "powersgd")
+LARGE_CODEC = replace(
+    _codec(LARGE, "topk", "powersgd"), condition=Condition(LARGE_EXCHANGE.name, _CODED)
+)
 REST_CODEC = _codec(REST)
 EMBEDDING_RATIO, LARGE_RATIO = _ratio(EMBEDDING), _ratio(LARGE)
 LARGE_RANK = _rank(LARGE)

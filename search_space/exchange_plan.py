@@ -33,7 +33,7 @@ class ClassPlan:
     """How the gradients of one class travel.
 
     Attributes:
-        exchange: ``allreduce``, ``hierarchical`` or ``rows``.
+        exchange: ``allreduce``, ``hierarchical``, ``sharded`` or ``rows``.
         slices: Pieces that each tensor is cut into.
         codec: ``none`` or the name of a codec.
         ratio: Share of the elements that the codec ``topk`` sends.
@@ -75,7 +75,15 @@ class ExchangePlan:
     @property
     def two_levels(self) -> bool:
         """Whether it needs process sets within hosts and across them."""
-        return any(self.of(name).exchange == "hierarchical" for name in PARAMETER_CLASSES)
+        return self._has("hierarchical")
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks own shards of parameters."""
+        return self._has("sharded")
+
+    def _has(self, exchange: str) -> bool:
+        return any(self.of(name).exchange == exchange for name in PARAMETER_CLASSES)
 
 
 def class_knob(parameter_class: str, attribute: str) -> str:

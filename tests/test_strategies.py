@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hvd_autosync.report.recipe import recipe
 from hvd_autosync.testing import Testbed, testbed_missing
@@ -20,6 +21,7 @@ else:
     import tomli as tomllib
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_table.py"
+SAVE_LATE = SCRIPT.with_name("save_late.py")
 BY_ROWS = """\
 [knobs]
 embedding_exchange = "rows"
@@ -30,14 +32,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 Done = subprocess.CompletedProcess[str]
 
 
-def run_file(folder: Path, text: str, *options: str, script: tuple[str, ...] = ()) -> Done:
+def run_file(
+    folder: Path, text: str, *options: str, script: tuple[str, ...] = (), path: Path = SCRIPT
+) -> Done:
     """``hvd-autosync run`` with a strategy file."""
-    path = folder / "strategy.toml"
-    path.write_text(text)
+    strategy = folder / "strategy.toml"
+    strategy.write_text(text)
     command = [
-        sys.executable, "-m", "hvd_autosync.cli", "run", "--strategy", str(path), "-np", "2",
+        sys.executable, "-m", "hvd_autosync.cli", "run", "--strategy", str(strategy), "-np", "2",
         "--gloo", "--autosync-store", str(folder / "traces.db"), *options, "--",
-        sys.executable, str(SCRIPT), *script,
+        sys.executable, str(path), *script,
     ]  # fmt: skip
     return subprocess.run(command, text=True, capture_output=True, timeout=100)
 
@@ -55,6 +59,19 @@ def test_a_file_is_run_exactly_and_changes_nothing_that_is_trained(tmp_path: Pat
     plain = run_file(tmp_path, "[knobs]\ncycle_time_ms = 2.0\n")
     assert "plan None" in plain.stdout
     assert float(trained_to(by_rows)) == pytest.approx(float(trained_to(plain)), rel=1e-7)
+
+
+def test_rank_0_saves_what_others_own_when_they_have_ended(tmp_path: Path) -> None:
+    saved = []
+    for name, knobs in (("owners", 'large_exchange = "sharded"'), ("plain", "buckets = 1")):
+        text = f'[knobs]\n{knobs}\n[classes]\nlarge = ["weight"]\n'
+        path = tmp_path / name
+        done = run_file(tmp_path, text, script=(str(path),), path=SAVE_LATE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        saved.append(torch.load(path, weights_only=True)["state"])
+    for place, state in saved[1].items():
+        for entry, value in state.items():
+            torch.testing.assert_close(saved[0][place][entry], value)
 
 
 @pytest.mark.parametrize(

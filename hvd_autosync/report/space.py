@@ -27,7 +27,7 @@ APPLIES_WHEN = {
     "buckets": "hvd.DistributedOptimizer; several dense gradients",
     "bucket_rule": "as buckets, while there are some",
     "embedding_exchange": "hvd.DistributedOptimizer; tables of which batches touch few rows",
-    "large_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",
+    "large_exchange": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
     "rest_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",
     "large_slices": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
     "embedding_codec": f"{_CODEC}; tables of which batches touch few rows",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
@@ -33,13 +33,21 @@ class Dispatcher:
         name: Tells the operations of this dispatcher from those of others; equal on all ranks.
         make_buckets: Called once, at the end of the first step, on all ranks.
         plain: Buckets that need nothing but plain allreduces, for first steps without some rank.
+        absence: Called when some rank does not take part in a step, before anything is sent in it.
+
+    Attributes:
+        buckets: All of them, from the end of the first step with all ranks on.
     """
 
-    def __init__(self, name: str, make_buckets: MakeBuckets, plain: list[Bucket]) -> None:
+    def __init__(
+        self, name: str, make_buckets: MakeBuckets, plain: list[Bucket],
+        absence: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._make_buckets = make_buckets
         self._plain = plain
+        self._absence = absence
         self._first_arrivals: list[torch.nn.Parameter] = []
-        self._buckets: list[Bucket] = []
+        self.buckets: list[Bucket] = []
         self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
         self._ready: deque[Bucket] = deque()
         #: Operations after which nothing is left to do; exchanges of one operation, and of
@@ -55,7 +63,7 @@ class Dispatcher:
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
         with self._lock:
-            if not self._buckets:
+            if not self.buckets:
                 self._first_arrivals.append(parameter)
                 return
             for bucket in self._of[parameter]:
@@ -71,7 +79,7 @@ class Dispatcher:
         """Send what was not sent yet, and wait until every gradient is the same on all ranks."""
         with self._lock:
             self._census.begin()
-            buckets = self._buckets or self._first_buckets()
+            buckets = self.buckets or self._first_buckets()
             self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
             self._start_ready(wait=True)
             self._finish_staged()
@@ -83,37 +91,47 @@ class Dispatcher:
             self._rest(buckets)
 
     def finish_if_started(self) -> None:
-        """The same, if anything was sent in this step; else forget what has arrived."""
+        """The same, if anything has arrived in this step, which is so on all ranks or on none."""
         with self._lock:
-            if self._handles or self._single or self._staged:
+            if any(bucket.missing < len(bucket.parameters) for bucket in self.buckets):
                 self.finish()
-            self._ready.clear()
-            self._rest(self._buckets)
+
+    def run(self, exchanges: Iterable[Steps]) -> None:
+        """Begin exchanges, and wait until all are done."""
+        with self._lock:
+            for steps in exchanges:
+                self._begin(steps, self._staged)
+            self._finish_staged()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything was sent in this step, and its end is still to come."""
+        return any(bucket.started for bucket in self.buckets)
 
     def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
         """What codecs carry from step to step on this rank, by bucket."""
-        states = {b.name: b.codec.state() for b in self._buckets if b.codec is not None}
+        states = {b.name: b.codec.state() for b in self.buckets if b.codec is not None}
         return {name: state for name, state in states.items() if state} or self._codec_states
 
     def load_codec_states(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
         """Take over what :meth:`codec_states` returned, now or as soon as there are buckets."""
         self._codec_states = states
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             if bucket.codec is not None:
                 bucket.codec.load(states.get(bucket.name, {}))
 
     def _first_buckets(self) -> list[Bucket]:
         if not self._census.all_here(wait=True):
             return self._plain
-        self._buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
+        self.buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
         self._first_arrivals.clear()
-        self._census.needed = any(bucket.needs_all for bucket in self._buckets)
-        for bucket in self._buckets:
+        self._census.needed = any(bucket.needs_all for bucket in self.buckets)
+        for bucket in self.buckets:
             for parameter in bucket.parameters:
                 self._of.setdefault(parameter, []).append(bucket)
         if self._codec_states:
             self.load_codec_states(self._codec_states)
-        return self._buckets
+        return self.buckets
 
     def _rest(self, buckets: list[Bucket]) -> None:
         self._census.rest()
@@ -124,6 +142,8 @@ class Dispatcher:
         all_here = self._census.all_here(wait=wait) if self._ready else None
         if all_here is None:
             return
+        if not all_here and not self.busy:
+            self._absence()
         while self._ready:
             bucket = self._ready.popleft()
             bucket.started = True
@@ -131,10 +151,13 @@ class Dispatcher:
                 self._handles.append(bucket.start())
                 continue
             steps = bucket.send() if all_here else bucket.send_plainly()
-            handle = next(steps, None)
-            if handle is not None:
-                queue = self._staged if bucket.needs_all else self._single
-                queue.append((handle, steps))
+            self._begin(steps, self._staged if bucket.needs_all else self._single)
+
+    @staticmethod
+    def _begin(steps: Steps, queue: deque[_UnderWay]) -> None:
+        handle = next(steps, None)
+        if handle is not None:
+            queue.append((handle, steps))
 
     def _finish_staged(self) -> None:
         """Let each go on as soon as it can.

@@ -24,6 +24,8 @@ from hvd_autosync.runtime.buckets import Bucket
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
 from hvd_autosync.runtime.levels import two_levels
+from hvd_autosync.runtime.owners import Owners
+from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.planning import Planning
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
@@ -67,6 +69,7 @@ def planned_optimizer(
     _check(arguments)
     methods: dict[str, Any] = dict(vars(_horovods_class)) | {
         "_register_hooks": _register_hooks,
+        "step": _step,
         "synchronize": _synchronize,
         "load_state_dict": _load_state_dict,
     }
@@ -137,11 +140,43 @@ def _register_hooks(self: Any) -> None:
             {p for p, flag in zip(parameters, sparse, strict=True) if flag},
         )
 
-    self._dispatcher = Dispatcher(first, make_buckets, planning.plain(parameters))
+    self._owners = None
+    reference = weakref.ref(self)
+    self._dispatcher = Dispatcher(
+        first, make_buckets, planning.plain(parameters), _absence(reference)
+    )
+    if plan.sharded:
+        self._owners = _owners(self, first)
+        self.register_state_dict_post_hook(_save_owned_states)
     self.register_state_dict_post_hook(_save_codec_states)
     self.register_load_state_dict_pre_hook(_load_codec_states)
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self)))
+        parameter.register_post_accumulate_grad_hook(_hook(reference))
+
+
+def _owners(self: Any, name: str) -> Owners:
+    """The owners' side of an optimizer; a collective."""
+    reference = weakref.ref(self)
+
+    def answer() -> bytes:
+        # The thread that answers must not keep the optimizer alive.
+        optimizer: Any = reference()
+        return bytes(optimizer._owners.answer())
+
+    peers = Peers(name, answer)
+    weakref.finalize(self, peers.close)
+    return Owners(self, self._dispatcher, peers.ask_all)
+
+
+def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
+    """What happens before a step that some rank takes no part in."""
+
+    def absence() -> None:
+        self = reference()
+        if self is not None and self._owners is not None:
+            self._owners.collect()
+
+    return absence
 
 
 def _scaling(self: Any) -> Scaling:
@@ -181,9 +216,18 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
     return arrived
 
 
+def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    if getattr(self, "_owners", None) is None or size() == 1:
+        return _horovods_class.step(self, closure)
+    with self._owners.step(synchronizes=self._should_synchronize and closure is None):
+        return _horovods_class.step(self, closure)
+
+
 def _synchronize(self: Any) -> None:
     if self._requires_update and size() > 1:
         self._dispatcher.finish()
+        if self._owners is not None:
+            self._owners.synchronized()
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
     self._handles.clear()
@@ -194,7 +238,13 @@ def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
     if self._requires_update and size() > 1:
         # What some ranks have begun, all have to end.
         self._dispatcher.finish_if_started()
+        if self._owners is not None:
+            self._owners.forget()
     _horovods_class.load_state_dict(self, *args, **kwargs)
+
+
+def _save_owned_states(self: Any, state_dict: dict[str, Any]) -> None:
+    state_dict["state"].update(self._owners.whole_states())
 
 
 def _save_codec_states(self: Any, state_dict: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from hvd_autosync.runtime.exchanges import (
 )
 from hvd_autosync.runtime.levels import two_levels
 from hvd_autosync.runtime.rows import RowsBucket
+from hvd_autosync.runtime.sharded import ShardedBucket, even_shares
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
 #: Without a number of buckets, what Horovod cannot fuse is put into buckets of so many bytes.
@@ -67,6 +68,8 @@ class Planning:
         buckets: list[Bucket] = []
         for parameter in order:
             plan = self._plan.of(self._names[parameter][1])
+            if plan.exchange == "sharded" and not (parameter.dim() and parameter.is_contiguous()):
+                plan = ClassPlan()  # it has no elements in order that could be shared out
             if plan.exchange == "rows" or parameter in sparse:
                 is_sparse = parameter in sparse
                 name = self._name(parameter)
@@ -116,6 +119,9 @@ class Planning:
         if whole and plan == ClassPlan() and wire_dtype(first.dtype) == first.dtype:
             return GradientBucket(name, first, self._scaling)
         count = bounds[1] - bounds[0] if bounds else sum(p.numel() for p in group)
+        if plan.exchange == "sharded":
+            shares = even_shares(count, size())
+            return ShardedBucket(name, group, self._scaling, shares, bounds)
         like = first.new_empty(0, dtype=wire_dtype(first.dtype))
         columns = matrix_shape(first.shape)[1] if len(group) == 1 else 1
         plain = Flat(self._scaling)

@@ -99,8 +99,10 @@ def test_each_class_has_its_own_exchange(one_host: Resources) -> None:
     ))  # fmt: skip
     assert parameter_classes(model) == {"embedding": ("table",), "large": ("tied",)}
     flat = build_space(model, one_host, allow=["codec"])
-    assert flat["embedding_exchange"].choices == ("allreduce", "rows")  # type: ignore[union-attr]
-    assert {"large_exchange", "rest_exchange"}.isdisjoint(names(flat))
+    choices = {knob.name: getattr(knob, "choices", ()) for knob in flat.knobs}
+    assert choices["embedding_exchange"] == ("allreduce", "rows", "sharded")
+    assert choices["large_exchange"] == ("allreduce", "sharded")
+    assert "rest_exchange" not in names(flat)
     assert {"large_slices", "large_codec", "large_rank", "rest_codec"} <= names(flat)
     uneven = replace(one_host, hosts=(Host("a", 2), Host("b", 3)))
     assert "rest_exchange" not in names(build_space(model, uneven))
@@ -124,11 +126,12 @@ def test_bert_on_two_levels_has_at_most_twenty_dimensions(one_host: Resources) -
     assert space.dimension <= 20
 
 
-def test_codecs_of_a_table_that_travels_by_rows_do_not_matter(one_host: Resources) -> None:
+@pytest.mark.parametrize("exchange", ["rows", "sharded"])
+def test_codecs_do_not_matter_to_what_is_not_coded(one_host: Resources, exchange: str) -> None:
     table = ParameterProfile("t", (100_000, 8), "float32", False, 0, touched_rows=0.01)
     space = build_space(ModelProfile((table,)), one_host, allow=["codec"])
-    by_rows = space.complete({"embedding_exchange": "rows"})
-    assert "embedding_codec" not in by_rows and "embedding_ratio" not in by_rows
+    uncoded = space.complete({"embedding_exchange": exchange})
+    assert "embedding_codec" not in uncoded and "embedding_ratio" not in uncoded
     assert "embedding_codec" in space.default
 
 

@@ -18,7 +18,7 @@ from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 ROWS, COLUMNS = 40, 6
 FEW, STEPS = 6, 50
 CLASSES = {"embedding": ("table*",), "large": ("body.*weight", "tied*")}
-HIERARCHICAL, BY_ROWS = ClassPlan("hierarchical"), ClassPlan("rows")
+HIERARCHICAL, BY_ROWS, SHARDED = map(ClassPlan, ("hierarchical", "rows", "sharded"))
 PLANS = {
     "as Horovod": ExchangePlan(),
     "one bucket": ExchangePlan(buckets=1),
@@ -26,6 +26,8 @@ PLANS = {
     "by size": ExchangePlan(buckets=3, rule="size"),
     "slices": ExchangePlan(embedding=ClassPlan(slices=3), large=ClassPlan(slices=7)),
     "rows": ExchangePlan(buckets=2, embedding=BY_ROWS),
+    "sharded": ExchangePlan(2, "ordered", SHARDED, SHARDED, SHARDED),
+    "sharded in part": ExchangePlan(0, "size", BY_ROWS, ClassPlan("sharded", slices=3)),
     "hierarchical": ExchangePlan(0, "ordered", HIERARCHICAL, HIERARCHICAL, HIERARCHICAL),
     "mixed": ExchangePlan(2, "size", BY_ROWS, ClassPlan("hierarchical", slices=2), HIERARCHICAL),
 }

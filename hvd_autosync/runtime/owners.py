@@ -1,0 +1,220 @@
+"""Steps that the owners of shards take, and the optimizer states that only they have.
+
+The script's optimizer stays the one object that it is. While its own ``step`` runs, its parameter
+groups hold the pieces that this rank owns in place of the whole parameters: the same class updates
+them with the same options. That is the same mathematics for optimizers that treat every element by
+itself, and only for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.dispatcher import Dispatcher
+from hvd_autosync.runtime.sharded import Piece, ShardedBucket
+from hvd_autosync.runtime.states import Entry, decode_entries, encode_entries
+
+#: What these do to an element depends on that element alone (``torch/optim``).
+_ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    )
+)  # fmt: skip
+
+
+class Owners:
+    """The owners' side of one optimizer.
+
+    It lets owners step as long as the script leaves everything to ``step()``. A script that looks
+    at the reduced gradients before (``synchronize()``, as for clipping) gets them whole, and every
+    rank takes the whole step from then on.
+
+    Args:
+        optimizer: Horovod's optimizer, of our class.
+        dispatcher: Its dispatcher.
+        ask_all: Returns every other rank's answer to the question for its states
+            (:meth:`answer`).
+    """
+
+    def __init__(
+        self, optimizer: Any, dispatcher: Dispatcher, ask_all: Callable[[], Sequence[bytes]]
+    ) -> None:
+        self._optimizer = optimizer
+        self._dispatcher = dispatcher
+        self._ask_all = ask_all
+        self._given_up = type(optimizer).__mro__[1] not in _ELEMENTWISE
+        self._in_step = False
+        self._wholes: list[list[torch.nn.Parameter]] | None = None
+        #: Whether owners have stepped since every rank had the whole states.
+        self._apart = False
+        #: State of each piece, between steps.
+        self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
+        #: What other ranks are answered with: the same, and longer, until every rank has had it.
+        self._told = self._states
+
+    @contextlib.contextmanager
+    def step(self, *, synchronizes: bool) -> Iterator[None]:
+        """Around Horovod's ``step``.
+
+        Args:
+            synchronizes: Whether that begins with ``synchronize()`` and has no closure, which
+                would look at gradients too.
+        """
+        self._in_step = synchronizes
+        try:
+            yield
+        except BaseException:
+            self._put_back()
+            raise
+        finally:
+            self._in_step = False
+        if self._wholes is not None:
+            self._put_back()
+            self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
+
+    def synchronized(self) -> None:
+        """All that was sent in this step has arrived, and is about to be used."""
+        owned = [bucket for bucket in self._buckets() if bucket.owned]
+        if owned and not self._in_step:
+            self._given_up = True
+        if owned and self._given_up:
+            self.collect()
+            self._dispatcher.run(bucket.share_gradients() for bucket in owned)
+        elif owned:
+            for bucket in owned:
+                bucket.take_gradients()
+            self._put_in()
+        # Every rank collects before it sends, and all that was sent in this step has arrived.
+        self._told = self._states
+
+    def collect(self) -> None:
+        """Have the whole states on this rank again, because this step is not the owners'."""
+        if self._apart:
+            whole = self._whole_states()
+            self.forget()
+            parameters = self._parameters()
+            for place, state in whole.items():
+                self._optimizer.state[parameters[place]] = state
+
+    def forget(self) -> None:
+        """The optimizer is about to load states from elsewhere."""
+        self._apart = False
+        self._states = {}
+
+    def whole_states(self) -> dict[int, dict[str, Any]]:
+        """The states that owners have, put together: place of the parameter -> its state.
+
+        Raises:
+            ConfigurationError: It is called between ``backward()`` and ``step()``, when owners may
+                have stepped already.
+        """
+        if not self._apart:
+            return {}
+        if self._dispatcher.busy:
+            raise ConfigurationError(
+                "optimizer.state_dict() between backward() and step() cannot be answered while "
+                "owners step (exchange 'sharded')",
+                hint="Call it after step(), or use another exchange.",
+            )
+        return self._whole_states()
+
+    def answer(self) -> bytes:
+        """The states of this rank's pieces, for another rank."""
+        return encode_entries(self._entries())
+
+    def _buckets(self) -> list[ShardedBucket]:
+        return [b for b in self._dispatcher.buckets if isinstance(b, ShardedBucket)]
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _put_in(self) -> None:
+        """Let the optimizer hold pieces instead of the parameters that they are of."""
+        pieces: dict[torch.nn.Parameter, list[Piece]] = {}
+        for bucket in self._buckets():
+            for parameter in bucket.parameters:
+                pieces.setdefault(parameter, [])
+            for piece in bucket.pieces:
+                pieces[piece.whole].append(piece)
+        self._cut_states(pieces)
+        self._wholes = []
+        for group in self._optimizer.param_groups:
+            self._wholes.append(group["params"])
+            group["params"] = [
+                part
+                for p in group["params"]
+                for part in ((piece.part for piece in pieces[p]) if p in pieces else (p,))
+            ]
+        self._optimizer.state.update(self._states)
+        self._apart = True
+
+    def _put_back(self) -> None:
+        if self._wholes is None:
+            return
+        optimizer = self._optimizer
+        for group, whole in zip(optimizer.param_groups, self._wholes, strict=True):
+            group["params"] = whole
+        self._wholes = None
+        for bucket in self._buckets():
+            for piece in bucket.pieces:
+                piece.part.grad = None
+                state = optimizer.state.pop(piece.part, None)
+                if state:
+                    self._states[piece.part] = state
+
+    def _cut_states(self, pieces: dict[torch.nn.Parameter, list[Piece]]) -> None:
+        """Keep of whole states, as at the start or after loading, what belongs to the pieces."""
+        for parameter, own in pieces.items():
+            whole = self._optimizer.state.pop(parameter, None)
+            for piece in own if whole else ():
+                self._states[piece.part] = {
+                    name: _cut(value, piece) for name, value in whole.items()
+                }
+
+    def _entries(self) -> list[Entry]:
+        places = {parameter: place for place, parameter in enumerate(self._parameters())}
+        states = self._told
+        return [
+            Entry(places[piece.whole], piece.begin, states[piece.part])
+            for bucket in self._buckets()
+            for piece in bucket.pieces
+            if piece.part in states
+        ]
+
+    def _whole_states(self) -> dict[int, dict[str, Any]]:
+        parameters = self._parameters()
+        entries = [e for answer in self._ask_all() for e in decode_entries(answer)]
+        states: dict[int, dict[str, Any]] = {}
+        for entry in [*self._entries(), *entries]:
+            whole = parameters[entry.place]
+            state = states.setdefault(entry.place, {})
+            for name, value in entry.state.items():
+                if not _per_element(value):
+                    state.setdefault(name, copy.deepcopy(value))
+                    continue
+                if name not in state:
+                    state[name] = torch.empty_like(whole, dtype=value.dtype)
+                end = entry.begin + value.numel()
+                state[name].view(-1)[entry.begin : end].copy_(value)
+        return states
+
+
+def _per_element(value: Any) -> bool:
+    """Whether an entry of a piece's state has one number for each of its elements."""
+    return isinstance(value, torch.Tensor) and value.dim() == 1
+
+
+def _cut(value: Any, piece: Piece) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != piece.whole.shape:
+        return value.clone()
+    return value.reshape(-1)[piece.begin : piece.begin + piece.part.numel()].clone()

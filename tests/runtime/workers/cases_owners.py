@@ -1,0 +1,255 @@
+"""Owners' steps: their states, asked for at any place of a script."""
+
+import copy
+import gc
+import io
+import threading
+
+import horovod.torch as hvd
+import torch
+from cases_exchanges import SHARDED, plan
+from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, batch, mlp, raises, wrap
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+
+ALL = ExchangePlan(2, "ordered", SHARDED, SHARDED, SHARDED)
+IN_SLICES = ExchangePlan(0, "ordered", SHARDED, SHARDED, ClassPlan("sharded", slices=3))
+BASES = {
+    "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "Adam": lambda ps: torch.optim.Adam(ps, lr=0.02, amsgrad=True),
+    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.02),
+    "Adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.1),
+    "Adadelta": lambda ps: torch.optim.Adadelta(ps),
+    "Adamax": lambda ps: torch.optim.Adamax(ps),
+    "NAdam": lambda ps: torch.optim.NAdam(ps),
+    "RAdam": lambda ps: torch.optim.RAdam(ps),
+    "RMSprop": lambda ps: torch.optim.RMSprop(ps, centered=True),
+    "Rprop": lambda ps: torch.optim.Rprop(ps),
+    "ASGD": lambda ps: torch.optim.ASGD(ps),
+}
+
+
+def make(factory, base="Adam", chosen=ALL):
+    model = mlp()
+    with plan(chosen, {}):
+        return model, wrap(factory, model, BASES[base](model.parameters()))
+
+
+def step(model, distributed, number):
+    distributed.zero_grad()
+    model(batch(number)).pow(2).mean().backward()
+    distributed.step()
+
+
+def states(state_dict):
+    return [
+        (place, name, torch.as_tensor(value, dtype=torch.float64))
+        for place, entry in sorted(state_dict["state"].items())
+        for name, value in sorted(entry.items())
+        if value is not None
+    ]
+
+
+def assert_states(ours, expected):
+    assert [entry[:2] for entry in states(ours)] == [entry[:2] for entry in states(expected)]
+    values = [[entry[2] for entry in states(each)] for each in (ours, expected)]
+    assert_close(*values, atol=1e-5, rtol=1e-4)
+
+
+def case_every_elementwise_optimizer():
+    for base in BASES:
+        for chosen in (ALL, IN_SLICES):
+            pairs = [make(OURS, base, chosen), make(HOROVODS, base)]
+            for number in range(6):
+                for pair in pairs:
+                    step(*pair, number)
+            (ours, left), (expected, right) = pairs
+            try:
+                assert_close(list(ours.parameters()), list(expected.parameters()))
+                assert_same_on_all_ranks(p.detach() for p in ours.parameters())
+                assert_states(left.state_dict(), right.state_dict())
+            except AssertionError as error:
+                raise AssertionError(base) from error
+
+
+def case_states_are_only_with_their_owners():
+    model, distributed = make(OURS)
+    step(model, distributed, 0)
+    own = sum(s["exp_avg"].numel() for s in distributed._owners._states.values())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    counts = hvd.allgather(torch.tensor([own]), name="counts")
+    assert int(counts.sum()) == total and int(counts.max()) <= total // hvd.size() + 2
+    assert not distributed.state
+
+
+def case_one_rank_saves_while_others_wait_in_a_collective():
+    model, distributed = make(OURS)
+    reference, expected = make(HOROVODS)
+    for number in range(4):
+        step(model, distributed, number)
+        step(reference, expected, number)
+        if hvd.rank() == 0:
+            saved = distributed.state_dict()
+            assert_states(saved, expected.state_dict())
+        assert hvd.allreduce(torch.ones(1), name="metric").item() == 1
+
+
+def case_one_rank_saves_while_others_train_on():
+    model, distributed = make(OURS)
+    reference, expected = make(HOROVODS)
+    for number in range(4):
+        step(reference, expected, number)
+        kept = copy.deepcopy(expected.state_dict())
+        step(model, distributed, number)
+        if hvd.rank() == hvd.size() - 1:
+            assert_states(distributed.state_dict(), kept)
+
+
+def case_a_saved_state_is_taken_up_again():
+    model, distributed = make(OURS)
+    reference, expected = make(HOROVODS)
+    for number in range(3):
+        step(model, distributed, number)
+        step(reference, expected, number)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": distributed.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    for chosen in (ALL, IN_SLICES, ExchangePlan(buckets=1)):
+        again, restored = make(OURS, chosen=chosen)
+        step(again, restored, 9)  # it has states of its own, which must go
+        again.load_state_dict(saved["model"])
+        restored.load_state_dict(copy.deepcopy(saved["optimizer"]))
+        continued, theirs = copy.deepcopy(reference), None
+        theirs = wrap(HOROVODS, continued, BASES["Adam"](continued.parameters()))
+        theirs.load_state_dict(copy.deepcopy(expected.state_dict()))
+        for number in range(3, 6):
+            step(again, restored, number)
+            step(continued, theirs, number)
+        assert_close(list(again.parameters()), list(continued.parameters()))
+
+
+def case_broadcast_of_the_state():
+    model, distributed = make(OURS)
+    reference, expected = make(HOROVODS)
+    for number in range(4):
+        for optimizer in (distributed, expected):
+            if number in (0, 2):
+                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        step(model, distributed, number)
+        step(reference, expected, number)
+    assert_close(list(model.parameters()), list(reference.parameters()))
+
+
+def case_a_script_that_begins_to_clip():
+    """From the first look at the gradients on, every rank has whole states and steps."""
+    pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
+    for number in range(6):
+        for model, distributed in pairs:
+            if number < 3:
+                step(model, distributed, number)
+                continue
+            distributed.zero_grad()
+            model(batch(number)).pow(2).mean().backward()
+            distributed.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            with distributed.skip_synchronize():
+                distributed.step()
+    (ours, left), (expected, right) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+    assert left.state and not left._owners._states
+    assert_states(left.state_dict(), right.state_dict())
+
+
+def case_a_learning_rate_that_changes():
+    pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
+    for model, distributed in pairs:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(distributed, 0.7)
+        for number in range(5):
+            step(model, distributed, number)
+            scheduler.step()
+    (ours, _), (expected, _) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+
+
+def case_parameters_that_move_to_other_memory():
+    pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
+    for model, distributed in pairs:
+        for number in range(6):
+            if number == 3:
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.clone()
+            step(model, distributed, number)
+    (ours, _), (expected, _) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+
+
+class Coupled(torch.optim.SGD):
+    """An optimizer of the user's, of which nothing is known: here, a step of the whole norm."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad / (1 + parameter.grad.norm()))
+
+
+def case_other_optimizers_take_whole_steps():
+    models = []
+    for factory in (OURS, HOROVODS):
+        model = mlp()
+        with plan(ALL, {}):
+            distributed = wrap(factory, model, Coupled(model.parameters(), lr=0.1))
+        for number in range(5):
+            step(model, distributed, number)
+        models.append(list(model.parameters()))
+    assert_close(*models)
+
+
+def case_parameters_that_do_not_lie_in_order():
+    """Convolutions in channels_last cannot be shared out; they travel whole."""
+    models = []
+    for chosen in (ALL, ExchangePlan(buckets=1)):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Flatten())
+        model = model.to(memory_format=torch.channels_last)
+        with plan(chosen, {}):
+            distributed = wrap(OURS, model)
+        for number in range(4):
+            distributed.zero_grad()
+            generator = torch.Generator().manual_seed(10 * hvd.rank() + number)
+            model(torch.randn(2, 4, 5, 5, generator=generator)).pow(2).mean().backward()
+            distributed.step()
+        models.append(list(model.parameters()))
+    assert_same_on_all_ranks([parameter.detach().contiguous() for parameter in models[0]])
+    assert_close(*models)
+
+
+def case_a_state_in_the_midst_of_a_step_is_refused():
+    model, distributed = make(OURS)
+    for number in range(2):
+        step(model, distributed, number)
+    distributed.zero_grad()
+    model(batch(2)).pow(2).mean().backward()
+    deadline = threading.Event()
+    while not distributed._dispatcher.busy and not deadline.wait(0.01):
+        distributed._dispatcher.arrived(next(iter(model.parameters())))
+    with raises(AutosyncError, "between backward() and step()"):
+        distributed.state_dict()
+    distributed.step()
+    distributed.state_dict()
+
+
+def case_a_dropped_optimizer_answers_no_more():
+    model, distributed = make(OURS)
+    step(model, distributed, 0)
+    before = threading.active_count()
+    peers = [t for t in threading.enumerate() if t.name == "hvd_autosync peers"]
+    hvd.barrier()
+    del distributed
+    gc.collect()
+    peers[-1].join(10)
+    assert threading.active_count() < before
