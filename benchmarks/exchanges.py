@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,7 +31,7 @@ _COLUMNS = ("rate_mbit", "model", "exchange", "round", "step_s", "sent_bytes", "
 
 
 def _all(plan: ClassPlan, buckets: int = 0) -> ExchangePlan:
-    return ExchangePlan(buckets, "ordered", plan, plan, plan)
+    return ExchangePlan(buckets, embedding=plan, large=plan, rest=plan)
 
 
 _HIERARCHICAL, _ROWS = ClassPlan("hierarchical"), ClassPlan("rows")
@@ -41,12 +42,12 @@ EXCHANGES: dict[str, ExchangePlan | None] = {
     "4 buckets": ExchangePlan(4),
     "hierarchical": _all(_HIERARCHICAL, 4),
     "rows": ExchangePlan(0, "ordered", embedding=_ROWS),
-    "rows, hierarchical": ExchangePlan(4, "ordered", _ROWS, _HIERARCHICAL, _HIERARCHICAL),
+    "rows, hierarchical": replace(_all(_HIERARCHICAL, 4), embedding=_ROWS),
     "fp16": _all(ClassPlan(codec="fp16"), 4),
     "int8": _all(ClassPlan(codec="int8"), 4),
     "int8, hierarchical": _all(ClassPlan("hierarchical", codec="int8"), 4),
     "topk 1 %": _all(ClassPlan(codec="topk"), 4),
-    "powersgd 2": ExchangePlan(4, "ordered", _ROWS, ClassPlan(codec="powersgd")),
+    "powersgd 2": ExchangePlan(4, "ordered", "arrival", _ROWS, ClassPlan(codec="powersgd")),
 }
 #: What a ring and two levels put on a host's link, as shares of the gradients.
 _RANKS = _HOSTS * _SLOTS

@@ -88,6 +88,12 @@ BUCKET_RULE = categorical_knob(
     condition=Condition("buckets", tuple(range(1, 65))),
 )
 
+ORDER = categorical_knob(
+    "order", ("arrival", "priority"), "arrival", group="order", exact=False,
+    help="priority sends first layers first and lets a layer's step wait until its next forward; "
+    "exact for scripts that reach parameters through their modules only.",
+)
+
 
 def _exchange(parameter_class: str, *others: str) -> CategoricalKnob:
     return categorical_knob(
@@ -153,7 +159,7 @@ _CODEC_KNOBS: tuple[Knob, ...] = (
 CATALOGUE: tuple[Knob, ...] = (
     CONTROLLER, FUSION_THRESHOLD, CYCLE_TIME, CACHE_CAPACITY,
     HIERARCHICAL_ALLREDUCE, TORUS_ALLREDUCE, HIERARCHICAL_ALLGATHER, NUM_NCCL_STREAMS,
-    BATCHED_COPIES, BUCKETS, BUCKET_RULE,
+    BATCHED_COPIES, BUCKETS, BUCKET_RULE, ORDER,
     EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE, LARGE_SLICES,
     *_CODEC_KNOBS,
 )  # fmt: skip
@@ -258,7 +264,7 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
     if len(dense) > 1:
         buckets = BUCKETS.restrict(0, len(dense))
         some = tuple(range(1, int(buckets.high) + 1))
-        knobs += [buckets, replace(BUCKET_RULE, condition=Condition(BUCKETS.name, some))]
+        knobs += [buckets, replace(BUCKET_RULE, condition=Condition(BUCKETS.name, some)), ORDER]
     for knob in (EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE):
         choices = [c for c in knob.choices if c != "hierarchical" or resources.even_levels]
         if knob.name in present and len(choices) > 1:

@@ -56,6 +56,8 @@ class ExchangePlan:
         rule: ``ordered``: gradients in the order of their arrival, a bucket is closed at an equal
             share of the bytes ("ordered-balanced" in AutoSync's code); ``size``: like sizes
             together.
+        order: ``arrival``: buckets travel as they are complete; ``priority``: those of first layers
+            first, and the step of a layer waits until its next forward.
         embedding: Of tables of which a batch touches few rows.
         large: Of large matrices.
         rest: Of everything else.
@@ -63,6 +65,7 @@ class ExchangePlan:
 
     buckets: int = 0
     rule: str = "ordered"
+    order: str = "arrival"
     embedding: ClassPlan = ClassPlan()
     large: ClassPlan = ClassPlan()
     rest: ClassPlan = ClassPlan()
@@ -98,6 +101,8 @@ def exchange_plan(strategy: Mapping[str, Value]) -> ExchangePlan | None:
         chosen["buckets"] = strategy["buckets"]
     if "bucket_rule" in strategy:
         chosen["rule"] = strategy["bucket_rule"]
+    if "order" in strategy:
+        chosen["order"] = strategy["order"]
     for parameter_class in PARAMETER_CLASSES:
         values = {
             field.name: strategy[class_knob(parameter_class, field.name)]

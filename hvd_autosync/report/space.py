@@ -26,6 +26,7 @@ APPLIES_WHEN = {
     "batch_d2d_memcopies": "NCCL; GPUs",
     "buckets": "hvd.DistributedOptimizer; several dense gradients",
     "bucket_rule": "as buckets, while there are some",
+    "order": "hvd.DistributedOptimizer; several dense gradients",
     "embedding_exchange": "hvd.DistributedOptimizer; tables of which batches touch few rows",
     "large_exchange": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
     "rest_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",

@@ -62,16 +62,20 @@ class Bucket(ABC):
         needs_all: Whether its exchange is more than plain allreduces, which ranks that wait in
             ``hvd.join()`` cannot take part in.
         codec: The codec of its exchange, if any.
+        may_be_late: Whether it is one plain allreduce of whole gradients, which ends by itself.
+        size_bytes: Bytes of its gradients.
         missing: How many of its gradients have not arrived in this step.
         started: Whether its exchange is under way or done in this step.
     """
 
     needs_all = False
+    may_be_late = False
     codec: Codec | None = None
 
     def __init__(self, name: str, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.name = name
         self.parameters = tuple(parameters)
+        self.size_bytes = sum(p.numel() * p.element_size() for p in self.parameters)
         self.rest()
 
     def rest(self) -> None:
@@ -96,6 +100,8 @@ class GradientBucket(Bucket):
         parameter: Its gradient is of a type that Horovod can reduce.
         scaling: Factors of the reduction.
     """
+
+    may_be_late = True
 
     def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
         super().__init__(name, (parameter,))
@@ -138,6 +144,7 @@ class FlatBucket(Bucket):
     ) -> None:  # fmt: skip
         super().__init__(name, parameters)
         self.needs_all = exchange is not None
+        self.may_be_late = exchange is None and bounds is None
         self.codec = codec
         self._plain = plain
         self._exchange = exchange or plain

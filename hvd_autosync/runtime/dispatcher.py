@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
@@ -17,6 +18,8 @@ from hvd_autosync.runtime.exchanges import Steps
 MakeBuckets = Callable[[Sequence[torch.nn.Parameter]], list[Bucket]]
 #: Pause between two looks at exchanges that cannot go on yet.
 _PAUSE_S = 5e-5
+#: In priority order, so much may be under way while backward goes on.
+_UNDER_WAY_BYTES = 4 * 1024 * 1024
 
 
 class Dispatcher:
@@ -34,6 +37,8 @@ class Dispatcher:
         make_buckets: Called once, at the end of the first step, on all ranks.
         plain: Buckets that need nothing but plain allreduces, for first steps without some rank.
         absence: Called when some rank does not take part in a step, before anything is sent in it.
+        priority: Send what arrives last first, and hold back the rest in backward: the gradients
+            of first layers, which the next forward needs first.
 
     Attributes:
         buckets: All of them, from the end of the first step with all ranks on.
@@ -41,20 +46,21 @@ class Dispatcher:
 
     def __init__(
         self, name: str, make_buckets: MakeBuckets, plain: list[Bucket],
-        absence: Callable[[], None],
+        absence: Callable[[], None], *, priority: bool = False,
     ) -> None:  # fmt: skip
         self._make_buckets = make_buckets
         self._plain = plain
         self._absence = absence
+        self._priority = priority
         self._first_arrivals: list[torch.nn.Parameter] = []
         self.buckets: list[Bucket] = []
         self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
-        self._ready: deque[Bucket] = deque()
-        #: Operations after which nothing is left to do; exchanges of one operation, and of
-        #: several that follow each other.
-        self._handles: list[int] = []
-        self._single: deque[_UnderWay] = deque()
-        self._staged: deque[_UnderWay] = deque()
+        self._place: dict[Bucket, int] = {}
+        self._ready: list[Bucket] = []
+        #: Exchanges of one operation, which end by themselves, and of several that follow each
+        #: other.
+        self._single: dict[Bucket, tuple[int, Steps | None]] = {}
+        self._staged: deque[tuple[int, Steps]] = deque()
         self._census = _Census(name)
         self._codec_states: dict[str, dict[str, torch.Tensor]] = {}
         # Backward runs hooks in one thread for each device.
@@ -73,22 +79,32 @@ class Dispatcher:
             self._census.begin()
             self._start_ready(wait=False)
             if self._staged and poll(self._staged[0][0]):
-                self._advance(self._staged)
+                self._advance()
 
-    def finish(self) -> None:
-        """Send what was not sent yet, and wait until every gradient is the same on all ranks."""
+    def finish(self, late: Collection[Bucket] = ()) -> None:
+        """Send what was not sent yet, and wait until every gradient is the same on all ranks.
+
+        Args:
+            late: Buckets that :meth:`finish_late` waits for; they ``may_be_late``.
+        """
         with self._lock:
             self._census.begin()
             buckets = self.buckets or self._first_buckets()
             self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
             self._start_ready(wait=True)
             self._finish_staged()
-            for handle in self._handles:
-                synchronize(handle)
-            self._handles.clear()
-            while self._single:
-                self._advance(self._single)
+            for bucket in [b for b in self._single if b not in late]:
+                self.finish_late(bucket)
             self._rest(buckets)
+
+    def finish_late(self, bucket: Bucket) -> None:
+        """Wait for the exchange of one bucket."""
+        with self._lock:
+            handle, steps = self._single.pop(bucket)
+            output = synchronize(handle)
+            if steps is not None:
+                with contextlib.suppress(StopIteration):
+                    steps.send(output)
 
     def finish_if_started(self) -> None:
         """The same, if anything has arrived in this step, which is so on all ranks or on none."""
@@ -100,7 +116,7 @@ class Dispatcher:
         """Begin exchanges, and wait until all are done."""
         with self._lock:
             for steps in exchanges:
-                self._begin(steps, self._staged)
+                self._begin(steps)
             self._finish_staged()
 
     @property
@@ -126,7 +142,8 @@ class Dispatcher:
         self.buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
         self._first_arrivals.clear()
         self._census.needed = any(bucket.needs_all for bucket in self.buckets)
-        for bucket in self.buckets:
+        for place, bucket in enumerate(self.buckets):
+            self._place[bucket] = place
             for parameter in bucket.parameters:
                 self._of.setdefault(parameter, []).append(bucket)
         if self._codec_states:
@@ -144,20 +161,29 @@ class Dispatcher:
             return
         if not all_here and not self.busy:
             self._absence()
-        while self._ready:
-            bucket = self._ready.popleft()
+        if self._priority:
+            self._ready.sort(key=self._place.__getitem__, reverse=True)
+        while self._ready and (wait or not self._priority or self._room()):
+            bucket = self._ready.pop(0)
             bucket.started = True
             if isinstance(bucket, GradientBucket):
-                self._handles.append(bucket.start())
+                self._single[bucket] = (bucket.start(), None)
                 continue
             steps = bucket.send() if all_here else bucket.send_plainly()
-            self._begin(steps, self._staged if bucket.needs_all else self._single)
+            if bucket.needs_all:
+                self._begin(steps)
+            else:
+                self._single[bucket] = (next(steps), steps)
 
-    @staticmethod
-    def _begin(steps: Steps, queue: deque[_UnderWay]) -> None:
+    def _room(self) -> bool:
+        """Whether little enough is under way for what comes later to overtake the rest."""
+        under_way = sum(b.size_bytes for b, (handle, _) in self._single.items() if not poll(handle))
+        return under_way < _UNDER_WAY_BYTES
+
+    def _begin(self, steps: Steps) -> None:
         handle = next(steps, None)
         if handle is not None:
-            queue.append((handle, steps))
+            self._staged.append((handle, steps))
 
     def _finish_staged(self) -> None:
         """Let each go on as soon as it can.
@@ -174,20 +200,14 @@ class Dispatcher:
             self._staged = deque(entry for entry in self._staged if entry not in done)
             for entry in done:
                 self._staged.appendleft(entry)
-                self._advance(self._staged)
+                self._advance()
 
-    def _advance(self, queue: deque[_UnderWay]) -> None:
-        """Wait for the operation at the head of ``queue``, and let its exchange go on."""
-        handle, steps = queue.popleft()
+    def _advance(self) -> None:
+        """Wait for the first staged exchange's operation, and let the exchange go on."""
+        handle, steps = self._staged.popleft()
         output = synchronize(handle)
-        try:
-            queue.append((steps.send(output), steps))
-        except StopIteration:
-            pass
-
-
-#: The handle of an exchange's running operation, and the exchange.
-_UnderWay = tuple[int, Steps]
+        with contextlib.suppress(StopIteration):
+            self._staged.append((steps.send(output), steps))
 
 
 class _Census:

@@ -1,16 +1,9 @@
-"""Steps that the owners of shards take, and the optimizer states that only they have.
-
-The script's optimizer stays the one object that it is. While its own ``step`` runs, its parameter
-groups hold the pieces that this rank owns in place of the whole parameters: the same class updates
-them with the same options. That is the same mathematics for optimizers that treat every element by
-itself, and only for them.
-"""
+"""Steps that the owners of shards take, and the optimizer states that only they have."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +12,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.sharded import Piece, ShardedBucket
 from hvd_autosync.runtime.states import Entry, decode_entries, encode_entries
-
-#: What these do to an element depends on that element alone (``torch/optim``).
-_ELEMENTWISE = frozenset(
-    getattr(torch.optim, name)
-    for name in (
-        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
-        "Rprop", "SGD",
-    )
-)  # fmt: skip
+from hvd_autosync.runtime.substitution import Substitution, steps_by_element
 
 
 class Owners:
@@ -50,9 +35,8 @@ class Owners:
         self._optimizer = optimizer
         self._dispatcher = dispatcher
         self._ask_all = ask_all
-        self._given_up = type(optimizer).__mro__[1] not in _ELEMENTWISE
-        self._in_step = False
-        self._wholes: list[list[torch.nn.Parameter]] | None = None
+        self._given_up = not steps_by_element(optimizer)
+        self._substitution = Substitution(optimizer)
         #: Whether owners have stepped since every rank had the whole states.
         self._apart = False
         #: State of each piece, between steps.
@@ -60,30 +44,14 @@ class Owners:
         #: What other ranks are answered with: the same, and longer, until every rank has had it.
         self._told = self._states
 
-    @contextlib.contextmanager
-    def step(self, *, synchronizes: bool) -> Iterator[None]:
-        """Around Horovod's ``step``.
+    def synchronized(self, *, in_step: bool) -> None:
+        """All that was sent in this step has arrived, and is about to be used.
 
         Args:
-            synchronizes: Whether that begins with ``synchronize()`` and has no closure, which
-                would look at gradients too.
+            in_step: Whether it is the optimizer that uses it, and nobody else before it.
         """
-        self._in_step = synchronizes
-        try:
-            yield
-        except BaseException:
-            self._put_back()
-            raise
-        finally:
-            self._in_step = False
-        if self._wholes is not None:
-            self._put_back()
-            self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
-
-    def synchronized(self) -> None:
-        """All that was sent in this step has arrived, and is about to be used."""
         owned = [bucket for bucket in self._buckets() if bucket.owned]
-        if owned and not self._in_step:
+        if owned and not in_step:
             self._given_up = True
         if owned and self._given_up:
             self.collect()
@@ -94,6 +62,23 @@ class Owners:
             self._put_in()
         # Every rank collects before it sends, and all that was sent in this step has arrived.
         self._told = self._states
+
+    def put_back(self) -> bool:
+        """The optimizer's step is over; returns whether it was that of the owners."""
+        if not self._substitution.made:
+            return False
+        self._substitution.undo()
+        for bucket in self._buckets():
+            for piece in bucket.pieces:
+                piece.part.grad = None
+                state = self._optimizer.state.pop(piece.part, None)
+                if state:
+                    self._states[piece.part] = state
+        return True
+
+    def share(self) -> None:
+        """Let all ranks have what the owners have made of their parameters."""
+        self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
 
     def collect(self) -> None:
         """Have the whole states on this rank again, because this step is not the owners'."""
@@ -145,30 +130,11 @@ class Owners:
             for piece in bucket.pieces:
                 pieces[piece.whole].append(piece)
         self._cut_states(pieces)
-        self._wholes = []
-        for group in self._optimizer.param_groups:
-            self._wholes.append(group["params"])
-            group["params"] = [
-                part
-                for p in group["params"]
-                for part in ((piece.part for piece in pieces[p]) if p in pieces else (p,))
-            ]
+        self._substitution.make(
+            lambda whole: (piece.part for piece in pieces[whole]) if whole in pieces else (whole,)
+        )
         self._optimizer.state.update(self._states)
         self._apart = True
-
-    def _put_back(self) -> None:
-        if self._wholes is None:
-            return
-        optimizer = self._optimizer
-        for group, whole in zip(optimizer.param_groups, self._wholes, strict=True):
-            group["params"] = whole
-        self._wholes = None
-        for bucket in self._buckets():
-            for piece in bucket.pieces:
-                piece.part.grad = None
-                state = optimizer.state.pop(piece.part, None)
-                if state:
-                    self._states[piece.part] = state
 
     def _cut_states(self, pieces: dict[torch.nn.Parameter, list[Piece]]) -> None:
         """Keep of whole states, as at the start or after loading, what belongs to the pieces."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from horovod.torch.mpi_ops import Average, rank, rocm_built, size
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.agreement import agree_any, agree_order, agree_parameters
 from hvd_autosync.runtime.buckets import Bucket
+from hvd_autosync.runtime.deferral import Deferral
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
 from hvd_autosync.runtime.levels import two_levels
@@ -75,6 +76,7 @@ def planned_optimizer(
     }
     base = type(optimizer)
     methods["_hvd_autosync_plan"] = (plan, classes)
+    methods |= {"_owners": None, "_deferral": None, "_in_step": False}
     cls = type(base.__name__, (base,), methods)
     planned: torch.optim.Optimizer = cls(
         optimizer.param_groups,
@@ -140,14 +142,17 @@ def _register_hooks(self: Any) -> None:
             {p for p, flag in zip(parameters, sparse, strict=True) if flag},
         )
 
-    self._owners = None
     reference = weakref.ref(self)
     self._dispatcher = Dispatcher(
-        first, make_buckets, planning.plain(parameters), _absence(reference)
-    )
+        first, make_buckets, planning.plain(parameters), _absence(reference),
+        priority=plan.order == "priority",
+    )  # fmt: skip
     if plan.sharded:
         self._owners = _owners(self, first)
         self.register_state_dict_post_hook(_save_owned_states)
+    if plan.order == "priority":
+        self._deferral = Deferral(self, self._dispatcher)
+        self.register_state_dict_pre_hook(_settle)
     self.register_state_dict_post_hook(_save_codec_states)
     self.register_load_state_dict_pre_hook(_load_codec_states)
     for parameter in parameters:
@@ -208,6 +213,8 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
                 "step(). Increase backward_passes_per_step to accumulate gradients locally."
             )
         delay[parameter] -= 1
+        if self._deferral is not None:
+            self._deferral.arrived(parameter)
         # Horovod's zero_grad looks at these.
         self._handles[parameter] = _SENT
         if delay[parameter] == 0:
@@ -217,17 +224,33 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
 
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    if getattr(self, "_owners", None) is None or size() == 1:
-        return _horovods_class.step(self, closure)
-    with self._owners.step(synchronizes=self._should_synchronize and closure is None):
-        return _horovods_class.step(self, closure)
+    # Only here nobody but the optimizer looks at what was reduced.
+    self._in_step = self._should_synchronize and closure is None
+    by_owners = False
+    try:
+        result = _horovods_class.step(self, closure)
+    finally:
+        self._in_step = False
+        if self._deferral is not None:
+            self._deferral.put_back()
+        if self._owners is not None:
+            by_owners = self._owners.put_back()
+    if by_owners:
+        self._owners.share()
+    return result
 
 
 def _synchronize(self: Any) -> None:
     if self._requires_update and size() > 1:
-        self._dispatcher.finish()
+        late: Collection[Bucket] = ()
+        if self._deferral is not None:
+            self._deferral.settle_all()
+            late = self._deferral.choose() if self._in_step else ()
+        self._dispatcher.finish(late)
         if self._owners is not None:
-            self._owners.synchronized()
+            self._owners.synchronized(in_step=self._in_step)
+        if late:
+            self._deferral.begin(late)
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
     self._handles.clear()
@@ -237,10 +260,16 @@ def _synchronize(self: Any) -> None:
 def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
     if self._requires_update and size() > 1:
         # What some ranks have begun, all have to end.
+        _settle(self)
         self._dispatcher.finish_if_started()
         if self._owners is not None:
             self._owners.forget()
     _horovods_class.load_state_dict(self, *args, **kwargs)
+
+
+def _settle(self: Any) -> None:
+    if self._deferral is not None:
+        self._deferral.settle_all()
 
 
 def _save_owned_states(self: Any, state_dict: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ WORKERS = Path(__file__).parent / "workers"
 PLAIN = (
     "cases_arguments", "cases_drop_in", "cases_exactness", "cases_measuring", "cases_state",
 )  # fmt: skip
-EXCHANGES, TWO_LEVELS = ("cases_exchanges", "cases_owners", "cases_codecs"), ("cases_two_levels",)
+EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs")
+TWO_LEVELS = ("cases_two_levels",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 
 

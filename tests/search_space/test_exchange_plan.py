@@ -30,7 +30,7 @@ def test_knobs_become_the_plan_of_their_class() -> None:
     plan = exchange_plan({"buckets": 4, "bucket_rule": "size", "large_codec": "powersgd",
                           "large_rank": 4, "embedding_exchange": "rows"})  # fmt: skip
     assert plan == ExchangePlan(
-        4, "size", ClassPlan("rows"), ClassPlan(codec="powersgd", rank=4), ClassPlan()
+        4, "size", "arrival", ClassPlan("rows"), ClassPlan(codec="powersgd", rank=4), ClassPlan()
     )
     assert not plan.two_levels
 

@@ -146,7 +146,7 @@ def case_overflows_are_seen_and_forgotten():
 def _coded(name):
     each = PLANS[name]
     rest = each if name in ("fp16", "bf16", "int8", "topk") else ClassPlan(codec="int8")
-    return ExchangePlan(2, "ordered", ClassPlan("rows"), each, rest)
+    return ExchangePlan(2, "ordered", "arrival", ClassPlan("rows"), each, rest)
 
 
 def _steps(model, distributed, numbers):

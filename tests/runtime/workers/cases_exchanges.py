@@ -26,10 +26,14 @@ PLANS = {
     "by size": ExchangePlan(buckets=3, rule="size"),
     "slices": ExchangePlan(embedding=ClassPlan(slices=3), large=ClassPlan(slices=7)),
     "rows": ExchangePlan(buckets=2, embedding=BY_ROWS),
-    "sharded": ExchangePlan(2, "ordered", SHARDED, SHARDED, SHARDED),
-    "sharded in part": ExchangePlan(0, "size", BY_ROWS, ClassPlan("sharded", slices=3)),
-    "hierarchical": ExchangePlan(0, "ordered", HIERARCHICAL, HIERARCHICAL, HIERARCHICAL),
-    "mixed": ExchangePlan(2, "size", BY_ROWS, ClassPlan("hierarchical", slices=2), HIERARCHICAL),
+    "sharded": ExchangePlan(2, "ordered", "arrival", SHARDED, SHARDED, SHARDED),
+    "sharded in part": ExchangePlan(0, "size", "arrival", BY_ROWS, ClassPlan("sharded", slices=3)),
+    "priority": ExchangePlan(order="priority"),
+    "priority mixed": ExchangePlan(3, "ordered", "priority", BY_ROWS, SHARDED),
+    "hierarchical": ExchangePlan(0, "ordered", "arrival", *[HIERARCHICAL] * 3),
+    "mixed": ExchangePlan(
+        2, "size", "arrival", BY_ROWS, ClassPlan("hierarchical", slices=2), HIERARCHICAL
+    ),
 }
 OPTIMIZERS = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),

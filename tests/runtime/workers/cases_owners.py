@@ -13,8 +13,8 @@ from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, batch
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
-ALL = ExchangePlan(2, "ordered", SHARDED, SHARDED, SHARDED)
-IN_SLICES = ExchangePlan(0, "ordered", SHARDED, SHARDED, ClassPlan("sharded", slices=3))
+ALL = ExchangePlan(2, "ordered", "arrival", SHARDED, SHARDED, SHARDED)
+IN_SLICES = ExchangePlan(0, "ordered", "arrival", SHARDED, SHARDED, ClassPlan("sharded", slices=3))
 BASES = {
     "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1),
     "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.1),

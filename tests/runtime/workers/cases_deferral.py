@@ -1,0 +1,211 @@
+"""Steps that wait for the next forward: whoever reaches for a parameter finds it stepped."""
+
+import copy
+import io
+
+import horovod.torch as hvd
+import torch
+from cases_exchanges import plan
+from common import HOROVODS, OURS, assert_close, assert_identical, batch, mlp, raises, wrap
+from torch import nn
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.search_space.exchange_plan import ExchangePlan
+
+LATE = ExchangePlan(order="priority")
+IN_BUCKETS = ExchangePlan(buckets=3, order="priority")
+
+
+def make(factory=OURS, chosen=LATE, model=None, **options):
+    model = model or mlp()
+    with plan(chosen, {}):
+        return model, wrap(factory, model, **options)
+
+
+def step(model, distributed, number):
+    distributed.zero_grad()
+    model(batch(number)).pow(2).mean().backward()
+    distributed.step()
+
+
+def steps(model, distributed, count=5):
+    for number in range(count):
+        step(model, distributed, number)
+
+
+def expected(count=5):
+    model, distributed = make(HOROVODS)
+    steps(model, distributed, count)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def waits(distributed):
+    return len(distributed._deferral._waiting)
+
+
+def case_steps_wait_until_forward():
+    for chosen in (LATE, IN_BUCKETS):
+        model, distributed = make(chosen=chosen)
+        held = list(model.parameters())
+        steps(model, distributed)
+        assert waits(distributed) == len(held)
+        before = [parameter.detach().clone() for parameter in held]
+        model[4](torch.zeros(1, 8))  # one layer's forward
+        changed = [not torch.equal(new, old) for new, old in zip(held, before, strict=True)]
+        assert any(changed) and not all(changed), changed
+        assert_close(list(model.parameters()), expected())
+        assert waits(distributed) == 0
+
+
+def case_every_way_to_a_parameter():
+    ways = {
+        "attribute": lambda m: [m[i].__getattr__(n) for i in (0, 2, 4) for n in ("weight", "bias")],
+        "parameters": lambda m: list(m.parameters()),
+        "state_dict": lambda m: list(m.state_dict().values()),
+        "deepcopy": lambda m: list(copy.deepcopy(m).parameters()),
+        "pickle": lambda m: list(pickled(m).parameters()),
+        "get_parameter": lambda m: [m.get_parameter(n) for n, _ in mlp().named_parameters()],
+        "replica": lambda m: list(copy.copy(m).parameters()),
+        "functional": lambda m: list(dict(m.named_parameters()).values()),
+    }
+    for name, way in ways.items():
+        model, distributed = make()
+        steps(model, distributed)
+        assert waits(distributed)
+        try:
+            assert_close([p.detach() for p in way(model)], expected())
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def pickled(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def case_a_schedule_that_moves_on_before_the_step_is_taken():
+    results = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = make(factory)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(distributed, 0.5)
+        for number in range(6):
+            step(model, distributed, number)
+            scheduler.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
+def case_the_state_is_up_to_date_when_it_is_saved():
+    _, reference = (pair := make(HOROVODS))
+    model, distributed = make()
+    steps(*pair)
+    steps(model, distributed)
+    assert waits(distributed)
+    saved, theirs = distributed.state_dict(), reference.state_dict()
+    for place, state in theirs["state"].items():
+        assert_close([saved["state"][place]["momentum_buffer"]], [state["momentum_buffer"]])
+
+
+def case_one_rank_evaluates_alone():
+    """What a rank waits for needs nothing of the others that they have not done."""
+    model, distributed = make()
+    for number in range(5):
+        step(model, distributed, number)
+        if hvd.rank() == 0:
+            model(batch(0))
+        hvd.allreduce(torch.ones(1), name="metric")
+    assert_close(list(model.parameters()), expected())
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.lstm, self.attention = nn.LSTM(12, 8), nn.MultiheadAttention(8, 2)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+
+    def forward(self, x):
+        hidden, _ = self.lstm(x[:, None])
+        return self.layer(self.attention(hidden, hidden, hidden)[0])
+
+
+def case_modules_that_reach_for_parameters_in_their_own_ways():
+    results = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = make(factory, model=Recurrent())
+        steps(model, distributed, 6)
+        results.append([parameter.detach() for parameter in model.parameters()])
+        assert factory is HOROVODS or waits(distributed) == 0
+    assert_close(*results, atol=2e-5, rtol=2e-5)
+
+
+def case_a_script_that_uses_parameters_without_modules_is_told():
+    model, distributed = make()
+    held = list(model.parameters())
+    steps(model, distributed)
+    distributed.zero_grad()
+    with raises(AutosyncError, "without its module"):
+        sum(parameter.sum() for parameter in held).backward()
+    distributed._deferral.settle_all()
+
+
+def case_parameters_without_modules_never_wait():
+    results = []
+    for factory in (OURS, HOROVODS):
+        free = [nn.Parameter(torch.ones(3) * place) for place in range(1, 4)]
+        named = [(f"p{place}", parameter) for place, parameter in enumerate(free)]
+        with plan(LATE, {}):
+            distributed = factory(torch.optim.SGD(free, lr=0.1), named)
+        for _ in range(5):
+            distributed.zero_grad()
+            sum(((1 + hvd.rank()) * parameter).pow(2).sum() for parameter in free).backward()
+            distributed.step()
+        results.append([parameter.detach() for parameter in free])
+    assert_close(*results)
+
+
+def case_a_gradient_that_is_changed_after_the_step_is_noticed():
+    model, distributed = make()
+    steps(model, distributed)
+    gradients = [parameter.grad for parameter in distributed._deferral._waiting]
+    gradients[0].zero_()
+    with raises(AutosyncError, "changed in place"):
+        list(model.parameters())
+    model, distributed = make()
+    for number in range(6):  # who does so from the start is seen to do it
+        step(model, distributed, number)
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+    assert waits(distributed) == 0
+    assert_close(list(model.parameters()), expected(6))
+
+
+def case_first_layers_are_sent_first():
+    """Of what is left when backward ends, what arrived last goes first."""
+    model, distributed = make()
+    steps(model, distributed, 3)
+    list(model.parameters())
+    begun = []
+    for bucket in distributed._dispatcher.buckets:
+
+        def start(bucket=bucket, original=bucket.start):
+            begun.append(distributed._dispatcher._place[bucket])
+            return original()
+
+        bucket.start = start
+    distributed._dispatcher._room = lambda: False
+    step(model, distributed, 3)
+    assert begun == sorted(begun, reverse=True) and len(begun) == 6
+    list(model.parameters())
+
+
+def case_compiled_modules_never_wait():
+    model = mlp()
+    model[0].compile(backend="eager")
+    model, distributed = make(model=model)
+    steps(model, distributed)
+    held = {id(parameter) for parameter in distributed._deferral._waiting}
+    assert held and not held & {id(parameter) for parameter in model[0].parameters()}
+    assert_identical(list(model.parameters()), list(model.parameters()))
