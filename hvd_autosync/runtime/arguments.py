@@ -10,7 +10,7 @@ from horovod.torch.mpi_ops import Average, Sum, global_process_set
 from hvd_autosync.search_space import CATALOGUE
 
 #: The knobs that decide how gradients travel.
-EXCHANGE_KNOBS = frozenset(knob.name for knob in CATALOGUE if knob.group in ("exchange", "codec"))
+EXCHANGE_KNOBS = frozenset(knob.name for knob in CATALOGUE if knob.group != "horovod")
 
 
 def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:
