@@ -15,6 +15,21 @@ from hvd_autosync.runtime.states import Entry, decode_entries, encode_entries
 from hvd_autosync.runtime.substitution import Substitution, steps_by_element
 
 
+class Told:
+    """What a rank answers when it is asked for its part of the states; outlives the optimizer.
+
+    Attributes:
+        entries: The states of this rank's pieces, as they are after the last step.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def answer(self) -> bytes:
+        """The states, for another rank."""
+        return encode_entries(self.entries)
+
+
 class Owners:
     """The owners' side of one optimizer.
 
@@ -25,13 +40,14 @@ class Owners:
     Args:
         optimizer: Horovod's optimizer, of our class.
         dispatcher: Its dispatcher.
-        ask_all: Returns every other rank's answer to the question for its states
-            (:meth:`answer`).
+        told: Where this rank's answer to other ranks is kept up to date.
+        ask_all: Returns every other rank's answer.
     """
 
     def __init__(
-        self, optimizer: Any, dispatcher: Dispatcher, ask_all: Callable[[], Sequence[bytes]]
-    ) -> None:
+        self, optimizer: Any, dispatcher: Dispatcher, told: Told,
+        ask_all: Callable[[], Sequence[bytes]],
+    ) -> None:  # fmt: skip
         self._optimizer = optimizer
         self._dispatcher = dispatcher
         self._ask_all = ask_all
@@ -41,8 +57,7 @@ class Owners:
         self._apart = False
         #: State of each piece, between steps.
         self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
-        #: What other ranks are answered with: the same, and longer, until every rank has had it.
-        self._told = self._states
+        self._told = told
 
     def synchronized(self, *, in_step: bool) -> None:
         """All that was sent in this step has arrived, and is about to be used.
@@ -60,8 +75,9 @@ class Owners:
             for bucket in owned:
                 bucket.take_gradients()
             self._put_in()
-        # Every rank collects before it sends, and all that was sent in this step has arrived.
-        self._told = self._states
+        if not self._apart:
+            # Every rank collects before it sends, and all that was sent in this step has arrived.
+            self._told.entries = []
 
     def put_back(self) -> bool:
         """The optimizer's step is over; returns whether it was that of the owners."""
@@ -74,6 +90,7 @@ class Owners:
                 state = self._optimizer.state.pop(piece.part, None)
                 if state:
                     self._states[piece.part] = state
+        self._told.entries = self._entries()
         return True
 
     def share(self) -> None:
@@ -111,10 +128,6 @@ class Owners:
             )
         return self._whole_states()
 
-    def answer(self) -> bytes:
-        """The states of this rank's pieces, for another rank."""
-        return encode_entries(self._entries())
-
     def _buckets(self) -> list[ShardedBucket]:
         return [b for b in self._dispatcher.buckets if isinstance(b, ShardedBucket)]
 
@@ -147,12 +160,11 @@ class Owners:
 
     def _entries(self) -> list[Entry]:
         places = {parameter: place for place, parameter in enumerate(self._parameters())}
-        states = self._told
         return [
-            Entry(places[piece.whole], piece.begin, states[piece.part])
+            Entry(places[piece.whole], piece.begin, self._states[piece.part])
             for bucket in self._buckets()
             for piece in bucket.pieces
-            if piece.part in states
+            if piece.part in self._states
         ]
 
     def _whole_states(self) -> dict[int, dict[str, Any]]:

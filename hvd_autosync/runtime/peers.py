@@ -44,7 +44,8 @@ class Peers:
 
     Args:
         name: Tells the operations of this object from those of others; equal on all ranks.
-        answer: What this rank answers; called in a thread of its own.
+        answer: What this rank answers; called in a thread of its own, and kept until no rank can
+            ask any more.
     """
 
     def __init__(self, name: str, answer: Callable[[], bytes]) -> None:
@@ -59,12 +60,10 @@ class Peers:
         threading.Thread(target=self._serve, name="hvd_autosync peers", daemon=True).start()
         atexit.register(self._linger)
 
-    def close(self) -> None:
-        """Answer no more."""
-        atexit.unregister(self._linger)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), as close() does not
-        self._listener.close()
+    def retire(self) -> None:
+        """Answer until every other rank has retired or ended, and no longer."""
+        self._leaving.set()
+        threading.Thread(target=self._retire, name="hvd_autosync retires", daemon=True).start()
 
     def ask_all(self) -> list[bytes]:
         """The answers of all other ranks.
@@ -83,14 +82,23 @@ class Peers:
                 ) from None
         return answers
 
+    def _retire(self) -> None:
+        self._await_others()
+        atexit.unregister(self._linger)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), as close() does not
+        self._listener.close()
+
     def _linger(self) -> None:
-        """At the end of this process: answer until every other rank is at its end too."""
+        """At the end of this process: answer until every other rank has retired or ended."""
         failed = hasattr(sys, "last_value")  # of an error that nobody caught: end at once
         self._leaving.set()
-        if failed:
-            return
-        # Whoever still waits for a collective of this rank would wait for ever.
-        shutdown()
+        if not failed:
+            # Whoever still waits for a collective of this rank would wait for ever.
+            shutdown()
+            self._await_others()
+
+    def _await_others(self) -> None:
         for other in self._others():
             with contextlib.suppress(OSError):  # of a rank that is gone already
                 self._ask(other, _END)

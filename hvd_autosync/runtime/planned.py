@@ -25,7 +25,7 @@ from hvd_autosync.runtime.deferral import Deferral
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
 from hvd_autosync.runtime.levels import two_levels
-from hvd_autosync.runtime.owners import Owners
+from hvd_autosync.runtime.owners import Owners, Told
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.planning import Planning
 from hvd_autosync.search_space.exchange_plan import (
@@ -161,16 +161,11 @@ def _register_hooks(self: Any) -> None:
 
 def _owners(self: Any, name: str) -> Owners:
     """The owners' side of an optimizer; a collective."""
-    reference = weakref.ref(self)
-
-    def answer() -> bytes:
-        # The thread that answers must not keep the optimizer alive.
-        optimizer: Any = reference()
-        return bytes(optimizer._owners.answer())
-
-    peers = Peers(name, answer)
-    weakref.finalize(self, peers.close)
-    return Owners(self, self._dispatcher, peers.ask_all)
+    told = Told()
+    peers = Peers(name, told.answer)
+    # Another rank may save what this one has dropped.
+    weakref.finalize(self, peers.retire).atexit = False
+    return Owners(self, self._dispatcher, told, peers.ask_all)
 
 
 def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:

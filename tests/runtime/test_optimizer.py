@@ -14,6 +14,7 @@ WORKERS = Path(__file__).parent / "workers"
 PLAIN = (
     "cases_arguments", "cases_drop_in", "cases_exactness", "cases_measuring", "cases_state",
 )  # fmt: skip
+EXAMPLES = ("cases_examples",)
 EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs")
 TWO_LEVELS = ("cases_two_levels",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
@@ -73,6 +74,13 @@ def test_under_mpi(outcomes: Outcomes, case: str) -> None:
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("four ranks", marks=pytest.mark.mpi)])
 def test_exchanges(outcomes: Outcomes, launcher: str, case: str) -> None:
     check(outcomes(launcher, EXCHANGES), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases(EXAMPLES))
+def test_exchanges_of_examples(outcomes: Outcomes, case: str) -> None:
+    check(outcomes("gloo", EXAMPLES), case)
 
 
 @pytest.mark.cluster

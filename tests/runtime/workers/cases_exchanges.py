@@ -1,8 +1,10 @@
 """Every exchange gives the parameters that Horovod's own optimizer gives."""
 
 import contextlib
+import copy
 import gc
 import os
+import time
 import unittest
 
 import horovod.torch as hvd
@@ -188,8 +190,8 @@ def case_gradients_of_earlier_steps_stay():
             if number == 1:
                 kept = [p.grad for p in model.parameters() if p.grad is not None]
                 copies = [gradient.clone() for gradient in kept]
-        for gradient, copy in zip(kept, copies, strict=True):
-            assert torch.equal(gradient, copy), name
+        for gradient, before in zip(kept, copies, strict=True):
+            assert torch.equal(gradient, before), name
 
 
 def case_bfloat16():
@@ -210,6 +212,28 @@ def case_bfloat16():
             torch.testing.assert_close(parameter.grad, mean, msg=lambda m: f"{name}: {m}")  # noqa: B023
         with distributed.skip_synchronize():
             distributed.step()
+
+
+def case_load_state_dict_in_the_midst_of_a_step():
+    """What has begun on some ranks is ended on all, however much of it each has sent."""
+    for name, chosen in plans():
+        with plan(chosen):
+            model, saved = Model(), {}
+            distributed = OURS(OPTIMIZERS["Adam"](model.parameters()), model.named_parameters())
+        for number in range(4):
+            distributed.zero_grad()
+            if number == 2 and hvd.rank() == 0:
+                time.sleep(0.1)  # it finds the others there, and they do not find it
+            loss_of(model, number).backward()
+            if number == 2:
+                distributed.load_state_dict(saved)
+                continue
+            distributed.step()
+            saved = copy.deepcopy(distributed.state_dict())
+        try:
+            assert_same_on_all_ranks([parameter.detach() for parameter in model.parameters()])
+        except AssertionError as error:
+            raise AssertionError(f"under the plan {name!r}") from error
 
 
 def _sparse(factory, optimizer):
