@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import threading
@@ -70,15 +71,23 @@ def test_long_messages_arrive_whole_from_several_threads(blocking: bool) -> None
 def test_news_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL_S", 0.02)
     reading, writing = os.pipe()
-    sender = Sender(writing)
-    sender.start(3, lambda: STEPS)
-    time.sleep(0.3)
+    sender, enough, asked = Sender(writing), threading.Event(), itertools.count(1)
+
+    def news() -> dict[str, Any]:
+        if next(asked) == 3:
+            enough.set()
+        return STEPS
+
+    sender.start(3, news)
+    assert enough.wait(30)
+    (thread,) = [t for t in threading.enumerate() if t.name == "hvd-autosync-sender"]
     sender.stop()
-    time.sleep(0.1)
+    thread.join(30)
+    assert not thread.is_alive()
     os.close(writing)
     messages, _ = read(reading)
     assert {rank for rank, _ in messages} == {3}
-    assert 3 <= len(messages) <= 15
+    assert len(messages) == next(asked) - 1 >= 3
 
 
 @pytest.mark.cluster
