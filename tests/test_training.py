@@ -1,5 +1,6 @@
 """The real training: signals that reach it, and its exit status."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,12 +9,25 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvd_autosync.launch.sweep import processes_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
+#: What all processes of this run of the tests have in their environment (``conftest.py``).
+SESSION = "HVD_AUTOSYNC_TEST_SESSION"
 pytestmark = pytest.mark.cluster
+
+
+def trainings() -> list[int]:
+    """Processes of a training that this run of the tests started."""
+    found = []
+    for pid in processes_of("training"):
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).environ().get(SESSION) == os.environ[SESSION]:
+                found.append(pid)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -45,13 +59,13 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
     command = ["env", "--default-signal=HUP", sys.executable, "-c", driver]
     process = subprocess.Popen(command, start_new_session=True)
     deadline = time.monotonic() + 60
-    while len(processes_of("training")) < 6:
+    while len(trainings()) < 6:
         assert time.monotonic() < deadline, "the training does not start"
         time.sleep(0.1)
     time.sleep(1.0)
     (os.killpg if whole_group else os.kill)(process.pid, number)
     assert process.wait(timeout=40) != 0
     deadline = time.monotonic() + 10
-    while (left := processes_of("training")) and time.monotonic() < deadline:
+    while (left := trainings()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
