@@ -135,9 +135,12 @@ def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job
         ["env", "--default-signal=HUP", *job.words(options=options)], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    wait_for_trials(job.store, 2)
-    os.kill(driver.pid, signal.SIGHUP)
-    output = driver.communicate(timeout=60)
+    try:
+        wait_for_trials(job.store, 2)
+        os.kill(driver.pid, signal.SIGHUP)
+        output = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
     assert driver.returncode == 128 + signal.SIGHUP, output
     (study,) = job.store.studies()
     kept = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -58,14 +59,22 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
     # Whoever runs the tests under nohup has SIGHUP ignored, and bequeaths that.
     command = ["env", "--default-signal=HUP", sys.executable, "-c", driver]
     process = subprocess.Popen(command, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while len(trainings()) < 6:
-        assert time.monotonic() < deadline, "the training does not start"
+    try:
+        await_true(lambda: len(trainings()) >= 6, 60)
+        time.sleep(1.0)
+        (os.killpg if whole_group else os.kill)(process.pid, number)
+        assert process.wait(timeout=40) != 0
+        await_true(lambda: not trainings(), 10)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in trainings():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def await_true(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come true in {limit_s} s"
         time.sleep(0.1)
-    time.sleep(1.0)
-    (os.killpg if whole_group else os.kill)(process.pid, number)
-    assert process.wait(timeout=40) != 0
-    deadline = time.monotonic() + 10
-    while (left := trainings()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []

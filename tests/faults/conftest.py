@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,11 +47,13 @@ class Life:
         """How many trials it has reported."""
         return sum(": trial " in line for line in self.lines)
 
-    def until(self, condition: Callable[[], bool]) -> bool:
+    def until(self, condition: Callable[[], bool], limit_s: float = 150.0) -> bool:
         """Wait for ``condition``; whether it came true before the driver's end."""
+        deadline = time.monotonic() + limit_s
         while not condition():
             if self.process.poll() is not None:
                 return False
+            assert time.monotonic() < deadline, self.said
             time.sleep(0.005)
         return True
 
@@ -65,6 +68,11 @@ class Life:
         status = self.process.wait(200)
         self._reader.join(10)
         return status
+
+    def end(self) -> None:
+        """Kill it if it still runs."""
+        self.process.kill()
+        self.wait()
 
     @property
     def said(self) -> str:
@@ -87,6 +95,7 @@ class Job:
         self.temporary.mkdir()
         self.environment = {**os.environ, "TMPDIR": str(self.temporary)}
         self._horovodrun = horovodrun
+        self._lives: list[Life] = []
         self._shared_memory = set(os.listdir("/dev/shm"))
 
     def start(self, *script: str, trials: int = 3, options: tuple[str, ...] = ()) -> Life:
@@ -96,7 +105,19 @@ class Job:
             "--autosync-trials", str(trials), "--autosync-steps", "8", "--autosync-warmup", "3",
             "--autosync-store", self.store_option, *options, sys.executable, str(SCRIPT), *script,
         ]  # fmt: skip
-        return Life(command, self.environment)
+        self._lives.append(Life(command, self.environment))
+        return self._lives[-1]
+
+    def end(self) -> None:
+        """Kill the drivers that a failed test left, and whatever else of it still runs then."""
+        for life in self._lives:
+            life.end()
+        try:
+            self.await_nothing()
+        finally:
+            for process in self._processes():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
     @property
     def store(self) -> TraceStore:
@@ -120,17 +141,18 @@ class Job:
         What lies there belongs to the whole machine: other jobs may come and go meanwhile.
         """
         deadline = time.monotonic() + limit_s
-        while left := [*self._processes(), *set(os.listdir("/dev/shm")) - self._shared_memory]:
+        names = self._shared_memory
+        while left := [*self._processes().values(), *set(os.listdir("/dev/shm")) - names]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
 
-    def _processes(self) -> list[str]:
-        found = []
+    def _processes(self) -> dict[psutil.Process, str]:
+        found = {}
         for process in psutil.process_iter():
             try:
                 mine = process.environ().get("TMPDIR") == str(self.temporary)
                 if mine and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
+                    found[process] = " ".join(process.cmdline())
             except psutil.Error:
                 pass
         return found
@@ -141,7 +163,7 @@ def job(tmp_path: Path, horovodrun: str) -> Iterator[Job]:
     """A job; nothing of it may outlive the test."""
     job = Job(tmp_path, horovodrun)
     yield job
-    job.await_nothing()
+    job.end()
 
 
 @pytest.fixture
