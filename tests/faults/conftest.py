@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 from hvd_autosync.traces import TraceStore
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+#: What all processes of this run of the tests have in their environment (``tests/conftest.py``).
+SESSION = "HVD_AUTOSYNC_TEST_SESSION"
 
 
 class Life:
@@ -141,10 +144,15 @@ class Job:
         What lies there belongs to the whole machine: other jobs may come and go meanwhile.
         """
         deadline = time.monotonic() + limit_s
-        names = self._shared_memory
-        while left := [*self._processes().values(), *set(os.listdir("/dev/shm")) - names]:
+        while left := [*self._processes().values(), *self._new_in_shared_memory()]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
+
+    def _new_in_shared_memory(self) -> set[str]:
+        new = set(os.listdir("/dev/shm")) - self._shared_memory
+        if new:
+            self._shared_memory |= mapped_by_others_only(new)
+        return new - self._shared_memory
 
     def _processes(self) -> dict[psutil.Process, str]:
         found = {}
@@ -156,6 +164,24 @@ class Job:
             except psutil.Error:
                 pass
         return found
+
+
+def mapped_by_others_only(names: set[str]) -> set[str]:
+    """Those in shared memory that processes have mapped, but none of this run of the tests."""
+    mark = f"{SESSION}={os.environ[SESSION]}"
+    ours: set[int] = set()
+    others: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # By number: a semaphore's file was mapped under a name that is gone.
+            maps = re.findall(r"(\d+) +/dev/shm/", (folder / "maps").read_text(errors="replace"))
+            environment = (folder / "environ").read_text(errors="replace").split("\0")
+        except OSError:  # gone meanwhile, or another user's
+            continue
+        mine = mark in environment or folder.name == str(os.getpid())
+        (ours if mine else others).update(map(int, maps))
+    numbers = {entry.name: entry.inode() for entry in os.scandir("/dev/shm")}
+    return {name for name in names if numbers.get(name) in others - ours}
 
 
 @pytest.fixture
