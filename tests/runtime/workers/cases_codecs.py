@@ -208,13 +208,16 @@ def case_bytes_on_the_wire():
     for name, changes in (("fp16", {}), ("bf16", {}), ("int8", {}), ("topk", {}), ("powersgd", {})):
         codec, tensor = make(name, size, **changes), data(size=size)
         reduce(codec, tensor, name)
-        hvd.barrier()
-        before = _on_loopback()
-        hvd.barrier()
-        for _ in range(4):
+        counted = []
+        for _ in range(8):
+            hvd.barrier()
+            before = _on_loopback()
+            hvd.barrier()
             reduce(codec, tensor, name)
-        hvd.barrier()
-        sent = (_on_loopback() - before) / 4 / hvd.size()
+            hvd.barrier()
+            counted.append((_on_loopback() - before) / hvd.size())
+        # Whatever else this machine sends meanwhile only ever adds to it.
+        sent = min(counted)
         # Headers, negotiation and the barriers come on top.
         assert codec.sent_bytes() < sent < 1.05 * codec.sent_bytes() + 20_000, (
             name, sent, codec.sent_bytes(),
