@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -74,23 +73,28 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_comes_fast_and_without_the_heavy_libraries() -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """In half a second where adding up a million squares takes a sixteenth of one."""
     program = (
-        "import sys\n"
+        "import sys, time\n"
+        "begin = time.process_time(); sum(x * x for x in range(1_000_000))\n"
+        "loop_s = time.process_time() - begin\n"
         "from hvd_autosync import cli\n"
         "sys.argv = ['hvd-autosync', '--help']\n"
         "try:\n    cli.main()\n"
         "finally:\n"
         "    heavy = {'torch', 'numpy', 'pandas', 'sqlalchemy', 'horovod'} & set(sys.modules)\n"
         "    print('heavy:', sorted(heavy), file=sys.stderr)\n"
+        "    print('loops:', time.process_time() / loop_s - 1, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0
-    assert "heavy: []" in done.stderr
-    for command in ("tune", "space", "show", "doctor", "traces"):
-        assert re.search(rf"^ +{command} ", done.stdout, re.M)
-    assert after.ru_utime - before.ru_utime < 0.5
+    loops: list[float] = []
+    while len(loops) < 3 and min(loops, default=8.0) >= 8:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "heavy: []" in done.stderr
+        for command in ("tune", "space", "show", "doctor", "traces"):
+            assert re.search(rf"^ +{command} ", done.stdout, re.M)
+        loops.append(float(done.stderr.split("loops:")[1]))
+    assert min(loops) < 8, loops
 
 
 def test_the_version() -> None:

@@ -77,13 +77,18 @@ def test_training_with_a_plan_measures_nothing(run_python: Callable[[str], str])
 
 
 def test_start_is_cheap_and_loads_no_driver(run_python: Callable[[str], str]) -> None:
+    """Less than 0.1 s where the frameworks take 1.5 s, and less where they take less."""
     code = (
-        "import sys, time, torch, horovod.torch\n"
+        "import time; zero = time.process_time()\n"
+        "import sys, torch, horovod.torch\n"
         "begin = time.process_time()\n" + INSTALL + "start()\n"
-        "print(time.process_time() - begin)\n"
+        "print((time.process_time() - begin) / (begin - zero))\n"
         "heavy = {'botorch', 'gpytorch', 'pandas', 'sqlalchemy', 'rich', 'typer'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    seconds, heavy = run_python(code).splitlines()
-    assert float(seconds) < 0.1
-    assert heavy == "[]"
+    shares = []
+    while len(shares) < 3 and min(shares, default=1.0) >= 0.07:
+        share, heavy = run_python(code).splitlines()
+        assert heavy == "[]"
+        shares.append(float(share))
+    assert min(shares) < 0.07, shares

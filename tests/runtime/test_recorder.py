@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -63,10 +64,18 @@ def test_losses_on_a_device_wait() -> None:
         recorder.take_news(wait_for_device=True)
 
 
-def test_a_step_costs_microseconds() -> None:
-    recorder = Recorder()
-    count = 20_000
-    begin = time.process_time()
-    for _ in range(count):
-        recorder.end_step()
-    assert (time.process_time() - begin) / count < 5e-6
+def test_a_step_costs_little_more_than_what_it_writes_down() -> None:
+    def processor_s(step: Callable[[], None]) -> float:
+        begin = time.process_time()
+        for _ in range(20_000):
+            step()
+        return time.process_time() - begin
+
+    times: list[float] = []
+
+    def write_down() -> None:
+        times.append(time.perf_counter())
+        times.append(0.0)
+
+    least = min(processor_s(Recorder().end_step) for _ in range(5))
+    assert least < 5 * min(processor_s(write_down) for _ in range(5))
