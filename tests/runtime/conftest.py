@@ -73,6 +73,30 @@ def make_spec(**values: Any) -> TrialSpec:
     return TrialSpec(**{"trial_id": "t", "warmup_steps": 4, "measured_steps": 20, **values})
 
 
+class Clock:
+    """Stands in for ``perf_counter``: every reading is one second later than the one before.
+
+    Attributes:
+        now: The last reading; more seconds pass by adding them.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of recorders and profilers, which knows of no busy machine."""
+    clock = Clock()
+    for module in ("recorder", "profiler"):
+        monkeypatch.setattr(f"hvd_autosync.runtime.{module}.perf_counter", clock)
+    return clock
+
+
 @pytest.fixture(name="make_spec", scope="session")
 def make_spec_fixture() -> Callable[..., TrialSpec]:
     """:func:`make_spec`, for tests that launch nothing."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,10 +19,12 @@ def wrapped(model: nn.Module) -> Any:
     return optimizer
 
 
-def profile(model: nn.Module, steps: int = 3, passes: int = 1, forward_s: float = 0) -> Any:
+def profile(
+    model: nn.Module, steps: int = 3, passes: int = 1, load: Callable[[], None] = lambda: None
+) -> Any:
     profiler = Profiler([wrapped(model)])
     for _ in range(steps):
-        time.sleep(forward_s)
+        load()
         for _ in range(passes):
             loss = model(torch.randint(5, (3,))).sum()
             profiler.backward_begins()
@@ -69,17 +71,20 @@ def test_parameters_that_were_added_later_are_left_out() -> None:
     assert [p.name for p in Profiler([optimizer]).finish().parameters] == ["weight", "bias"]
 
 
-def test_last_of_several_passes_counts() -> None:
+def test_last_of_several_passes_counts(clock: Any) -> None:
     seen = profile(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)), passes=3)
     assert sorted(p.ready_order for p in seen.parameters) == [0, 1, 2]
-    assert all(0 < p.ready_s < seen.backward_s for p in seen.parameters)
+    assert sorted(p.ready_s for p in seen.parameters) == [1, 2, 3]
+    assert seen.backward_s == 4
     # What comes before the last pass is time in which nothing is sent.
-    assert seen.forward_s > seen.backward_s
+    assert seen.forward_s == 11
 
 
-def test_forward_includes_loading() -> None:
-    seen = profile(nn.Embedding(5, 4), forward_s=0.02)
-    assert 0.02 <= seen.forward_s < 0.2
+def test_forward_includes_loading(clock: Any) -> None:
+    def load() -> None:
+        clock.now += 20
+
+    assert profile(nn.Embedding(5, 4), load=load).forward_s == 21
 
 
 def test_leaves_no_hooks() -> None:
