@@ -162,7 +162,7 @@ def launch() -> Callable[..., Ended]:
             command = ["horovodrun", *LAUNCHERS[under], *command]
         job = subprocess.run(
             command, env=worker_environment(alone=under == "alone"), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=200, check=False,
+            stderr=subprocess.STDOUT, timeout=280, check=False,
         )  # fmt: skip
         return Ended(job.returncode, *decode(job.stdout))
 
