@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from hvd_autosync.cluster import cluster_key
+from hvd_autosync.plugin import parse_words, read_job
+from hvd_autosync.search_space import Link, Links
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.testing import Testbed, testbed_missing
 from hvd_autosync.traces import StudyStatus
@@ -57,14 +60,21 @@ def test_a_fault_costs_its_trial_and_nothing_else(
     status, reason = FAULTS[fault]
     # A strategy that survives its fault could win, and the training would have the fault too.
     after = ["--autosync-tune-only"] if status == "completed" else []
+    words = [
+        "-np", "2", "--gloo", "--autosync", *after, "--autosync-trials", "2", "--autosync-steps",
+        "8", "--autosync-warmup", "3", "--autosync-runner", runner, "--autosync-store",
+        job.store_option, sys.executable, str(SCRIPT), "--fault", fault, "--at", "5", "--rank",
+        "1", "--under-any", "HOROVOD_CYCLE_TIME",
+    ]  # fmt: skip
+    # To measure them takes a launch, which has none of these faults.
+    link = Link(2, 1e-4, 1e9)
+    launched, _ = read_job(parse_words(words), words)
+    job.store.keep_links(cluster_key(launched), Links(overall=link, within=link))
     done = subprocess.run(
-        [horovodrun, "-np", "2", "--gloo", "--autosync", *after, "--autosync-trials", "2",
-         "--autosync-steps", "8", "--autosync-warmup", "3", "--autosync-runner", runner,
-         "--autosync-store", job.store_option, sys.executable, str(SCRIPT),
-         "--fault", fault, "--at", "5", "--rank", "1", "--under-any", "HOROVOD_CYCLE_TIME"],
-        text=True, capture_output=True, timeout=280, env=environment,
-    )  # fmt: skip
+        [horovodrun, *words], text=True, capture_output=True, timeout=280, env=environment
+    )
     assert done.returncode == 0, done.stderr
+    assert "measuring the links" not in done.stderr
     assert done.stdout.count("trained 60 steps") == (0 if after else 1)
     traces = job.store
     (study,) = traces.studies()
