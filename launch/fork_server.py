@@ -3,7 +3,7 @@
 It imports torch and Horovod once, never initializes Horovod, and has no threads, so that its
 children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`)
 tells it by :mod:`..launch.channel` what to run. It speaks to the driver through marked lines in
-the job's output (:mod:`..launch.wire`), as the ranks of a trial do:
+the job's output (:mod:`..runtime.wire`), as the ranks of a trial do:
 
 - ``server``: it listens: ``address, port, secret, meeting``.
 - ``exit``: a trial's processes are gone: ``trial, status`` (negative: a signal's number).
@@ -24,8 +24,8 @@ import time
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, new_secret
 from hvd_autosync.launch.forked_trial import ForkedTrial
 from hvd_autosync.launch.preload import Preloader
-from hvd_autosync.launch.wire import Message, encode_message
 from hvd_autosync.runtime.processes import end_descendants
+from hvd_autosync.runtime.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 from hvd_autosync.sockets import interface_address
 

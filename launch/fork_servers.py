@@ -20,7 +20,7 @@ from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.user_script import UserScript
-from hvd_autosync.launch.wire import Message, MessageDecoder
+from hvd_autosync.runtime.wire import Message, MessageDecoder
 from hvd_autosync.search_space import Strategy
 
 _MODULE = "hvd_autosync.launch.fork_server"

@@ -16,8 +16,8 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.rendezvous import rendezvous
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.user_script import UserScript
-from hvd_autosync.launch.wire import Message
 from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
+from hvd_autosync.runtime.wire import Message
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec, horovod_settings
 
 _POLL_S = 0.1

@@ -1,7 +1,7 @@
 """Measures the link between the ranks, as a program of its own that runs on every rank.
 
 ``python -m hvd_autosync.runtime.probe`` under a launcher takes about two seconds: an allreduce is
-timed as a function of its bytes. Rank 0 reports to the driver by :mod:`hvd_autosync.launch.wire`.
+timed as a function of its bytes. Rank 0 reports to the driver by :mod:`hvd_autosync.runtime.wire`.
 """
 
 from __future__ import annotations

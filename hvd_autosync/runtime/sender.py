@@ -1,6 +1,6 @@
 """Speaks to the driver through the error output that the process was started with.
 
-See :mod:`hvd_autosync.launch.wire` for the messages. When nobody reads them any more, the launcher
+See :mod:`hvd_autosync.runtime.wire` for the messages. When nobody reads them any more, the launcher
 or the driver has died, perhaps on another host: the process then ends itself, so that nothing is
 left behind.
 """
@@ -12,8 +12,8 @@ import select
 import threading
 from collections.abc import Callable
 
-from hvd_autosync.launch.wire import Message, encode_message
 from hvd_autosync.runtime.processes import exit_with_children
+from hvd_autosync.runtime.wire import Message, encode_message
 
 _INTERVAL_S = 1.0
 #: Exit status of a rank that nobody listens to (EX_UNAVAILABLE of sysexits.h).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hvd_autosync.launch.collector import Collector
-from hvd_autosync.launch.wire import encode_message
+from hvd_autosync.runtime.wire import encode_message
 from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.launch.wire import Message, MessageDecoder
+from hvd_autosync.runtime.wire import Message, MessageDecoder
 from hvd_autosync.search_space import Strategy, TrialSpec
 
 ROOT = Path(__file__).parents[2]

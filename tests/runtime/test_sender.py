@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hvd_autosync.launch.wire import MessageDecoder
 from hvd_autosync.runtime import sender as module
 from hvd_autosync.runtime.sender import Sender
+from hvd_autosync.runtime.wire import MessageDecoder
 
 HELLO = {"type": "hello", "host": "a", "device": "cpu"}
 END = {"type": "end", "cause": "steps", "peak_memory_bytes": 1}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_autosync.launch.wire import MessageDecoder, encode_message
+from hvd_autosync.runtime.wire import MessageDecoder, encode_message
 
 MESSAGE = {
     "type": "steps", "first": 0, "step_s": [0.001 * i for i in range(2000)],
