@@ -34,7 +34,7 @@ def _all(plan: ClassPlan, buckets: int = 0) -> ExchangePlan:
     return ExchangePlan(buckets, embedding=plan, large=plan, rest=plan)
 
 
-_HIERARCHICAL, _ROWS = ClassPlan("hierarchical"), ClassPlan("rows")
+_HIERARCHICAL, _ROWS, _SHARDED = map(ClassPlan, ("hierarchical", "rows", "sharded"))
 #: Name -> plan; ``None`` is Horovod's own optimizer.
 EXCHANGES: dict[str, ExchangePlan | None] = {
     "Horovod": None,
@@ -43,6 +43,8 @@ EXCHANGES: dict[str, ExchangePlan | None] = {
     "hierarchical": _all(_HIERARCHICAL, 4),
     "rows": ExchangePlan(0, "ordered", embedding=_ROWS),
     "rows, hierarchical": replace(_all(_HIERARCHICAL, 4), embedding=_ROWS),
+    "sharded": ExchangePlan(4, embedding=_SHARDED, large=_SHARDED),
+    "priority": ExchangePlan(order="priority"),
     "fp16": _all(ClassPlan(codec="fp16"), 4),
     "int8": _all(ClassPlan(codec="int8"), 4),
     "int8, hierarchical": _all(ClassPlan("hierarchical", codec="int8"), 4),
@@ -54,7 +56,7 @@ _RANKS = _HOSTS * _SLOTS
 THEORY = {
     "Horovod": 2 * (_RANKS - 1) / _RANKS, "allreduce": 2 * (_RANKS - 1) / _RANKS,
     "4 buckets": 2 * (_RANKS - 1) / _RANKS, "hierarchical": 2 * (_HOSTS - 1) / _HOSTS,
-    "fp16": (_RANKS - 1) / _RANKS,
+    "priority": 2 * (_RANKS - 1) / _RANKS, "fp16": (_RANKS - 1) / _RANKS,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ by round, with fresh launches of the job. What the tuners themselves saw does no
     python benchmarks/tuning_gain.py --quick
     python benchmarks/tuning_gain.py --output gain.csv
 
-Two ranks train on one host, or on two hosts made of this machine (see
+Two ranks train on one host, or one (``--slots``) on each of two hosts made of this machine (see
 ``hvd_autosync.testing.Testbed``; needs root) whose links have the rate that the setting names.
 Leave the machine alone meanwhile: the tables show what is measured, disturbances included.
 """
@@ -35,7 +35,7 @@ from gain.workloads import WORKLOADS
 
 from hvd_autosync.testing import Testbed, testbed_missing
 
-_RANKS = 2
+_HOSTS = 2
 _FULL = {
     "settings": "loopback,100mbit,300mbit", "workloads": "resnet,bert,digits",
     "trials": "20", "steps": "40", "warmup": "10", "rounds": "5",
@@ -114,6 +114,8 @@ def parse_args() -> argparse.Namespace:
     add("warmup", "N", "steps before those")
     add("rounds", "N", "rounds of the final measurement")
     more = parser.add_argument
+    more("--slots", type=_count, default=1, metavar="N",
+         help="ranks on each host, where there are several (default: 1)")  # fmt: skip
     more("--seed", type=int, default=0, help="of all tuners (default: 0)")
     more("--controller", choices=("gloo", "mpi", "any"), default="gloo",
          help="what horovodrun is told; any: nothing, so that --autosync may choose")  # fmt: skip
@@ -140,14 +142,14 @@ def run_match(plan: Plan, rate_mbit: float | None) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if rate_mbit is None:
         return wait_for(subprocess.Popen(command, env=environment))
-    with Testbed(_RANKS, rate_mbit) as bed:
+    with Testbed(_HOSTS, rate_mbit) as bed:
         return wait_for(bed.popen(command, env=environment))
 
 
 def make_plan(args: argparse.Namespace, setting: str, workload: str, folder: Path) -> Plan:
     """The plan of one match."""
     on_one_host = args.settings[setting] is None
-    options = ["-np", str(_RANKS)] if on_one_host else Testbed(_RANKS).horovodrun_options()
+    options = ["-np", "2"] if on_one_host else Testbed(_HOSTS).horovodrun_options(args.slots)
     if args.controller != "any":
         options.append(f"--{args.controller}")
     own = folder / f"{setting}-{workload}"

@@ -119,6 +119,21 @@ def play(plan: Plan, say: Say) -> None:
     words = [*options, *WORKLOADS[plan.workload].command]
     job, _ = read_job(parse_words(words), words)
     contenders, ours = _tune(plan, job, say)
+    measure(plan, job, contenders, ours, say)
+
+
+def measure(
+    plan: Plan, job: Job, contenders: Sequence[Contender], ours: Found, say: Say
+) -> None:
+    """Measure all contenders in turn, round by round, every time with a fresh launch.
+
+    Args:
+        plan: How long, how often, and where to write.
+        job: What is run.
+        contenders: Under which strategies.
+        ours: What our tuner knows of the job.
+        say: Takes a line for people.
+    """
     say("final measurement of " + ", ".join(c.name for c in contenders))
     for number in range(1, plan.rounds + 1):
         for contender in contenders:

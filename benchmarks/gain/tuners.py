@@ -91,12 +91,14 @@ class Length:
 
 
 def run_trial(
-    job: Job, strategy: Strategy, length: Length, ours: Found, runner: TrialRunner | None = None
-) -> TrialResult:
+    job: Job, strategy: Strategy, length: Length, ours: Found, runner: TrialRunner | None = None,
+    *, profile: bool = False,
+) -> TrialResult:  # fmt: skip
     """One trial of ``job`` under ``strategy``; a fresh launch unless a runner is given."""
     spec = TrialSpec(
-        f"gain-{uuid.uuid4().hex}", strategy, length.warmup, length.steps, classes=ours.classes
-    )
+        f"gain-{uuid.uuid4().hex}", strategy, length.warmup, length.steps, profile=profile,
+        classes=ours.classes,
+    )  # fmt: skip
     return (runner or ColdRunner(job)).run(spec, ours.limits, lambda progress: None)
 
 

@@ -12,7 +12,9 @@ would see some of them a step too old. So the knob is not among the exact ones.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import gc
 import weakref
 from collections import OrderedDict
@@ -32,6 +34,8 @@ _HINT = "Leave the knob order out of the strategy, or set it to 'arrival'."
 
 #: Steps in which a script is observed.
 _OBSERVED = 2
+
+_LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Deferral:
@@ -59,7 +63,8 @@ class Deferral:
         self._gradients: dict[Bucket, list[tuple[torch.Tensor, int]]] = {}
         self._options: list[dict[str, Any]] = []
         self._substitution = Substitution(optimizer)
-        _settle_before_join(self)
+        _LIVE.add(self)
+        _settle_at_the_end()
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient has been computed; its parameter must have had its step before.
@@ -102,7 +107,7 @@ class Deferral:
     def put_back(self) -> None:
         """The optimizer's step is over."""
         self._substitution.undo()
-        if self._steps <= _OBSERVED:
+        if 0 < self._steps <= _OBSERVED:
             parameters = [p for bucket in self._dispatcher.buckets for p in bucket.parameters]
             self._seen = [(p, p.grad, p.grad._version) for p in parameters if p.grad is not None]
 
@@ -173,18 +178,23 @@ class Deferral:
         return guarded
 
 
-def _settle_before_join(deferral: Deferral) -> None:
-    """Have ``hvd.join()`` wait first: Horovod drops what is under way when all have joined."""
-    join, reference = mpi_ops.mpi_lib.horovod_torch_join, weakref.ref(deferral)
+@functools.cache
+def _settle_at_the_end() -> None:
+    """Have ``hvd.join()`` and ``hvd.shutdown()`` wait for what is under way: Horovod drops it."""
 
-    def settling_join(*args: Any) -> Any:
-        waits = reference()
-        if waits is not None:
-            waits.settle_all()
-        return join(*args)
+    def settling(function: Callable[..., Any]) -> Callable[..., Any]:
+        def settle_first(*args: Any) -> Any:
+            for deferral in list(_LIVE):
+                with contextlib.suppress(mpi_ops.HorovodInternalError):  # another rank is gone
+                    deferral.settle_all()
+            return function(*args)
 
-    # Below the names by which scripts may have imported it already.
-    mpi_ops.mpi_lib.horovod_torch_join = settling_join
+        return settle_first
+
+    # Below the names by which scripts may have imported them already.
+    library, own_library = mpi_ops.mpi_lib, mpi_ops._basics.MPI_LIB_CTYPES
+    library.horovod_torch_join = settling(library.horovod_torch_join)
+    own_library.horovod_shutdown = settling(own_library.horovod_shutdown)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Trains a little; rank 0 saves its optimizer when the other ranks have ended their scripts."""
+"""Trains a little; rank 0 saves when the other ranks have ended their scripts."""
 
 import sys
 import time
@@ -19,5 +19,5 @@ for step in range(5):
     optimizer.step()
 if hvd.rank() == 0:
     time.sleep(2)
-    torch.save(optimizer.state_dict(), sys.argv[1])
+    torch.save([model.state_dict(), optimizer.state_dict()["state"]], sys.argv[1])
 print(f"rank {hvd.rank()} of {type(optimizer).__name__} ends", flush=True)
