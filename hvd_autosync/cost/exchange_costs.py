@@ -1,0 +1,105 @@
+"""What each exchange and codec puts on the wire and costs a host, by class of parameters.
+
+With S the bytes of a gradient, n ranks and B what a ring allreduce reduces per second (the ``Link``
+that was measured), a ring takes S / B seconds. It sends 2 (n - 1) / n bytes for each of S, and an
+allgather of G bytes in all half of that, so that one takes G / 2B.
+
+Shapes: ``c`` strategies, ``m`` gradients of the class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_autosync.cost.columns import Columns
+from hvd_autosync.cost.gradients import Gradients
+from hvd_autosync.cost.timeline import FloatArray
+from hvd_autosync.search_space import Resources
+from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
+
+#: Of int8: one byte for four, and a scale of four bytes for 256 elements (``runtime/codecs.py``).
+_INT8_SHARE = (1 + 4 / 256) / 4
+#: Of topk: a place and a value for each element that is sent.
+_TOPK_BYTES = 8
+_NUMBER_BYTES = 4
+#: Passes over a gradient's memory that encoding and decoding take; those of rows are for looking.
+_PASSES = {"fp16": 8.0, "bf16": 6.0, "int8": 16.0, "topk": 30.0, "powersgd": 6.0}
+_ROWS_PASSES = 1.5
+#: Operations that follow each other, the census of ``runtime/dispatcher.py`` among them.
+_OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
+_CODEC_OPERATIONS = {"bf16": 3.0, "int8": 3.0, "topk": 3.0, "powersgd": 3.0}
+
+
+@dataclass(frozen=True)
+class ExchangeCosts:
+    """Arrays of shape ``(c, m)``: seconds on the wire, operations in a row, passes in memory."""
+
+    wire_s: FloatArray
+    operations: FloatArray
+    passes: FloatArray
+
+
+def exchange_costs(
+    name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns,
+    resources: Resources,
+) -> ExchangeCosts:  # fmt: skip
+    """The costs of one class's gradients under every strategy.
+
+    Args:
+        name: The class.
+        gradients: Those of the model.
+        own: Which of them are of the class, indices, shape ``(m,)``.
+        columns: The strategies.
+        resources: The cluster; its link among all ranks is known.
+    """
+    overall = resources.links.overall
+    assert overall is not None, "a cost model is made of measured links"
+    size = gradients.size_bytes[own][None, :]
+    exchange = columns.words(class_knob(name, "exchange"))[:, None]
+    codec = columns.words(class_knob(name, "codec"))[:, None]
+    share = _wire_share(name, gradients, own, columns, resources.world_size)
+    wire_s = size * share / overall.bandwidth_bytes_per_s
+    shape = wire_s.shape
+    operations = np.ones(shape)
+    passes = np.zeros(shape)
+    for each, count in _CODEC_OPERATIONS.items():
+        operations = np.where(codec == each, count, operations)
+    for each, count in _PASSES.items():
+        passes = np.where(codec == each, count, passes)
+    for each, count in _OPERATIONS.items():
+        operations = np.where(exchange == each, count, operations)
+    within, across = resources.links.within, resources.links.across
+    if resources.even_levels and within is not None and across is not None:
+        levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
+        wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
+    if name == EMBEDDING:
+        rows = gradients.rows[own]
+        gathered = resources.world_size * gradients.touched[own] * rows
+        row_bytes = gradients.size_bytes[own] / np.maximum(rows, 1)
+        sent = np.where(gathered < rows, gathered * (row_bytes + _NUMBER_BYTES) / 2, size)
+        by_rows = (exchange == "rows") | gradients.sparse[own]
+        wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
+        passes = np.where(by_rows, _ROWS_PASSES, passes)
+    return ExchangeCosts(wire_s, operations, passes)
+
+
+def _wire_share(
+    name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns, ranks: int
+) -> FloatArray:
+    """Bytes on the wire over those of an uncoded ring, shape ``(c, m)``."""
+    codec = columns.words(class_knob(name, "codec"))[:, None]
+    share = np.ones((len(codec), len(own)))
+    for each, value in (("fp16", 0.5), ("bf16", 0.5), ("int8", _INT8_SHARE)):
+        share = np.where(codec == each, value, share)
+    if name != REST:
+        ratio = columns.numbers(class_knob(name, "ratio"))[:, None]
+        gathered = ranks * ratio * _TOPK_BYTES / gradients.item_bytes[own] / 2
+        share = np.where(codec == "topk", gathered, share)
+    if name == LARGE:
+        rank = columns.numbers("large_rank")[:, None]
+        factors = rank * gradients.sides[own] * gradients.item_bytes[own]
+        share = np.where(codec == "powersgd", factors / gradients.size_bytes[own], share)
+    return share

@@ -1,0 +1,62 @@
+"""The gradients of a model as arrays, in the order of their arrival."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_autosync.cost.timeline import FloatArray
+from hvd_autosync.search_space import ModelProfile
+from hvd_autosync.search_space.exchange_plan import class_of, matrix_shape, parameter_classes
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """One entry per parameter that got a gradient, all of shape ``(k,)``.
+
+    Attributes:
+        classes: Class of parameters.
+        size_bytes: Bytes of the dense gradient.
+        ready_s: Arrival, seconds from the start of backward; not falling.
+        rows: Length of the first dimension.
+        sparse: Whether it is a sparse tensor, which travels by rows in any case.
+        touched: Share of the rows that one rank touches in a step.
+        sides: Rows and columns of its matrix together.
+        item_bytes: Bytes of an element.
+    """
+
+    classes: npt.NDArray[np.str_]
+    size_bytes: FloatArray
+    ready_s: FloatArray
+    rows: FloatArray
+    sparse: npt.NDArray[np.bool_]
+    touched: FloatArray
+    sides: FloatArray
+    item_bytes: FloatArray
+
+    @classmethod
+    def of(cls, model: ModelProfile) -> Gradients:
+        """Those of a profile; arrivals that were not timed are spread over backward."""
+        classes = parameter_classes(model)
+        arrived = sorted(
+            (p for p in model.parameters if p.ready_order >= 0), key=lambda p: p.ready_order
+        )
+
+        def column(values: list[float]) -> FloatArray:
+            return np.array(values, dtype=np.float64)
+
+        spread = np.linspace(0.0, np.nan_to_num(model.backward_s), len(arrived) + 1)[1:]
+        timed = column([p.ready_s for p in arrived])
+        ready = np.where(np.isfinite(timed), timed, spread)
+        return cls(
+            classes=np.array([class_of(p.name, classes) for p in arrived], dtype=np.str_),
+            size_bytes=column([p.size_bytes for p in arrived]),
+            ready_s=np.maximum.accumulate(ready),
+            rows=column([p.shape[0] if p.shape else 1 for p in arrived]),
+            sparse=np.array([p.sparse for p in arrived], dtype=np.bool_),
+            touched=column([p.touched_rows for p in arrived]),
+            sides=column([sum(matrix_shape(p.shape)) for p in arrived]),
+            item_bytes=column([p.size_bytes / max(p.elements, 1) for p in arrived]),
+        )

@@ -1,0 +1,77 @@
+"""When the communication of a step ends: Horovod's loop over what is ready, for many strategies.
+
+Horovod looks for ready tensors once per cycle, negotiates and fuses what it finds, and does nothing
+else until that is reduced (``BackgroundThreadLoop`` and ``RunLoopOnce`` in
+``horovod/common/operations.cc``). So what is ready is served in batches: one that begins at S ends
+at S plus its work, and the next begins at the next cycle after that, or after the next arrival.
+
+Shapes: ``c`` strategies, ``k`` items (tensors or buckets) in the order of their arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What strategies make of Horovod's loop.
+
+    Attributes:
+        cycle_s: Pause between two looks, seconds, shape ``(c,)``.
+        fusion_bytes: Most bytes that are fused, shape ``(c,)``; 0 fuses nothing.
+        response_s: Seconds of one operation without its bytes, shape ``(c,)``.
+    """
+
+    cycle_s: FloatArray
+    fusion_bytes: FloatArray
+    response_s: FloatArray
+
+
+@dataclass(frozen=True)
+class Items:
+    """What travels, as arrays of shape ``(c, k)``.
+
+    Attributes:
+        arrival_s: When it is ready, seconds from the start of backward; not falling along ``k``.
+        size_bytes: Its bytes as fusion counts them; 0: there is no such item.
+        wire_s: Seconds of its bytes on the wire.
+        operations: Operations that follow each other for it.
+    """
+
+    arrival_s: FloatArray
+    size_bytes: FloatArray
+    wire_s: FloatArray
+    operations: FloatArray
+
+
+def communication_end(loop: Loop, items: Items) -> FloatArray:
+    """When the last item is through, seconds from the start of backward, shape ``(c,)``."""
+    count = len(loop.cycle_s)
+    begin = np.full(count, -np.inf)  # of the batch that is being filled
+    work, fused, end, later = (np.zeros(count) for _ in range(4))
+    for k in range(items.arrival_s.shape[1]):
+        ready, size, wire = items.arrival_s[:, k], items.size_bytes[:, k], items.wire_s[:, k]
+        there = size > 0
+        joins = there & (ready <= begin)
+        opens = there & ~joins
+        # The batch before is served, and this item waits for the look after it.
+        end = np.where(opens, np.maximum(end, begin + work), end)
+        look = np.maximum(begin + loop.cycle_s, end)
+        # An arrival that finds the loop idle falls anywhere into a cycle.
+        start = np.where(ready > look, ready + loop.cycle_s / 2, look)
+        begin = np.where(opens, start, begin)
+        fits = joins & (fused + size <= loop.fusion_bytes)
+        fused = np.where(there, np.where(fits, fused + size, size), fused)
+        own = wire + np.where(fits, 0.0, loop.response_s)
+        work = np.where(opens, own, np.where(joins, work + own, work))
+        # An operation that follows another is seen a whole cycle after that was begun.
+        each = loop.response_s + wire / items.operations[:, k]
+        follow = (items.operations[:, k] - 1) * np.maximum(loop.cycle_s - each, loop.response_s)
+        later = np.where(there, np.maximum(later, follow), later)
+    return np.maximum(end, begin + work) + later

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hvd_autosync.cost import Coefficients, CostModel
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.search_space import Host, Links, ModelProfile, Resources
+
+GRADIENT_BYTES = 100_000 * 16 * 4 + 1024 * 1024 * 4 + 20 * 256 * 4
+
+
+def test_a_slow_network_decides(model: ModelProfile, slow_network: Resources) -> None:
+    """The default step is computation, and what the network needs for the bytes."""
+    (seconds,) = CostModel(model, slow_network).predict([{}])
+    wire_s = GRADIENT_BYTES * 1.5 / 12.5e6
+    assert wire_s < seconds < wire_s + 0.031 + 0.02
+
+
+def test_one_rank_sends_nothing(model: ModelProfile, slow_network: Resources) -> None:
+    alone = replace(slow_network, hosts=(Host("a", 1),), links=Links())
+    seconds = CostModel(model, alone).predict([{}, {"buckets": 4}, {"large_codec": "fp16"}])
+    assert seconds.tolist() == pytest.approx([0.032] * 3)
+
+
+def test_each_exchange_saves_what_it_should(model: ModelProfile, slow_network: Resources) -> None:
+    strategies = [
+        {},
+        {"embedding_exchange": "rows"},
+        {"embedding_exchange": "hierarchical", "large_exchange": "hierarchical"},
+        {"large_codec": "fp16"},
+        {"large_codec": "int8"},
+        {"large_codec": "topk", "large_ratio": 0.01},
+        {"large_codec": "powersgd", "large_rank": 2},
+        {"large_exchange": "sharded"},
+    ]
+    seconds = CostModel(model, slow_network).predict(strategies)
+    saved = seconds[0] - seconds
+    ring = 1.5 / 12.5e6  # seconds per byte
+    table, matrix = 100_000 * 16 * 4, 1024 * 1024 * 4
+    expected = {
+        1: table * ring - 4 * 1000 * (16 * 4 + 4) / 2 * ring,
+        2: (table + matrix) * (ring - 1 / 12.5e6 - 1.5 / 2e9),
+        3: matrix * ring * 0.5,
+        4: matrix * ring * (1 - 0.2539),
+        5: matrix * ring * (1 - 4 * 0.01 * 8 / 4 / 2),
+        6: matrix * ring * (1 - 2 * 2048 / 1024**2),
+        7: 0.0,
+    }
+    for index, value in expected.items():
+        assert saved[index] == pytest.approx(value, abs=0.05), strategies[index]
+
+
+def test_a_table_that_fills_up_travels_whole(model: ModelProfile, slow_network: Resources) -> None:
+    table = replace(model.parameters[0], touched_rows=0.3)  # four ranks touch more than it has
+    full = replace(model, parameters=(table, *model.parameters[1:]))
+    plain, rows = CostModel(full, slow_network).predict([{}, {"embedding_exchange": "rows"}])
+    assert plain <= rows < 1.05 * plain
+
+
+def test_long_cycles_cost_each_operation_of_an_exchange(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    at = [{"embedding_exchange": e, "cycle_time_ms": c}
+          for e in ("allreduce", "rows") for c in (1.0, 101.0)]  # fmt: skip
+    plain, plain_long, rows, rows_long = CostModel(model, slow_network).predict(at)
+    assert rows_long - rows > 0.15 > plain_long - plain
+
+
+def test_buckets_follow_the_bytes(model: ModelProfile, slow_network: Resources) -> None:
+    """One bucket waits for all of backward; several small ones cost an operation each."""
+    fast = replace(slow_network.links, overall=replace(slow_network.links.overall,
+                                                       bandwidth_bytes_per_s=1e9))  # fmt: skip
+    cluster = replace(slow_network, links=fast)
+    at = [{"buckets": n, "cycle_time_ms": 0.1, "fusion_threshold_bytes": 0} for n in (0, 1, 22)]
+    none, one, every = CostModel(model, cluster).predict(at)
+    assert one < every < none
+
+
+def test_priority_hides_up_to_a_forward(model: ModelProfile, slow_network: Resources) -> None:
+    plain, late = CostModel(model, slow_network).predict([{}, {"order": "priority"}])
+    assert plain - late == pytest.approx(model.forward_s)
+
+
+def test_coefficients_scale_their_part(model: ModelProfile, slow_network: Resources) -> None:
+    cost = CostModel(model, slow_network)
+    base = cost.predict([{}])[0]
+    twice = np.log(2)
+    wire_s = GRADIENT_BYTES * 1.5 / 12.5e6
+    assert cost.predict([{}], Coefficients(byte=twice))[0] - base == pytest.approx(wire_s, rel=0.05)
+    assert cost.predict([{}], Coefficients(rest=twice))[0] - base == pytest.approx(1e-3)
+
+
+def test_many_at_once_are_as_each_alone(model: ModelProfile, slow_network: Resources) -> None:
+    cost = CostModel(model, slow_network)
+    rng = np.random.default_rng(0)
+    some = [
+        {"buckets": int(rng.integers(0, 20)), "bucket_rule": str(rng.choice(["ordered", "size"])),
+         "cycle_time_ms": float(rng.uniform(0.1, 50)),
+         "fusion_threshold_bytes": int(rng.integers(0, 10**7)),
+         "embedding_exchange": str(rng.choice(["allreduce", "rows", "hierarchical"]))}
+        for _ in range(50)
+    ]  # fmt: skip
+    assert cost.predict(some).tolist() == [cost.predict([each])[0] for each in some]
+
+
+def test_what_was_not_measured_is_named(model: ModelProfile, slow_network: Resources) -> None:
+    with pytest.raises(ConfigurationError, match="links"):
+        CostModel(model, replace(slow_network, links=Links()))
+    with pytest.raises(ConfigurationError, match="times"):
+        CostModel(replace(model, backward_s=float("nan")), slow_network)

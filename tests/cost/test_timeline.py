@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_autosync.cost.timeline import Items, Loop, communication_end
+
+ITEM = st.tuples(
+    st.floats(0, 0.1), st.sampled_from([0, 100, 1000, 5000]), st.floats(0, 0.02),
+    st.sampled_from([1, 2, 3]),
+)  # fmt: skip
+SECONDS = st.floats(1e-4, 0.05)
+
+
+def one_by_one(
+    cycle: float, fusion: float, response: float, items: list[tuple[float, int, float, int]]
+) -> float:
+    """The same loop for one strategy, batch by batch."""
+    waiting = [item for item in items if item[1]]
+    begin, end, later = -float("inf"), 0.0, 0.0
+    while waiting:
+        look = max(begin + cycle, end)
+        begin = look if waiting[0][0] <= look else waiting[0][0] + cycle / 2
+        batch = [item for item in waiting if item[0] <= begin]
+        waiting = waiting[len(batch) :]
+        end, fused = begin, fusion + 1.0
+        for _, size, wire, operations in batch:
+            if fused + size > fusion:
+                end, fused = end + response, 0.0
+            end, fused = end + wire, fused + size
+            each = response + wire / operations
+            later = max(later, (operations - 1) * max(cycle - each, response))
+    return end + later
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ITEM, min_size=1, max_size=12),
+       st.lists(st.tuples(SECONDS, st.sampled_from([0, 1500, 10**9]), SECONDS), min_size=1,
+                max_size=4))  # fmt: skip
+def test_all_at_once_is_one_by_one(
+    items: list[tuple[float, int, float, int]], loops: list[tuple[float, int, float]]
+) -> None:
+    items = sorted(items)
+    columns = [np.array([[each[i] for each in items]] * len(loops), float) for i in range(4)]
+    loop = Loop(*(np.array([each[i] for each in loops], float) for i in range(3)))
+    found = communication_end(loop, Items(*columns))
+    expected = [one_by_one(*each, items) for each in loops]
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_nothing_to_send_takes_no_time() -> None:
+    none = np.zeros((2, 3))
+    loop = Loop(np.full(2, 1e-3), np.full(2, 1e6), np.full(2, 1e-3))
+    assert communication_end(loop, Items(none, none, none, none + 1)).tolist() == [0, 0]
