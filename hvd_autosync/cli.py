@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hvd_autosync import __version__
-from hvd_autosync.commands import doctor, jobs, testbed, traces
+from hvd_autosync.commands import doctor, jobs, simulate, testbed, traces
 from hvd_autosync.commands.common import Commands, StoreOption, StudyArgument, console, open_store
 
 app = typer.Typer(
@@ -58,6 +58,7 @@ app.add_typer(traces.app, name="traces")
 app.add_typer(testbed.app, name="testbed")
 
 
+simulate.add_command(app)
 doctor.add_command(app)
 
 

@@ -1,0 +1,87 @@
+"""``hvd-autosync simulate``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from hvd_autosync.commands.common import StoreOption, StudyArgument, console, open_store
+from hvd_autosync.errors import ConfigurationError
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)bit(?:/s|ps)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)")
+_FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_MOST = 1_000_000
+
+
+def add_command(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(simulate)
+
+
+def simulate(
+    study: StudyArgument = "last",
+    hosts: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Hosts; as in the study by default.")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Ranks on each host; likewise.")
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="What a host can send, e.g. 25gbit; likewise."),
+    ] = None,
+    latency: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Of a message between hosts (default: 50us)."),
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Predict what a job would do on another cluster, and which strategy would win there.
+
+    The model, its times and its trials are those of a study; nothing is run:
+
+    \b
+      hvd-autosync simulate --hosts 64 --slots 8 --bandwidth 25gbit
+    """
+    from hvd_autosync.cost.imagined import imagined_resources
+    from hvd_autosync.report.simulation import simulation_text
+    from hvd_autosync.simulation import simulate as predict
+
+    rate = None if bandwidth is None else _rate(bandwidth)
+    hop = None if latency is None else _time(latency)
+    traces = open_store(store)
+    record = traces.study(study)
+    if record.task is None:
+        raise ConfigurationError(
+            f"study {record.study_id} knows no model and no cluster",
+            hint="Choose one of --autosync; hvd-autosync traces list shows them.",
+        )
+    resources = record.task.resources
+    if (hosts, slots, rate, hop) != (None, None, None, None):
+        layout = hosts or len(resources.hosts), slots or resources.hosts[0].slots
+        resources = imagined_resources(resources, *layout, rate, hop)
+    out = console()
+    for line in simulation_text(predict(record, traces.trials(record.study_id), resources)):
+        out.print(line)
+
+
+def _rate(text: str) -> float:
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ConfigurationError(
+            f"--bandwidth {text!r} is no rate", hint="Write for example 25gbit or 100mbit."
+        )
+    return float(match[1]) * _FACTORS[match[2].lower()] / 8
+
+
+def _time(text: str) -> float:
+    match = _TIME.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ConfigurationError(
+            f"--latency {text!r} is no time", hint="Write for example 20us or 0.5ms."
+        )
+    return float(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,132 @@
+"""What a job that was tuned once would do on another cluster, by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_autosync.cost import Calibration, CostModel, calibrate
+from hvd_autosync.cost.imagined import imagined_resources
+from hvd_autosync.cost.timeline import FloatArray
+from hvd_autosync.errors import StudyError
+from hvd_autosync.learner.points import distinct, sobol_points
+from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.search_space import Resources, SearchSpace, Strategy, build_space
+from hvd_autosync.traces import StudyRecord, TrialRecord
+
+_POINTS, _ROUNDS, _SCALES = 4096, 12, (0.3, 0.1, 0.03)
+#: Draws of what trials leave open, and the interval that is told of them.
+_DRAWS, _INTERVAL = 200, (0.05, 0.95)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A prediction: the most likely value and a 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is predicted.
+
+    Attributes:
+        resources: The cluster.
+        compute_s: Seconds of a step without any communication.
+        default_s: Seconds of a step as the job is.
+        best: The strategy that wins.
+        best_s: Seconds of a step under it.
+        speedup: The default's step time over the winner's.
+        space: Among whose strategies was searched.
+        trials: How many trials calibrated the model.
+        misfit: How far these were from the calibrated model: deviation of the logarithm.
+    """
+
+    resources: Resources
+    compute_s: float
+    default_s: Range
+    best: Strategy
+    best_s: Range
+    speedup: Range
+    space: SearchSpace
+    trials: int
+    misfit: float
+
+
+def simulate(
+    study: StudyRecord, trials: Sequence[TrialRecord], resources: Resources, seed: int = 0
+) -> Simulation:
+    """Predict the default's step time and the winner of a study's job on another cluster.
+
+    Args:
+        study: A study of the job.
+        trials: Its trials, which calibrate the model on the cluster that they ran on.
+        resources: The other cluster, with its links.
+        seed: Of the search and the draws.
+
+    Raises:
+        StudyError: The study has measured nothing.
+        ConfigurationError: It was measured without times or links.
+    """
+    seen = [
+        (trial.strategy, trial.result.step_time.mean_s)
+        for trial in trials
+        if trial.result is not None and trial.result.step_time is not None
+    ]
+    if study.task is None or not seen:
+        raise StudyError(
+            f"study {study.study_id} has measured nothing",
+            hint="Choose another; hvd-autosync traces list shows them.",
+        )
+    model = study.task.model
+    calibration = calibrate(
+        CostModel(model, study.task.resources), [s for s, _ in seen], [t for _, t in seen]
+    )
+    held = dict(study.space.fixed) if study.space is not None else {}
+    space = build_space(model, resources, held=held)
+    elsewhere = CostModel(model, resources)
+    best = _search(elsewhere, space, calibration, seed)
+    one_rank = CostModel(model, imagined_resources(resources, 1, 1))
+    alone = one_rank.predict([{}], calibration.coefficients)
+    draws = calibration.draws(_DRAWS, seed)
+    pair = np.array([elsewhere.predict([{}, best], each) for each in draws])
+    noise = calibration.misfit * np.random.default_rng(seed).standard_normal(pair.shape)
+    likely = elsewhere.predict([{}, best], calibration.coefficients)
+    pair = pair * np.exp(noise)
+    return Simulation(
+        resources, float(alone[0]), _range(likely[0], pair[:, 0]), best,
+        _range(likely[1], pair[:, 1]), _range(likely[0] / likely[1], pair[:, 0] / pair[:, 1]),
+        space, len(seen), calibration.misfit,
+    )  # fmt: skip
+
+
+def _search(
+    model: CostModel, space: SearchSpace, calibration: Calibration, seed: int
+) -> Strategy:
+    """The strategy that is fastest by the model: of many, then of its neighbours, and so on."""
+
+    def seconds(points: FloatArray) -> FloatArray:
+        return model.predict([space.decode(point) for point in points], calibration.coefficients)
+
+    default = space.encode(space.default)[None, :]
+    if not space.dimension:
+        return space.default
+    points = distinct(np.concatenate([default, sobol_points(space, _POINTS, seed)]))
+    times = seconds(points)
+    best, least = points[times.argmin()], times.min()
+    for _ in range(_ROUNDS):
+        near = one_knob_away(space, best[None, :], _SCALES)
+        times = seconds(near)
+        if not len(times) or times.min() >= least:
+            break
+        best, least = near[times.argmin()], times.min()
+    return space.decode(best)
+
+
+def _range(value: float, draws: FloatArray) -> Range:
+    low, high = np.quantile(draws, _INTERVAL)
+    return Range(float(value), float(low), float(high))

@@ -1,0 +1,99 @@
+"""``hvd-autosync simulate`` on a study of the store, whose times the cost model has made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hvd_autosync.cli import app
+from hvd_autosync.cost import Coefficients, CostModel
+from hvd_autosync.cost.imagined import imagined_resources
+from hvd_autosync.search_space import (
+    ModelProfile,
+    RankReport,
+    Resources,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialStatus,
+    build_space,
+)
+from hvd_autosync.simulation import simulate
+from hvd_autosync.traces import TraceStore
+
+TRUE = Coefficients(latency=0.4, byte=0.1, compute=0.2, rest=0.5)
+TRIED = [{}, {"embedding_exchange": "rows"}, {"buckets": 4, "cycle_time_ms": 10.0},
+         {"fusion_threshold_bytes": 0, "cache_capacity": 0}]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path, model: ModelProfile, slow_network: Resources) -> TraceStore:
+    store = TraceStore(tmp_path / "traces.db")
+    study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
+    times = CostModel(model, slow_network).predict(TRIED, TRUE)
+    for number, (values, step_s) in enumerate(zip(TRIED, times, strict=True)):
+        store.ask(study, Strategy(values), "sobol", {})
+        ranks = (RankReport(0, "a", (float(step_s),) * 20),)
+        store.tell(study, number, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
+    return store
+
+
+def run(store: TraceStore, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["simulate", "--store", store.name, *words])
+    return done.exit_code, re.sub(r"\s+", " ", done.output)
+
+
+def test_the_winner_elsewhere_is_near_the_best_there(
+    store: TraceStore, model: ModelProfile, slow_network: Resources
+) -> None:
+    (study,) = store.studies()
+    elsewhere = imagined_resources(slow_network, 8, 2, 1e9 / 8)
+    found = simulate(study, store.trials(study.study_id), elsewhere)
+    truth = CostModel(model, elsewhere)
+    space = build_space(model, elsewhere)
+    some = truth.predict([space.decode([x] * space.dimension) for x in (0.1, 0.4, 0.8)], TRUE)
+    default, best = truth.predict([{}, found.best], TRUE)
+    assert best < min(*some, default)
+    assert found.default_s.low < default < found.default_s.high
+    assert found.best_s.low < best < found.best_s.high
+    assert found.best["embedding_exchange"] in ("rows", "hierarchical")
+
+
+def test_the_report(store: TraceStore) -> None:
+    status, text = run(store, "--hosts", "64", "--slots", "8", "--bandwidth", "25gbit")
+    assert status == 0
+    assert "64 hosts of 8 ranks, 25 Gbit/s" in text and "4 trials" in text
+    assert re.search(r"as it is +[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\) per step", text)
+    assert re.search(r"best strategy by the model is [\d.]+x \([\d.]+x to [\d.]+x\) faster", text)
+    assert run(store, "--hosts", "1", "--slots", "1")[1].count("No exact strategy") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--bandwidth", "25"], "'25' is no rate"),
+        (["--bandwidth", "0gbit"], "'0gbit' is no rate"),
+        (["--latency", "fast"], "'fast' is no time"),
+        (["nothing"], "nothing"),
+        (["--hosts", "0"], "--hosts"),
+    ],
+)
+def test_what_cannot_be_read_is_named(store: TraceStore, words: list[str], named: str) -> None:
+    status, text = run(store, *words)
+    assert status != 0 and named in text
+
+
+def test_a_study_without_trials_is_refused(
+    tmp_path: Path, model: ModelProfile, slow_network: Resources
+) -> None:
+    store = TraceStore(tmp_path / "empty.db")
+    study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    status, text = run(store)
+    assert status == 2 and "knows no model" in text
+    store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
+    status, text = run(store)
+    assert status == 1 and "has measured nothing" in text
