@@ -29,7 +29,8 @@ def case_steps_and_waiting():
         model(batch(step)).pow(2).mean().backward()
         distributed.step()
     steps, blocked = recorder.step_s[first:], recorder.blocked_s[first:]
-    waited = hvd.allgather(torch.tensor([sum(blocked)], dtype=torch.float64)).tolist()
+    own = torch.tensor([sum(blocked)], dtype=torch.float64)
+    waited = hvd.allgather(own, name="waited").tolist()
     assert len(steps) == len(blocked) == count
     assert all(0 <= b <= s for b, s in zip(blocked, steps, strict=True))
     # Rank 0 is the slow one: rank 1 waits for it, and not the other way round.
