@@ -13,7 +13,14 @@ from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.points import distinct, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
-from hvd_autosync.search_space import Resources, SearchSpace, Strategy, build_space
+from hvd_autosync.search_space import (
+    ModelProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Value,
+    build_space,
+)
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
 _POINTS, _ROUNDS, _SCALES = 4096, 12, (0.3, 0.1, 0.03)
@@ -72,8 +79,9 @@ def simulate(
         StudyError: The study has measured nothing.
         ConfigurationError: It was measured without times or links.
     """
+    held = dict(study.space.fixed) if study.space is not None else {}
     seen = [
-        (trial.strategy, trial.result.step_time.mean_s)
+        ({**held, **trial.strategy}, trial.result.step_time.mean_s)
         for trial in trials
         if trial.result is not None and trial.result.step_time is not None
     ]
@@ -86,16 +94,16 @@ def simulate(
     calibration = calibrate(
         CostModel(model, study.task.resources), [s for s, _ in seen], [t for _, t in seen]
     )
-    held = dict(study.space.fixed) if study.space is not None else {}
-    space = build_space(model, resources, held=held)
+    space = _space(study, model, resources, held)
     elsewhere = CostModel(model, resources)
     best = _search(elsewhere, space, calibration, seed)
     one_rank = CostModel(model, imagined_resources(resources, 1, 1))
-    alone = one_rank.predict([{}], calibration.coefficients)
+    alone = one_rank.predict([held], calibration.coefficients)
     draws = calibration.draws(_DRAWS, seed)
-    pair = np.array([elsewhere.predict([{}, best], each) for each in draws])
+    both = [held, {**held, **best}]
+    pair = np.array([elsewhere.predict(both, each) for each in draws])
     noise = calibration.misfit * np.random.default_rng(seed).standard_normal(pair.shape)
-    likely = elsewhere.predict([{}, best], calibration.coefficients)
+    likely = elsewhere.predict(both, calibration.coefficients)
     pair = pair * np.exp(noise)
     return Simulation(
         resources, float(alone[0]), _range(likely[0], pair[:, 0]), best,
@@ -104,13 +112,28 @@ def simulate(
     )  # fmt: skip
 
 
+def _space(
+    study: StudyRecord, model: ModelProfile, resources: Resources, held: dict[str, Value]
+) -> SearchSpace:
+    """Knobs of the other cluster, but for those that the script decides itself."""
+    space = build_space(model, resources, held=held)
+    if study.space is None or study.task is None:
+        return space
+    # What this study's own cluster offers and its space lacks was the script's or the user's.
+    offered = {knob.name for knob in build_space(model, study.task.resources, held=held).knobs}
+    absent = offered - {knob.name for knob in study.space.knobs}
+    knobs = tuple(knob for knob in space.knobs if knob.name not in absent)
+    return SearchSpace(knobs, space.fixed)
+
+
 def _search(
     model: CostModel, space: SearchSpace, calibration: Calibration, seed: int
 ) -> Strategy:
     """The strategy that is fastest by the model: of many, then of its neighbours, and so on."""
 
     def seconds(points: FloatArray) -> FloatArray:
-        return model.predict([space.decode(point) for point in points], calibration.coefficients)
+        strategies = [{**dict(space.fixed), **space.decode(point)} for point in points]
+        return model.predict(strategies, calibration.coefficients)
 
     default = space.encode(space.default)[None, :]
     if not space.dimension:

@@ -26,6 +26,7 @@ from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS, owned_knobs
+from hvd_autosync.runtime.optimizer import broadcast_optimizer_state as broadcast_optimizer_state
 from hvd_autosync.runtime.optimizer import distribute
 from hvd_autosync.runtime.tuned import best_known, of_rank_0
 from hvd_autosync.search_space import Strategy, Value

@@ -25,7 +25,8 @@ class Calibration:
     Attributes:
         coefficients: The most likely factors.
         covariance: Of their logarithms, by Laplace's approximation, shape ``(5, 5)``.
-        misfit: Standard deviation of the logarithm of measured over predicted step times.
+        misfit: Standard deviation of the logarithm of measured over predicted step times, believed
+            to be a tenth before any trial.
     """
 
     coefficients: Coefficients
@@ -77,7 +78,9 @@ def calibrate(
     if len(measured):
         slopes = _slopes(predicted, point)
         precision = precision + slopes.T @ slopes / _MISFIT**2
-        misfit = float(np.sqrt(((predicted(point) - measured) ** 2).mean()))
+        # As if there had been as many trials more as there are factors, with the usual misfit.
+        squares = ((predicted(point) - measured) ** 2).sum() + len(point) * _MISFIT**2
+        misfit = float(np.sqrt(squares / (len(measured) + len(point))))
     return Calibration(Coefficients(*point), np.linalg.inv(precision), misfit)
 
 

@@ -76,13 +76,16 @@ def exchange_costs(
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
     if name == EMBEDDING:
-        rows = gradients.rows[own]
+        rows, sparse = gradients.rows[own], gradients.sparse[own]
         gathered = resources.world_size * gradients.touched[own] * rows
         row_bytes = gradients.size_bytes[own] / np.maximum(rows, 1)
-        sent = np.where(gathered < rows, gathered * (row_bytes + _NUMBER_BYTES) / 2, size)
-        by_rows = (exchange == "rows") | gradients.sparse[own]
+        sent = gathered * (row_bytes + np.where(sparse, 2 * _NUMBER_BYTES, _NUMBER_BYTES)) / 2
+        # A dense table travels whole when its rows would be more; a sparse tensor never does.
+        sent = np.where(sparse | (gathered < rows), sent, size)
+        by_rows = (exchange == "rows") | sparse
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
         passes = np.where(by_rows, _ROWS_PASSES, passes)
+        operations = np.where(by_rows, _OPERATIONS["rows"], operations)
     return ExchangeCosts(wire_s, operations, passes)
 
 

@@ -37,14 +37,16 @@ def imagined_resources(
     rate = rate_bytes_per_s or (across.bus_bytes_per_s if across else _MEMORY_BYTES_PER_S)
     memory = within.bus_bytes_per_s if within else _MEMORY_BYTES_PER_S
     hop = hop_s or _HOP_S
-    own = _own_s(across, hop if resources.several_hosts else _LOCAL_HOP_S)
+    measured_hop = _HOP_S if resources.several_hosts else _LOCAL_HOP_S
+    own = _own_s(links.overall, measured_hop)
+    own_across = _own_s(across, measured_hop)
     own_within = _own_s(within, _LOCAL_HOP_S) if within else own
     inside = _ring(slots, memory, _LOCAL_HOP_S, own_within)
     several = hosts > 1
     imagined = Links(
         overall=_ring(hosts * slots, rate, hop, own) if several else inside,
         within=inside if several else None,
-        across=_ring(hosts, rate, hop, own),
+        across=_ring(hosts, rate, hop, own_across),
     )
     names = tuple(Host(f"host{number}", slots) for number in range(hosts))
     return replace(resources, hosts=names, links=imagined)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from horovod.torch import functions as horovod_functions
 from horovod.torch import mpi_ops
 from horovod.torch import optimizer as horovod_optimizer
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.ending import leaving_join
-from hvd_autosync.runtime.optimizer import DistributedOptimizer
+from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optimizer_state
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.runtime.trial_run import TrialRun
 from hvd_autosync.search_space.exchange_plan import exchange_plan
@@ -32,6 +33,8 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     # Scripts may also import it from where it is defined.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
+    for owner in (module, horovod_functions):
+        vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
     if sender is None or current.run is not None:
         return
     current.run = TrialRun(spec, sender)

@@ -99,7 +99,7 @@ class Deferral:
             self._waiting.update(dict.fromkeys(bucket.parameters, bucket))
         # The script may change these before the step is taken, as a schedule does.
         self._options = [
-            {name: copy.copy(value) for name, value in group.items() if name != "params"}
+            {name: _kept(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
         self._substitution.make(lambda whole: () if whole in self._waiting else (whole,))
@@ -133,10 +133,12 @@ class Deferral:
                     "a gradient was changed in place after step() (order 'priority')", hint=_HINT
                 )
             parameter.grad = gradient
-        self._dispatcher.finish_late(bucket)
-        self._step(set(bucket.parameters))
-        for parameter, new in zip(bucket.parameters, now, strict=True):
-            parameter.grad = new
+        try:
+            self._dispatcher.finish_late(bucket)
+            self._step(set(bucket.parameters))
+        finally:
+            for parameter, new in zip(bucket.parameters, now, strict=True):
+                parameter.grad = new
 
     def _step(self, parameters: set[torch.nn.Parameter]) -> None:
         """The optimizer's own step for some parameters, under the options of the step due."""
@@ -144,7 +146,7 @@ class Deferral:
         groups = optimizer.param_groups
         optimizer.param_groups = [
             {**options, "params": [p for p in group["params"] if p in parameters]}
-            for options, group in zip(self._options, groups, strict=True)
+            for options, group in zip(self._options, groups, strict=False)  # later ones are new
         ]
         try:
             step = own_class(optimizer).step
@@ -172,7 +174,9 @@ class Deferral:
         }  # fmt: skip
         for module in {m for b in guarded for p in b.parameters for m in owners[p]}:
             own = module.__dict__["_parameters"]
-            module.__dict__["_parameters"] = _Guarded(own, self.settle)
+            if not isinstance(own, _Guarded):
+                own = module.__dict__["_parameters"] = _Guarded(own)
+            own.settles.append(self.settle)
             if isinstance(module, nn.RNNBase):  # which keeps its parameters in a list, too
                 module.register_forward_pre_hook(_reach_for_all)
         return guarded
@@ -185,7 +189,8 @@ def _settle_at_the_end() -> None:
     def settling(function: Callable[..., Any]) -> Callable[..., Any]:
         def settle_first(*args: Any) -> Any:
             for deferral in list(_LIVE):
-                with contextlib.suppress(mpi_ops.HorovodInternalError):  # another rank is gone
+                # Another rank may be gone; and an end must not fail for what comes before it.
+                with contextlib.suppress(mpi_ops.HorovodInternalError, ConfigurationError):
                     deferral.settle_all()
             return function(*args)
 
@@ -202,6 +207,11 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return parameter.grad
 
 
+def _kept(value: Any) -> Any:
+    """A value of now: schedules change a learning rate that is a tensor in place."""
+    return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+
 def _guardable(module: nn.Module) -> bool:
     """Whether Python sees who reads a module's parameters; compiled ones read them elsewhere."""
     known = type(module.__dict__["_parameters"]) in (dict, OrderedDict, _Guarded)
@@ -213,11 +223,15 @@ def _reach_for_all(module: nn.Module, _: Any) -> None:
 
 
 class _Guarded(dict[str, Any]):
-    """A module's parameters; whoever reaches for one is given it up to date."""
+    """A module's parameters; whoever reaches for one is given it up to date.
 
-    def __init__(self, parameters: dict[str, Any], settle: Callable[[Any], None]) -> None:
+    Attributes:
+        settles: Take the step of a parameter, if it waits; one for each optimizer.
+    """
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
         super().__init__(parameters)
-        self._settle = settle
+        self.settles: list[Callable[[Any], None]] = []
 
     def __getitem__(self, name: str) -> Any:
         parameter = super().__getitem__(name)
@@ -241,6 +255,10 @@ class _Guarded(dict[str, Any]):
     def __reduce__(self) -> Any:
         # Copied and saved models are no models of this optimizer.
         return dict, (self.copy(),)
+
+    def _settle(self, parameter: Any) -> None:
+        for settle in self.settles:
+            settle(parameter)
 
     def _settle_all(self) -> None:
         for parameter in super().values():

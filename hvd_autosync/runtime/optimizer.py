@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from horovod.torch import functions as horovod_functions
 from horovod.torch import optimizer as horovod_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, size
@@ -22,6 +23,7 @@ from hvd_autosync.runtime.arguments import owned_knobs
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
+_horovods_broadcast = horovod_functions.broadcast_optimizer_state
 
 
 def DistributedOptimizer(
@@ -92,6 +94,22 @@ def distribute(
         _put_under_clock(type(distributed), adasum=adasum)
         current.run.optimizer_created(distributed, owned)
     return distributed
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """``horovod.torch.broadcast_optimizer_state``, also where ranks own parts of the state.
+
+    Horovod writes into what ``state_dict()`` returns (``horovod/torch/functions.py``), so the
+    state itself has to be there.
+
+    Args:
+        optimizer: As there.
+        root_rank: As there.
+    """
+    owners = getattr(optimizer, "_owners", None)
+    if owners is not None:
+        owners.collect()
+    _horovods_broadcast(optimizer, root_rank)
 
 
 # broadcast_optimizer_state compares this with the module of the optimizer's class, to tell

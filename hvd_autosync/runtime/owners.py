@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
 
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.sharded import Piece, ShardedBucket
 from hvd_autosync.runtime.states import Entry, decode_entries, encode_entries
@@ -38,6 +39,7 @@ class Owners:
     rank takes the whole step from then on.
 
     Args:
+        name: Tells its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
         dispatcher: Its dispatcher.
         told: Where this rank's answer to other ranks is kept up to date.
@@ -45,9 +47,12 @@ class Owners:
     """
 
     def __init__(
-        self, optimizer: Any, dispatcher: Dispatcher, told: Told,
+        self, name: str, optimizer: Any, dispatcher: Dispatcher, told: Told,
         ask_all: Callable[[], Sequence[bytes]],
     ) -> None:  # fmt: skip
+        self._name = f"hvd_autosync.owners.{name}"
+        self._votes = torch.zeros(1)
+        self._vote: int | None = None
         self._optimizer = optimizer
         self._dispatcher = dispatcher
         self._ask_all = ask_all
@@ -59,15 +64,27 @@ class Owners:
         self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
         self._told = told
 
-    def synchronized(self, *, in_step: bool) -> None:
-        """All that was sent in this step has arrived, and is about to be used.
+    def vote(self, *, in_step: bool) -> None:
+        """Begin to agree on who steps; before what was sent in this step is waited for.
+
+        Ranks may come to the same step by different ways: one looks at its gradients, others not.
 
         Args:
-            in_step: Whether it is the optimizer that uses it, and nobody else before it.
+            in_step: Whether on this rank it is the optimizer that uses the gradients, and nobody
+                else before it.
         """
+        if not self._given_up:
+            self._votes.fill_(float(in_step))
+            self._vote = allreduce_async_(self._votes, name=f"{self._name}.vote", op=Sum)
+
+    def synchronized(self) -> None:
+        """All that was sent in this step has arrived, and is about to be used."""
         owned = [bucket for bucket in self._buckets() if bucket.owned]
-        if owned and not in_step:
-            self._given_up = True
+        if self._vote is not None:
+            in_favour = synchronize(self._vote).item()
+            self._vote = None
+            if owned and in_favour < size():
+                self._given_up = True
         if owned and self._given_up:
             self.collect()
             self._dispatcher.run(bucket.share_gradients() for bucket in owned)
@@ -75,8 +92,8 @@ class Owners:
             for bucket in owned:
                 bucket.take_gradients()
             self._put_in()
-        if not self._apart:
-            # Every rank collects before it sends, and all that was sent in this step has arrived.
+        if owned and not self._apart:
+            # Every rank was here, and collected before it sent what has arrived.
             self._told.entries = []
 
     def put_back(self) -> bool:
@@ -104,7 +121,20 @@ class Owners:
             self.forget()
             parameters = self._parameters()
             for place, state in whole.items():
-                self._optimizer.state[parameters[place]] = state
+                parameter = parameters[place]
+                self._optimizer.state[parameter] = {
+                    name: self._placed(parameter, value) for name, value in state.items()
+                }
+
+    def _placed(self, parameter: torch.nn.Parameter, value: Any) -> Any:
+        """``value`` where the optimizer expects it: some keep counts of steps on the device."""
+        if not isinstance(value, torch.Tensor) or value.device == parameter.device:
+            return value
+        for group in self._optimizer.param_groups:
+            if any(each is parameter for each in group["params"]):
+                if group.get("fused") or group.get("capturable"):
+                    return value.to(parameter.device)
+        return value
 
     def forget(self) -> None:
         """The optimizer is about to load states from elsewhere."""
@@ -171,6 +201,7 @@ class Owners:
         parameters = self._parameters()
         entries = [e for answer in self._ask_all() for e in decode_entries(answer)]
         states: dict[int, dict[str, Any]] = {}
+        found: dict[tuple[int, str], int] = {}
         for entry in [*self._entries(), *entries]:
             whole = parameters[entry.place]
             state = states.setdefault(entry.place, {})
@@ -182,6 +213,15 @@ class Owners:
                     state[name] = torch.empty_like(whole, dtype=value.dtype)
                 end = entry.begin + value.numel()
                 state[name].view(-1)[entry.begin : end].copy_(value)
+                key = (entry.place, name)
+                found[key] = found.get(key, 0) + value.numel()
+        for (place, name), count in found.items():
+            if count != parameters[place].numel():
+                raise AutosyncError(
+                    f"only {count} of {parameters[place].numel()} elements of {name} are known, "
+                    "because ranks have taken different steps",
+                    hint="Save the optimizer on a rank that has taken all of them.",
+                )
         return states
 
 

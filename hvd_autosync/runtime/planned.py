@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from horovod.torch import optimizer as horovod_optimizer
 from horovod.torch.mpi_ops import Average, rank, rocm_built, size
+from torch.optim import optimizer as torch_optimizer
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.agreement import agree_any, agree_order, agree_parameters
@@ -165,7 +166,7 @@ def _owners(self: Any, name: str) -> Owners:
     peers = Peers(name, told.answer)
     # Another rank may save what this one has dropped.
     weakref.finalize(self, peers.retire).atexit = False
-    return Owners(self, self._dispatcher, told, peers.ask_all)
+    return Owners(name, self, self._dispatcher, told, peers.ask_all)
 
 
 def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
@@ -219,8 +220,8 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
 
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    # Only here nobody but the optimizer looks at what was reduced.
-    self._in_step = self._should_synchronize and closure is None
+    # Only here nobody but the optimizer looks at what was reduced; hooks and closures would.
+    self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
     by_owners = False
     try:
         result = _horovods_class.step(self, closure)
@@ -235,15 +236,26 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     return result
 
 
+def _has_hooks(self: Any) -> bool:
+    """Whether something of the script's runs right before or after the optimizer's own step."""
+    return bool(
+        self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+    )  # fmt: skip
+
+
 def _synchronize(self: Any) -> None:
     if self._requires_update and size() > 1:
         late: Collection[Bucket] = ()
         if self._deferral is not None:
             self._deferral.settle_all()
             late = self._deferral.choose() if self._in_step else ()
+        if self._owners is not None:
+            self._owners.vote(in_step=self._in_step)
         self._dispatcher.finish(late)
         if self._owners is not None:
-            self._owners.synchronized(in_step=self._in_step)
+            self._owners.synchronized()
         if late:
             self._deferral.begin(late)
     for parameter in self._allreduce_delay:

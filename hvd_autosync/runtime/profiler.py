@@ -93,6 +93,9 @@ class Profiler:
         """Note what kind of gradient a parameter gets, before anything is added to it."""
         if gradient.is_sparse:
             self._sparse.add(index)
+            if not self._steps and gradient.sparse_dim() == 1:
+                touched = len(gradient._indices()[0].unique())
+                self._touched[index] = touched / max(len(gradient), 1)
         elif gradient.dim() == 2 and not self._steps:
             self._touched[index] = len(touched_rows(gradient)) / max(len(gradient), 1)
 

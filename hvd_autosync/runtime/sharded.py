@@ -105,7 +105,8 @@ class ShardedBucket(Bucket):
 
     def share_gradients(self) -> Steps:
         """Let all ranks have the whole reduced gradient."""
-        yield from self._share([dense_gradient(parameter) for parameter in self.parameters])
+        gradients = [dense_gradient(parameter) for parameter in self.parameters]
+        yield from self._share(gradients, "gradients")
 
     def share_parameters(self) -> Steps:
         """Let all ranks have the parameters as their owners have changed them."""
@@ -114,13 +115,13 @@ class ShardedBucket(Bucket):
             count = piece.part.numel()
             self._own[begin : begin + count].copy_(piece.part.detach())
             begin += count
-        yield from self._share([parameter.detach() for parameter in self.parameters])
+        yield from self._share([parameter.detach() for parameter in self.parameters], "parameters")
 
-    def _share(self, targets: Sequence[torch.Tensor]) -> Steps:
+    def _share(self, targets: Sequence[torch.Tensor], what: str) -> Steps:
         """Gather what the owners have in ``_own`` into ``targets``."""
         self.owned = False
         flat = self._memory(targets)
-        yield gather_into(flat, self._own, f"{self.name}.all", global_process_set)
+        yield gather_into(flat, self._own, f"{self.name}.{what}", global_process_set)
         if flat is self._flat:
             parts = self._parts(targets)
             views = self._flat.split([part.numel() for part in parts])

@@ -21,7 +21,7 @@ def test_it_finds_what_made_the_times(model: ModelProfile, slow_network: Resourc
     true = Coefficients(latency=0.8, byte=-0.2, host=0.5, compute=0.3, rest=0.4)
     noise = np.exp(0.02 * np.random.default_rng(1).standard_normal(len(STRATEGIES)))
     found = calibrate(cost, STRATEGIES, cost.predict(STRATEGIES, true) * noise)
-    assert found.misfit < 0.04
+    assert 0.02 < found.misfit < 0.05
     predicted = cost.predict(STRATEGIES, found.coefficients)
     assert predicted == pytest.approx(cost.predict(STRATEGIES, true), rel=0.05)
     assert found.coefficients.byte == pytest.approx(true.byte, abs=0.05)
@@ -40,6 +40,7 @@ def test_one_trial_narrows_what_it_tells(model: ModelProfile, slow_network: Reso
     before, after = calibrate(cost, [], []), calibrate(cost, [{}], cost.predict([{}]))
     assert after.covariance[1, 1] < 0.5 * before.covariance[1, 1]
     assert astuple(after.coefficients) == pytest.approx([0.0] * 5, abs=1e-6)
+    assert after.misfit > 0.08  # one trial that five factors fit says little
 
 
 @pytest.mark.parametrize("step_s", [1e-9, 1e9])

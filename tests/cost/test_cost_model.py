@@ -111,3 +111,12 @@ def test_what_was_not_measured_is_named(model: ModelProfile, slow_network: Resou
         CostModel(model, replace(slow_network, links=Links()))
     with pytest.raises(ConfigurationError, match="times"):
         CostModel(replace(model, backward_s=float("nan")), slow_network)
+
+
+def test_sparse_tables_travel_by_rows_in_any_case(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    sparse = replace(model.parameters[0], sparse=True)
+    cost = CostModel(replace(model, parameters=(sparse, *model.parameters[1:])), slow_network)
+    dense_rows = CostModel(model, slow_network).predict([{"embedding_exchange": "rows"}])
+    assert cost.predict([{}]) == pytest.approx(dense_rows, rel=0.02)

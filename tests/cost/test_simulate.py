@@ -97,3 +97,22 @@ def test_a_study_without_trials_is_refused(
     store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
     status, text = run(store)
     assert status == 1 and "has measured nothing" in text
+
+
+def test_what_the_user_and_the_script_decide_stays_so(
+    tmp_path: Path, model: ModelProfile, slow_network: Resources
+) -> None:
+    """A held cycle is in every prediction, and knobs that the script owns win nowhere."""
+    store = TraceStore(tmp_path / "held.db")
+    held = {"cycle_time_ms": 40.0}
+    space = build_space(model, slow_network, held=held, owned=["embedding_exchange"])
+    study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    store.describe_task(study, Task(model, slow_network), space)
+    (step_s,) = CostModel(model, slow_network).predict([held], TRUE)
+    store.ask(study, Strategy(), "default", {})
+    ranks = (RankReport(0, "a", (float(step_s),) * 20),)
+    store.tell(study, 0, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
+    (record,) = store.studies()
+    found = simulate(record, store.trials(study), slow_network)
+    assert found.default_s.value == pytest.approx(step_s, rel=0.05)
+    assert not {"cycle_time_ms", "embedding_exchange"} & set(found.best)

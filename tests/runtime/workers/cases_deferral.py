@@ -97,6 +97,53 @@ def case_a_schedule_that_moves_on_before_the_step_is_taken():
     assert_close(*results)
 
 
+def case_a_learning_rate_that_is_a_tensor():
+    results = []
+    for factory in (OURS, HOROVODS):
+        model = mlp()
+        base = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05))
+        model, distributed = make(factory, model=model, base=base)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(distributed, 0.5)
+        for number in range(6):
+            step(model, distributed, number)
+            scheduler.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
+def case_two_optimizers_of_one_module():
+    results = []
+    for factory in (OURS, HOROVODS):
+        model = mlp()
+        parts = {"weights": [], "biases": []}
+        for name, parameter in model.named_parameters():
+            parts["weights" if parameter.dim() > 1 else "biases"].append((name, parameter))
+        with plan(LATE, {}):
+            optimizers = [
+                factory(torch.optim.SGD([p for _, p in named], lr=0.05), named)
+                for named in parts.values()
+            ]
+        for number in range(6):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            model(batch(number)).pow(2).mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
+def case_parameters_that_are_added_while_steps_wait():
+    results = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = make(factory)
+        steps(model, distributed, 4)
+        extra = nn.Parameter(torch.zeros(2))
+        distributed.add_param_group({"params": [extra]})
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
 def case_the_state_is_up_to_date_when_it_is_saved():
     _, reference = (pair := make(HOROVODS))
     model, distributed = make()

@@ -143,6 +143,75 @@ def case_broadcast_of_the_state():
     assert_close(list(model.parameters()), list(reference.parameters()))
 
 
+def case_one_rank_alone_looks_at_its_gradients():
+    """The others only step: who steps what is agreed all the same."""
+    pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
+    for number in range(6):
+        for model, distributed in pairs:
+            distributed.zero_grad()
+            model(batch(number)).pow(2).mean().backward()
+            if hvd.rank() == 0 and number in (0, 3):
+                distributed.synchronize()
+                with distributed.skip_synchronize():
+                    distributed.step()
+            else:
+                distributed.step()
+    (ours, _), (expected, _) = pairs
+    assert_close(list(ours.parameters()), list(expected.parameters()))
+    assert_same_on_all_ranks([parameter.detach() for parameter in ours.parameters()])
+
+
+def case_hooks_of_steps_see_whole_gradients():
+    results = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = make(factory, "momentum")
+
+        def clip(optimizer, args, kwargs):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, 0.01)
+
+        for number in range(5):
+            if number == 2:
+                distributed.register_step_pre_hook(clip)
+            step(model, distributed, number)
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
+def case_a_rank_that_has_joined_saves_its_last_state():
+    states = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = make(factory)
+        for number in range(4 if hvd.rank() else 2):
+            step(model, distributed, number)
+        hvd.join()
+        if hvd.rank() == 0:
+            states.append(distributed.state_dict())
+        hvd.barrier()
+    if states:
+        assert_states(*states)
+
+
+def case_a_broadcast_of_another_state():
+    """As after a checkpoint that rank 0 alone has loaded."""
+    results = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = make(factory)
+        for number in range(2):
+            step(model, distributed, number)
+        saved = copy.deepcopy(distributed.state_dict())
+        for number in range(2, 4):
+            step(model, distributed, number)
+        if hvd.rank() == 0:
+            distributed.load_state_dict(saved)
+        hvd.broadcast_optimizer_state(distributed, root_rank=0)
+        for number in range(4, 6):
+            step(model, distributed, number)
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+    assert_same_on_all_ranks(results[0])
+
+
 def case_a_script_that_begins_to_clip():
     """From the first look at the gradients on, every rank has whole states and steps."""
     pairs = [make(OURS, "momentum"), make(HOROVODS, "momentum")]
