@@ -1,8 +1,8 @@
 """Horovod's optimizer with a dispatcher of ours in place of its own sending.
 
-Everything that a script sees stays Horovod's own code: arguments, checks, ``step``,
-``skip_synchronize``, ``zero_grad``, accumulation. Only what its hooks do and how
-``synchronize`` waits is replaced, in the class that is created for each optimizer
+Everything that a script sees stays Horovod's own code: arguments, checks, ``skip_synchronize``,
+``zero_grad``, accumulation. Only what its hooks do, how ``synchronize`` waits, and which parameters
+``step`` is for, is replaced, in the class that is created for each optimizer
 (``DistributedOptimizer`` in ``horovod/torch/optimizer.py`` does the same).
 """
 

@@ -64,8 +64,9 @@ class ShardedBucket(Bucket):
         self._whole = FlatBucket(name, parameters, Flat(scaling), bounds=bounds)
         self._splits = torch.tensor(shares, dtype=torch.int32)
         self._dtype = wire_dtype(first.dtype)
-        # Filled before every use.
-        self._flat = first.new_empty(sum(shares), dtype=self._dtype)
+        self._in_place = len(self.parameters) == 1 and first.dtype is self._dtype
+        # Filled before every use, as what follows.
+        self._flat = first.new_empty(0 if self._in_place else sum(shares), dtype=self._dtype)
         self._received = self._flat.new_empty(len(shares), shares[rank()])
         self._own = self._flat.new_empty(shares[rank()])
         self._counts = torch.empty(len(shares), dtype=torch.int32)
@@ -82,10 +83,12 @@ class ShardedBucket(Bucket):
             global_process_set,
         )  # fmt: skip
         yield handle
-        # Half precision is summed in float32, as it would overflow sooner than each summand.
-        half = self._dtype is torch.float16
-        total = self._received.sum(0, dtype=torch.float32 if half else None)
-        self._own.copy_(total.mul_(self._scaling.before * self._scaling.after))
+        factor = self._scaling.before * self._scaling.after
+        if self._dtype is torch.float16:
+            # Summed in float32, as it would overflow sooner than each summand.
+            self._own.copy_(self._received.sum(0, dtype=torch.float32).mul_(factor))
+        else:
+            torch.sum(self._received, 0, out=self._own).mul_(factor)
         self.owned = True
 
     def send_plainly(self) -> Steps:
@@ -136,9 +139,7 @@ class ShardedBucket(Bucket):
 
     def _memory(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Their own memory if it can be sent as it is, else that of the bucket."""
-        if len(tensors) == 1 and tensors[0].dtype is self._dtype:
-            return tensors[0].view(-1)[self._slice]
-        return self._flat
+        return tensors[0].view(-1)[self._slice] if self._in_place else self._flat
 
     def _parts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor.view(-1)[self._slice] for tensor in tensors]
