@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from hvd_autosync.cost.coefficients import Coefficients
+from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.cost_model import CostModel
+from hvd_autosync.cost.prepared import Prepared
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Value
 
@@ -16,6 +18,8 @@ from hvd_autosync.search_space import Value
 _PRIOR = np.array([0.7, 0.3, 0.7, 0.3, 1.0])
 _MISFIT = 0.1
 _STEPS, _DIFFERENCE = 12, 0.02
+#: Steps end when one improves the loss, in half squares of deviations, by less.
+_SMALL = 1e-3
 
 
 @dataclass(frozen=True)
@@ -52,41 +56,42 @@ def calibrate(
         step_s: Measured step times, seconds, each above 0.
     """
     measured = np.log(np.asarray(step_s, dtype=np.float64))
+    steps = model.prepare(Columns.of(strategies))
+    precision = np.diag(1 / _PRIOR**2)
 
-    def predicted(point: FloatArray) -> FloatArray:
-        return np.log(model.predict(strategies, Coefficients(*point)))
-
-    def loss(point: FloatArray) -> float:
-        residual = (predicted(point) - measured) / _MISFIT
-        return float(residual @ residual + ((point / _PRIOR) ** 2).sum())
+    def loss(point: FloatArray, predicted: FloatArray) -> float:
+        residual = (predicted - measured) / _MISFIT
+        return float(residual @ residual + point @ precision @ point)
 
     point, damping = np.zeros(len(_PRIOR)), 1e-2
-    least = loss(point)
+    predicted, slopes = _linearized(steps, point)
+    least = loss(point, predicted)
     for _ in range(_STEPS if len(measured) else 0):
-        slopes = _slopes(predicted, point)
-        precision = slopes.T @ slopes / _MISFIT**2 + np.diag(1 / _PRIOR**2)
-        gradient = slopes.T @ (measured - predicted(point)) / _MISFIT**2 - point / _PRIOR**2
-        damped = precision + damping * np.diag(np.diag(precision))
+        curvature = precision + slopes.T @ slopes / _MISFIT**2
+        gradient = slopes.T @ (measured - predicted) / _MISFIT**2 - precision @ point
+        damped = curvature + damping * np.diag(np.diag(curvature))
         candidate = point + np.linalg.solve(damped, gradient)
-        reached = loss(candidate)
-        if reached < least:
-            point, least, damping = candidate, reached, damping / 3
-        else:
+        there, slopes_there = _linearized(steps, candidate)
+        reached = loss(candidate, there)
+        if reached >= least:
             damping *= 4
-    precision = np.diag(1 / _PRIOR**2)
+            continue
+        small = least - reached < _SMALL
+        point, predicted, slopes, least = candidate, there, slopes_there, reached
+        damping /= 3
+        if small:
+            break
     misfit = _MISFIT
     if len(measured):
-        slopes = _slopes(predicted, point)
-        precision = precision + slopes.T @ slopes / _MISFIT**2
         # As if there had been as many trials more as there are factors, with the usual misfit.
-        squares = ((predicted(point) - measured) ** 2).sum() + len(point) * _MISFIT**2
+        squares = ((predicted - measured) ** 2).sum() + len(point) * _MISFIT**2
         misfit = float(np.sqrt(squares / (len(measured) + len(point))))
-    return Calibration(Coefficients(*point), np.linalg.inv(precision), misfit)
+    covariance = np.linalg.inv(precision + slopes.T @ slopes / _MISFIT**2)
+    return Calibration(Coefficients(*point), covariance, misfit)
 
 
-def _slopes(function: Callable[[FloatArray], FloatArray], point: FloatArray) -> FloatArray:
-    """Derivatives at ``point`` by differences, shape ``(n, 5)``."""
-    base = function(point)
-    steps = _DIFFERENCE * np.eye(len(point))
-    columns = [(function(point + step) - base) / _DIFFERENCE for step in steps]
-    return np.stack(columns, axis=1)
+def _linearized(steps: Prepared, point: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Logarithms of the step times at ``point``, ``(n,)``, and their slopes, ``(n, 5)``."""
+    moved = [point, *(point + _DIFFERENCE * np.eye(len(point)))]
+    log_s = np.log(steps.seconds([Coefficients(*each) for each in moved]))
+    return log_s[0], (log_s[1:] - log_s[0]).T / _DIFFERENCE

@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
-from hvd_autosync.search_space import Value, catalogue_knob
+from hvd_autosync.search_space import SearchSpace, Value, catalogue_knob
 
 
 class Columns:
     """The values of knobs over some strategies; an absent knob stands at its default.
 
     Args:
-        strategies: The strategies, ``c`` of them.
+        count: How many strategies, ``c``.
+        values: Knob name -> one value per strategy, shape ``(c,)``.
     """
 
-    def __init__(self, strategies: Sequence[Mapping[str, Value]]) -> None:
-        self._strategies = strategies
+    def __init__(self, count: int, values: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._count = count
+        self._values = values
+
+    @classmethod
+    def of(cls, strategies: Sequence[Mapping[str, Value]]) -> Columns:
+        """The columns of strategies, ``c`` of them.
+
+        Raises:
+            SpaceError: A knob is not in the catalogue.
+        """
+        values = {}
+        for name in dict.fromkeys(name for strategy in strategies for name in strategy):
+            default = catalogue_knob(name).default
+            values[name] = np.array([s.get(name, default) for s in strategies], dtype=object)
+        return cls(len(strategies), values)
+
+    @classmethod
+    def at(cls, space: SearchSpace, points: FloatArray) -> Columns:
+        """The columns of the strategies at snapped points, shape ``c x d``."""
+        count = len(points)
+        values = {name: np.full(count, value, dtype=object) for name, value in space.fixed}
+        for index, knob in enumerate(space.knobs):
+            unique, inverse = np.unique(points[:, index], return_inverse=True)
+            decoded = [knob.from_unit(float(position)) for position in unique]
+            values[knob.name] = np.array(decoded, dtype=object)[inverse]
+        return cls(count, values)
 
     def __len__(self) -> int:
-        return len(self._strategies)
+        return self._count
 
     def numbers(self, knob: str) -> FloatArray:
         """Values of a numeric knob, shape ``(c,)``.
@@ -30,7 +57,7 @@ class Columns:
         Raises:
             SpaceError: No knob has that name.
         """
-        return np.array(self._values(knob), dtype=np.float64)
+        return self._column(knob).astype(np.float64)
 
     def words(self, knob: str) -> npt.NDArray[np.str_]:
         """Values of a categorical knob, shape ``(c,)``.
@@ -38,8 +65,9 @@ class Columns:
         Raises:
             SpaceError: No knob has that name.
         """
-        return np.array(self._values(knob), dtype=np.str_)
+        return self._column(knob).astype(np.str_)
 
-    def _values(self, knob: str) -> list[Value]:
+    def _column(self, knob: str) -> npt.NDArray[Any]:
         default = catalogue_knob(knob).default
-        return [strategy.get(knob, default) for strategy in self._strategies]
+        values = self._values.get(knob)
+        return np.full(self._count, default, dtype=object) if values is None else values

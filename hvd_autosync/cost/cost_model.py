@@ -9,7 +9,6 @@ import numpy as np
 from hvd_autosync.cost.coefficients import (
     ITEM_S,
     PASS_S_PER_BYTE,
-    REST_S,
     UNCACHED,
     UNCALIBRATED,
     Coefficients,
@@ -17,7 +16,8 @@ from hvd_autosync.cost.coefficients import (
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.exchange_costs import exchange_costs
 from hvd_autosync.cost.gradients import Gradients
-from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication_end
+from hvd_autosync.cost.prepared import Prepared
+from hvd_autosync.cost.timeline import FloatArray, Items, Loop
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES
@@ -58,56 +58,43 @@ class CostModel:
             strategies: Knobs by name; what is absent stands at its default.
             coefficients: What trials of the task have taught.
         """
-        columns, factor = Columns(strategies), np.exp
-        compute = factor(coefficients.compute)
-        backward_s = np.full(len(columns), self._model.backward_s * compute)
-        end_s, host_s = backward_s, np.zeros(len(columns))
+        (seconds,) = self.prepare(Columns.of(strategies)).seconds([coefficients])
+        return np.asarray(seconds)
+
+    def prepare(self, columns: Columns) -> Prepared:
+        """All of a prediction that does not depend on coefficients."""
+        items, host_s = None, np.zeros(len(columns))
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
             items, passes = self._items(columns)
-            items = Items(
-                items.arrival_s * compute, items.size_bytes,
-                items.wire_s * factor(coefficients.byte), items.operations,
-            )  # fmt: skip
-            communicated_s = communication_end(self._loop(columns, coefficients), items)
-            end_s = self._overlapped(columns, backward_s, communicated_s, compute)
-            sent = (items.size_bytes > 0).sum(axis=1)
+            sent = (items.size_bytes > 0).sum(axis=0)
             host_s = passes * PASS_S_PER_BYTE + sent * ITEM_S
-        fixed_s = self._model.forward_s * compute + REST_S * factor(coefficients.rest)
-        total: FloatArray = fixed_s + end_s + host_s * factor(coefficients.host)
-        return total
+        return Prepared(
+            items, self._loop(columns), host_s, columns.words("order") == "priority",
+            self._model.forward_s, self._model.backward_s,
+        )  # fmt: skip
 
-    def _overlapped(
-        self, columns: Columns, backward_s: FloatArray, communicated_s: FloatArray, compute: float
-    ) -> FloatArray:
-        """The end of backward or of what forward cannot hide, whichever is later, ``(c,)``."""
-        exposed_s = np.maximum(communicated_s - backward_s, 0.0)
-        late = columns.words("order") == "priority"
-        hidden_s = np.where(late, np.minimum(exposed_s, self._model.forward_s * compute), 0.0)
-        return backward_s + exposed_s - hidden_s
-
-    def _loop(self, columns: Columns, coefficients: Coefficients) -> Loop:
+    def _loop(self, columns: Columns) -> Loop:
         overall = self._resources.links.overall
-        assert overall is not None, "checked when this was made"
         uncached = columns.numbers("cache_capacity") == 0
-        response_s = overall.latency_s * np.where(uncached, UNCACHED, 1.0)
+        latency_s = overall.latency_s if overall is not None else 0.0
         return Loop(
             columns.numbers("cycle_time_ms") / 1e3, columns.numbers("fusion_threshold_bytes"),
-            response_s * np.exp(coefficients.latency),
+            latency_s * np.where(uncached, UNCACHED, 1.0),
         )  # fmt: skip
 
     def _items(self, columns: Columns) -> tuple[Items, FloatArray]:
         """What travels, and the bytes passed over in memory, shape ``(c,)``."""
         gradients = self._gradients
-        shape = (len(columns), len(gradients.size_bytes))
+        shape = (len(gradients.size_bytes), len(columns))
         wire_s, operations, passes = np.zeros(shape), np.ones(shape), np.zeros(len(columns))
         for name in PARAMETER_CLASSES:
             own = np.flatnonzero(gradients.classes == name)
             if len(own):
                 costs = exchange_costs(name, gradients, own, columns, self._resources)
-                wire_s[:, own], operations[:, own] = costs.wire_s, costs.operations
-                passes += costs.passes @ gradients.size_bytes[own]
-        arrival_s = np.broadcast_to(gradients.ready_s, shape)
-        size = np.broadcast_to(gradients.size_bytes, shape)
+                wire_s[own], operations[own] = costs.wire_s, costs.operations
+                passes += gradients.size_bytes[own] @ costs.passes
+        arrival_s = np.broadcast_to(gradients.ready_s[:, None], shape)
+        size = np.broadcast_to(gradients.size_bytes[:, None], shape)
         return self._gathered(columns, Items(arrival_s, size, wire_s, operations)), passes
 
     def _gathered(self, columns: Columns, items: Items) -> Items:
@@ -121,19 +108,19 @@ class CostModel:
         if not some.any():
             return items
         arrival_s = np.array(items.arrival_s)
-        arrival_s[some & by_size] = arrival_s[0, -1]
+        arrival_s[:, some & by_size] = arrival_s[-1, 0]
         reached = np.cumsum(self._gradients.size_bytes) / self._gradients.size_bytes.sum()
         size, wire_s, operations = map(np.array, (items.size_bytes, items.wire_s, items.operations))
         open_size, open_wire = np.zeros(len(count)), np.zeros(len(count))
         open_operations, closed = np.ones(len(count)), np.zeros(len(count))
         for k, share in enumerate(reached):
-            open_size += items.size_bytes[:, k]
-            open_wire += items.wire_s[:, k]
-            open_operations = np.maximum(open_operations, items.operations[:, k])
+            open_size += items.size_bytes[k]
+            open_wire += items.wire_s[k]
+            open_operations = np.maximum(open_operations, items.operations[k])
             closes = (share * count >= closed + 1 - 1e-9) | (k == len(reached) - 1)
-            size[some, k] = np.where(closes, open_size, 0.0)[some]
-            wire_s[some, k] = np.where(closes, open_wire, 0.0)[some]
-            operations[some, k] = open_operations[some]
+            size[k, some] = np.where(closes, open_size, 0.0)[some]
+            wire_s[k, some] = np.where(closes, open_wire, 0.0)[some]
+            operations[k, some] = open_operations[some]
             closed = np.where(closes, closed + 1, closed)
             open_size = np.where(closes, 0.0, open_size)
             open_wire = np.where(closes, 0.0, open_wire)

@@ -35,7 +35,7 @@ _CODEC_OPERATIONS = {"bf16": 3.0, "int8": 3.0, "topk": 3.0, "powersgd": 3.0}
 
 @dataclass(frozen=True)
 class ExchangeCosts:
-    """Arrays of shape ``(c, m)``: seconds on the wire, operations in a row, passes in memory."""
+    """Arrays of shape ``(m, c)``: seconds on the wire, operations in a row, passes in memory."""
 
     wire_s: FloatArray
     operations: FloatArray
@@ -57,9 +57,9 @@ def exchange_costs(
     """
     overall = resources.links.overall
     assert overall is not None, "a cost model is made of measured links"
-    size = gradients.size_bytes[own][None, :]
-    exchange = columns.words(class_knob(name, "exchange"))[:, None]
-    codec = columns.words(class_knob(name, "codec"))[:, None]
+    size = gradients.size_bytes[own][:, None]
+    exchange = columns.words(class_knob(name, "exchange"))
+    codec = columns.words(class_knob(name, "codec"))
     share = _wire_share(name, gradients, own, columns, resources.world_size)
     wire_s = size * share / overall.bandwidth_bytes_per_s
     shape = wire_s.shape
@@ -76,9 +76,9 @@ def exchange_costs(
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
     if name == EMBEDDING:
-        rows, sparse = gradients.rows[own], gradients.sparse[own]
-        gathered = resources.world_size * gradients.touched[own] * rows
-        row_bytes = gradients.size_bytes[own] / np.maximum(rows, 1)
+        rows, sparse = gradients.rows[own][:, None], gradients.sparse[own][:, None]
+        gathered = resources.world_size * gradients.touched[own][:, None] * rows
+        row_bytes = size / np.maximum(rows, 1)
         sent = gathered * (row_bytes + np.where(sparse, 2 * _NUMBER_BYTES, _NUMBER_BYTES)) / 2
         # A dense table travels whole when its rows would be more; a sparse tensor never does.
         sent = np.where(sparse | (gathered < rows), sent, size)
@@ -92,17 +92,18 @@ def exchange_costs(
 def _wire_share(
     name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns, ranks: int
 ) -> FloatArray:
-    """Bytes on the wire over those of an uncoded ring, shape ``(c, m)``."""
-    codec = columns.words(class_knob(name, "codec"))[:, None]
-    share = np.ones((len(codec), len(own)))
+    """Bytes on the wire over those of an uncoded ring, shape ``(m, c)``."""
+    codec = columns.words(class_knob(name, "codec"))
+    item_bytes, sides = gradients.item_bytes[own][:, None], gradients.sides[own][:, None]
+    share = np.ones((len(own), len(codec)))
     for each, value in (("fp16", 0.5), ("bf16", 0.5), ("int8", _INT8_SHARE)):
         share = np.where(codec == each, value, share)
     if name != REST:
-        ratio = columns.numbers(class_knob(name, "ratio"))[:, None]
-        gathered = ranks * ratio * _TOPK_BYTES / gradients.item_bytes[own] / 2
+        ratio = columns.numbers(class_knob(name, "ratio"))
+        gathered = ranks * ratio * _TOPK_BYTES / item_bytes / 2
         share = np.where(codec == "topk", gathered, share)
     if name == LARGE:
-        rank = columns.numbers("large_rank")[:, None]
-        factors = rank * gradients.sides[own] * gradients.item_bytes[own]
-        share = np.where(codec == "powersgd", factors / gradients.size_bytes[own], share)
+        factors = columns.numbers("large_rank") * sides * item_bytes
+        size = gradients.size_bytes[own][:, None]
+        share = np.where(codec == "powersgd", factors / size, share)
     return share

@@ -35,7 +35,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Items:
-    """What travels, as arrays of shape ``(c, k)``.
+    """What travels, as arrays of shape ``(k, c)``: a simulation goes item by item.
 
     Attributes:
         arrival_s: When it is ready, seconds from the start of backward; not falling along ``k``.
@@ -55,8 +55,10 @@ def communication_end(loop: Loop, items: Items) -> FloatArray:
     count = len(loop.cycle_s)
     begin = np.full(count, -np.inf)  # of the batch that is being filled
     work, fused, end, later = (np.zeros(count) for _ in range(4))
-    for k in range(items.arrival_s.shape[1]):
-        ready, size, wire = items.arrival_s[:, k], items.size_bytes[:, k], items.wire_s[:, k]
+    each_item = zip(
+        items.arrival_s, items.size_bytes, items.wire_s, items.operations, strict=True
+    )
+    for ready, size, wire, operations in each_item:
         there = size > 0
         joins = there & (ready <= begin)
         opens = there & ~joins
@@ -71,7 +73,7 @@ def communication_end(loop: Loop, items: Items) -> FloatArray:
         own = wire + np.where(fits, 0.0, loop.response_s)
         work = np.where(opens, own, np.where(joins, work + own, work))
         # An operation that follows another is seen a whole cycle after that was begun.
-        each = loop.response_s + wire / items.operations[:, k]
-        follow = (items.operations[:, k] - 1) * np.maximum(loop.cycle_s - each, loop.response_s)
+        each = loop.response_s + wire / operations
+        follow = (operations - 1) * np.maximum(loop.cycle_s - each, loop.response_s)
         later = np.where(there, np.maximum(later, follow), later)
     return np.maximum(end, begin + work) + later

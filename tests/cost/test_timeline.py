@@ -43,7 +43,7 @@ def test_all_at_once_is_one_by_one(
     items: list[tuple[float, int, float, int]], loops: list[tuple[float, int, float]]
 ) -> None:
     items = sorted(items)
-    columns = [np.array([[each[i] for each in items]] * len(loops), float) for i in range(4)]
+    columns = [np.array([[each[i]] * len(loops) for each in items], float) for i in range(4)]
     loop = Loop(*(np.array([each[i] for each in loops], float) for i in range(3)))
     found = communication_end(loop, Items(*columns))
     expected = [one_by_one(*each, items) for each in loops]
@@ -51,6 +51,6 @@ def test_all_at_once_is_one_by_one(
 
 
 def test_nothing_to_send_takes_no_time() -> None:
-    none = np.zeros((2, 3))
+    none = np.zeros((3, 2))
     loop = Loop(np.full(2, 1e-3), np.full(2, 1e6), np.full(2, 1e-3))
     assert communication_end(loop, Items(none, none, none, none + 1)).tolist() == [0, 0]
