@@ -26,6 +26,7 @@ from regret import ask_optuna
 
 from hvd_autosync.learner import BayesianLearner, Observation, RandomLearner
 from hvd_autosync.learner.points import encode_all, sobol_points
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import CategoricalKnob, Strategy
 
 #: Proposes a strategy from observations and a seed.
@@ -34,14 +35,14 @@ Ask = Callable[[Sequence[Observation], int], Strategy]
 
 def ask_ours(seen: Sequence[Observation], seed: int) -> Strategy:
     """Our learner."""
-    suggestion = BayesianLearner().suggest(SPACE, seen, seed=seed)
+    suggestion = BayesianLearner().suggest(Problem(SPACE), seen, seed=seed)
     assert suggestion is not None and suggestion.kind == "model"
     return suggestion.strategy
 
 
 def ask_random(seen: Sequence[Observation], seed: int) -> Strategy:
     """Random search."""
-    suggestion = RandomLearner().suggest(SPACE, seen, seed=seed)
+    suggestion = RandomLearner().suggest(Problem(SPACE), seen, seed=seed)
     assert suggestion is not None
     return suggestion.strategy
 

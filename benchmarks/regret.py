@@ -20,6 +20,7 @@ from typing import Any
 from learner_landscapes import SPACE, Landscape
 
 from hvd_autosync.learner import BayesianLearner, Learner, Observation, RandomLearner, best_tried
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import CategoricalKnob, Strategy
 
 Search = Callable[[Landscape, int, int], list[Observation]]
@@ -31,7 +32,7 @@ def with_learner(learner: Learner) -> Search:
     def search(job: Landscape, trials: int, seed: int) -> list[Observation]:
         seen = [job.measure(SPACE.default, 0)]
         while len(seen) < trials:
-            suggestion = learner.suggest(SPACE, seen, seed=seed)
+            suggestion = learner.suggest(Problem(SPACE), seen, seed=seed)
             assert suggestion is not None
             seen.append(job.measure(suggestion.strategy, len(seen)))
         return seen
@@ -75,7 +76,7 @@ def ask_optuna(trial: Any) -> Strategy:
 def recommended(seen: list[Observation], by_model: bool) -> Strategy:
     """What a study would name as its best."""
     if by_model:
-        return best_tried(SPACE, seen, 1)[0]
+        return best_tried(Problem(SPACE), seen, 1)[0]
     return min(seen, key=lambda one: one.step_s or 0.0).strategy
 
 

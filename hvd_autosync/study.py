@@ -24,6 +24,7 @@ from hvd_autosync.confirm import Comparison, Confirmation, Measurement
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -124,6 +125,15 @@ class Study:
         return self.record.space
 
     @property
+    def problem(self) -> Problem:
+        """What the learner works on.
+
+        Raises:
+            StudyError: The space was not described yet.
+        """
+        return problem_of(self.record, self.space)
+
+    @property
     def trials(self) -> list[TrialRecord]:
         """All trials so far, in order."""
         return self._store.trials(self.study_id)
@@ -219,14 +229,14 @@ class Study:
             return None, exhausted
         observations = observations_of(self.space, trials)
         suggestion = self._learner.suggest(
-            self.space, observations, list(self._mine.values()), seed=self.settings.seed
+            self.problem, observations, list(self._mine.values()), seed=self.settings.seed
         )
         if suggestion is None:
             return None, "every strategy of the space was tried"
         if suggestion.kind != "model":
             return suggestion, ""
         chance = learning.chance_of_gain(
-            self.space, observations, gain=WORTHWHILE_GAIN, seed=self.settings.seed
+            self.problem, observations, gain=WORTHWHILE_GAIN, seed=self.settings.seed
         )
         if chance < SMALL_CHANCE:
             return None, (
@@ -249,7 +259,7 @@ class Study:
         """The tried strategies worth confirming, best first; none when all are surely slower."""
         observations = observations_of(self.space, trials)
         leaders = learning.worth_confirming(
-            self.space, observations, self.space.default, _MOST_CANDIDATES
+            self.problem, observations, self.space.default, _MOST_CANDIDATES
         )
         measured: dict[Strategy, float] = {}
         for seen in observations:
@@ -292,6 +302,12 @@ def _used_s(trials: Sequence[TrialRecord]) -> float:
     ran = [t.result.total_s for t in trials if t.result is not None]
     thought = [float(t.info.get("ask_s", 0.0)) for t in trials]
     return sum(s for s in ran if not math.isnan(s)) + sum(thought)
+
+
+def problem_of(study: StudyRecord, space: SearchSpace) -> Problem:
+    """What is known of a study's task beyond its trials; ``space`` is the study's."""
+    settings = StudySettings.from_json(study.settings)
+    return Problem(space, study.task, steps=settings.warmup + settings.steps)
 
 
 def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[Observation]:

@@ -22,6 +22,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialRunner
 from hvd_autosync.learner import Observation, RandomLearner
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.traces import TraceStore, import_autotune_log
@@ -202,7 +203,7 @@ def random_search(job: Job, ours: Found, length: Length, seed: int, say: Say) ->
         )  # fmt: skip
         shown = result.status.value if time_s is None else f"{1e3 * time_s.mean_s:.1f} ms"
         say(f"random search, trial {len(seen)} of {trials}: {shown}")
-        suggestion = RandomLearner().suggest(ours.space, seen, seed=seed)
+        suggestion = RandomLearner().suggest(Problem(ours.space), seen, seed=seed)
         if suggestion is None:
             break
         strategy = suggestion.strategy

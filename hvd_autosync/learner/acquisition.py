@@ -41,8 +41,9 @@ _CENTERS = 8
 
 
 def propose(
-    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int
-) -> tuple[FloatArray, float] | None:
+    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int,
+    worth: Score | None = None,
+) -> tuple[FloatArray, float] | None:  # fmt: skip
     """The most promising point that is neither tried nor pending.
 
     Args:
@@ -50,21 +51,28 @@ def propose(
         tried: Snapped points of all trials, at least one, shape ``n x d``.
         pending: Snapped points that are being tried, shape ``m x d``.
         seed: Of samples and candidates.
+        worth: Logarithm of what an improvement counts at points, ``n x d``: shape ``(n,)``;
+            the same everywhere if ``None``.
 
     Returns:
-        The point, shape ``(d,)``, and the logarithm of its expected improvement; ``None`` when
-        every candidate is tried or pending.
+        The point, shape ``(d,)``, and the logarithm of its expected improvement with that added;
+        ``None`` when every candidate is tried or pending.
     """
-    space = surrogate.features.space
     tried, pending = distinct(tried), distinct(pending)
-    ranked = tried[np.argsort(surrogate.joint_at(tried)[0], kind="stable")]
-    pool, complete = candidate_pool(space, ranked[:_CENTERS], seed)
+    ranked = tried[np.argsort(surrogate.mean_at(tried), kind="stable")]
+    pool, complete = candidate_pool(
+        surrogate.space, ranked[:_CENTERS], seed, surrogate.mean_at if surrogate.experts else None
+    )
     excluded = {*keys(tried), *keys(pending)}
     pool = distinct(pool, excluded)
     if len(pool) == 0:
         return None
     with isolated(seed), torch.no_grad():
-        score = _log_improvement(surrogate, tried, pending, seed)
+        improvement = _log_improvement(surrogate, tried, pending, seed)
+
+        def score(points: FloatArray) -> FloatArray:
+            return improvement(points) + (0.0 if worth is None else worth(points))
+
         scores = score(pool)
         if not complete:
             pool, scores = _local_search(surrogate, pool, scores, score, excluded)
@@ -76,17 +84,16 @@ def _log_improvement(
     surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int
 ) -> Score:
     """The acquisition function of points, ``n x d`` to ``(n,)``; larger is better."""
-    features = surrogate.features
     acquisition = qLogNoisyExpectedImprovement(
         surrogate.model,
-        X_baseline=features(tried),
+        X_baseline=surrogate.inputs(tried),
         sampler=SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=seed),
-        X_pending=features(pending) if len(pending) else None,
+        X_pending=surrogate.inputs(pending) if len(pending) else None,
         prune_baseline=True,
     )
 
     def score(points: FloatArray) -> FloatArray:
-        values: FloatArray = acquisition(features(points).unsqueeze(-2)).numpy()
+        values: FloatArray = acquisition(surrogate.inputs(points).unsqueeze(-2)).numpy()
         return np.nan_to_num(values, nan=_HOPELESS, neginf=_HOPELESS, posinf=_HOPELESS)
 
     return score
@@ -100,7 +107,7 @@ def _local_search(
     for steps in _ROUNDS:
         order = np.argsort(-scores, kind="stable")[:_TOP]
         pool, scores = pool[order], scores[order]
-        neighbours = distinct(one_knob_away(surrogate.features.space, pool, steps), seen)
+        neighbours = distinct(one_knob_away(surrogate.space, pool, steps), seen)
         if len(neighbours) == 0:
             break
         seen.update(keys(neighbours))

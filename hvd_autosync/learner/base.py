@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.search_space import Strategy
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Suggestion:
         kind: Who chose it: ``"sobol"``, ``"random"`` or ``"model"``.
         info: Why, as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
             ``predicted_low_s`` and ``predicted_high_s`` (90 % interval) and ``acquisition``
-            (logarithm of the expected improvement, in the model's standardized unit).
+            (logarithm of the expected improvement, in the model's standardized unit, times the
+            chance of a measurement, per second).
     """
 
     strategy: Strategy
@@ -41,7 +43,7 @@ class Learner(Protocol):
 
     def suggest(
         self,
-        space: SearchSpace,
+        problem: Problem,
         observations: Sequence[Observation],
         pending: Sequence[Strategy] = (),
         *,
@@ -50,7 +52,7 @@ class Learner(Protocol):
         """The strategy to try next; never one that was tried or is pending.
 
         Args:
-            space: What may be varied.
+            problem: What may be varied, and what is known of it.
             observations: All that was learned so far, in any number, failures included.
             pending: Strategies that are being tried right now.
             seed: Of the whole study: not below 0 and the same at every call. What changes from
@@ -60,6 +62,6 @@ class Learner(Protocol):
             The suggestion, or ``None`` when nothing is left to try.
 
         Raises:
-            SpaceError: An observed or pending strategy does not lie in ``space``.
+            SpaceError: An observed or pending strategy does not lie in the problem's space.
         """
         ...

@@ -9,8 +9,9 @@ import numpy as np
 from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import spread
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.untried import first_untried, taken_keys
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space import Strategy
 
 
 class RandomLearner:
@@ -20,13 +21,14 @@ class RandomLearner:
 
     def suggest(
         self,
-        space: SearchSpace,
+        problem: Problem,
         observations: Sequence[Observation],
         pending: Sequence[Strategy] = (),
         *,
         seed: int,
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
+        space = problem.space
         rng = np.random.default_rng([seed, len(observations), len(pending)])
         taken = taken_keys(space, observations, pending)
         strategy = first_untried(

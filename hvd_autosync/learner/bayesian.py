@@ -1,4 +1,11 @@
-"""The learner that hvd_autosync uses: a few Sobol points, then a model."""
+"""The learner that hvd_autosync uses: a model, after a few Sobol points where nothing is known.
+
+What it maximizes is the expected improvement times the chance that the trial can be measured at
+all, per second of the trial [Snoek2012]_.
+
+.. [Snoek2012] J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms",
+   NeurIPS 2012, section 3.2.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +17,19 @@ import numpy as np
 
 from hvd_autosync.learner.acquisition import propose
 from hvd_autosync.learner.base import Suggestion
+from hvd_autosync.learner.feasibility import feasibility
 from hvd_autosync.learner.gp import Surrogate, fit
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.learner.points import encode_all
+from hvd_autosync.learner.points import FloatArray, encode_all
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.sobol import SobolLearner
 from hvd_autosync.learner.untried import exhausted, taken_keys
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space import Strategy
 
 #: Half the width of a 90 % interval of a normal distribution, in standard deviations.
 _Z90 = 1.645
+#: Seconds of a trial beside its steps (benchmarks/trial_overhead.py).
+_OVERHEAD_S = 1.0
 
 
 class BayesianLearner:
@@ -26,7 +37,8 @@ class BayesianLearner:
 
     Args:
         initial_points: Distinct strategies other than the default that are tried (or pending)
-            before the model takes over. As long as no trial was measured it does not.
+            before the model takes over, where nothing is known beforehand. As long as no trial was
+            measured it does not.
     """
 
     name = "bayesian"
@@ -36,37 +48,49 @@ class BayesianLearner:
 
     def suggest(
         self,
-        space: SearchSpace,
+        problem: Problem,
         observations: Sequence[Observation],
         pending: Sequence[Strategy] = (),
         *,
         seed: int,
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
+        space = problem.space
         taken = taken_keys(space, observations, pending)
         if exhausted(space, taken):
             return None
+        surrogate = fit(problem, observations)
         explored = len(taken - taken_keys(space, (), [space.default]))
-        if explored >= self.initial_points and any(seen.measured for seen in observations):
-            suggestion = _from_model(space, observations, pending, seed)
+        wanted = 0 if surrogate.experts else self.initial_points
+        if explored >= wanted and any(seen.measured for seen in observations):
+            suggestion = _from_model(problem, surrogate, observations, pending, seed)
             if suggestion is not None:
                 return suggestion
-        return SobolLearner().suggest(space, observations, pending, seed=seed)
+        return SobolLearner().suggest(problem, observations, pending, seed=seed)
 
 
 def _from_model(
-    space: SearchSpace,
+    problem: Problem,
+    surrogate: Surrogate,
     observations: Sequence[Observation],
     pending: Sequence[Strategy],
     seed: int,
 ) -> Suggestion | None:
     """The model's suggestion; ``None`` when all its candidates are taken."""
-    surrogate = fit(space, observations)
+    space = problem.space
     tried = encode_all(space, [seen.strategy for seen in observations])
+    chance = feasibility(space, observations)
+
+    def worth(points: FloatArray) -> FloatArray:
+        """An improvement counts if it can be measured, and per second of its trial."""
+        step_s = np.exp(surrogate.mean_at(points))
+        return np.log(chance(points)) - np.log(_OVERHEAD_S + problem.steps * step_s)
+
     call = np.random.SeedSequence([seed, len(observations), len(pending)])
     found = propose(
-        surrogate, tried, encode_all(space, pending), int(call.generate_state(1)[0] >> 1)
-    )
+        surrogate, tried, encode_all(space, pending), int(call.generate_state(1)[0] >> 1),
+        worth,
+    )  # fmt: skip
     if found is None:
         return None
     point, acquisition = found

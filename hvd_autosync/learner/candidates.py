@@ -10,14 +10,15 @@ import numpy as np
 
 from hvd_autosync.learner.gp import Surrogate, fit
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.search_space import Strategy
 
 #: A strategy is worth measuring again when its chance to beat the reference is at least this.
 _WORTH = 0.1
 
 
 def worth_confirming(
-    space: SearchSpace,
+    problem: Problem,
     observations: Sequence[Observation],
     reference: Strategy,
     count: int,
@@ -29,14 +30,14 @@ def worth_confirming(
     are worth it that the model does not believe to be slower with confidence.
 
     Args:
-        space: The space.
+        problem: The space, and what is known of it.
         observations: All that was learned so far.
         reference: A strategy that is complete in the space, usually the default.
         count: How many strategies are wanted.
         surrogate: The model fitted to these observations, where the caller has it.
     """
-    surrogate = surrogate or fit(space, observations)
-    ranked = best_tried(space, observations, len(observations), surrogate)
+    surrogate = surrogate or fit(problem, observations)
+    ranked = best_tried(problem, observations, len(observations), surrogate)
     return [
         strategy
         for strategy in ranked
@@ -52,7 +53,7 @@ def _chance(surrogate: Surrogate, strategy: Strategy, reference: Strategy) -> fl
 
 
 def best_tried(
-    space: SearchSpace,
+    problem: Problem,
     observations: Sequence[Observation],
     count: int,
     surrogate: Surrogate | None = None,
@@ -63,7 +64,7 @@ def best_tried(
     neighbours and repetitions tell by how much. The default has no privilege.
 
     Args:
-        space: The space.
+        problem: The space, and what is known of it.
         observations: All that was learned so far.
         count: How many strategies are wanted.
         surrogate: The model fitted to these observations, where the caller has it.
@@ -71,10 +72,10 @@ def best_tried(
     Returns:
         At most ``count`` distinct strategies, complete in the space, best first.
     """
-    measured = dict.fromkeys(space.complete(s.strategy) for s in observations if s.measured)
+    measured = dict.fromkeys(problem.space.complete(s.strategy) for s in observations if s.measured)
     if not measured:
         return []
-    surrogate = surrogate or fit(space, observations)
+    surrogate = surrogate or fit(problem, observations)
     strategies = list(measured)
     order = np.argsort(surrogate.predict(strategies)[0], kind="stable")
     return [strategies[index] for index in order[:count]]

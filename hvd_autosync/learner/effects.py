@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.search_space import SearchSpace, Strategy, Value
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.search_space import Strategy, Value
 
 #: Half the width of a 90 % interval of a normal distribution, in standard deviations.
 _Z90 = 1.645
@@ -36,7 +37,7 @@ class KnobEffect:
 
 
 def knob_effects(
-    space: SearchSpace, observations: Sequence[Observation], winner: Strategy
+    problem: Problem, observations: Sequence[Observation], winner: Strategy
 ) -> list[KnobEffect]:
     """The effect of each knob in which ``winner`` differs from the default, largest gain first.
 
@@ -45,17 +46,18 @@ def knob_effects(
     factors of several knobs need not multiply to the total: knobs act together.
 
     Args:
-        space: The space.
+        problem: The space, and what is known of it.
         observations: All that was learned.
         winner: A strategy of the space.
 
     Raises:
         SpaceError: ``winner`` does not lie in ``space``.
     """
+    space = problem.space
     winner = space.complete(winner)
     changed = [k for k in space.knobs if k.name in winner and winner[k.name] != k.default]
     without = [space.complete(winner.replacing(**{k.name: k.default})) for k in changed]
-    mean, covariance = fit(space, observations).joint([winner, *without])
+    mean, covariance = fit(problem, observations).joint([winner, *without])
     effects = []
     for row, knob in enumerate(changed, start=1):
         log_ratio = float(mean[0] - mean[row])

@@ -1,16 +1,19 @@
 """The surrogate: a Gaussian process of the logarithm of the step time over one space.
 
 ``n``: number of observations or strategies; ``d``: dimension of the space. The GP sees *speed*,
-minus the standardized logarithm of the step time, because BoTorch maximizes. Its noise is what
-each trial's own steps say (heteroscedastic, known) plus what launches of one strategy differ by
-(homoscedastic, learned).
+minus the standardized logarithm of the step time, because BoTorch maximizes. It starts from what
+experts predict (:mod:`hvd_autosync.learner.experts`): the cost model, and related tasks, each of
+which is a model of its own; what they leave open is a GP of the knobs. So the target of this
+multi-task GP is a weighted sum of its sources' functions and a function of its own, with the
+sources' taken at their posterior means. Its noise is what each trial's own steps say
+(heteroscedastic, known) plus what launches of one strategy differ by (homoscedastic, learned).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
 import numpy as np
@@ -21,21 +24,23 @@ from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
-from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior, NormalPrior
+from gpytorch.priors import LogNormalPrior
 from gpytorch.settings import cholesky_jitter
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from hvd_autosync.learner.experts import Expert, cost_expert, opinions, source_expert
 from hvd_autosync.learner.features import Features
-from hvd_autosync.learner.kernel import MixedKernel
+from hvd_autosync.learner.kernel import ExpertMean, MixedKernel
+from hvd_autosync.learner.misleading import loo_gains, misleads
 from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, encode_all
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.targets import Targets
-from hvd_autosync.search_space import SearchSpace, Value
+from hvd_autosync.search_space import Value
 
 #: Most iterations of the fit; more change the likelihood little and cost most of the time.
 _FIT_ITERATIONS = 75
@@ -46,21 +51,58 @@ _RELAUNCH_NOISE, _RELAUNCH_DEVIATION = 0.02, 1.5
 #: Smallest noise variances in the model's unit, for the factorization's sake.
 _NOISE_FLOOR = 1e-6
 _JITTERS = (1e-8, 1e-4)
+#: How much strategies differ before anything is known: step times within about 25 %; and from what
+#: experts say.
+_SPREAD, _UNEXPLAINED_SPREAD = 0.25, 0.12
+#: Standard deviation of a related task's weight.
+_SOURCE_DEVIATION = 0.4
 
 
 class Surrogate:
     """A fitted model of the log step time over one space; see :func:`fit`.
 
     Attributes:
-        model: The BoTorch model; it takes :attr:`features` and predicts standardized speed.
-        features: From points, ``n x d``, to the model's inputs.
+        model: The BoTorch model; it takes :meth:`inputs` and predicts standardized speed.
+        space: The space.
+        experts: Whose predictions it starts from.
     """
 
-    def __init__(self, model: SingleTaskGP, features: Features, center: float, scale: float):
+    def __init__(
+        self, model: SingleTaskGP, features: Features, experts: tuple[Expert, ...],
+        targets: Targets,
+    ) -> None:  # fmt: skip
         self.model = model
-        self.features = features
-        self._center = center
-        self._scale = scale
+        self.space = features.space
+        self.experts = experts
+        self._features = features
+        self._center = targets.center
+        self._scale = targets.scale
+
+    def inputs(self, points: FloatArray) -> Tensor:
+        """The model's inputs at points, ``n x d``: shape ``n x (p + c + e)``."""
+        return _inputs(self._features, self.experts, points, self._scale)
+
+    def mean_at(self, points: FloatArray) -> FloatArray:
+        """Mean of the latent log step time at points, ``n x d``: shape ``(n,)``.
+
+        Much faster than :meth:`joint_at` for many points.
+        """
+        with isolated(), torch.no_grad():
+            inputs = self.inputs(points)
+            weights = self._mean_weights
+            training = self.model.train_inputs[0]
+            kernel = self.model.covar_module.forward(inputs, training)
+            speed: Tensor = self.model.mean_module(inputs) + kernel @ weights
+        return self._center - self._scale * speed.numpy()
+
+    @cached_property
+    def _mean_weights(self) -> Tensor:
+        """What each observation adds to the mean per unit of covariance, shape ``(n,)``."""
+        training = self.model.train_inputs[0]
+        kernel = self.model.covar_module.forward(training, training)
+        factor = psd_safe_cholesky(kernel + self.model.likelihood.noise.diag())
+        unexplained = self.model.train_targets - self.model.mean_module(training)
+        return torch.cholesky_solve(unexplained.unsqueeze(-1), factor).squeeze(-1)
 
     def predict(self, strategies: Sequence[Mapping[str, Value]]) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of the latent log step time (natural, of seconds).
@@ -75,14 +117,14 @@ class Surrogate:
 
     def joint(self, strategies: Sequence[Mapping[str, Value]]) -> tuple[FloatArray, FloatArray]:
         """Mean, shape ``(n,)``, and covariance, ``n x n``, of the latent log step times."""
-        return self.joint_at(encode_all(self.features.space, strategies))
+        return self.joint_at(encode_all(self.space, strategies))
 
     def joint_at(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
         """As :meth:`joint`, for points, shape ``n x d``."""
         if len(points) == 0:
             return np.empty(0), np.empty((0, 0))
         with isolated(), torch.no_grad():
-            posterior = cast(GPyTorchPosterior, self.model.posterior(self.features(points)))
+            posterior = cast(GPyTorchPosterior, self.model.posterior(self.inputs(points)))
             latent = posterior.distribution
             speed, covariance = latent.mean.numpy(), latent.covariance_matrix.numpy()
         return self._center - self._scale * speed, self._scale**2 * covariance
@@ -100,36 +142,88 @@ class Surrogate:
         return mean + self._scale * deviation
 
 
-def fit(space: SearchSpace, observations: Sequence[Observation]) -> Surrogate:
-    """Fit the model to all observations of one space.
+def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
+    """Fit the model to all observations of one problem.
 
     Proposing, deciding whether to go on and choosing candidates all ask for the same fit, so the
     last ones are remembered: a surrogate never changes once it is fitted.
 
-    It never fails on odd data: failed trials are imputed, and where the hyperparameters cannot be
-    optimized the most likely ones of the prior are used. Without any observation the answer is
-    the prior around one second.
+    It never fails on odd data: failed trials say nothing of times (:mod:`feasibility` learns from
+    them), and where the hyperparameters cannot be optimized the most likely ones of the prior are
+    used. Without any observation the answer is the prior around one second.
 
     Raises:
-        SpaceError: An observed strategy does not lie in ``space``.
+        SpaceError: An observed strategy does not lie in the problem's space.
     """
-    return _fit(space, tuple(observations))
+    return _fit(problem, tuple(seen for seen in observations if seen.measured))
 
 
-@lru_cache(maxsize=2)
-def _fit(space: SearchSpace, observations: tuple[Observation, ...]) -> Surrogate:
+@lru_cache(maxsize=16)
+def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
+    space = problem.space
     seen = observations or (Observation(space.default, 1.0, 1.0),)
     features = Features.of(space)
-    targets = Targets.of(seen)
+    points = encode_all(space, [one.strategy for one in seen])
+    cost = cost_expert(space, problem.task, observations)
+    known = () if cost is None else (cost,)
+    sources = _source_experts(problem, cost, observations)
+    surrogate = _fitted(features, (*known, *sources), points, seen)
+    if sources:
+        gains = loo_gains(surrogate.model, surrogate.experts)[len(known):]
+        kept = [s for s, gain in zip(sources, gains) if not misleads(gain, len(observations))]
+        if len(kept) < len(sources):
+            surrogate = _fitted(features, (*known, *kept), points, seen)
+    return surrogate
+
+
+def _fitted(
+    features: Features, experts: tuple[Expert, ...], points: FloatArray,
+    seen: tuple[Observation, ...],
+) -> Surrogate:  # fmt: skip
+    weights = np.array([expert.weight for expert in experts])
+    spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
+    targets = Targets.of(seen, opinions(experts, points) @ weights, spread)
     with isolated():
-        inputs = features(encode_all(space, [one.strategy for one in seen]))
-        model = _build(features, inputs, targets)
+        inputs = _inputs(features, experts, points, targets.scale)
+        model = _build(features, experts, inputs, targets)
         _optimize(model)
-    return Surrogate(model, features, targets.center, targets.scale)
+    return Surrogate(model, features, experts, targets)
 
 
-def _build(features: Features, inputs: Tensor, targets: Targets) -> SingleTaskGP:
-    """The model with the most likely hyperparameters of the prior; ``inputs``: ``n x (p + c)``."""
+def _source_experts(
+    problem: Problem, cost: Expert | None, observations: tuple[Observation, ...]
+) -> tuple[Expert, ...]:
+    """The related tasks."""
+    space, sources = problem.space, problem.sources
+    total = max(sum(source.similarity for source in sources), 1.0)
+    found = []
+    for source in sources:
+        surrogate = fit(Problem(source.space, source.task), source.observations)
+        explained = next(iter(surrogate.experts), None)
+        if explained is None and cost is not None:
+            explained = cost_expert(source.space, problem.task, observations)
+        weight = source.similarity / total
+        found.append(
+            source_expert(
+                space, source, surrogate.mean_at, None if cost is None else explained,
+                weight, _SOURCE_DEVIATION,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _inputs(
+    features: Features, experts: Sequence[Expert], points: FloatArray, scale: float
+) -> Tensor:
+    """Knobs and, in the model's unit of speed, predictions: shape ``n x (p + c + e)``."""
+    said = torch.from_numpy(-opinions(experts, points) / scale)
+    return torch.cat([features(points), said], dim=1)
+
+
+def _build(
+    features: Features, experts: Sequence[Expert], inputs: Tensor, targets: Targets
+) -> SingleTaskGP:
+    """The model with the most likely hyperparameters of the prior."""
     speed = torch.from_numpy(-(targets.log_step - targets.center) / targets.scale)
     known = torch.from_numpy(targets.variance / targets.scale**2)
     relaunch = max((_RELAUNCH_NOISE / targets.scale) ** 2, 2 * _NOISE_FLOOR)
@@ -141,12 +235,16 @@ def _build(features: Features, inputs: Tensor, targets: Targets) -> SingleTaskGP
         noise_prior=LogNormalPrior(location, _RELAUNCH_DEVIATION),
         noise_constraint=GreaterThan(_NOISE_FLOOR, initial_value=relaunch),
     )
+    weights, deviations = (
+        torch.tensor(numbers, dtype=torch.float64)
+        for numbers in ([e.weight for e in experts], [e.deviation for e in experts])
+    )
     model = SingleTaskGP(
         inputs,
         speed.unsqueeze(-1),
         likelihood=likelihood,
-        covar_module=MixedKernel(len(features.numeric), features.categorical_count),
-        mean_module=ConstantMean(constant_prior=NormalPrior(0.0, 1.0)),
+        covar_module=MixedKernel(len(features.numeric), features.categorical_count, deviations),
+        mean_module=ExpertMean(weights),
         outcome_transform=None,
     )
     return model.to(inputs)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.untried import first_untried, taken_keys
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space import Strategy
 
 
 class SobolLearner:
@@ -22,13 +23,14 @@ class SobolLearner:
 
     def suggest(
         self,
-        space: SearchSpace,
+        problem: Problem,
         observations: Sequence[Observation],
         pending: Sequence[Strategy] = (),
         *,
         seed: int,
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
+        space = problem.space
         taken = taken_keys(space, observations, pending)
         strategy = first_untried(space, taken, lambda count: sobol_points(space, count, seed))
         return None if strategy is None else Suggestion(strategy, "sobol")

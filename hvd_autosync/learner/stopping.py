@@ -7,19 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hvd_autosync.learner.feasibility import feasibility
 from hvd_autosync.learner.gp import Surrogate, fit
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import distinct, encode_all
 from hvd_autosync.learner.pool import candidate_pool
-from hvd_autosync.search_space import SearchSpace
+from hvd_autosync.learner.problem import Problem
 
 _SAMPLES = 512
 #: Tried points around which candidates are drawn.
 _CENTERS = 8
+#: Candidates that fail more surely are no hope.
+_FEASIBLE = 0.5
 
 
 def chance_of_gain(
-    space: SearchSpace,
+    problem: Problem,
     observations: Sequence[Observation],
     *,
     gain: float = 0.02,
@@ -33,7 +36,7 @@ def chance_of_gain(
     the best, in which one of them beats it.
 
     Args:
-        space: The space.
+        problem: The space, and what is known of it.
         observations: All that was learned so far.
         gain: Share of the best's step time, between 0 and 1.
         seed: Of candidates and samples.
@@ -45,10 +48,13 @@ def chance_of_gain(
     measured = [seen.strategy for seen in observations if seen.measured]
     if not measured:
         return 1.0
-    surrogate = surrogate or fit(space, observations)
-    tried = distinct(encode_all(space, measured))
-    best = tried[np.argsort(surrogate.joint_at(tried)[0], kind="stable")][:_CENTERS]
-    pool, _ = candidate_pool(space, best, seed)
+    surrogate = surrogate or fit(problem, observations)
+    tried = distinct(encode_all(problem.space, measured))
+    best = tried[np.argsort(surrogate.mean_at(tried), kind="stable")][:_CENTERS]
+    pool, _ = candidate_pool(
+        problem.space, best, seed, surrogate.mean_at if surrogate.experts else None
+    )
+    pool = pool[feasibility(problem.space, observations)(pool) >= _FEASIBLE]
     # The incumbent comes first and its repetition in the pool is dropped.
     points = distinct(np.concatenate([best[:1], pool]))
     log_step = surrogate.sample_at(points, _SAMPLES, seed)

@@ -1,7 +1,7 @@
 """From observations to what the model is fitted to.
 
-``n``: number of observations, at least 1. All in natural logarithms of seconds until they are
-standardized.
+``n``: number of observations with a time, at least 1. All in natural logarithms of seconds until
+they are standardized.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.learner.points import BoolArray, FloatArray
+from hvd_autosync.learner.points import FloatArray
 
-#: How much strategies differ before anything is known: step times within about 25 %.
-_EXPECTED_SPREAD = 0.25
-#: How many observations that expectation weighs.
+#: How many observations the expected spread weighs.
 _EXPECTATION_WEIGHT = 2.0
-#: A failed trial is taken to be slower than the slowest measured one by at least this.
-_FAILURE_MARGIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,9 @@ class Targets:
     """What the model is fitted to.
 
     Attributes:
-        log_step: Logarithm of the step times, failures imputed, shape ``(n,)``.
+        log_step: Logarithm of the step times, shape ``(n,)``.
         variance: Known noise variance of each, shape ``(n,)``.
-        center: Subtracted before the model sees them.
+        center: The level of the step times where experts say 0, that is, of the default.
         scale: The model's unit.
     """
 
@@ -40,30 +36,25 @@ class Targets:
     scale: float
 
     @classmethod
-    def of(cls, observations: Sequence[Observation]) -> Targets:
-        """The targets of ``observations``, of which there is at least one.
+    def of(
+        cls, observations: Sequence[Observation], expected: FloatArray, spread: float
+    ) -> Targets:
+        """The targets of ``observations``, all of them measured and at least one.
 
-        The unit is the observations' standard deviation, shrunk towards what is expected when
-        they are few, so that one observation gives a sensible model and equal ones a narrow one.
+        The unit is the standard deviation of what experts do not explain, shrunk towards what is
+        expected when observations are few, so that one of them gives a sensible model and equal
+        ones a narrow one.
+
+        Args:
+            observations: The measured ones.
+            expected: What experts say of their strategies, shape ``(n,)``.
+            spread: How much strategies differ from that before anything is known.
         """
-        measured = np.array([seen.measured for seen in observations], dtype=np.bool_)
         log_step = np.array([seen.log_step for seen in observations])
         variance = np.array([seen.log_variance for seen in observations])
-        _impute_failures(log_step, variance, measured)
-        center = float(log_step.mean())
-        squares = float(((log_step - center) ** 2).sum())
-        squares += _EXPECTATION_WEIGHT * _EXPECTED_SPREAD**2
+        unexplained = log_step - expected
+        center = float(unexplained.mean())
+        squares = float(((unexplained - center) ** 2).sum())
+        squares += _EXPECTATION_WEIGHT * spread**2
         scale = math.sqrt(squares / (len(log_step) - 1 + _EXPECTATION_WEIGHT))
         return cls(log_step, variance, center, scale)
-
-
-def _impute_failures(log_step: FloatArray, variance: FloatArray, measured: BoolArray) -> None:
-    """Give failed trials a pessimistic and uncertain step time, in place.
-
-    They are set beyond the slowest measured one by the spread of the measured ones: enough to
-    lead away from where trials fail, too little to drown the differences among those that do not.
-    """
-    times = log_step[measured] if measured.any() else np.zeros(1)
-    margin = max(float(times.std()), _FAILURE_MARGIN)
-    log_step[~measured] = times.max() + margin
-    variance[~measured] = (margin / 2) ** 2

@@ -20,6 +20,7 @@ from hvd_autosync.report.explain_trials import (
 from hvd_autosync.report.recipe import Recipe, recipe
 from hvd_autosync.report.words import evidence_text, gain_text, seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.study import problem_of
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
 
@@ -52,7 +53,7 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
         yield _section("Task", task_table(study.task, trials))
     if study.space is not None and conclusion is not None:
         if conclusion.winner != study.space.default:
-            effects = knob_table(study.space, trials, conclusion.winner)
+            effects = knob_table(problem_of(study, study.space), trials, conclusion.winner)
             yield _section("The winner against the default, knob by knob", effects)
         if lost := list(lost_strategies(study.space, trials, conclusion)):
             yield _section("Why others lost", *lost)

@@ -11,6 +11,7 @@ from hvd_autosync.learner import Observation, acquisition, fit
 from hvd_autosync.learner.acquisition import propose
 from hvd_autosync.learner.points import encode_all, every_point, keys, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace
 
 Tell = Callable[..., Observation]
@@ -24,7 +25,7 @@ def seen(mixed_space: SearchSpace, tell: Tell) -> list[Observation]:
 def test_it_proposes_what_is_predicted_fast_or_unknown(
     mixed_space: SearchSpace, seen: list[Observation]
 ) -> None:
-    surrogate = fit(mixed_space, seen)
+    surrogate = fit(Problem(mixed_space), seen)
     tried = encode_all(mixed_space, [o.strategy for o in seen])
     found = propose(surrogate, tried, tried[:0], seed=0)
     assert found is not None
@@ -36,7 +37,7 @@ def test_it_proposes_what_is_predicted_fast_or_unknown(
 def test_local_search_improves_on_the_pool(
     mixed_space: SearchSpace, seen: list[Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surrogate = fit(mixed_space, seen)
+    surrogate = fit(Problem(mixed_space), seen)
     tried = encode_all(mixed_space, [o.strategy for o in seen])
     searched = propose(surrogate, tried, tried[:0], seed=0)
     monkeypatch.setattr(acquisition, "_ROUNDS", ())
@@ -46,7 +47,7 @@ def test_local_search_improves_on_the_pool(
 
 
 def test_pending_points_repel(mixed_space: SearchSpace, seen: list[Observation]) -> None:
-    surrogate = fit(mixed_space, seen)
+    surrogate = fit(Problem(mixed_space), seen)
     tried = encode_all(mixed_space, [o.strategy for o in seen])
     first = propose(surrogate, tried, tried[:0], seed=0)
     assert first is not None
@@ -65,7 +66,7 @@ def test_only_untried_points_are_left(tiny_space: SearchSpace) -> None:
     points = every_point(tiny_space)
     assert points is not None
     seen = [Observation(tiny_space.decode(point), 1.0) for point in points]
-    surrogate = fit(tiny_space, seen)
+    surrogate = fit(Problem(tiny_space), seen)
     found = propose(surrogate, points[:7], points[7:8], seed=0)
     assert found is not None and keys(found[0][None]) == keys(points[8:])
     assert propose(surrogate, points[:7], points[7:], seed=0) is None

@@ -20,6 +20,7 @@ from hvd_autosync.learner import (
     chance_of_gain,
     gp,
 )
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 Tell = Callable[..., Observation]
@@ -29,7 +30,7 @@ def study(space: SearchSpace, learner: Learner, tell: Tell, trials: int, seed: i
     """The observations of a study that measures the default first."""
     seen = [tell(space.default, seed)]
     while len(seen) < trials:
-        suggestion = learner.suggest(space, seen, seed=seed)
+        suggestion = learner.suggest(Problem(space), seen, seed=seed)
         assert suggestion is not None
         seen.append(tell(suggestion.strategy, seed))
     return seen
@@ -44,12 +45,12 @@ def test_it_is_a_pure_function(mixed_space: SearchSpace, tell: Tell) -> None:
     states = (torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())
     threads = torch.get_num_threads()
     learner = BayesianLearner()
-    first = learner.suggest(mixed_space, seen, seed=3)
+    first = learner.suggest(Problem(mixed_space), seen, seed=3)
     torch.rand(5)  # someone else draws random numbers in between
     state = torch.random.get_rng_state()
-    learner.suggest(mixed_space, seen[:6], seed=4)
+    learner.suggest(Problem(mixed_space), seen[:6], seed=4)
     gp._fit.cache_clear()
-    again = BayesianLearner().suggest(mixed_space, list(seen), seed=3)
+    again = BayesianLearner().suggest(Problem(mixed_space), list(seen), seed=3)
     assert first == again  # bit for bit, predictions included
     assert torch.equal(torch.random.get_rng_state(), state)
     assert np.random.get_state()[1].tolist() == states[1]
@@ -59,16 +60,16 @@ def test_it_is_a_pure_function(mixed_space: SearchSpace, tell: Tell) -> None:
 
 def test_a_remembered_model_answers_like_a_fresh_one(mixed_space: SearchSpace, tell: Tell) -> None:
     seen = initial(mixed_space, tell)
-    fresh = BayesianLearner().suggest(mixed_space, seen, seed=0)
+    fresh = BayesianLearner().suggest(Problem(mixed_space), seen, seed=0)
     gp._fit.cache_clear()
-    chance_of_gain(mixed_space, seen, seed=1)
-    assert BayesianLearner().suggest(mixed_space, seen, seed=0) == fresh
+    chance_of_gain(Problem(mixed_space), seen, seed=1)
+    assert BayesianLearner().suggest(Problem(mixed_space), seen, seed=0) == fresh
 
 
 def test_sobol_points_come_first_and_then_the_model(mixed_space: SearchSpace, tell: Tell) -> None:
     learner, seen, kinds = BayesianLearner(initial_points=3), [tell(mixed_space.default)], []
     for _ in range(5):
-        suggestion = learner.suggest(mixed_space, seen, seed=0)
+        suggestion = learner.suggest(Problem(mixed_space), seen, seed=0)
         assert suggestion is not None
         kinds.append(suggestion.kind)
         seen += [tell(suggestion.strategy), tell(suggestion.strategy, 1)]  # repeats count once
@@ -77,12 +78,12 @@ def test_sobol_points_come_first_and_then_the_model(mixed_space: SearchSpace, te
 
 def test_the_model_waits_for_a_measurement(mixed_space: SearchSpace, tell: Tell) -> None:
     failed = [Observation(seen.strategy, None) for seen in initial(mixed_space, tell)]
-    suggestion = BayesianLearner().suggest(mixed_space, failed, seed=0)
+    suggestion = BayesianLearner().suggest(Problem(mixed_space), failed, seed=0)
     assert suggestion is not None and suggestion.kind == "sobol"
 
 
 def test_its_info_is_plain_json(mixed_space: SearchSpace, tell: Tell) -> None:
-    suggestion = BayesianLearner().suggest(mixed_space, initial(mixed_space, tell), seed=0)
+    suggestion = BayesianLearner().suggest(Problem(mixed_space), initial(mixed_space, tell), seed=0)
     assert suggestion is not None
     info = json.loads(json.dumps(suggestion.info, allow_nan=False))
     assert info == suggestion.info
@@ -93,7 +94,7 @@ def test_its_info_is_plain_json(mixed_space: SearchSpace, tell: Tell) -> None:
 def test_nothing_is_tried_twice_and_the_end_is_none(tiny_space: SearchSpace) -> None:
     learner, tried = BayesianLearner(initial_points=2), [tiny_space.default]
     while suggestion := learner.suggest(
-        tiny_space, [Observation(s, 1.0 + len(s)) for s in tried[:-1]], tried[-1:], seed=0
+        Problem(tiny_space), [Observation(s, 1.0 + len(s)) for s in tried[:-1]], tried[-1:], seed=0
     ):
         tried.append(suggestion.strategy)
         assert len(tried) <= 9
@@ -103,13 +104,13 @@ def test_nothing_is_tried_twice_and_the_end_is_none(tiny_space: SearchSpace) -> 
 @pytest.mark.parametrize("knobs", [0, 1])
 def test_without_free_knobs_there_is_nothing_to_try(tiny_space: SearchSpace, knobs: int) -> None:
     fixed = [knob.restrict([knob.default]) for knob in tiny_space.knobs[:knobs]]  # type: ignore[call-arg, list-item]
-    assert BayesianLearner().suggest(SearchSpace(tuple(fixed)), [], seed=0) is None
+    assert BayesianLearner().suggest(Problem(SearchSpace(tuple(fixed))), [], seed=0) is None
 
 
 def test_pending_strategies_are_not_proposed(mixed_space: SearchSpace, tell: Tell) -> None:
     seen, learner, pending = initial(mixed_space, tell), BayesianLearner(), list[Strategy]()
     for _ in range(3):
-        suggestion = learner.suggest(mixed_space, seen, pending, seed=0)
+        suggestion = learner.suggest(Problem(mixed_space), seen, pending, seed=0)
         assert suggestion is not None and suggestion.kind == "model"
         pending.append(suggestion.strategy)
     assert len({*pending, *(o.strategy for o in seen)}) == len(seen) + 3
@@ -137,7 +138,7 @@ def test_it_beats_random_search(
     for seed in range(3):
         for learner in (BayesianLearner(), RandomLearner()):
             seen = study(mixed_space, learner, tell, 20, seed)
-            best = best_tried(mixed_space, seen, 1)[0]
+            best = best_tried(Problem(mixed_space), seen, 1)[0]
             regret[learner.name].append(log_step(best) + 2.0)
     assert statistics.median(regret["bayesian"]) < 0.5 * statistics.median(regret["random"])
     assert statistics.median(regret["bayesian"]) < 0.08
@@ -169,7 +170,7 @@ def test_odd_data_never_stops_it(
 ) -> None:
     tried = [o.strategy for o in initial(mixed_space, tell, 6)]
     seen = [Observation(s, t, math.nan) for s, t in zip(tried, steps, strict=True)] * 2
-    suggestion = BayesianLearner().suggest(mixed_space, seen, seed=0)
+    suggestion = BayesianLearner().suggest(Problem(mixed_space), seen, seed=0)
     assert suggestion is not None and suggestion.kind == "model"
     assert suggestion.strategy not in tried
     json.dumps(suggestion.info, allow_nan=False)
@@ -177,5 +178,5 @@ def test_odd_data_never_stops_it(
 
 def test_one_observation_is_enough(mixed_space: SearchSpace, tell: Tell) -> None:
     seen = [tell(mixed_space.default)]
-    suggestion = BayesianLearner(initial_points=0).suggest(mixed_space, seen, seed=0)
+    suggestion = BayesianLearner(initial_points=0).suggest(Problem(mixed_space), seen, seed=0)
     assert suggestion is not None and suggestion.kind == "model"

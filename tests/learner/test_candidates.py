@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hvd_autosync.learner import Observation, best_tried, fit, worth_confirming
 from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 Tell = Callable[..., Observation]
@@ -22,24 +23,25 @@ def test_the_lucky_one_does_not_lead(tiny_space: SearchSpace) -> None:
         *[Observation(steady, step) for step in (0.100, 0.101, 0.099)],
         Observation(slow, 0.2),
     ]
-    assert best_tried(tiny_space, seen, 3) == [steady, lucky, slow]
+    assert best_tried(Problem(tiny_space), seen, 3) == [steady, lucky, slow]
 
 
 def test_distinct_measured_and_at_most_count(mixed_space: SearchSpace, tell: Tell) -> None:
     strategies = [mixed_space.decode(p) for p in sobol_points(mixed_space, 6, seed=0)]
     seen = [tell(s, seed) for seed in range(2) for s in strategies[:5]]
     seen.append(Observation(strategies[5], None))
-    ranked = best_tried(mixed_space, seen, 10)
+    ranked = best_tried(Problem(mixed_space), seen, 10)
     assert len(ranked) == 5 and set(ranked) == set(strategies[:5])
-    assert best_tried(mixed_space, seen, 2, fit(mixed_space, seen)) == ranked[:2]
+    assert best_tried(Problem(mixed_space), seen, 2, fit(Problem(mixed_space), seen)) == ranked[:2]
 
 
 def test_the_default_is_one_of_them(mixed_space: SearchSpace) -> None:
     slower = mixed_space.complete({"codec": "int8"})
     seen = [Observation(mixed_space.default, 0.1), Observation(slower, 0.3)]
-    assert best_tried(mixed_space, seen, 2) == [mixed_space.default, slower]
+    assert best_tried(Problem(mixed_space), seen, 2) == [mixed_space.default, slower]
     # The empty strategy is the default, too.
-    assert best_tried(mixed_space, [Observation(Strategy(), 0.1)], 1) == [mixed_space.default]
+    as_it_is = [Observation(Strategy(), 0.1)]
+    assert best_tried(Problem(mixed_space), as_it_is, 1) == [mixed_space.default]
 
 
 def test_a_lucky_default_does_not_end_the_matter(tiny_space: SearchSpace) -> None:
@@ -50,10 +52,10 @@ def test_a_lucky_default_does_not_end_the_matter(tiny_space: SearchSpace) -> Non
         *[Observation(close, step, 0.005) for step in (0.099, 0.100)],
         *[Observation(slow, step, 0.005) for step in (0.2, 0.21)],
     ]
-    assert best_tried(tiny_space, seen, 1) == [default]
-    assert worth_confirming(tiny_space, seen, default, 2) == [close]
-    assert worth_confirming(tiny_space, [], default, 2) == []
+    assert best_tried(Problem(tiny_space), seen, 1) == [default]
+    assert worth_confirming(Problem(tiny_space), seen, default, 2) == [close]
+    assert worth_confirming(Problem(tiny_space), [], default, 2) == []
 
 
 def test_nothing_measured_is_nobody(mixed_space: SearchSpace) -> None:
-    assert best_tried(mixed_space, [Observation(mixed_space.default, None)], 3) == []
+    assert best_tried(Problem(mixed_space), [Observation(mixed_space.default, None)], 3) == []

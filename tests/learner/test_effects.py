@@ -9,6 +9,7 @@ import pytest
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner import Observation, fit, knob_effects
 from hvd_autosync.learner.points import encode_all, sobol_points
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 Tell = Callable[..., Observation]
@@ -23,7 +24,7 @@ def test_effects_have_the_right_sign_and_size(
     mixed_space: SearchSpace, seen: list[Observation]
 ) -> None:
     winner = mixed_space.complete({"codec": "fp16", "hierarchical": True, "streams": 3})
-    effects = {effect.name: effect for effect in knob_effects(mixed_space, seen, winner)}
+    effects = {effect.name: effect for effect in knob_effects(Problem(mixed_space), seen, winner)}
     assert set(effects) == {"codec", "hierarchical", "streams"}
     assert effects["codec"].ratio == pytest.approx(math.exp(-0.2), abs=0.08)
     assert effects["hierarchical"].ratio == pytest.approx(math.exp(-0.25), abs=0.08)
@@ -37,7 +38,7 @@ def test_effects_have_the_right_sign_and_size(
 
 def test_the_largest_gain_comes_first(mixed_space: SearchSpace, seen: list[Observation]) -> None:
     winner = mixed_space.complete({"codec": "int8", "hierarchical": True})
-    effects = knob_effects(mixed_space, seen, winner)
+    effects = knob_effects(Problem(mixed_space), seen, winner)
     assert [effect.name for effect in effects] == ["hierarchical", "codec"]
     assert effects[1].ratio > 1  # int8 hurts
 
@@ -46,18 +47,18 @@ def test_a_dependent_knob_is_compared_with_its_own_default(
     mixed_space: SearchSpace, seen: list[Observation]
 ) -> None:
     winner = mixed_space.complete({"groups": 4, "group_fusion": False})
-    effects = {effect.name: effect for effect in knob_effects(mixed_space, seen, winner)}
+    effects = {effect.name: effect for effect in knob_effects(Problem(mixed_space), seen, winner)}
     assert set(effects) == {"groups", "group_fusion"}
     assert (effects["group_fusion"].default, effects["group_fusion"].chosen) == (True, False)
     assert effects["group_fusion"].ratio < 1
     # Switched on but at its default, it is part of its parent's effect.
     fused = mixed_space.complete({"groups": 4})
-    assert [effect.name for effect in knob_effects(mixed_space, seen, fused)] == ["groups"]
+    assert [effect.name for effect in knob_effects(Problem(mixed_space), seen, fused)] == ["groups"]
 
 
 def test_little_data_is_a_wide_interval(mixed_space: SearchSpace, seen: list[Observation]) -> None:
     winner = mixed_space.complete({"codec": "fp16"})
-    few, many = (knob_effects(mixed_space, data, winner)[0] for data in (seen[:4], seen))
+    few, many = (knob_effects(Problem(mixed_space), data, winner)[0] for data in (seen[:4], seen))
     assert many.high - many.low < 0.7 * (few.high - few.low)
 
 
@@ -65,8 +66,9 @@ def test_the_interval_is_that_of_joint_samples(
     mixed_space: SearchSpace, seen: list[Observation]
 ) -> None:
     winner = mixed_space.complete({"codec": "fp16", "streams": 3})
-    effect = next(e for e in knob_effects(mixed_space, seen[:20], winner) if e.name == "streams")
-    surrogate = fit(mixed_space, seen[:20])
+    effects = knob_effects(Problem(mixed_space), seen[:20], winner)
+    effect = next(e for e in effects if e.name == "streams")
+    surrogate = fit(Problem(mixed_space), seen[:20])
     pair = encode_all(mixed_space, [winner, winner.replacing(streams=1)])
     samples = surrogate.sample_at(pair, 20_000, seed=0)
     ratios = np.exp(samples[:, 0] - samples[:, 1])
@@ -76,10 +78,10 @@ def test_the_interval_is_that_of_joint_samples(
 
 
 def test_the_default_has_no_effects(mixed_space: SearchSpace, seen: list[Observation]) -> None:
-    assert knob_effects(mixed_space, seen, mixed_space.default) == []
-    assert knob_effects(mixed_space, seen, Strategy()) == []
+    assert knob_effects(Problem(mixed_space), seen, mixed_space.default) == []
+    assert knob_effects(Problem(mixed_space), seen, Strategy()) == []
 
 
 def test_a_winner_of_another_space_is_refused(mixed_space: SearchSpace) -> None:
     with pytest.raises(SpaceError):
-        knob_effects(mixed_space, [], Strategy({"elsewhere": 1}))
+        knob_effects(Problem(mixed_space), [], Strategy({"elsewhere": 1}))

@@ -3,13 +3,15 @@ from __future__ import annotations
 import torch
 
 from hvd_autosync.learner import Observation, SobolLearner
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 
 def propose(space: SearchSpace, count: int, seed: int = 0) -> list[Strategy]:
     tried: list[Strategy] = []
     for _ in range(count):
-        suggestion = SobolLearner().suggest(space, [Observation(s, 1.0) for s in tried], seed=seed)
+        seen = [Observation(s, 1.0) for s in tried]
+        suggestion = SobolLearner().suggest(Problem(space), seen, seed=seed)
         if suggestion is None:
             break
         assert suggestion.kind == "sobol"
@@ -31,9 +33,9 @@ def test_every_strategy_once_and_then_none(tiny_space: SearchSpace) -> None:
 
 def test_pending_strategies_are_not_repeated(mixed_space: SearchSpace) -> None:
     learner = SobolLearner()
-    first = learner.suggest(mixed_space, [], seed=0)
+    first = learner.suggest(Problem(mixed_space), [], seed=0)
     assert first is not None
-    second = learner.suggest(mixed_space, [], [first.strategy], seed=0)
+    second = learner.suggest(Problem(mixed_space), [], [first.strategy], seed=0)
     assert second is not None and second.strategy != first.strategy
 
 

@@ -1,0 +1,116 @@
+"""Predictions of those who know something before the first trial: the cost model, related tasks.
+
+An expert gives one number per point, the logarithm of the step time over that of the default. The
+model believes it with a weight of its own, which the task's trials correct (:mod:`gp`), so that an
+expert who is wrong here is soon not heard.
+
+``n``: number of points; ``d``: dimension of the space; ``e``: number of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hvd_autosync.cost import Calibration, CostModel, calibrate
+from hvd_autosync.cost.columns import Columns
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.points import FloatArray
+from hvd_autosync.learner.problem import Source
+from hvd_autosync.learner.translation import translated
+from hvd_autosync.search_space import SearchSpace, Task
+
+#: From points, ``n x d``, to an expert's numbers, shape ``(n,)``.
+Opinion = Callable[[FloatArray], FloatArray]
+
+
+@dataclass(frozen=True)
+class Expert:
+    """Somebody whose predictions the model starts from.
+
+    Attributes:
+        name: ``"cost model"``, or the study of a related task.
+        opinion: Logarithm of the step time over the default's, at points of the space.
+        weight: How much of it is believed before any trial.
+        deviation: Standard deviation of that.
+    """
+
+    name: str
+    opinion: Opinion
+    weight: float
+    deviation: float
+
+
+def opinions(experts: Sequence[Expert], points: FloatArray) -> FloatArray:
+    """What ``experts`` say of points, shape ``n x e``."""
+    columns = [expert.opinion(points) for expert in experts]
+    return np.stack(columns, axis=1) if columns else np.empty((len(points), 0))
+
+
+#: Weight of the cost model, and its deviation.
+_COST_WEIGHT, _COST_DEVIATION = 1.0, 0.3
+
+
+def cost_expert(
+    space: SearchSpace, task: Task | None, observations: Sequence[Observation]
+) -> Expert | None:
+    """The cost model of a task, calibrated to its trials; ``None`` where there can be none.
+
+    Raises:
+        SpaceError: An observed strategy does not lie in ``space``.
+    """
+    model = None if task is None else _cost_model(task)
+    if model is None:
+        return None
+    held = dict(space.fixed)
+    seen = [({**held, **one.strategy}, one.step_s) for one in observations if one.measured]
+    strategies, step_s = [s for s, _ in seen], [t for _, t in seen if t is not None]
+    calibration: Calibration = calibrate(model, strategies, step_s)
+    default = space.encode(space.default)[np.newaxis]
+
+    def log_step(points: FloatArray) -> FloatArray:
+        steps = model.prepare(Columns.at(space, points))
+        return np.asarray(np.log(steps.seconds([calibration.coefficients])[0]))
+
+    level = float(log_step(default)[0])
+    return Expert(
+        "cost model", lambda points: log_step(points) - level, _COST_WEIGHT, _COST_DEVIATION
+    )
+
+
+@lru_cache(maxsize=16)
+def _cost_model(task: Task) -> CostModel | None:
+    """The cost model of a task, unless its links or times are not known."""
+    try:
+        return CostModel(task.model, task.resources)
+    except ConfigurationError:
+        return None
+
+
+def source_expert(
+    space: SearchSpace, source: Source, predicted: Opinion, explained: Expert | None,
+    weight: float, deviation: float,
+) -> Expert:  # fmt: skip
+    """What a related task has taught beyond what the cost model explains.
+
+    Args:
+        space: The target's space.
+        source: The related task.
+        predicted: Its log step time (up to a constant) at points of its own space.
+        explained: The cost model of the source, on its own space, where ``space`` is believed to
+            one, too; ``None`` where neither is.
+        weight: How much of it is believed before any trial.
+        deviation: Standard deviation of that.
+    """
+
+    def residual(points: FloatArray) -> FloatArray:
+        there = translated(space, points, source.space)
+        known = 0.0 if explained is None else explained.opinion(there)
+        return predicted(there) - known
+
+    level = float(residual(space.encode(space.default)[np.newaxis])[0])
+    return Expert(source.study_id, lambda points: residual(points) - level, weight, deviation)

@@ -1,0 +1,46 @@
+"""Points of one space seen from another: what two tasks have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_autosync.learner.points import FloatArray, snap
+from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace, Value
+
+
+def translated(space: SearchSpace, points: FloatArray, other: SearchSpace) -> FloatArray:
+    """The points of ``other`` nearest to those of ``space``, knob by knob.
+
+    Knobs that only ``space`` has are left out; those that only ``other`` has stand at its default,
+    and so do choices that it does not know. Numbers beyond its bounds go to the bound.
+
+    Args:
+        space: Where the points are.
+        points: Snapped points, shape ``n x d``.
+        other: Another space, of dimension ``d'``.
+
+    Returns:
+        Snapped points of ``other``, shape ``n x d'``.
+    """
+    held = dict(space.fixed)
+    places = {knob.name: index for index, knob in enumerate(space.knobs)}
+    found = np.empty((len(points), other.dimension))
+    for index, knob in enumerate(other.knobs):
+        if knob.name not in places:
+            found[:, index] = _place(knob, held.get(knob.name, knob.default))
+            continue
+        own = places[knob.name]
+        unique, inverse = np.unique(points[:, own], return_inverse=True)
+        values = [space.knobs[own].from_unit(float(position)) for position in unique]
+        found[:, index] = np.array([_place(knob, value) for value in values])[inverse]
+    return snap(other, found)
+
+
+def _place(knob: Knob, value: Value) -> float:
+    """Where ``value`` lies in the domain of ``knob``, or what comes nearest."""
+    if isinstance(knob, CategoricalKnob):
+        same = [c for c in knob.choices if type(c) is type(value) and c == value]
+        return knob.to_unit(same[0] if same else knob.default)
+    if isinstance(value, (str, bool)):
+        return knob.to_unit(knob.default)
+    return knob.to_unit(min(max(value, knob.low), knob.high))
