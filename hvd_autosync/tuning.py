@@ -22,6 +22,7 @@ from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress, TrialRunner
+from hvd_autosync.learner import Learner
 from hvd_autosync.options import Options
 from hvd_autosync.search_space import (
     Links,
@@ -119,10 +120,18 @@ def tune(
     listener: Listener,
     *,
     runner: TrialRunner | None = None,
+    learner: Learner | None = None,
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, its own or a reused one.
 
     A study of the same job that was interrupted is taken up where it stopped.
+
+    Args:
+        job: What is run.
+        options: How.
+        listener: Watches.
+        runner: Runs the trials; warm where it can if ``None``.
+        learner: Proposes strategies; ours if ``None``.
 
     Raises:
         ConfigurationError: An option or file cannot be used, or ``reuse`` is ``only`` and there
@@ -142,7 +151,7 @@ def tune(
             "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
             hint="Run once with --autosync-reuse auto, or name the right --autosync-store.",
         )
-    study, resumed = _open_study(store, key, job, settings_of(options))
+    study, resumed = _open_study(store, key, job, settings_of(options), learner)
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
         runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
@@ -151,18 +160,19 @@ def tune(
 
 
 def _open_study(
-    store: TraceStore, key: str, job: Job, settings: StudySettings
+    store: TraceStore, key: str, job: Job, settings: StudySettings, learner: Learner | None
 ) -> tuple[Study, bool]:
     record = store.claim_resumable(key)
     if record is not None and record.settings == settings.to_json():
-        return Study(store, record), True
+        return Study(store, record, learner), True
     if record is not None:
         superseded = {"reason": "it was interrupted, then run again with other settings"}
         store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
-    return (
-        Study.create(store=store, settings=settings, job_key=key, command=job.display()),
-        False,
+    command = job.display()
+    study = Study.create(
+        store=store, settings=settings, job_key=key, command=command, learner=learner
     )
+    return study, False
 
 
 class _Tuning:

@@ -55,4 +55,8 @@ WORKLOADS = {
         "10 tensors, 1.3 MB, nearly all embeddings; trains on real data", "train_ncf.py",
         "--factors 8 --batch-size 256 --epochs 1000000",
     ),
+    "lm": Workload(
+        "28 tensors, 0.5 MB; trains a transformer on text of this machine", "train_lm.py",
+        "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 1000000",
+    ),
 }  # fmt: skip

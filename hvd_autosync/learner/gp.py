@@ -169,8 +169,12 @@ def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
     sources = _source_experts(problem, cost, observations)
     surrogate = _fitted(features, (*known, *sources), points, seen)
     if sources:
-        gains = loo_gains(surrogate.model, surrogate.experts)[len(known):]
-        kept = [s for s, gain in zip(sources, gains) if not misleads(gain, len(observations))]
+        gains = loo_gains(surrogate.model, surrogate.experts)[len(known) :]
+        kept = tuple(
+            source
+            for source, gain in zip(sources, gains, strict=True)
+            if not misleads(gain, len(observations))
+        )
         if len(kept) < len(sources):
             surrogate = _fitted(features, (*known, *kept), points, seen)
     return surrogate
