@@ -17,6 +17,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 REUSE_CHOICES = ("auto", "never", "only")
+TRANSFER_CHOICES = ("auto", "never")
 RUNNER_CHOICES = ("auto", "cold")
 
 
@@ -99,6 +100,11 @@ class Options:
         "auto", _one_of(REUSE_CHOICES), "{auto,never,only}",
         "What to do when this task was tuned before: take that winner (auto), tune again (never), "
         "or refuse to tune (only).",
+    )
+    transfer: str = _option(
+        "auto", _one_of(TRANSFER_CHOICES), "{auto,never}",
+        "Whether finished studies of similar jobs and clusters in the store tell where to begin "
+        "(auto); they are believed as long as the trials do not contradict them.",
     )
     runner: str = _option(
         "auto", _one_of(RUNNER_CHOICES), "{auto,cold}",

@@ -23,8 +23,8 @@ from hvd_autosync import learner as learning
 from hvd_autosync.confirm import Comparison, Confirmation, Measurement
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.base import Learner, Suggestion
-from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.relatives import load_sources, observations_of, related_studies
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -50,6 +50,8 @@ _HOPELESS_FACTOR = 1.1
 #: A second candidate is confirmed too when it is expected within this of the first.
 _CLOSE_RACE = 0.03
 _MOST_CANDIDATES = 2
+#: Entry of a trial's information: the studies that were learned from, with their similarity.
+_RELATED = "related"
 
 
 class Study:
@@ -61,6 +63,7 @@ class Study:
         self._store = store
         self._learner = learner or learning.BayesianLearner()
         self._mine: dict[int, Strategy] = {}
+        self._problem: Problem | None = None
         self.record = record
         self.settings = StudySettings.from_json(record.settings)
 
@@ -130,8 +133,11 @@ class Study:
 
         Raises:
             StudyError: The space was not described yet.
+            StoreError: The store cannot be read.
         """
-        return problem_of(self.record, self.space)
+        if self._problem is None or self._problem.space is not self.space:
+            self._problem = problem_of(self._store, self.record, self.trials)
+        return self._problem
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -227,22 +233,23 @@ class Study:
         exhausted = self._exhausted(trials)
         if exhausted:
             return None, exhausted
-        observations = observations_of(self.space, trials)
+        observations, problem = observations_of(self.space, trials), self.problem
         suggestion = self._learner.suggest(
-            self.problem, observations, list(self._mine.values()), seed=self.settings.seed
+            problem, observations, list(self._mine.values()), seed=self.settings.seed
         )
         if suggestion is None:
             return None, "every strategy of the space was tried"
+        info = {**suggestion.info, _RELATED: [[s.study_id, s.similarity] for s in problem.sources]}
         if suggestion.kind != "model":
-            return suggestion, ""
+            return replace(suggestion, info=info), ""
         chance = learning.chance_of_gain(
-            self.problem, observations, gain=WORTHWHILE_GAIN, seed=self.settings.seed
+            problem, observations, gain=WORTHWHILE_GAIN, seed=self.settings.seed
         )
         if chance < SMALL_CHANCE:
             return None, (
                 f"the chance of a further gain above {WORTHWHILE_GAIN:.0%} fell to {chance:.0%}"
             )
-        return replace(suggestion, info={**suggestion.info, "chance_of_gain": chance}), ""
+        return replace(suggestion, info={**info, "chance_of_gain": chance}), ""
 
     def _exhausted(self, trials: Sequence[TrialRecord]) -> str:
         """Why no further trial may be spent; empty while some may."""
@@ -304,22 +311,23 @@ def _used_s(trials: Sequence[TrialRecord]) -> float:
     return sum(s for s in ran if not math.isnan(s)) + sum(thought)
 
 
-def problem_of(study: StudyRecord, space: SearchSpace) -> Problem:
-    """What is known of a study's task beyond its trials; ``space`` is the study's."""
-    settings = StudySettings.from_json(study.settings)
-    return Problem(space, study.task, steps=settings.warmup + settings.steps)
+def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]) -> Problem:
+    """What is known of a study's task beyond what its trials measured.
 
+    Which related studies are learned from is decided once, and written with the trials that are
+    asked for then.
 
-def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[Observation]:
-    """What a learner is told of ``trials``: those that ended, failed ones without a time.
-
-    The job as it is is left out where restrictions exclude it from the space.
+    Args:
+        store: Where the study is, and those that are related.
+        study: The study, whose space is known.
+        trials: All of its trials.
     """
-    observations = []
-    for trial in trials:
-        strategy = space.complete(trial.strategy)
-        if trial.result is not None and (strategy or not space.dimension):
-            time_s = trial.result.step_time
-            values = (time_s.mean_s, time_s.standard_error_s) if time_s else (None, 0.0)
-            observations.append(Observation(strategy, *values))
-    return observations
+    assert study.space is not None, "nothing is asked of a learner before"
+    settings = StudySettings.from_json(study.settings)
+    written = [t.info[_RELATED] for t in trials if isinstance(t.info.get(_RELATED), list)]
+    related = written[0] if written else None
+    running = study.status is StudyStatus.RUNNING
+    if related is None and running and settings.transfer and study.task is not None:
+        related = related_studies(store, study.task)
+    sources = load_sources(store, related or ())
+    return Problem(study.space, study.task, sources, settings.warmup + settings.steps)

@@ -24,6 +24,7 @@ class StudySettings:
         warmup: Steps before those.
         allow: Lossy groups allowed.
         seed: Of every random choice.
+        transfer: Whether finished studies of related tasks are learned from.
     """
 
     trials: int = 20
@@ -32,6 +33,7 @@ class StudySettings:
     warmup: int = 10
     allow: tuple[str, ...] = ()
     seed: int = 0
+    transfer: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""

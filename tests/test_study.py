@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hvd_autosync.errors import StudyError
+from hvd_autosync.relatives import observations_of
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -21,7 +22,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
-from hvd_autosync.study import Study, observations_of
+from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore
 
@@ -225,7 +226,8 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         import os, signal
         from test_study import SPACE, SimulatedJob, StudySettings
-        from hvd_autosync.study import Study, observations_of
+        from hvd_autosync.relatives import observations_of
+        from hvd_autosync.study import Study
         study = Study.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
         job = SimulatedJob()
         for _ in range(4):

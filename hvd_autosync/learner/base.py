@@ -21,7 +21,7 @@ class Suggestion:
         info: Why, as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
             ``predicted_low_s`` and ``predicted_high_s`` (90 % interval) and ``acquisition``
             (logarithm of the expected improvement, in the model's standardized unit, times the
-            chance of a measurement, per second).
+            chance of a measurement, per second), and ``experts``, the names of those believed.
     """
 
     strategy: Strategy

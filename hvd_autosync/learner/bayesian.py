@@ -106,4 +106,5 @@ def _explain(surrogate: Surrogate, strategy: Strategy, acquisition: float) -> di
         "predicted_low_s": math.exp(mean - _Z90 * deviation),
         "predicted_high_s": math.exp(mean + _Z90 * deviation),
         "acquisition": acquisition,
+        "experts": [expert.name for expert in surrogate.experts],
     }

@@ -53,7 +53,7 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
         yield _section("Task", task_table(study.task, trials))
     if study.space is not None and conclusion is not None:
         if conclusion.winner != study.space.default:
-            effects = knob_table(problem_of(study, study.space), trials, conclusion.winner)
+            effects = knob_table(problem_of(store, study, trials), trials, conclusion.winner)
             yield _section("The winner against the default, knob by knob", effects)
         if lost := list(lost_strategies(study.space, trials, conclusion)):
             yield _section("Why others lost", *lost)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
 
 from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
+from hvd_autosync.search_space import Task
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
 from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS
@@ -26,6 +28,17 @@ def study_records(
     """The studies that fulfil all ``conditions``, newest first."""
     query = select(*STUDY_COLUMNS).where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
     return [_record(StudyRecord, row) for row in connection.execute(query).mappings()]
+
+
+def finished_tasks(connection: Connection) -> list[tuple[str, Task]]:
+    """Id and task of all finished studies whose task is known and readable, newest first."""
+    finished = STUDIES.c.status == StudyStatus.FINISHED.value
+    query = select(STUDIES.c.study_id, STUDIES.c.task).where(finished, STUDIES.c.task.is_not(None))
+    found = []
+    for study_id, task in connection.execute(query.order_by(*_NEWEST_FIRST)):
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            found.append((study_id, Task.from_json(task)))
+    return found
 
 
 def full_id(connection: Connection, study_id: str) -> str:

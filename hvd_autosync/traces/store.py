@@ -220,6 +220,11 @@ class TraceStore:
         with self._database.reading() as connection:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
+    def finished_tasks(self) -> list[tuple[str, Task]]:
+        """Id and task of all finished studies whose task is known and readable, newest first."""
+        with self._database.reading() as connection:
+            return rows.finished_tasks(connection)
+
     def find_finished(self, job_key: str) -> StudyRecord | None:
         """The newest finished study of the very same job, whatever its settings."""
         return self._newest_finished(job_key=job_key)

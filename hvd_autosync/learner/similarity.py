@@ -1,0 +1,68 @@
+"""How much alike two tasks look, by what their models ask of their clusters.
+
+Alike are tasks whose step times depend on the same knobs in the same way. What decides that is how
+much is sent, in how many pieces and of which classes, how long that takes beside computing, over
+how many ranks and levels: the descriptor has one number for each, and one is a difference that
+matters.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hvd_autosync.learner.points import FloatArray
+from hvd_autosync.search_space import Resources, Task
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_of, parameter_classes
+
+#: A factor of this is a difference of 1: of bytes and rates, and of counts and times.
+_LARGE_FACTOR, _FACTOR = math.log(10), math.log(4)
+#: Shares of bytes that differ by this are a difference of 1.
+_SHARE = 0.3
+#: What stands for a number that was not measured: a network of 1 Gbit/s, 1 ms, 10 ms of computing.
+_BYTES_PER_S, _LATENCY_S, _COMPUTE_S = 1.25e8, 1e-3, 1e-2
+
+
+def similarity(one: Task, other: Task) -> float:
+    """From 0, nothing in common, to 1, alike; 0 across kinds of devices."""
+    if one.resources.device != other.resources.device or one.model.wrapped != other.model.wrapped:
+        return 0.0
+    difference = descriptor(one) - descriptor(other)
+    return math.exp(-0.5 * float(difference @ difference))
+
+
+def descriptor(task: Task) -> FloatArray:
+    """The numbers by which tasks are compared, shape ``(11,)``; 1 is a difference that matters."""
+    model, resources = task.model, task.resources
+    sent = [p for p in model.parameters if p.ready_order >= 0]
+    classes = parameter_classes(model)
+    size = dict.fromkeys(PARAMETER_CLASSES, 0.0)
+    for parameter in sent:
+        size[class_of(parameter.name, classes)] += parameter.size_bytes
+    total = max(sum(size.values()), 1.0)
+    touched = sum(p.size_bytes * p.touched_rows for p in sent) / total
+    compute_s = float(np.nan_to_num(model.forward_s + model.backward_s, nan=_COMPUTE_S))
+    bytes_per_s, latency_s = _network(resources)
+    largest = max((p.size_bytes for p in sent), default=1)
+    return np.array(
+        [
+            math.log(total) / _LARGE_FACTOR,
+            math.log(max(largest, 1)) / _LARGE_FACTOR,
+            math.log(max(len(sent), 1)) / _FACTOR,
+            *(size[name] / total / _SHARE for name in PARAMETER_CLASSES),
+            touched / _SHARE,
+            math.log(total / bytes_per_s / max(compute_s, 1e-6)) / _FACTOR,
+            math.log(max(len(sent), 1) * latency_s / max(compute_s, 1e-6)) / _LARGE_FACTOR,
+            math.log(resources.world_size) / _FACTOR,
+            float(resources.several_hosts) + float(resources.two_levels),
+        ]
+    )
+
+
+def _network(resources: Resources) -> tuple[float, float]:
+    """Bytes per second and seconds of an allreduce among all ranks, or a guess."""
+    link = resources.links.overall
+    if link is None:
+        return _BYTES_PER_S, _LATENCY_S
+    return link.bandwidth_bytes_per_s, max(link.latency_s, 1e-6)
