@@ -1,0 +1,159 @@
+"""Whom the model believes before the first trial, and how soon it stops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hvd_autosync.cost import CostModel
+from hvd_autosync.learner import BayesianLearner, Observation, fit
+from hvd_autosync.learner.experts import cost_expert
+from hvd_autosync.learner.points import encode_all, sobol_points
+from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.search_space import (
+    Link,
+    Links,
+    ModelProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Task,
+    build_space,
+)
+
+LogStep = Callable[[Strategy], float]
+
+
+@pytest.fixture
+def task(model: ModelProfile, slow_network: Resources) -> Task:
+    return Task(model, slow_network)
+
+
+@pytest.fixture
+def space(task: Task) -> SearchSpace:
+    return build_space(task.model, task.resources, held={"controller": "gloo"})
+
+
+def spread(space: SearchSpace, count: int, seed: int = 0) -> list[Strategy]:
+    return [space.decode(point) for point in sobol_points(space, count, seed)]
+
+
+def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def test_physics_is_believed_before_any_trial(task: Task, space: SearchSpace) -> None:
+    """From the default's time alone the model ranks strategies as the cost model does."""
+    seconds = CostModel(task.model, task.resources).predict
+    some = spread(space, 100)
+    seen = [Observation(space.default, float(seconds([space.default])[0]))]
+    with_physics = fit(Problem(space, task), seen).predict(some)[0]
+    assert rank_correlation(with_physics, seconds(some)) > 0.95
+    assert with_physics == pytest.approx(np.log(seconds(some)), abs=0.15)
+    assert abs(rank_correlation(fit(Problem(space), seen).predict(some)[0], seconds(some))) < 0.7
+
+
+def test_with_physics_the_first_proposal_is_a_good_one(task: Task, space: SearchSpace) -> None:
+    seconds = CostModel(task.model, task.resources).predict
+    seen = [Observation(space.default, float(seconds([space.default])[0]))]
+    suggestion = BayesianLearner().suggest(Problem(space, task), seen, seed=0)
+    assert suggestion is not None and suggestion.kind == "model"
+    assert suggestion.info["experts"] == ["cost model"]
+    best = seconds(spread(space, 500, seed=3)).min()
+    assert seconds([suggestion.strategy])[0] < 1.05 * best
+
+
+def test_wrong_physics_does_no_lasting_harm(task: Task, space: SearchSpace) -> None:
+    """Step times are the opposite of what the cost model says."""
+    cost = CostModel(task.model, task.resources)
+
+    def truth(strategies: list[Strategy]) -> np.ndarray:
+        return np.asarray(-0.5 * np.log(cost.predict(strategies)) - 2.0)
+
+    unseen = spread(space, 100, seed=5)
+    errors = []
+    for problem in (Problem(space, task), Problem(space)):
+        tried = spread(space, 20)
+        seen = [Observation(s, math.exp(y)) for s, y in zip(tried, truth(tried), strict=True)]
+        error = fit(problem, seen).predict(unseen)[0] - truth(unseen)
+        errors.append(float(np.sqrt((error**2).mean())))
+    assert errors[0] < 1.25 * errors[1]
+
+
+@pytest.mark.parametrize("missing", ["links", "times"])
+def test_without_measurements_there_is_no_cost_model(
+    task: Task, space: SearchSpace, missing: str
+) -> None:
+    model, resources = task.model, task.resources
+    if missing == "links":
+        resources = Resources(resources.hosts, "cpu", resources.build, Links())
+    else:
+        model = ModelProfile(model.parameters)
+    assert cost_expert(space, Task(model, resources), []) is None
+    assert cost_expert(space, None, []) is None
+
+
+def source(
+    space: SearchSpace, log_step: LogStep, sign: float = 1.0, similarity: float = 0.8
+) -> Source:
+    """A task with 40 trials whose step times are those of ``log_step``, or their opposite."""
+    seen = [Observation(s, math.exp(sign * log_step(s) - 1.0)) for s in spread(space, 40, seed=9)]
+    return Source("there", None, space, tuple(seen), similarity)
+
+
+def test_a_related_task_tells_where_to_begin(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    """The optimum is -2, the default about -1.17; the source's times are e times shorter."""
+    default = Observation(mixed_space.default, math.exp(log_step(mixed_space.default)))
+    problem = Problem(mixed_space, sources=(source(mixed_space, log_step),))
+    suggestion = BayesianLearner().suggest(problem, [default], seed=0)
+    assert suggestion is not None and suggestion.kind == "model"
+    assert log_step(suggestion.strategy) < -1.85
+    assert suggestion.info["predicted_step_s"] == pytest.approx(math.exp(-1.95), rel=0.2)
+
+
+def test_a_task_that_misleads_is_not_heard_for_long(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    """The source says the opposite: after two trials against it, it is dropped."""
+    problem = Problem(mixed_space, sources=(source(mixed_space, log_step, sign=-1.0),))
+    seen = [Observation(mixed_space.default, math.exp(log_step(mixed_space.default)))]
+    heard = []
+    for _ in range(3):
+        suggestion = BayesianLearner().suggest(problem, seen, seed=0)
+        assert suggestion is not None
+        heard.append(bool(suggestion.info.get("experts")))
+        seen.append(Observation(suggestion.strategy, math.exp(log_step(suggestion.strategy))))
+    assert heard[0] and not heard[2]
+
+
+def test_a_task_that_helps_is_kept(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    problem = Problem(mixed_space, sources=(source(mixed_space, log_step),))
+    seen = [Observation(s, math.exp(log_step(s))) for s in spread(mixed_space, 8, seed=2)]
+    surrogate = fit(problem, seen)
+    assert [expert.name for expert in surrogate.experts] == ["there"]
+    unseen = spread(mixed_space, 60, seed=5)
+    truth = np.array([log_step(s) for s in unseen])
+    helped, alone = (
+        float(np.abs(fit(p, seen).predict(unseen)[0] - truth).mean())
+        for p in (problem, Problem(mixed_space))
+    )
+    assert helped < 0.5 * alone
+
+
+def test_of_a_source_with_physics_only_the_rest_is_heard(task: Task, space: SearchSpace) -> None:
+    """A twin on a cluster with a faster network whose trials are just what physics says."""
+    links = task.resources.links
+    fast = Links(Link(4, 2e-3, 12.5e7 / 1.5), links.within, Link(2, 1e-3, 12.5e7))
+    twin = Task(task.model, Resources(task.resources.hosts, "cpu", task.resources.build, fast))
+    tried = spread(space, 30)
+    seconds = CostModel(twin.model, twin.resources).predict(tried)
+    seen = tuple(Observation(s, float(t)) for s, t in zip(tried, seconds, strict=True))
+    problem = Problem(space, task, (Source("twin", twin, space, seen, 1.0),))
+    default = [Observation(space.default, 1.0)]
+    physics, related = fit(problem, default).experts
+    points = encode_all(space, spread(space, 50, seed=4))
+    assert np.abs(related.opinion(points)).max() < 0.1 < np.abs(physics.opinion(points)).max()
