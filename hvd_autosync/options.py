@@ -31,7 +31,7 @@ def _at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def _minutes(text: str) -> float:
+def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError("must be more than 0")
@@ -74,7 +74,12 @@ class Options:
         "Most trials before the winner is confirmed, the default's included.",
     )
     minutes: float | None = _option(
-        None, _minutes, "M", "Most minutes to spend on tuning; confirming what was found is extra."
+        None, _positive, "M", "Most minutes to spend on tuning; confirming what was found is extra."
+    )
+    expected_hours: float = _option(
+        10.0, _positive, "H",
+        "How long the training is expected to run: tuning stops when another trial would take "
+        "longer than it is expected to save.",
     )
     steps: int = _option(40, _at_least(5), "N", "Steps measured in each trial.")
     warmup: int = _option(10, _at_least(1), "N", "Steps run before those, not measured.")

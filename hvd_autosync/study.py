@@ -43,8 +43,9 @@ from hvd_autosync.traces import (
 )
 from hvd_autosync.versions import versions
 
-#: A further gain counts from here, and tuning stops when its chance falls below the second.
-WORTHWHILE_GAIN, SMALL_CHANCE = 0.02, 0.1
+#: Exploring stops when the next trial is expected to save a smaller share of a step, but not
+#: before so many trials, the default's included.
+SMALL_GAIN, FEWEST_TRIALS = 0.01, 4
 #: Trials cut short are those clearly slower than the best by more than launches differ.
 _HOPELESS_FACTOR = 1.1
 #: A second candidate is confirmed too when it is expected within this of the first.
@@ -242,14 +243,23 @@ class Study:
         info = {**suggestion.info, _RELATED: [[s.study_id, s.similarity] for s in problem.sources]}
         if suggestion.kind != "model":
             return replace(suggestion, info=info), ""
-        chance = learning.chance_of_gain(
-            problem, observations, gain=WORTHWHILE_GAIN, seed=self.settings.seed
-        )
-        if chance < SMALL_CHANCE:
-            return None, (
-                f"the chance of a further gain above {WORTHWHILE_GAIN:.0%} fell to {chance:.0%}"
+        enough = self._enough(trials, float(info.get("expected_gain", math.inf)))
+        return (None, enough) if enough else (replace(suggestion, info=info), "")
+
+    def _enough(self, trials: Sequence[TrialRecord], gain: float) -> str:
+        """Why the next trial, with its expected gain, is not worth its time; empty if it is."""
+        if len(trials) < FEWEST_TRIALS:
+            return ""
+        if gain < SMALL_GAIN:
+            return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
+        trial_s = _used_s(trials) / len(trials)
+        saved_s = gain * 3600 * self.settings.expected_hours
+        if saved_s < trial_s:
+            return (
+                f"another trial takes {trial_s:.0f} s and is expected to save {saved_s:.0f} s of "
+                f"{self.settings.expected_hours:g} hours of training"
             )
-        return replace(suggestion, info={**info, "chance_of_gain": chance}), ""
+        return ""
 
     def _exhausted(self, trials: Sequence[TrialRecord]) -> str:
         """Why no further trial may be spent; empty while some may."""

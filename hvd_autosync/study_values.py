@@ -25,6 +25,7 @@ class StudySettings:
         allow: Lossy groups allowed.
         seed: Of every random choice.
         transfer: Whether finished studies of related tasks are learned from.
+        expected_hours: How long the training will run: tuning must pay within that.
     """
 
     trials: int = 20
@@ -34,6 +35,7 @@ class StudySettings:
     allow: tuple[str, ...] = ()
     seed: int = 0
     transfer: bool = True
+    expected_hours: float = 10.0
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""

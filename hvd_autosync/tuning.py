@@ -94,7 +94,7 @@ def settings_of(options: Options) -> StudySettings:
     return StudySettings(
         trials=options.trials, minutes=options.minutes, steps=options.steps,
         warmup=options.warmup, allow=options.allow, seed=options.seed,
-        transfer=options.transfer == "auto",
+        transfer=options.transfer == "auto", expected_hours=options.expected_hours,
     )  # fmt: skip
 
 

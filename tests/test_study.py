@@ -22,7 +22,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
-from hvd_autosync.study import Study
+from hvd_autosync.study import FEWEST_TRIALS, Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore
 
@@ -69,6 +69,23 @@ def test_a_gain_is_found_and_its_interval_holds_the_truth(tmp_path: Path) -> Non
     truth = 1 / (0.8 + 0.2 * min(abs(math.log10(float(best.strategy["cycle_time_ms"]) / 10)), 2))
     assert best.low - 0.03 < truth < best.high + 0.03
     assert best.speedup > 1.15
+
+
+def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
+    """Trials of a minute pay for a training of days, not for one of some minutes."""
+    (tmp_path / "short").mkdir()
+    job = SimulatedJob(gain=0.8)
+    used = []
+    for folder, hours in (("short", 0.1), ("", 100.0)):
+        one = study(tmp_path / folder, trials=15, expected_hours=hours)
+        while (trial := one.ask()) is not None:
+            report = RankReport(0, "", tuple(job.steps(trial.strategy)))
+            one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=60.0))
+        used.append(sum(trial.kind != "confirm" for trial in one.trials))
+        if folder:
+            assert one.conclusion is not None
+            assert "of 0.1 hours of training" in one.conclusion.stopped
+    assert FEWEST_TRIALS <= used[0] < used[1]
 
 
 def test_without_a_gain_the_default_is_kept(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Observations go in; a Gaussian process of the log step time over the mixed space (:func:`fit`)
 predicts every strategy; :class:`BayesianLearner` proposes the one with the highest expected
-improvement. :func:`chance_of_gain`, :func:`best_tried` and :func:`knob_effects` read the same
+improvement. :func:`expected_gain`, :func:`best_tried` and :func:`knob_effects` read the same
 model. Everything here is a pure function of what was observed and a seed.
 Names load when they are first used: the model's libraries take seconds.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hvd_autosync.learner.gp import Surrogate, fit
     from hvd_autosync.learner.observation import Observation
     from hvd_autosync.learner.sobol import SobolLearner
-    from hvd_autosync.learner.stopping import chance_of_gain
+    from hvd_autosync.learner.stopping import expected_gain
 
 _MODULES = {
     "BayesianLearner": "bayesian",
@@ -33,7 +33,7 @@ _MODULES = {
     "Suggestion": "base",
     "Surrogate": "gp",
     "best_tried": "candidates",
-    "chance_of_gain": "stopping",
+    "expected_gain": "stopping",
     "fit": "gp",
     "knob_effects": "effects",
     "worth_confirming": "candidates",
@@ -48,7 +48,7 @@ __all__ = [
     "Suggestion",
     "Surrogate",
     "best_tried",
-    "chance_of_gain",
+    "expected_gain",
     "fit",
     "knob_effects",
     "worth_confirming",

@@ -19,20 +19,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
 from botorch.sampling.normal import SobolQMCNormalSampler
+from torch import Tensor
 
 from hvd_autosync.learner.gp import Surrogate
 from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.points import FloatArray, distinct, keys
 from hvd_autosync.learner.pool import candidate_pool, one_knob_away
 
-Score = Callable[[FloatArray], FloatArray]
+#: What an improvement counts, as a logarithm: of points, ``n x d``, and their expected log step
+#: times, ``(n,)``, to ``(n,)``.
+Worth = Callable[[FloatArray, FloatArray], FloatArray]
+#: The whole score of points, ``n x d``, with the model's inputs there: larger is better.
+Score = Callable[[FloatArray, Tensor], FloatArray]
 
 _SAMPLES = 128
 #: Score of a point whose improvement is 0 or cannot be computed; a number, for JSON.
 _HOPELESS = -1e9
+#: Of a pool, so many of the candidates with the best means are scored, and of the others.
+_BEST, _OTHERS = 512, 256
 #: Points whose neighbours are looked at in each round of local search, and the rounds' steps.
 _TOP = 5
 _ROUNDS = ((0.1, 0.03), (0.03, 0.01), (0.01, 0.003))
@@ -42,7 +50,7 @@ _CENTERS = 8
 
 def propose(
     surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int,
-    worth: Score | None = None,
+    worth: Worth | None = None,
 ) -> tuple[FloatArray, float] | None:  # fmt: skip
     """The most promising point that is neither tried nor pending.
 
@@ -51,8 +59,7 @@ def propose(
         tried: Snapped points of all trials, at least one, shape ``n x d``.
         pending: Snapped points that are being tried, shape ``m x d``.
         seed: Of samples and candidates.
-        worth: Logarithm of what an improvement counts at points, ``n x d``: shape ``(n,)``;
-            the same everywhere if ``None``.
+        worth: What an improvement counts; the same everywhere if ``None``.
 
     Returns:
         The point, shape ``(d,)``, and the logarithm of its expected improvement with that added;
@@ -60,30 +67,35 @@ def propose(
     """
     tried, pending = distinct(tried), distinct(pending)
     ranked = tried[np.argsort(surrogate.mean_at(tried), kind="stable")]
-    pool, complete = candidate_pool(
-        surrogate.space, ranked[:_CENTERS], seed, surrogate.mean_at if surrogate.experts else None
-    )
+    pool, complete = candidate_pool(surrogate.space, ranked[:_CENTERS], seed)
     excluded = {*keys(tried), *keys(pending)}
     pool = distinct(pool, excluded)
     if len(pool) == 0:
         return None
     with isolated(seed), torch.no_grad():
-        improvement = _log_improvement(surrogate, tried, pending, seed)
-
-        def score(points: FloatArray) -> FloatArray:
-            return improvement(points) + (0.0 if worth is None else worth(points))
-
-        scores = score(pool)
+        score = _score(surrogate, tried, pending, seed, worth)
+        inputs = surrogate.inputs(pool)
+        if not complete:
+            kept = _promising(surrogate.mean_of(inputs))
+            pool, inputs = pool[kept], inputs[torch.from_numpy(kept)]
+        scores = score(pool, inputs)
         if not complete:
             pool, scores = _local_search(surrogate, pool, scores, score, excluded)
     best = int(np.argmax(scores))
     return pool[best], float(scores[best])
 
 
-def _log_improvement(
-    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int
+def _promising(log_step: FloatArray) -> npt.NDArray[np.intp]:
+    """The places of the smallest values and of some others, evenly from all."""
+    order = np.argsort(log_step, kind="stable")
+    others = order[_BEST:]
+    return np.concatenate([order[:_BEST], others[:: max(len(others) // _OTHERS, 1)]])
+
+
+def _score(
+    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int, worth: Worth | None
 ) -> Score:
-    """The acquisition function of points, ``n x d`` to ``(n,)``; larger is better."""
+    """The acquisition function."""
     acquisition = qLogNoisyExpectedImprovement(
         surrogate.model,
         X_baseline=surrogate.inputs(tried),
@@ -92,9 +104,10 @@ def _log_improvement(
         prune_baseline=True,
     )
 
-    def score(points: FloatArray) -> FloatArray:
-        values: FloatArray = acquisition(surrogate.inputs(points).unsqueeze(-2)).numpy()
-        return np.nan_to_num(values, nan=_HOPELESS, neginf=_HOPELESS, posinf=_HOPELESS)
+    def score(points: FloatArray, inputs: Tensor) -> FloatArray:
+        values: FloatArray = acquisition(inputs.unsqueeze(-2)).numpy()
+        values = np.nan_to_num(values, nan=_HOPELESS, neginf=_HOPELESS, posinf=_HOPELESS)
+        return values if worth is None else values + worth(points, surrogate.mean_of(inputs))
 
     return score
 
@@ -112,5 +125,5 @@ def _local_search(
             break
         seen.update(keys(neighbours))
         pool = np.concatenate([pool, neighbours])
-        scores = np.concatenate([scores, score(neighbours)])
+        scores = np.concatenate([scores, score(neighbours, surrogate.inputs(neighbours))])
     return pool, scores

@@ -21,7 +21,8 @@ class Suggestion:
         info: Why, as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
             ``predicted_low_s`` and ``predicted_high_s`` (90 % interval) and ``acquisition``
             (logarithm of the expected improvement, in the model's standardized unit, times the
-            chance of a measurement, per second), and ``experts``, the names of those believed.
+            chance of a measurement, per second), ``experts``, the names of those believed, and
+            ``expected_gain``, the share of the best's step time that it is expected to save.
     """
 
     strategy: Strategy

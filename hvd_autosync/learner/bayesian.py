@@ -23,6 +23,7 @@ from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.sobol import SobolLearner
+from hvd_autosync.learner.stopping import expected_gain
 from hvd_autosync.learner.untried import exhausted, taken_keys
 from hvd_autosync.search_space import Strategy
 
@@ -81,10 +82,11 @@ def _from_model(
     tried = encode_all(space, [seen.strategy for seen in observations])
     chance = feasibility(space, observations)
 
-    def worth(points: FloatArray) -> FloatArray:
+    def worth(points: FloatArray, log_step: FloatArray) -> FloatArray:
         """An improvement counts if it can be measured, and per second of its trial."""
-        step_s = np.exp(surrogate.mean_at(points))
-        return np.log(chance(points)) - np.log(_OVERHEAD_S + problem.steps * step_s)
+        trial_s = _OVERHEAD_S + problem.steps * np.exp(log_step)
+        worth: FloatArray = np.log(chance(points)) - np.log(trial_s)
+        return worth
 
     call = np.random.SeedSequence([seed, len(observations), len(pending)])
     found = propose(
@@ -95,7 +97,10 @@ def _from_model(
         return None
     point, acquisition = found
     strategy = space.decode(point)
-    return Suggestion(strategy, "model", _explain(surrogate, strategy, acquisition))
+    measured = encode_all(space, [seen.strategy for seen in observations if seen.measured])
+    info = _explain(surrogate, strategy, acquisition)
+    info["expected_gain"] = expected_gain(surrogate, measured, point)
+    return Suggestion(strategy, "model", info)
 
 
 def _explain(surrogate: Surrogate, strategy: Strategy, acquisition: float) -> dict[str, Any]:

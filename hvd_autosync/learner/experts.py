@@ -33,7 +33,7 @@ class Expert:
     """Somebody whose predictions the model starts from.
 
     Attributes:
-        name: ``"cost model"``, or the study of a related task.
+        name: :data:`COST_MODEL`, or the study of a related task.
         opinion: Logarithm of the step time over the default's, at points of the space.
         weight: How much of it is believed before any trial.
         deviation: Standard deviation of that.
@@ -51,6 +51,8 @@ def opinions(experts: Sequence[Expert], points: FloatArray) -> FloatArray:
     return np.stack(columns, axis=1) if columns else np.empty((len(points), 0))
 
 
+#: Name of the cost model among experts.
+COST_MODEL = "cost model"
 #: Weight of the cost model, and its deviation.
 _COST_WEIGHT, _COST_DEVIATION = 1.0, 0.3
 
@@ -78,7 +80,7 @@ def cost_expert(
 
     level = float(log_step(default)[0])
     return Expert(
-        "cost model", lambda points: log_step(points) - level, _COST_WEIGHT, _COST_DEVIATION
+        COST_MODEL, lambda points: log_step(points) - level, _COST_WEIGHT, _COST_DEVIATION
     )
 
 
@@ -92,25 +94,21 @@ def _cost_model(task: Task) -> CostModel | None:
 
 
 def source_expert(
-    space: SearchSpace, source: Source, predicted: Opinion, explained: Expert | None,
-    weight: float, deviation: float,
-) -> Expert:  # fmt: skip
-    """What a related task has taught beyond what the cost model explains.
+    space: SearchSpace, source: Source, taught: Opinion, weight: float, deviation: float
+) -> Expert:
+    """What a related task has taught.
 
     Args:
         space: The target's space.
         source: The related task.
-        predicted: Its log step time (up to a constant) at points of its own space.
-        explained: The cost model of the source, on its own space, where ``space`` is believed to
-            one, too; ``None`` where neither is.
+        taught: Its log step time, up to a constant, at points of its own space: of which the part
+            that its cost model explains is left out where the target has a cost model, too.
         weight: How much of it is believed before any trial.
         deviation: Standard deviation of that.
     """
 
-    def residual(points: FloatArray) -> FloatArray:
-        there = translated(space, points, source.space)
-        known = 0.0 if explained is None else explained.opinion(there)
-        return predicted(there) - known
+    def log_step(points: FloatArray) -> FloatArray:
+        return taught(translated(space, points, source.space))
 
-    level = float(residual(space.encode(space.default)[np.newaxis])[0])
-    return Expert(source.study_id, lambda points: residual(points) - level, weight, deviation)
+    level = float(log_step(space.encode(space.default)[np.newaxis])[0])
+    return Expert(source.study_id, lambda points: log_step(points) - level, weight, deviation)

@@ -31,7 +31,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from hvd_autosync.learner.experts import Expert, cost_expert, opinions, source_expert
+from hvd_autosync.learner.experts import COST_MODEL, Expert, cost_expert, opinions, source_expert
 from hvd_autosync.learner.features import Features
 from hvd_autosync.learner.kernel import ExpertMean, MixedKernel
 from hvd_autosync.learner.misleading import loo_gains, misleads
@@ -87,13 +87,25 @@ class Surrogate:
 
         Much faster than :meth:`joint_at` for many points.
         """
+        return self.mean_of(self.inputs(points))
+
+    def mean_of(self, inputs: Tensor) -> FloatArray:
+        """As :meth:`mean_at`, of :meth:`inputs`."""
         with isolated(), torch.no_grad():
-            inputs = self.inputs(points)
-            weights = self._mean_weights
-            training = self.model.train_inputs[0]
-            kernel = self.model.covar_module.forward(inputs, training)
-            speed: Tensor = self.model.mean_module(inputs) + kernel @ weights
+            kernel = self.model.covar_module.forward(inputs, self.model.train_inputs[0])
+            speed: Tensor = self.model.mean_module(inputs) + kernel @ self._mean_weights
         return self._center - self._scale * speed.numpy()
+
+    @property
+    def knows_physics(self) -> bool:
+        """Whether the cost model is among the experts; it is the first then."""
+        return bool(self.experts) and self.experts[0].name == COST_MODEL
+
+    def beyond_physics_at(self, points: FloatArray) -> FloatArray:
+        """As :meth:`mean_at`, less what the cost model, the first expert, says."""
+        inputs = self.inputs(points)
+        said = -self._scale * inputs[:, -len(self.experts)].numpy()
+        return self.mean_of(inputs) - said
 
     @cached_property
     def _mean_weights(self) -> Tensor:
@@ -203,16 +215,11 @@ def _source_experts(
     found = []
     for source in sources:
         surrogate = fit(Problem(source.space, source.task), source.observations)
-        explained = next(iter(surrogate.experts), None)
-        if explained is None and cost is not None:
-            explained = cost_expert(source.space, problem.task, observations)
+        taught = surrogate.mean_at
+        if cost is not None and surrogate.knows_physics:
+            taught = surrogate.beyond_physics_at
         weight = source.similarity / total
-        found.append(
-            source_expert(
-                space, source, surrogate.mean_at, None if cost is None else explained,
-                weight, _SOURCE_DEVIATION,
-            )
-        )  # fmt: skip
+        found.append(source_expert(space, source, taught, weight, _SOURCE_DEVIATION))
     return tuple(found)
 
 

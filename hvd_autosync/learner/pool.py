@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from hvd_autosync.learner.points import (
@@ -19,27 +17,19 @@ from hvd_autosync.learner.points import (
 )
 from hvd_autosync.search_space import CategoricalKnob, IntegerKnob, Knob, SearchSpace
 
-Expected = Callable[[FloatArray], FloatArray]
-
 #: Candidates spread over the space, and candidates near the best points.
-_SPREAD, _NEAR = 512, 512
-#: Points whose expected step time is looked at, and how many of them become candidates.
-_LOOKED_AT, _PROMISING = 2048, 128
+_SPREAD, _NEAR = 1024, 512
 #: Standard deviations of a changed numeric knob, as shares of its range.
 _SCALES = (0.3, 0.1, 0.03)
 
 
-def candidate_pool(
-    space: SearchSpace, best: FloatArray, seed: int, expected: Expected | None = None
-) -> tuple[FloatArray, bool]:
+def candidate_pool(space: SearchSpace, best: FloatArray, seed: int) -> tuple[FloatArray, bool]:
     """Points among which the next trial, or the best strategy, is looked for.
 
     Args:
         space: The space.
         best: Snapped points to look around, best first, shape ``k x d``.
         seed: Of the random choices.
-        expected: Step time, or a monotone function of it, at points ``n x d``, shape ``(n,)``:
-            where experts promise something nowhere near the tried points, that is looked at, too.
 
     Returns:
         The points, shape ``n x d``, and whether they are all strategies of the space.
@@ -51,9 +41,6 @@ def candidate_pool(
     parts = [best, sobol_points(space, _SPREAD, int(rng.integers(2**31)))]
     if len(best):
         parts += [one_knob_away(space, best[:1], _SCALES), _perturbed(space, best, _NEAR, rng)]
-    if expected is not None:
-        many = sobol_points(space, _LOOKED_AT, int(rng.integers(2**31)))
-        parts.append(many[np.argsort(expected(many), kind="stable")[:_PROMISING]])
     return distinct(np.concatenate(parts)), False
 
 

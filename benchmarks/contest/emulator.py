@@ -1,0 +1,148 @@
+"""A measured table as a job that answers for every strategy of its space.
+
+Between the measured strategies a forest of extremely randomized trees interpolates (Geurts et al.
+2006): a model of a kind that none of the contestants but SMAC uses, with no idea of costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.model_selection import KFold, cross_val_predict
+
+from hvd_autosync.learner import Observation
+from hvd_autosync.learner.points import (
+    FloatArray,
+    active,
+    distinct,
+    encode_all,
+    keys,
+    sobol_points,
+)
+from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.relatives import observations_of
+from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy, Task
+from hvd_autosync.traces import TraceStore, import_studies
+
+#: Seconds of a trial beside its steps, and its steps.
+_OVERHEAD_S, _STEPS = 1.0, 25
+_TREES, _FOLDS = 200, 10
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well an emulator predicts measured strategies that it was not shown.
+
+    Attributes:
+        strategies: How many were measured.
+        error: Root mean square of the logarithm's error.
+        concordance: Share of pairs of strategies that it ranks as they were measured.
+        noise: Standard deviation of the logarithm of repeated measurements.
+    """
+
+    strategies: int
+    error: float
+    concordance: float
+    noise: float
+
+
+class Emulator:
+    """One table.
+
+    Args:
+        path: A trace file with one study.
+    """
+
+    def __init__(self, path: Path) -> None:
+        store = TraceStore("sqlite://")
+        (study_id,) = import_studies(store, path)
+        study, trials = store.study(study_id), store.trials(study_id)
+        assert study.space is not None and study.task is not None, "a survey has described both"
+        self.name = path.name.partition(".")[0]
+        self.space: SearchSpace = study.space
+        self.task: Task = study.task
+        self.study_id = study_id
+        self.observations = [o for o in observations_of(self.space, trials) if o.measured]
+        repeated = defaultdict(list)
+        for seen in self.observations:
+            repeated[seen.strategy].append(seen.log_step)
+        self._points = encode_all(self.space, repeated)
+        self._log_step = np.array([np.median(values) for values in repeated.values()])
+        several = [values for values in repeated.values() if len(values) > 1]
+        freedom = sum(len(values) - 1 for values in several)
+        squares = sum(float(((np.array(v) - np.mean(v)) ** 2).sum()) for v in several)
+        self.noise = math.sqrt(squares / freedom) if freedom else 0.0
+        self._forest = self._new_forest()
+        self._forest.fit(self._inputs(self._points), self._log_step)
+        self.best_log_step = float(self._search().min())
+
+    @staticmethod
+    def _new_forest() -> ExtraTreesRegressor:
+        return ExtraTreesRegressor(_TREES, min_samples_leaf=2, random_state=0)
+
+    def _inputs(self, points: FloatArray) -> FloatArray:
+        """Numbers, one column per choice, and whether conditional knobs are on."""
+        on = active(self.space, points)
+        columns = []
+        for index, knob in enumerate(self.space.knobs):
+            column = points[:, index]
+            if isinstance(knob, CategoricalKnob):
+                for choice in knob.choices:
+                    columns.append((column == knob.to_unit(choice)) & on[:, index])
+            else:
+                columns.append(column)
+                columns.append(on[:, index])
+        return np.stack(columns, axis=1).astype(np.float64)
+
+    def log_step(self, points: FloatArray) -> FloatArray:
+        """Logarithm of the step time at points, ``n x d``: shape ``(n,)``."""
+        predicted: FloatArray = self._forest.predict(self._inputs(points))
+        return predicted
+
+    def regret(self, strategy: Strategy) -> float:
+        """By how much ``strategy`` is slower than the best one: 0.05 is 5 %."""
+        log_step = float(self.log_step(encode_all(self.space, [strategy]))[0])
+        return math.expm1(max(log_step - self.best_log_step, 0.0))
+
+    def measure(self, strategy: Strategy, seed: int, trial: int) -> Observation:
+        """One noisy trial; the noise follows from the seed and the trial's number."""
+        noise = np.random.default_rng([seed, trial, 7]).normal(0, self.noise)
+        log_step = float(self.log_step(encode_all(self.space, [strategy]))[0])
+        return Observation(self.space.complete(strategy), math.exp(log_step + noise))
+
+    def trial_s(self, observation: Observation) -> float:
+        """Seconds that such a trial would have taken."""
+        return _OVERHEAD_S + _STEPS * (observation.step_s or 0.0)
+
+    def quality(self) -> Quality:
+        """By cross-validation over the measured strategies."""
+        folds = KFold(_FOLDS, shuffle=True, random_state=0)
+        inputs = self._inputs(self._points)
+        predicted = cross_val_predict(self._new_forest(), inputs, self._log_step, cv=folds)
+        error = float(np.sqrt(((predicted - self._log_step) ** 2).mean()))
+        right = concordance(predicted, self._log_step)
+        return Quality(len(self._log_step), error, right, self.noise)
+
+    def _search(self) -> FloatArray:
+        """Log step times at all measured strategies, many more, and neighbours of the best."""
+        points = np.concatenate([self._points, sobol_points(self.space, 8192, 0)])
+        for _ in range(6):
+            points = distinct(points)
+            points = points[np.argsort(self.log_step(points), kind="stable")[:20]]
+            near = one_knob_away(self.space, points, (0.2, 0.05))
+            points = np.concatenate([points, distinct(near, keys(points))])
+        return self.log_step(points)
+
+
+def concordance(predicted: FloatArray, measured: FloatArray) -> float:
+    """Share of pairs whose order is predicted, AutoSync's metric of a cost model."""
+    upper = np.triu_indices(len(measured), 1)
+    differs = np.subtract.outer(measured, measured)[upper]
+    guessed = np.subtract.outer(predicted, predicted)[upper]
+    real = differs != 0
+    return float(np.mean((differs * guessed)[real] > 0))

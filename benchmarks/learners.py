@@ -1,0 +1,229 @@
+"""How many trials does each learner need? Ours in four forms beside its peers, on measured tables.
+
+Every contestant plays every table several times, with other noise and another seed each time; the
+default is everybody's first trial. Transfer learns from the other tables; those of the same task
+are left out. A strategy is judged by its true step time in the table, not by the noisy measurement.
+
+    python benchmarks/learners.py
+    python benchmarks/learners.py --contestants "ours,ours: gp,optuna-tpe" --seeds 5 --trials 20
+    python benchmarks/learners.py --show learners.csv
+
+Peers that are not installed are left out, with a line that says so. Two games run at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from contest.contestants import CONTESTANTS
+from contest.emulator import Emulator
+from rich.console import Console
+from rich.table import Table
+
+from hvd_autosync.learner.problem import Source
+from hvd_autosync.learner.similarity import similarity
+from hvd_autosync.relatives import thinned
+
+_TABLES = Path(__file__).resolve().parent / "traces"
+_MOST_SOURCES, _LEAST_SIMILAR = 5, 0.1
+_CLOSE = (0.05, 0.02)
+_AFTER = (5, 10, 20, 40)
+_FIELDS = ("table", "contestant", "seed", "trial", "regret", "best_regret", "trial_s", "ask_s")
+
+Row = dict[str, str | int | float]
+
+
+@lru_cache
+def emulators(folder: str) -> dict[str, Emulator]:
+    """All tables of a folder by name."""
+    return {
+        emulator.name: emulator
+        for emulator in (Emulator(path) for path in sorted(Path(folder).glob("*.jsonl*")))
+    }
+
+
+def sources_for(table: Emulator, others: Sequence[Emulator]) -> tuple[Source, ...]:
+    """What the most similar of the other tasks have taught."""
+    found = []
+    for other in others:
+        alike = similarity(other.task, table.task)
+        if other.task.fingerprint != table.task.fingerprint and alike >= _LEAST_SIMILAR:
+            seen = tuple(thinned(other.observations))
+            found.append(Source(other.study_id, other.task, other.space, seen, alike))
+    found.sort(key=lambda source: -source.similarity)
+    return tuple(found[:_MOST_SOURCES])
+
+
+def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> list[Row]:
+    """One game; one row per trial."""
+    import torch
+
+    torch.set_num_threads(1)
+    tables = emulators(folder)
+    table = tables[name]
+    player = CONTESTANTS[contestant](table, sources_for(table, list(tables.values())), seed)
+    rows, best, ask_s, strategy = [], float("inf"), 0.0, table.space.default
+    for trial in range(trials):
+        if trial:
+            began = time.perf_counter()
+            strategy = player.ask()
+            ask_s = time.perf_counter() - began
+        seen = table.measure(strategy, seed, trial)
+        player.tell(seen)
+        regret = table.regret(strategy)
+        best = min(best, regret)
+        rows.append(
+            {"table": name, "contestant": contestant, "seed": seed, "trial": trial,
+             "regret": round(regret, 5), "best_regret": round(best, 5),
+             "trial_s": round(table.trial_s(seen), 3), "ask_s": round(ask_s, 4)}
+        )  # fmt: skip
+    return rows
+
+
+def games(rows: Sequence[Row]) -> dict[tuple[str, str], list[list[Row]]]:
+    """(contestant, table) -> the rows of each of its games."""
+    found: dict[tuple[str, str], dict[int, list[Row]]] = {}
+    for row in rows:
+        by_seed = found.setdefault((str(row["contestant"]), str(row["table"])), {})
+        by_seed.setdefault(int(row["seed"]), []).append(row)
+    return {key: list(by_seed.values()) for key, by_seed in found.items()}
+
+
+def trials_until(game: Sequence[Row], close: float) -> float:
+    """Trials after the default until one is that close to the best; infinite if none was."""
+    return next((int(r["trial"]) for r in game if float(r["best_regret"]) <= close), float("inf"))
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the tables; see ``--help``."""
+    played = games(rows)
+    tables = list(dict.fromkeys(table for _, table in played))
+    contestants = list(dict.fromkeys(contestant for contestant, _ in played))
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    overall = Table(title="over all tables: medians (quartiles) of the games")
+    for column in ("contestant", *(f"trials to {c:.0%}" for c in _CLOSE), "s to 5%",
+                   *(f"regret % @{n}" for n in _AFTER), "ask s"):  # fmt: skip
+        overall.add_column(column)
+    for contestant in contestants:
+        own = [game for (c, _), many in played.items() if c == contestant for game in many]
+        overall.add_row(contestant, *_summary(own))
+    console.print(overall)
+    each = Table(title="median trials after the default until within 5 % of the best")
+    for column in ("contestant", *tables):
+        each.add_column(column)
+    for contestant in contestants:
+        own_tables = [played.get((contestant, table), []) for table in tables]
+        cells = [_number([trials_until(g, 0.05) for g in many]) for many in own_tables]
+        each.add_row(contestant, *cells)
+    console.print(each)
+
+
+def _summary(many: Sequence[Sequence[Row]]) -> Iterator[str]:
+    for close in _CLOSE:
+        yield _number([trials_until(game, close) for game in many], quartiles=True)
+    seconds = []
+    for game in many:
+        count = trials_until(game, 0.05)
+        spent = sum(float(r["trial_s"]) + float(r["ask_s"]) for r in game if r["trial"] <= count)
+        seconds.append(spent if count < float("inf") else count)
+    yield _number(seconds)
+    for after in _AFTER:
+        at = [100 * float(g[after]["best_regret"]) for g in many if len(g) > after]
+        yield _number(at, digits=1, quartiles=True) if at else ""
+    yield f"{statistics.median(float(r['ask_s']) for g in many for r in g if r['trial']):.2f}"
+
+
+def _number(values: Sequence[float], digits: int = 0, quartiles: bool = False) -> str:
+    """The median, and the quartiles if wanted; ``never`` where half or more never came there."""
+    if not values:
+        return ""
+    ordered = sorted(values)
+    picks = [ordered[int(q * (len(ordered) - 1) + 0.5)] for q in (0.5, 0.25, 0.75)]
+    texts = [f"{v:.{digits}f}" if v < float("inf") else "never" for v in picks]
+    return f"{texts[0]} ({texts[1]}..{texts[2]})" if quartiles else texts[0]
+
+
+def read(path: str) -> list[Row]:
+    """The rows of a CSV file of ours."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            {**row, "seed": int(row["seed"]), "trial": int(row["trial"])}
+            for row in csv.DictReader(file)
+        ]
+
+
+def _installed(names: Sequence[str]) -> list[str]:
+    needs = {"optuna-tpe": "optuna", "optuna-gp": "optuna", "ax": "ax", "smac": "smac"}
+    found = []
+    for name in names:
+        try:
+            if name in needs:
+                __import__(needs[name])
+            found.append(name)
+        except ImportError as missing:
+            print(f"{name}: left out, {missing.name} is not installed", flush=True)
+    return found
+
+
+def main() -> None:
+    """Plays the games, or shows former ones."""
+    about, _, usage = (__doc__ or "").partition("\n\n    python")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=f"examples:\n    python{usage}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--contestants", default=",".join(CONTESTANTS), metavar="C,...", help="(default: all)")
+    add("--tables", default=str(_TABLES), metavar="FOLDER", help="traces (default: %(default)s)")
+    add("--only", default="", metavar="T,...", help="of the tables, play these")
+    add("--seeds", type=int, default=20, help="games of each on each table (default: %(default)s)")
+    add("--trials", type=int, default=41, help="with the default's (default: %(default)s)")
+    add("--output", default="learners.csv", metavar="FILE", help="(default: %(default)s)")
+    add("--show", metavar="FILE", help="print the tables of such a file again and end")
+    args = parser.parse_args()
+    if args.show:
+        show(read(args.show))
+        return
+    unknown = set(args.contestants.split(",")) - set(CONTESTANTS)
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(CONTESTANTS)}")
+    names = [n for n in emulators(args.tables) if not args.only or n in args.only.split(",")]
+    for name in names:
+        print(name, emulators(args.tables)[name].quality(), flush=True)
+    plans = [
+        (args.tables, name, contestant, seed, args.trials)
+        for contestant in _installed(args.contestants.split(","))
+        for name in names
+        for seed in range(args.seeds)
+    ]
+    rows = list(_played(plans, args.output))
+    show(rows)
+
+
+def _played(plans: Sequence[tuple[str, str, str, int, int]], output: str) -> Iterator[Row]:
+    """Play the games in two processes, and append each to the file as it ends."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    fresh = not os.path.exists(output)
+    with ProcessPoolExecutor(2) as pool, open(output, "a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, _FIELDS)
+        if fresh:
+            writer.writeheader()
+        for count, rows in enumerate(pool.map(play, *zip(*plans, strict=True)), start=1):
+            writer.writerows(rows)
+            file.flush()
+            if sys.stderr.isatty() or count % 20 == 0:
+                print(f"{count} of {len(plans)} games", file=sys.stderr, flush=True)
+            yield from rows
+
+
+if __name__ == "__main__":
+    main()
