@@ -26,12 +26,12 @@ def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
     Raises:
         StoreError: The store cannot be read.
     """
-    found: dict[str, tuple[str, float]] = {}
-    for study_id, known in store.finished_tasks():
-        alike = similarity(known, task)
-        if alike >= _LEAST_SIMILAR:
-            found.setdefault(known.fingerprint, (study_id, round(alike, 3)))
-    return sorted(found.values(), key=lambda each: (-each[1], each[0]))[:_MOST]
+    found = [
+        (study_id, round(similarity(known, task), 3))
+        for study_id, known in store.finished_tasks()
+    ]
+    related = [each for each in found if each[1] >= _LEAST_SIMILAR]
+    return sorted(related, key=lambda each: (-each[1], each[0]))[:_MOST]
 
 
 def load_sources(

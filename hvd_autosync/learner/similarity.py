@@ -9,6 +9,7 @@ matters.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,23 +33,24 @@ def similarity(one: Task, other: Task) -> float:
     return math.exp(-0.5 * float(difference @ difference))
 
 
+@lru_cache(maxsize=8)  # one task is compared with many
 def descriptor(task: Task) -> FloatArray:
     """The numbers by which tasks are compared, shape ``(11,)``; 1 is a difference that matters."""
     model, resources = task.model, task.resources
     sent = [p for p in model.parameters if p.ready_order >= 0]
     classes = parameter_classes(model)
+    sizes = [p.size_bytes for p in sent]
     size = dict.fromkeys(PARAMETER_CLASSES, 0.0)
-    for parameter in sent:
-        size[class_of(parameter.name, classes)] += parameter.size_bytes
-    total = max(sum(size.values()), 1.0)
-    touched = sum(p.size_bytes * p.touched_rows for p in sent) / total
+    for parameter, size_bytes in zip(sent, sizes, strict=True):
+        size[class_of(parameter.name, classes)] += size_bytes
+    total = float(max(sum(sizes), 1))
+    touched = sum(s * p.touched_rows for p, s in zip(sent, sizes, strict=True)) / total
     compute_s = float(np.nan_to_num(model.forward_s + model.backward_s, nan=_COMPUTE_S))
     bytes_per_s, latency_s = _network(resources)
-    largest = max((p.size_bytes for p in sent), default=1)
     return np.array(
         [
             math.log(total) / _LARGE_FACTOR,
-            math.log(max(largest, 1)) / _LARGE_FACTOR,
+            math.log(max(*sizes, 1, 1)) / _LARGE_FACTOR,
             math.log(max(len(sent), 1)) / _FACTOR,
             *(size[name] / total / _SHARE for name in PARAMETER_CLASSES),
             touched / _SHARE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -30,15 +30,17 @@ def study_records(
     return [_record(StudyRecord, row) for row in connection.execute(query).mappings()]
 
 
-def finished_tasks(connection: Connection) -> list[tuple[str, Task]]:
-    """Id and task of all finished studies whose task is known and readable, newest first."""
+def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
+    """Id and task of the newest finished study of each task that is readable, newest first."""
     finished = STUDIES.c.status == StudyStatus.FINISHED.value
-    query = select(STUDIES.c.study_id, STUDIES.c.task).where(finished, STUDIES.c.task.is_not(None))
-    found = []
-    for study_id, task in connection.execute(query.order_by(*_NEWEST_FIRST)):
-        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-            found.append((study_id, Task.from_json(task)))
-    return found
+    columns = STUDIES.c.study_id, STUDIES.c.fingerprint, STUDIES.c.task
+    query = select(*columns).where(finished, STUDIES.c.fingerprint.is_not(None))
+    seen = set()
+    for study_id, fingerprint, task in connection.execute(query.order_by(*_NEWEST_FIRST)):
+        if fingerprint not in seen:
+            with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+                yield study_id, Task.from_json(task)
+                seen.add(fingerprint)
 
 
 def full_id(connection: Connection, study_id: str) -> str:

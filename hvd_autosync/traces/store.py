@@ -221,9 +221,9 @@ class TraceStore:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
     def finished_tasks(self) -> list[tuple[str, Task]]:
-        """Id and task of all finished studies whose task is known and readable, newest first."""
+        """Id and task of the newest finished study of each task, the newest first."""
         with self._database.reading() as connection:
-            return rows.finished_tasks(connection)
+            return list(rows.finished_tasks(connection))
 
     def find_finished(self, job_key: str) -> StudyRecord | None:
         """The newest finished study of the very same job, whatever its settings."""
