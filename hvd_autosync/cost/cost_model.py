@@ -86,16 +86,18 @@ class CostModel:
         """What travels, and the bytes passed over in memory, shape ``(c,)``."""
         gradients = self._gradients
         shape = (len(gradients.size_bytes), len(columns))
-        wire_s, operations, passes = np.zeros(shape), np.ones(shape), np.zeros(len(columns))
+        wire_s, operations, alone = np.zeros(shape), np.ones(shape), np.zeros(shape)
+        passes = np.zeros(len(columns))
         for name in PARAMETER_CLASSES:
             own = np.flatnonzero(gradients.classes == name)
             if len(own):
                 costs = exchange_costs(name, gradients, own, columns, self._resources)
                 wire_s[own], operations[own] = costs.wire_s, costs.operations
+                alone[own] = costs.alone
                 passes += gradients.size_bytes[own] @ costs.passes
         arrival_s = np.broadcast_to(gradients.ready_s[:, None], shape)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
-        return self._gathered(columns, Items(arrival_s, size, wire_s, operations)), passes
+        return self._gathered(columns, Items(arrival_s, size, wire_s, operations, alone)), passes
 
     def _gathered(self, columns: Columns, items: Items) -> Items:
         """Buckets in place of gradients, where a strategy has some.
@@ -110,19 +112,25 @@ class CostModel:
         arrival_s = np.array(items.arrival_s)
         arrival_s[:, some & by_size] = arrival_s[-1, 0]
         reached = np.cumsum(self._gradients.size_bytes) / self._gradients.size_bytes.sum()
-        size, wire_s, operations = map(np.array, (items.size_bytes, items.wire_s, items.operations))
+        size, wire_s, operations, alone = map(
+            np.array, (items.size_bytes, items.wire_s, items.operations, items.alone)
+        )
         open_size, open_wire = np.zeros(len(count)), np.zeros(len(count))
-        open_operations, closed = np.ones(len(count)), np.zeros(len(count))
+        open_operations, open_alone = np.ones(len(count)), np.zeros(len(count))
+        closed = np.zeros(len(count))
         for k, share in enumerate(reached):
             open_size += items.size_bytes[k]
             open_wire += items.wire_s[k]
             open_operations = np.maximum(open_operations, items.operations[k])
+            open_alone = np.maximum(open_alone, items.alone[k])
             closes = (share * count >= closed + 1 - 1e-9) | (k == len(reached) - 1)
             size[k, some] = np.where(closes, open_size, 0.0)[some]
             wire_s[k, some] = np.where(closes, open_wire, 0.0)[some]
             operations[k, some] = open_operations[some]
+            alone[k, some] = open_alone[some]
             closed = np.where(closes, closed + 1, closed)
             open_size = np.where(closes, 0.0, open_size)
             open_wire = np.where(closes, 0.0, open_wire)
             open_operations = np.where(closes, 1.0, open_operations)
-        return Items(arrival_s, size, wire_s, operations)
+            open_alone = np.where(closes, 0.0, open_alone)
+        return Items(arrival_s, size, wire_s, operations, alone)

@@ -29,16 +29,27 @@ _NUMBER_BYTES = 4
 _PASSES = {"fp16": 8.0, "bf16": 6.0, "int8": 16.0, "topk": 30.0, "powersgd": 6.0}
 _ROWS_PASSES = 1.5
 #: Operations that follow each other, the census of ``runtime/dispatcher.py`` among them.
-_OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
+_OPERATIONS = {"hierarchical": 4.0, "sharded": 5.0, "rows": 3.0}
+#: An alltoall is never fused, and tells each rank beforehand how much it will get (``Alltoall`` in
+#: ``horovod/common/controller.cc``).
+_ALLTOALL_RESPONSES = 1.0
 _CODEC_OPERATIONS = {"bf16": 3.0, "int8": 3.0, "topk": 3.0, "powersgd": 3.0}
 
 
 @dataclass(frozen=True)
 class ExchangeCosts:
-    """Arrays of shape ``(m, c)``: seconds on the wire, operations in a row, passes in memory."""
+    """Arrays of shape ``(m, c)``.
+
+    Attributes:
+        wire_s: Seconds on the wire.
+        operations: Operations in a row.
+        alone: Responses that are not shared with others.
+        passes: Passes in memory.
+    """
 
     wire_s: FloatArray
     operations: FloatArray
+    alone: FloatArray
     passes: FloatArray
 
 
@@ -71,6 +82,9 @@ def exchange_costs(
         passes = np.where(codec == each, count, passes)
     for each, count in _OPERATIONS.items():
         operations = np.where(exchange == each, count, operations)
+    sharded = exchange == "sharded"
+    wire_s = np.where(sharded, wire_s * _sharded_share(resources), wire_s)
+    alone = np.where(sharded, _ALLTOALL_RESPONSES, np.zeros(shape))
     within, across = resources.links.within, resources.links.across
     if resources.even_levels and within is not None and across is not None:
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
@@ -86,7 +100,19 @@ def exchange_costs(
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
         passes = np.where(by_rows, _ROWS_PASSES, passes)
         operations = np.where(by_rows, _OPERATIONS["rows"], operations)
-    return ExchangeCosts(wire_s, operations, passes)
+    return ExchangeCosts(wire_s, operations, alone, passes)
+
+
+def _sharded_share(resources: Resources) -> float:
+    """What an alltoall and an allgather send from a host, over what a ring allreduce does.
+
+    With L ranks on each of several hosts, n in all, an alltoall sends L (n - L) / n bytes from a
+    host for each byte, where that uses the network at all, and an allgather (n - 1) / n.
+    """
+    ranks = resources.world_size
+    local = max(host.slots for host in resources.hosts) if resources.several_hosts else 1
+    alltoall, allgather = local * (ranks - local) / ranks, (ranks - 1) / ranks
+    return (alltoall + allgather) / (2 * allgather)
 
 
 def _wire_share(

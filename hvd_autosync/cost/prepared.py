@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -59,12 +59,8 @@ class Prepared:
             np.tile(self.loop.cycle_s, times), np.tile(self.loop.fusion_bytes, times),
             np.tile(self.loop.response_s, times) * latency,
         )  # fmt: skip
-        arrival_s, size, wire_s, operations = (
-            np.tile(each, (1, times))
-            for each in (
-                self.items.arrival_s, self.items.size_bytes, self.items.wire_s,
-                self.items.operations,
-            )
-        )  # fmt: skip
-        items = Items(arrival_s * compute, size, wire_s * byte, operations)
+        arrival_s, size, wire_s, operations, alone = (
+            np.tile(getattr(self.items, field.name), (1, times)) for field in fields(Items)
+        )
+        items = Items(arrival_s * compute, size, wire_s * byte, operations, alone)
         return communication_end(loop, items)

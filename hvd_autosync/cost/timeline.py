@@ -42,12 +42,14 @@ class Items:
         size_bytes: Its bytes as fusion counts them; 0: there is no such item.
         wire_s: Seconds of its bytes on the wire.
         operations: Operations that follow each other for it.
+        alone: Responses that it needs for itself, beside that which it may share; 0: it is fused.
     """
 
     arrival_s: FloatArray
     size_bytes: FloatArray
     wire_s: FloatArray
     operations: FloatArray
+    alone: FloatArray
 
 
 def communication_end(loop: Loop, items: Items) -> FloatArray:
@@ -56,9 +58,9 @@ def communication_end(loop: Loop, items: Items) -> FloatArray:
     begin = np.full(count, -np.inf)  # of the batch that is being filled
     work, fused, end, later = (np.zeros(count) for _ in range(4))
     each_item = zip(
-        items.arrival_s, items.size_bytes, items.wire_s, items.operations, strict=True
+        items.arrival_s, items.size_bytes, items.wire_s, items.operations, items.alone, strict=True
     )
-    for ready, size, wire, operations in each_item:
+    for ready, size, wire, operations, alone in each_item:
         there = size > 0
         joins = there & (ready <= begin)
         opens = there & ~joins
@@ -68,9 +70,11 @@ def communication_end(loop: Loop, items: Items) -> FloatArray:
         # An arrival that finds the loop idle falls anywhere into a cycle.
         start = np.where(ready > look, ready + loop.cycle_s / 2, look)
         begin = np.where(opens, start, begin)
-        fits = joins & (fused + size <= loop.fusion_bytes)
-        fused = np.where(there, np.where(fits, fused + size, size), fused)
-        own = wire + np.where(fits, 0.0, loop.response_s)
+        fits = joins & (fused + size <= loop.fusion_bytes) & (alone == 0)
+        # Nothing joins what is sent alone.
+        first = np.where(alone > 0, np.inf, size)
+        fused = np.where(there, np.where(fits, fused + size, first), fused)
+        own = wire + np.where(fits, 0.0, (1 + alone) * loop.response_s)
         work = np.where(opens, own, np.where(joins, work + own, work))
         # An operation that follows another is seen a whole cycle after that was begun.
         each = loop.response_s + wire / operations

@@ -7,7 +7,7 @@ import pytest
 
 from hvd_autosync.cost import Coefficients, CostModel
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.search_space import Host, Links, ModelProfile, Resources
+from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources
 
 GRADIENT_BYTES = 100_000 * 16 * 4 + 1024 * 1024 * 4 + 20 * 256 * 4
 
@@ -47,7 +47,7 @@ def test_each_exchange_saves_what_it_should(model: ModelProfile, slow_network: R
         4: matrix * ring * (1 - 0.2539),
         5: matrix * ring * (1 - 4 * 0.01 * 8 / 4 / 2),
         6: matrix * ring * (1 - 2 * 2048 / 1024**2),
-        7: 0.0,
+        7: -matrix * ring * (1.75 / 1.5 - 1),  # an alltoall and an allgather
     }
     for index, value in expected.items():
         assert saved[index] == pytest.approx(value, abs=0.05), strategies[index]
@@ -120,3 +120,22 @@ def test_sparse_tables_travel_by_rows_in_any_case(
     cost = CostModel(replace(model, parameters=(sparse, *model.parameters[1:])), slow_network)
     dense_rows = CostModel(model, slow_network).predict([{"embedding_exchange": "rows"}])
     assert cost.predict([{}]) == pytest.approx(dense_rows, rel=0.02)
+
+
+def test_owners_pay_for_an_alltoall(model: ModelProfile, slow_network: Resources) -> None:
+    """Between two hosts of two ranks it sends 1.75 bytes for each, where a ring sends 1.5."""
+    cost = CostModel(model, slow_network)
+    exchanges = [{}, {"large_exchange": "sharded", "embedding_exchange": "sharded"}]
+    twice = float(np.log(2))
+    wire = [
+        cost.predict([each], Coefficients(byte=twice))[0] - cost.predict([each])[0]
+        for each in exchanges
+    ]
+    small = 20 * 256 * 4 / GRADIENT_BYTES
+    assert wire[1] / wire[0] == pytest.approx((1 - small) * 1.75 / 1.5 + small, rel=0.02)
+    one_level = replace(
+        slow_network, hosts=(Host("a", 1), Host("b", 1)),
+        links=Links(Link(2, 1e-3, 12.5e6), None, Link(2, 1e-3, 12.5e6)),
+    )  # fmt: skip
+    ring, owners = CostModel(model, one_level).predict(exchanges)
+    assert owners == pytest.approx(ring, rel=0.05) and owners > ring

@@ -9,13 +9,14 @@ from hvd_autosync.cost.timeline import Items, Loop, communication_end
 
 ITEM = st.tuples(
     st.floats(0, 0.1), st.sampled_from([0, 100, 1000, 5000]), st.floats(0, 0.02),
-    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2, 3]), st.sampled_from([0, 0, 1]),
 )  # fmt: skip
+Item = tuple[float, int, float, int, int]
 SECONDS = st.floats(1e-4, 0.05)
 
 
 def one_by_one(
-    cycle: float, fusion: float, response: float, items: list[tuple[float, int, float, int]]
+    cycle: float, fusion: float, response: float, items: list[Item]
 ) -> float:
     """The same loop for one strategy, batch by batch."""
     waiting = [item for item in items if item[1]]
@@ -26,10 +27,10 @@ def one_by_one(
         batch = [item for item in waiting if item[0] <= begin]
         waiting = waiting[len(batch) :]
         end, fused = begin, fusion + 1.0
-        for _, size, wire, operations in batch:
-            if fused + size > fusion:
-                end, fused = end + response, 0.0
-            end, fused = end + wire, fused + size
+        for _, size, wire, operations, alone in batch:
+            if alone or fused + size > fusion:
+                end, fused = end + (1 + alone) * response, 0.0
+            end, fused = end + wire, fusion + 1.0 if alone else fused + size
             each = response + wire / operations
             later = max(later, (operations - 1) * max(cycle - each, response))
     return end + later
@@ -40,10 +41,10 @@ def one_by_one(
        st.lists(st.tuples(SECONDS, st.sampled_from([0, 1500, 10**9]), SECONDS), min_size=1,
                 max_size=4))  # fmt: skip
 def test_all_at_once_is_one_by_one(
-    items: list[tuple[float, int, float, int]], loops: list[tuple[float, int, float]]
+    items: list[Item], loops: list[tuple[float, int, float]]
 ) -> None:
     items = sorted(items)
-    columns = [np.array([[each[i]] * len(loops) for each in items], float) for i in range(4)]
+    columns = [np.array([[each[i]] * len(loops) for each in items], float) for i in range(5)]
     loop = Loop(*(np.array([each[i] for each in loops], float) for i in range(3)))
     found = communication_end(loop, Items(*columns))
     expected = [one_by_one(*each, items) for each in loops]
@@ -53,4 +54,4 @@ def test_all_at_once_is_one_by_one(
 def test_nothing_to_send_takes_no_time() -> None:
     none = np.zeros((3, 2))
     loop = Loop(np.full(2, 1e-3), np.full(2, 1e6), np.full(2, 1e-3))
-    assert communication_end(loop, Items(none, none, none, none + 1)).tolist() == [0, 0]
+    assert communication_end(loop, Items(none, none, none, none + 1, none)).tolist() == [0, 0]
