@@ -84,8 +84,8 @@ def measure(survey: Survey, trials: int, steps: int, warmup: int, folder: str) -
     )  # fmt: skip
     with closing(progress_listener()) as listener:
         study = tune(job, options, listener, learner=SurveyLearner(trials))
-    path = os.path.join(folder, f"{survey.name}.jsonl")
-    export_study(TraceStore(store), study.study_id, path)
+    path = os.path.join(folder, f"{survey.name}.jsonl.gz")
+    export_study(TraceStore(store), study.study_id, path, anonymously=True)
     os.unlink(store)
 
 
@@ -118,7 +118,7 @@ def main() -> None:
 
 def _run(survey: Survey, args: argparse.Namespace, folder: Path) -> int:
     """Measure a task in a process of its own on its first host; 0 if that went well."""
-    if (folder / f"{survey.name}.jsonl").exists():
+    if (folder / f"{survey.name}.jsonl.gz").exists():
         print(f"{survey.name}: measured already", flush=True)
         return 0
     command = [

@@ -81,6 +81,10 @@ class Emulator:
         self._forest.fit(self._inputs(self._points), self._log_step)
         self.best_log_step = float(self._search().min())
 
+    def measured(self) -> tuple[list[Strategy], FloatArray]:
+        """The strategies, and the median log step time of each, shape ``(n,)``."""
+        return [self.space.decode(point) for point in self._points], self._log_step
+
     @staticmethod
     def _new_forest() -> ExtraTreesRegressor:
         return ExtraTreesRegressor(_TREES, min_samples_leaf=2, random_state=0)

@@ -1,8 +1,9 @@
-"""``hvd-autosync traces``: list, show, export, import and delete studies."""
+"""``hvd-autosync traces``: list, show, export, contribute, import and delete studies."""
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Saved studies: list, show, export, import, delete.",
+    help="Saved studies: list, show, export, contribute, import, delete.",
 )
 
 
@@ -87,6 +88,34 @@ def export(
     path = output or Path(f"{study_id}.jsonl")
     export_study(traces, study_id, path, overwrite=overwrite)
     print(path)
+
+
+@app.command()
+def contribute(
+    study: StudyArgument = "last",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write.", show_default="trace-ID.jsonl.gz"),
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Write a study to a file that can be shared with everybody.
+
+    Left out are the command, names of hosts and parameters, output of the job, losses, times of
+    day and the ids of this and other studies. Kept are the shapes and times of the model, the
+    layout and links of the cluster, versions, strategies and step times.
+    """
+    from hvd_autosync.traces import export_study
+
+    traces = open_store(store)
+    study_id = traces.study(study).study_id
+    path = output or Path(f"trace-{hashlib.sha256(study_id.encode()).hexdigest()[:12]}.jsonl.gz")
+    export_study(traces, study_id, path, anonymously=True)
+    print(path)
+    print(
+        "Look into it, then offer it for benchmarks/traces: other tasks will start from it.",
+        file=sys.stderr,
+    )
 
 
 @app.command("import")

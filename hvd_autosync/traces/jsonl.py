@@ -10,22 +10,26 @@ A file holds one study, or several one after the other::
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
-from hvd_autosync.errors import StoreError
+from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.traces.anonymous import anonymous
 from hvd_autosync.traces.checking import strict_study, strict_trial
 from hvd_autosync.traces.json_lines import LineReader
 from hvd_autosync.traces.records import StudyRecord, TrialRecord
 from hvd_autosync.traces.store import TraceStore
 
 FORMAT_VERSION = 1
+_GZIP = ".gz"
 _HEADER = {
     "type": "header",
     "format": "hvd-autosync-trace",
@@ -41,20 +45,26 @@ def export_study(
     path_or_stream: str | os.PathLike[str] | TextIO,
     *,
     overwrite: bool = False,
+    anonymously: bool = False,
 ) -> None:
     """Write a study to a file that only the user can read, or to an open text stream.
 
     Args:
         store: Where the study is.
         study_id: Its id, the beginning of one, or ``"last"``.
-        path_or_stream: The file appears whole or not at all.
+        path_or_stream: The file appears whole or not at all; one that ends in ``.gz`` is
+            compressed.
         overwrite: Whether a file of that name may be replaced.
+        anonymously: Without what tells whose it is (:mod:`hvd_autosync.traces.anonymous`).
 
     Raises:
         StoreError: There is no such study, the file exists, or it cannot be written.
     """
     study = store.study(study_id)
-    text = "".join(_lines(study, store.trials(study.study_id)))
+    trials = store.trials(study.study_id)
+    if anonymously:
+        study, trials = anonymous(study, trials)
+    text = "".join(_lines(study, trials))
     if isinstance(path_or_stream, (str, os.PathLike)):
         _write(Path(path_or_stream), text, overwrite)
     else:
@@ -79,8 +89,10 @@ def _write(path: Path, text: str, overwrite: bool) -> None:
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        data = text.encode()
+        with open(descriptor, "wb") as stream:
+            # Without the time, so that equal studies are equal files.
+            stream.write(gzip.compress(data, mtime=0) if path.suffix == _GZIP else data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -96,6 +108,8 @@ def _write(path: Path, text: str, overwrite: bool) -> None:
 def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]:
     """Read the studies of a file into ``store``: all of them, or none when anything is wrong.
 
+    A file whose name ends in ``.gz`` is uncompressed.
+
     Returns:
         The ids of the studies that are new. Those that the store has already are left alone and
         reported in the log.
@@ -107,10 +121,15 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
     """
     studies: list[tuple[StudyRecord, list[TrialRecord]]] = []
     try:
-        with open(path, "rb") as stream:
+        with _opened(path) as stream:
             reader = LineReader(stream, os.fspath(path))
             while not studies or not reader.at_end():
                 studies.append(_read_study(reader))
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise TraceFormatError(
+            f"{os.fspath(path)} cannot be uncompressed: {error}",
+            hint="Get the file anew; nothing was imported.",
+        ) from error
     except OSError as error:
         raise StoreError(
             f"cannot read {os.fspath(path)}: {error.strerror}", hint="Name a trace file."
@@ -120,6 +139,12 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
         if study.study_id not in added:
             _log.warning("study %s is in the store already: skipped", study.study_id)
     return added
+
+
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    if Path(path).suffix == _GZIP:
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return open(path, "rb")
 
 
 def _read_study(reader: LineReader) -> tuple[StudyRecord, list[TrialRecord]]:

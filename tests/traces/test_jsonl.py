@@ -252,3 +252,32 @@ def test_changed_bytes_are_refused(
     # Only the footer is not under the checksum: blanks between its tokens mean nothing.
     same = changed.read_bytes().replace(b" ", b"") == content.replace(b" ", b"")
     assert accepted == same or begin > content.rindex(b"\n", 0, -1)
+
+
+def test_a_compressed_file_is_imported_too(
+    store: TraceStore, finished: StudyRecord, other: TraceStore, tmp_path: Path
+) -> None:
+    path, again = tmp_path / "study.jsonl.gz", tmp_path / "again.jsonl.gz"
+    for each in (path, again):
+        export_study(store, finished.study_id, each)
+    assert path.read_bytes() == again.read_bytes()
+    assert import_studies(other, path) == [finished.study_id]
+    assert _content(other, finished.study_id) == _content(store, finished.study_id)
+
+
+@pytest.mark.parametrize("damage", ["cut", "plain", "middle"])
+def test_a_damaged_compressed_file_is_told(
+    store: TraceStore, finished: StudyRecord, other: TraceStore, tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "study.jsonl.gz"
+    export_study(store, finished.study_id, path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    damaged = {
+        "cut": whole[:middle], "plain": b"not compressed",
+        "middle": whole[:middle] + bytes(20) + whole[middle + 20 :],
+    }  # fmt: skip
+    path.write_bytes(damaged[damage])
+    with pytest.raises(TraceFormatError, match="uncompressed|line"):
+        import_studies(other, path)
+    assert other.studies() == []

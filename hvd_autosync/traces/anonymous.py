@@ -1,0 +1,87 @@
+"""A study without what tells whose it is, so that it can be shared.
+
+Kept is what others can learn from: shapes and times of the model, layout and links of the cluster,
+versions, strategies and step times. Gone are command, names of hosts and parameters, output of the
+job, losses, times of day, and the ids of this and other studies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from hvd_autosync.search_space import (
+    Host,
+    ModelProfile,
+    Resources,
+    Task,
+    TrialResult,
+)
+from hvd_autosync.traces.records import StudyRecord, TrialRecord, timestamp
+
+_JOB_KEY, _COMMAND = "anonymous", ("horovodrun",)
+#: What a learner said of a trial and does not name other studies.
+_KEPT_INFO = (
+    "predicted_step_s", "predicted_low_s", "predicted_high_s", "acquisition", "expected_gain",
+    "ask_s", "stopped", "candidates",
+)  # fmt: skip
+
+
+def anonymous(
+    study: StudyRecord, trials: Sequence[TrialRecord]
+) -> tuple[StudyRecord, list[TrialRecord]]:
+    """The study and its trials without what tells whose they are; see the module."""
+    study_id = hashlib.sha256(study.study_id.encode()).hexdigest()[:12]
+    begun = datetime.fromisoformat(study.created_at)
+    earlier = begun - begun.replace(hour=0, minute=0, second=0, microsecond=0)
+    hosts = {} if study.task is None else _aliases(study.task.resources)
+    outcome = study.outcome and {**study.outcome, "reason": ""}
+    shared = replace(
+        study, study_id=study_id, created_at=_moved(study.created_at, earlier), job_key=_JOB_KEY,
+        command=_COMMAND, task=_task(study.task, hosts), outcome=outcome,
+    )  # fmt: skip
+    return shared, [_trial(trial, study_id, earlier, hosts) for trial in trials]
+
+
+def _aliases(resources: Resources) -> dict[str, str]:
+    return {host.name: f"host{number}" for number, host in enumerate(resources.hosts)}
+
+
+def _task(task: Task | None, hosts: dict[str, str]) -> Task | None:
+    if task is None:
+        return None
+    named = tuple(Host(hosts[host.name], host.slots) for host in task.resources.hosts)
+    return Task(_model(task.model), replace(task.resources, hosts=named))
+
+
+def _model(model: ModelProfile) -> ModelProfile:
+    parameters = tuple(
+        replace(parameter, name=f"p{number}") for number, parameter in enumerate(model.parameters)
+    )
+    return replace(model, parameters=parameters)
+
+
+def _trial(
+    trial: TrialRecord, study_id: str, earlier: timedelta, hosts: dict[str, str]
+) -> TrialRecord:
+    told_at = None if trial.told_at is None else _moved(trial.told_at, earlier)
+    info = {name: trial.info[name] for name in _KEPT_INFO if name in trial.info}
+    result = None if trial.result is None else _result(trial.result, hosts)
+    return replace(
+        trial, study_id=study_id, asked_at=_moved(trial.asked_at, earlier), told_at=told_at,
+        info=info, result=result,
+    )  # fmt: skip
+
+
+def _result(result: TrialResult, hosts: dict[str, str]) -> TrialResult:
+    ranks = tuple(
+        replace(rank, host=hosts.get(rank.host, "host"), losses=()) for rank in result.ranks
+    )
+    profile = None if result.profile is None else _model(result.profile)
+    return replace(result, reason="", stderr_tail="", ranks=ranks, profile=profile)
+
+
+def _moved(moment: str, earlier: timedelta) -> str:
+    return timestamp(datetime.fromisoformat(moment) - earlier)
