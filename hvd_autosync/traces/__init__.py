@@ -15,7 +15,7 @@ from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, d
 from hvd_autosync.traces.store import TraceStore, default_store_url
 
 if TYPE_CHECKING:
-    from hvd_autosync.traces.frames import trials_frame
+    from hvd_autosync.traces.frames import read_trials, trials_frame
 
 __all__ = [
     "StudyRecord",
@@ -27,13 +27,14 @@ __all__ = [
     "export_study",
     "import_autotune_log",
     "import_studies",
+    "read_trials",
     "trials_frame",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "trials_frame":  # pandas is slow to import, and only tables need it
-        from hvd_autosync.traces.frames import trials_frame
+    if name in ("read_trials", "trials_frame"):  # pandas is slow to import
+        from hvd_autosync.traces import frames
 
-        return trials_frame
+        return getattr(frames, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pandas as pd
 
 from hvd_autosync.search_space import StepTime, Value
+from hvd_autosync.traces.jsonl import import_studies
 from hvd_autosync.traces.records import TrialRecord, default_result
 from hvd_autosync.traces.store import TraceStore
 
@@ -46,6 +48,28 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
     for name in names:
         frame[name] = _knob_column([trial.strategy.get(name) for trial in trials])
     return frame
+
+
+def read_trials(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """The trials of a trace file as one table.
+
+    Args:
+        path: A file that ``hvd-autosync traces export`` or ``contribute`` wrote.
+
+    Returns:
+        The columns of :func:`trials_frame`, after a first one, ``study``.
+
+    Raises:
+        TraceFormatError: The file is damaged, of a newer version, or not a trace.
+        StoreError: It cannot be read.
+    """
+    store = TraceStore("sqlite://")
+    frames = []
+    for study_id in import_studies(store, path):
+        frame = trials_frame(store, study_id)
+        frame.insert(0, "study", study_id)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
 def _knob_column(values: list[Value | None]) -> pd.Series[Any]:

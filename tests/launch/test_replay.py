@@ -1,0 +1,84 @@
+"""Recorded trials, played again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.errors import StudyError
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.replay import ReplayRunner
+from hvd_autosync.search_space import (
+    RankReport,
+    SearchSpace,
+    Strategy,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+from hvd_autosync.search_space.knobs import categorical_knob, float_knob
+from hvd_autosync.study import Study
+from hvd_autosync.traces import TraceStore, export_study, read_trials
+
+SPACE = SearchSpace(
+    (
+        float_knob("pause", 0.1, 10.0, 1.0, help=""),
+        categorical_knob("coding", ("none", "fp16"), "none", help="", exact=False),
+    )
+)
+
+
+@pytest.fixture
+def store() -> TraceStore:
+    return TraceStore("sqlite://")
+
+
+@pytest.fixture
+def study(store: TraceStore) -> Study:
+    """The default twice, 11 and 12 ms; cycles of 5 ms, 15 ms; those with fp16, 10 ms."""
+    study = Study.create(SPACE, store=store)
+    slow, coded = {"pause": 5.0}, {"pause": 5.0, "coding": "fp16"}
+    for strategy, step_ms in (({}, 11), (slow, 15), (coded, 10), ({}, 12)):
+        number = store.ask(study.study_id, Strategy(strategy), "sobol", {})
+        report = RankReport(0, "", (step_ms / 1e3,) * 10)
+        result = TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+        store.tell(study.study_id, number, result)
+    return study
+
+
+def played(runner: ReplayRunner, strategy: Strategy) -> float:
+    result = runner.run(TrialSpec("trial", strategy), Limits(), lambda _: None)
+    assert result.step_time is not None
+    return 1e3 * result.step_time.mean_s
+
+
+def test_the_same_strategy_answers_and_repetitions_in_turn(study: Study) -> None:
+    runner = ReplayRunner(study.record, study.trials)
+    for step_ms in (11, 12, 11):
+        assert played(runner, Strategy()) == pytest.approx(step_ms)
+        assert runner.distance == 0
+
+
+def test_else_the_nearest_answers(study: Study) -> None:
+    """A number may be far before a choice differs."""
+    runner = ReplayRunner(study.record, study.trials)
+    assert played(runner, Strategy({"pause": 6.0})) == pytest.approx(15)
+    assert runner.distance == pytest.approx(1.0 / 9.9)
+    assert played(runner, Strategy({"coding": "fp16"})) == pytest.approx(10)
+    assert runner.distance == pytest.approx(4.0 / 9.9)
+
+
+def test_without_trials_there_is_nothing_to_play(store: TraceStore) -> None:
+    empty = Study.create(SPACE, store=store)
+    with pytest.raises(StudyError, match="no trials to play"):
+        ReplayRunner(empty.record, empty.trials)
+
+
+def test_a_trace_is_a_table_in_one_line(study: Study, store: TraceStore, tmp_path: Path) -> None:
+    export_study(store, study.study_id, tmp_path / "trace.jsonl.gz")
+    frame = read_trials(tmp_path / "trace.jsonl.gz")
+    assert frame.columns[0] == "study" and set(frame["study"]) == {study.study_id}
+    assert len(frame) == len(study.trials)
+    assert frame["step_ms"].iloc[0] == pytest.approx(11.0)
+    assert frame["coding"].isna().tolist() == [True, True, False, True]
