@@ -78,8 +78,8 @@ class Options:
     )
     expected_hours: float = _option(
         10.0, _positive, "H",
-        "How long the training is expected to run: tuning stops when another trial would take "
-        "longer than it is expected to save.",
+        "Hours that the training is expected to run: exploring stops when another trial would take "
+        "longer than it is expected to save. Confirming what was found is extra.",
     )
     steps: int = _option(40, _at_least(5), "N", "Steps measured in each trial.")
     warmup: int = _option(10, _at_least(1), "N", "Steps run before those, not measured.")

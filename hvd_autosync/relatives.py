@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,17 +22,18 @@ _MOST_OBSERVATIONS = 60
 def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
     """The most similar finished studies with their similarity, the most similar first.
 
-    Of several studies of one task the newest speaks for all.
+    Of several studies of one task the one that has measured most speaks for all.
 
     Raises:
         StoreError: The store cannot be read.
     """
-    found = [
-        (study_id, round(similarity(known, task), 3))
-        for study_id, known in store.finished_tasks()
-    ]
-    related = [each for each in found if each[1] >= _LEAST_SIMILAR]
-    return sorted(related, key=lambda each: (-each[1], each[0]))[:_MOST]
+    related = []
+    for study_id, known in store.finished_tasks():
+        with contextlib.suppress(ArithmeticError, ValueError):  # a stranger's impossible numbers
+            alike = similarity(known, task)
+            if alike >= _LEAST_SIMILAR:
+                related.append((study_id, round(alike, 3)))
+    return sorted(related, key=lambda each: -each[1])[:_MOST]
 
 
 def load_sources(
@@ -51,7 +53,7 @@ def load_sources(
             if study.space is None:
                 continue
             seen = thinned(observations_of(study.space, trials))
-        except (AutosyncError, LookupError, TypeError, ValueError):
+        except (AutosyncError, LookupError, TypeError, ValueError, ArithmeticError):
             continue
         sources.append(Source(study_id, study.task, study.space, tuple(seen), alike))
     return tuple(sources)

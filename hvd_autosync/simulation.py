@@ -13,6 +13,7 @@ from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.points import distinct, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.relatives import observations_of
 from hvd_autosync.search_space import (
     ModelProfile,
     Resources,
@@ -80,10 +81,11 @@ def simulate(
         ConfigurationError: It was measured without times or links.
     """
     held = dict(study.space.fixed) if study.space is not None else {}
+    observations = observations_of(study.space, trials) if study.space is not None else []
     seen = [
-        ({**held, **trial.strategy}, trial.result.step_time.mean_s)
-        for trial in trials
-        if trial.result is not None and trial.result.step_time is not None
+        ({**held, **one.strategy}, one.step_s)
+        for one in observations
+        if one.measured and one.step_s is not None
     ]
     if study.task is None or not seen:
         raise StudyError(

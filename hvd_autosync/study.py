@@ -252,7 +252,9 @@ class Study:
             return ""
         if gain < SMALL_GAIN:
             return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
-        trial_s = _used_s(trials) / len(trials)
+        durations = [t.result.total_s for t in trials if t.result is not None]
+        known = [seconds for seconds in durations if math.isfinite(seconds)]
+        trial_s = sum(known) / len(known) if known else 0.0
         saved_s = gain * 3600 * self.settings.expected_hours
         if saved_s < trial_s:
             return (
@@ -274,16 +276,13 @@ class Study:
 
     def _candidates(self, trials: Sequence[TrialRecord]) -> list[Strategy]:
         """The tried strategies worth confirming, best first; none when all are surely slower."""
-        observations = observations_of(self.space, trials)
+        observations, problem = observations_of(self.space, trials), self.problem
         leaders = learning.worth_confirming(
-            self.problem, observations, self.space.default, _MOST_CANDIDATES
+            problem, observations, self.space.default, _MOST_CANDIDATES
         )
-        measured: dict[Strategy, float] = {}
-        for seen in observations:
-            if seen.step_s is not None:
-                measured[seen.strategy] = min(seen.step_s, measured.get(seen.strategy, math.inf))
-        close = measured[leaders[0]] * (1 + _CLOSE_RACE) if leaders else 0.0
-        return leaders[:1] + [s for s in leaders[1:] if measured[s] <= close]
+        log_step, _ = learning.fit(problem, observations).predict(leaders)
+        close = log_step[0] + math.log1p(_CLOSE_RACE) if leaders else 0.0
+        return [each for each, y in zip(leaders, log_step, strict=True) if y <= close]
 
     def _conclude(
         self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str

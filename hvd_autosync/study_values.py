@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from hvd_autosync.confirm import Comparison
@@ -43,8 +44,21 @@ class StudySettings:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> StudySettings:
-        """The settings that :meth:`to_json` wrote."""
-        return cls(**{**fields, "allow": tuple(fields["allow"])})
+        """The settings that :meth:`to_json` wrote, here or in another version.
+
+        Raises:
+            TraceFormatError: A setting is of another type.
+        """
+        names = {each.name for each in dataclass_fields(cls)}
+        known = {name: value for name, value in fields.items() if name in names}
+        settings = cls(**{**known, "allow": tuple(known.get("allow", ()))})
+        problem = type_problem(settings)
+        if problem is not None:
+            raise TraceFormatError(
+                f"the settings of a study are damaged: {problem:.200}",
+                hint="Forget the study: hvd-autosync traces delete STUDY.",
+            )
+        return settings
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +24,8 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
-from hvd_autosync.study import Study, problem_of
-from hvd_autosync.study_values import StudySettings
+from hvd_autosync.study import Study
+from hvd_autosync.study_values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
 
 
@@ -50,13 +52,14 @@ def space_of(task: Task) -> SearchSpace:
 
 
 def tuned(store: TraceStore, task: Task, trials: int = 6, transfer: bool = True) -> Study:
-    """A study of ``task`` whose step times are what the cost model says, and a little noise."""
+    """A study of ``task``: the cost model's step times, more for long cycles, and some noise."""
     settings = StudySettings(trials=trials, transfer=transfer)
     study = Study.create(space_of(task), store=store, settings=settings, task=task)
     rng = np.random.default_rng(0)
     cost = CostModel(task.model, task.resources)
     while (trial := study.ask()) is not None:
         step_s = float(cost.predict([trial.strategy])[0])
+        step_s *= float(trial.strategy.get("cycle_time_ms", 1.0)) ** 0.2
         study.tell(trial, [step_s * math.exp(rng.normal(0, 0.01)) for _ in range(20)])
     return study
 
@@ -101,11 +104,43 @@ def test_without_transfer_nothing_is_related(store: TraceStore, task: Task) -> N
 def test_what_was_decided_stays_when_the_store_grows(store: TraceStore, task: Task) -> None:
     """A study that is taken up again learns from the same studies as before."""
     first = tuned(store, slower(task, 2.0), 4)
-    second = tuned(store, task, 4)
+    second = Study.create(space_of(task), store=store, task=task)
+    for _ in range(2):
+        trial = second.ask()
+        assert trial is not None
+        second.tell(trial, [1.0] * 20)
     tuned(store, slower(task, 1.5), 4)
-    again = problem_of(store, second.record, second.trials)
-    assert [source.study_id for source in again.sources] == [first.study_id]
-    assert again == second.problem
+    again = Study(store, store.study(second.study_id))
+    assert [source.study_id for source in again.problem.sources] == [first.study_id]
+    one, other = second.ask(), again.ask()
+    assert one is not None and other is not None and one.strategy == other.strategy
+
+
+def test_a_study_that_took_its_winner_from_another_does_not_hide_it(
+    store: TraceStore, task: Task
+) -> None:
+    rich = tuned(store, task, 5)
+    poor = Study.create(space_of(task), store=store, task=task)
+    default = poor.ask()
+    assert default is not None
+    poor.tell(default, [0.1] * 20)
+    poor.finish(Conclusion(poor.space.default, "another study found it", "", 0.1))
+    assert [study_id for study_id, _ in related_studies(store, task)] == [rich.study_id]
+
+
+def test_impossible_and_damaged_tasks_are_left_out(
+    store: TraceStore, task: Task, tmp_path: Path
+) -> None:
+    known = tuned(store, task, 4)
+    endless = replace(task, model=replace(task.model, forward_s=1e308, backward_s=1e308))
+    strange = tuned(store, slower(task, 10.0), 4)
+    for text in (json.dumps(endless.to_json()), "{damaged", '{"model": 1}'):
+        with sqlite3.connect(tmp_path / "traces.db") as connection:
+            connection.execute(
+                "UPDATE hvd_autosync_studies SET task = ? WHERE study_id = ?",
+                (text, strange.study_id),
+            )
+        assert known.study_id in dict(related_studies(store, task))
 
 
 def test_what_is_gone_or_nonsense_is_left_out(store: TraceStore, task: Task) -> None:

@@ -73,7 +73,7 @@ def calibrate(
         candidate = point + np.linalg.solve(damped, gradient)
         there, slopes_there = _linearized(steps, candidate)
         reached = loss(candidate, there)
-        if reached >= least:
+        if not reached < least:  # nor is a number that is none
             damping *= 4
             continue
         small = least - reached < _SMALL

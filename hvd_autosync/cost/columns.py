@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
-from hvd_autosync.search_space import SearchSpace, Value, catalogue_knob
+from hvd_autosync.search_space import CATALOGUE, SearchSpace, Value, catalogue_knob
 
 
 class Columns:
@@ -26,15 +26,12 @@ class Columns:
 
     @classmethod
     def of(cls, strategies: Sequence[Mapping[str, Value]]) -> Columns:
-        """The columns of strategies, ``c`` of them.
-
-        Raises:
-            SpaceError: A knob is not in the catalogue.
-        """
+        """The columns of strategies, ``c`` of them; knobs of others than ours are left out."""
         values = {}
-        for name in dict.fromkeys(name for strategy in strategies for name in strategy):
-            default = catalogue_knob(name).default
-            values[name] = np.array([s.get(name, default) for s in strategies], dtype=object)
+        known = {knob.name: knob.default for knob in CATALOGUE}
+        for name in known.keys() & {name for strategy in strategies for name in strategy}:
+            column = [strategy.get(name, known[name]) for strategy in strategies]
+            values[name] = np.array(column, dtype=object)
         return cls(len(strategies), values)
 
     @classmethod

@@ -100,6 +100,7 @@ def exchange_costs(
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
         passes = np.where(by_rows, _ROWS_PASSES, passes)
         operations = np.where(by_rows, _OPERATIONS["rows"], operations)
+        alone = np.where(by_rows, 0.0, alone)
     return ExchangeCosts(wire_s, operations, alone, passes)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import ModelProfile
-from hvd_autosync.search_space.exchange_plan import class_of, matrix_shape, parameter_classes
+from hvd_autosync.search_space.exchange_plan import REST, matrix_shape, parameter_classes
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Gradients:
     @classmethod
     def of(cls, model: ModelProfile) -> Gradients:
         """Those of a profile; arrivals that were not timed are spread over backward."""
-        classes = parameter_classes(model)
+        members = parameter_classes(model)
+        classes = {name: each for each, names in members.items() for name in names}
         arrived = sorted(
             (p for p in model.parameters if p.ready_order >= 0), key=lambda p: p.ready_order
         )
@@ -51,7 +52,7 @@ class Gradients:
         timed = column([p.ready_s for p in arrived])
         ready = np.where(np.isfinite(timed), timed, spread)
         return cls(
-            classes=np.array([class_of(p.name, classes) for p in arrived], dtype=np.str_),
+            classes=np.array([classes.get(p.name, REST) for p in arrived], dtype=np.str_),
             size_bytes=column([p.size_bytes for p in arrived]),
             ready_s=np.maximum.accumulate(ready),
             rows=column([p.shape[0] if p.shape else 1 for p in arrived]),

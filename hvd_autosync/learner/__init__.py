@@ -1,9 +1,11 @@
 """The learner: proposes strategies, and says when to stop, whom to confirm, and why.
 
 Observations go in; a Gaussian process of the log step time over the mixed space (:func:`fit`)
-predicts every strategy; :class:`BayesianLearner` proposes the one with the highest expected
-improvement. :func:`expected_gain`, :func:`best_tried` and :func:`knob_effects` read the same
-model. Everything here is a pure function of what was observed and a seed.
+predicts every strategy, starting from what the cost model and related tasks predict;
+:class:`BayesianLearner` proposes the one with the highest expected improvement, weighed by the
+chance that it can be measured and the seconds of its trial. :func:`expected_gain`,
+:func:`best_tried` and :func:`knob_effects` read the same model. Everything here is a pure
+function of what was observed and a seed.
 Names load when they are first used: the model's libraries take seconds.
 """
 
@@ -18,20 +20,24 @@ if TYPE_CHECKING:
     from hvd_autosync.learner.bayesian import BayesianLearner
     from hvd_autosync.learner.candidates import best_tried, worth_confirming
     from hvd_autosync.learner.effects import KnobEffect, knob_effects
-    from hvd_autosync.learner.gp import Surrogate, fit
+    from hvd_autosync.learner.gp import fit
     from hvd_autosync.learner.observation import Observation
+    from hvd_autosync.learner.problem import Problem, Source
     from hvd_autosync.learner.sobol import SobolLearner
     from hvd_autosync.learner.stopping import expected_gain
+    from hvd_autosync.learner.surrogate import Surrogate
 
 _MODULES = {
     "BayesianLearner": "bayesian",
     "KnobEffect": "effects",
     "Learner": "base",
     "Observation": "observation",
+    "Problem": "problem",
     "RandomLearner": "baseline",
     "SobolLearner": "sobol",
     "Suggestion": "base",
-    "Surrogate": "gp",
+    "Source": "problem",
+    "Surrogate": "surrogate",
     "best_tried": "candidates",
     "expected_gain": "stopping",
     "fit": "gp",
@@ -43,8 +49,10 @@ __all__ = [
     "KnobEffect",
     "Learner",
     "Observation",
+    "Problem",
     "RandomLearner",
     "SobolLearner",
+    "Source",
     "Suggestion",
     "Surrogate",
     "best_tried",

@@ -25,10 +25,10 @@ from botorch.acquisition.logei import qLogNoisyExpectedImprovement
 from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
-from hvd_autosync.learner.gp import Surrogate
 from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.points import FloatArray, distinct, keys
 from hvd_autosync.learner.pool import candidate_pool, one_knob_away
+from hvd_autosync.learner.surrogate import Surrogate
 
 #: What an improvement counts, as a logarithm: of points, ``n x d``, and their expected log step
 #: times, ``(n,)``, to ``(n,)``.
@@ -89,7 +89,7 @@ def _promising(log_step: FloatArray) -> npt.NDArray[np.intp]:
     """The places of the smallest values and of some others, evenly from all."""
     order = np.argsort(log_step, kind="stable")
     others = order[_BEST:]
-    return np.concatenate([order[:_BEST], others[:: max(len(others) // _OTHERS, 1)]])
+    return np.concatenate([order[:_BEST], others[:: max(-(-len(others) // _OTHERS), 1)]])
 
 
 def _score(

@@ -18,12 +18,13 @@ import numpy as np
 from hvd_autosync.learner.acquisition import propose
 from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.feasibility import feasibility
-from hvd_autosync.learner.gp import Surrogate, fit
+from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.sobol import SobolLearner
 from hvd_autosync.learner.stopping import expected_gain
+from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.learner.untried import exhausted, taken_keys
 from hvd_autosync.search_space import Strategy
 
@@ -99,7 +100,8 @@ def _from_model(
     strategy = space.decode(point)
     measured = encode_all(space, [seen.strategy for seen in observations if seen.measured])
     info = _explain(surrogate, strategy, acquisition)
-    info["expected_gain"] = expected_gain(surrogate, measured, point)
+    can_be = float(chance(point[np.newaxis])[0])
+    info["expected_gain"] = can_be * expected_gain(surrogate, measured, point)
     return Suggestion(strategy, "model", info)
 
 

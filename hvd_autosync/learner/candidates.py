@@ -8,9 +8,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hvd_autosync.learner.gp import Surrogate, fit
+from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.search_space import Strategy
 
 #: A strategy is worth measuring again when its chance to beat the reference is at least this.

@@ -10,7 +10,7 @@ expert who is wrong here is soon not heard.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +19,7 @@ from hvd_autosync.cost import Calibration, CostModel, calibrate
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.learner.points import FloatArray
+from hvd_autosync.learner.points import FloatArray, sobol_points
 from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.translation import translated
 from hvd_autosync.search_space import SearchSpace, Task
@@ -55,6 +55,10 @@ def opinions(experts: Sequence[Expert], points: FloatArray) -> FloatArray:
 COST_MODEL = "cost model"
 #: Weight of the cost model, and its deviation.
 _COST_WEIGHT, _COST_DEVIATION = 1.0, 0.3
+#: Standard deviation of a related task's weight.
+_SOURCE_DEVIATION = 0.4
+#: Who says of so many strategies that they differ by less than 1 % says nothing.
+_ASKED_ABOUT, _SAYS_SOMETHING = 64, 0.01
 
 
 def cost_expert(
@@ -93,22 +97,41 @@ def _cost_model(task: Task) -> CostModel | None:
         return None
 
 
-def source_expert(
-    space: SearchSpace, source: Source, taught: Opinion, weight: float, deviation: float
-) -> Expert:
-    """What a related task has taught.
+def source_expert(space: SearchSpace, source: Source, taught: Opinion) -> Expert:
+    """What a related task has taught, believed as much as it is similar.
 
     Args:
         space: The target's space.
         source: The related task.
-        taught: Its log step time, up to a constant, at points of its own space: of which the part
-            that its cost model explains is left out where the target has a cost model, too.
-        weight: How much of it is believed before any trial.
-        deviation: Standard deviation of that.
+        taught: Its log step time, up to a constant, at points of its own space.
     """
 
     def log_step(points: FloatArray) -> FloatArray:
         return taught(translated(space, points, source.space))
 
     level = float(log_step(space.encode(space.default)[np.newaxis])[0])
-    return Expert(source.study_id, lambda points: log_step(points) - level, weight, deviation)
+    return Expert(
+        source.study_id, lambda points: log_step(points) - level, source.similarity,
+        _SOURCE_DEVIATION,
+    )  # fmt: skip
+
+
+def beyond(expert: Expert, known: Expert) -> Expert:
+    """What ``expert`` says beyond what ``known`` says, so that it does not count twice."""
+    return replace(
+        expert, opinion=lambda points: expert.opinion(points) - known.opinion(points)
+    )
+
+
+def sharing(experts: Sequence[Expert]) -> list[Expert]:
+    """Experts on the same matter, with weights that do not sum to more than 1."""
+    total = max(sum(expert.weight for expert in experts), 1.0)
+    return [replace(expert, weight=expert.weight / total) for expert in experts]
+
+
+def with_something_to_say(space: SearchSpace, experts: Sequence[Expert]) -> list[Expert]:
+    """Those of ``experts`` who do not say about the same of all strategies."""
+    if space.dimension == 0:
+        return []
+    points = sobol_points(space, _ASKED_ABOUT, 0)
+    return [expert for expert in experts if np.ptp(expert.opinion(points)) >= _SAYS_SOMETHING]

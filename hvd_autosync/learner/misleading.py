@@ -1,4 +1,4 @@
-"""Which experts mislead, by how well the others predict each trial from the rest without them.
+"""Which experts mislead: without whom each trial is predicted better from the others.
 
 ``n``: number of observations; ``e``: number of experts.
 """
@@ -11,47 +11,75 @@ from collections.abc import Sequence
 import torch
 from botorch.models import SingleTaskGP
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from hvd_autosync.learner.experts import Expert
+from hvd_autosync.learner.numerics import isolated
 
-#: Fewest observations that can speak against an expert, and what they must gain without it, in
-#: logarithms of probability.
-_FEWEST, _CLEARLY = 3, 0.5
+#: Fewest observations that can speak against an expert.
+FEWEST_TO_JUDGE = 3
+#: What they must gain without it, in logarithms of probability.
+_CLEARLY = 0.5
+#: Variance of the model's constant before anything is known, in its unit (:class:`ExpertMean`).
+_CONSTANT_VARIANCE = 1.0
 
 
-def loo_gains(model: SingleTaskGP, experts: Sequence[Expert]) -> list[float]:
-    """How much better the model predicts with each expert than without it.
+def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> set[str]:
+    """Names of the experts without whom the model predicts clearly better.
 
-    The score is the sum of the logarithms of the densities of all observations, each predicted
-    from the others, with hyperparameters as they are (Rasmussen and Williams 2006, section 5.4.2).
+    The score of a model is the sum of the log densities of all observations, each predicted from
+    the others, with hyperparameters as they are and the constant integrated out (Rasmussen and
+    Williams 2006, sections 2.7 and 5.4.2). The expert whose absence raises it most goes first, and
+    so on to the last; where on this way the score is highest, and clearly higher than with all,
+    those before are dropped. Two who say the same cannot cover each other that way.
 
     Args:
-        model: Fitted with all experts.
-        experts: In the order of its last inputs.
-
-    Returns:
-        For each expert the score with it less the score without it; below 0 it misleads.
+        model: Fitted with all experts, whose predictions are its last inputs.
+        experts: All of them.
+        first: The first one that may be dropped; those before stay.
     """
-    with torch.no_grad():
+    gone: list[str] = []
+    scores: list[float] = []
+    with isolated(), torch.no_grad():
         inputs = model.train_inputs[0]
+        said = dict(zip(experts, inputs[:, -len(experts) :].T, strict=True))
         covariance = model.covar_module.forward(inputs, inputs) + model.likelihood.noise.diag()
-        residual = model.train_targets - model.mean_module(inputs)
-        everything = _loo_score(covariance, residual)
-        gains = []
-        for expert, said in zip(experts, inputs[:, -len(experts) :].T, strict=True):
-            without = covariance - expert.deviation**2 * torch.outer(said, said)
-            gains.append(everything - _loo_score(without, residual + expert.weight * said))
-    return gains
+        covariance = covariance + _CONSTANT_VARIANCE
+        residual = model.train_targets - sum(e.weight * z for e, z in said.items())
+        left = list(experts[first:])
+        try:
+            scores.append(loo_score(covariance, residual))
+            while left:
+                rivals = [_without(covariance, residual, e, said[e]) for e in left]
+                without = [loo_score(*rival) for rival in rivals]
+                worst = max(range(len(left)), key=lambda index: without[index])
+                covariance, residual = rivals[worst]
+                scores.append(without[worst])
+                gone.append(left.pop(worst).name)
+        except NotPSDError:
+            pass  # nothing can be told of the others
+    if not scores:
+        return set()
+    best = max(range(len(scores)), key=lambda count: scores[count])
+    return set(gone[:best]) if scores[best] >= scores[0] + _CLEARLY else set()
 
 
-def misleads(gain: float, observations: int) -> bool:
-    """Whether an expert with such a gain is better not heard."""
-    return observations >= _FEWEST and gain < -_CLEARLY
+def _without(
+    covariance: Tensor, residual: Tensor, expert: Expert, said: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Covariance, ``n x n``, and residual, ``(n,)``, of a model that does not hear ``expert``."""
+    heard = expert.deviation**2 * torch.outer(said, said)
+    return covariance - heard, residual + expert.weight * said
 
 
-def _loo_score(covariance: Tensor, residual: Tensor) -> float:
-    """Sum of the log densities of each of ``n`` values, predicted from the others."""
+def loo_score(covariance: Tensor, residual: Tensor) -> float:
+    """Sum of the log densities of each of ``n`` values, predicted from the others.
+
+    Args:
+        covariance: Of the values, noise included, shape ``n x n``.
+        residual: The values less their mean, shape ``(n,)``.
+    """
     inverse = torch.cholesky_inverse(psd_safe_cholesky(covariance))
     precision = inverse.diagonal()
     error = inverse @ residual / precision

@@ -15,7 +15,7 @@ import numpy as np
 
 from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.search_space import Resources, Task
-from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_of, parameter_classes
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, REST, parameter_classes
 
 #: A factor of this is a difference of 1: of bytes and rates, and of counts and times.
 _LARGE_FACTOR, _FACTOR = math.log(10), math.log(4)
@@ -26,8 +26,13 @@ _BYTES_PER_S, _LATENCY_S, _COMPUTE_S = 1.25e8, 1e-3, 1e-2
 
 
 def similarity(one: Task, other: Task) -> float:
-    """From 0, nothing in common, to 1, alike; 0 across kinds of devices."""
-    if one.resources.device != other.resources.device or one.model.wrapped != other.model.wrapped:
+    """From 0, nothing in common, to 1, alike; 0 across kinds of devices.
+
+    Jobs that reduce by hand show no parameters: all of them look alike, so none of them does.
+    """
+    if one.resources.device != other.resources.device:
+        return 0.0
+    if not one.model.parameters or not other.model.parameters:
         return 0.0
     difference = descriptor(one) - descriptor(other)
     return math.exp(-0.5 * float(difference @ difference))
@@ -38,11 +43,12 @@ def descriptor(task: Task) -> FloatArray:
     """The numbers by which tasks are compared, shape ``(11,)``; 1 is a difference that matters."""
     model, resources = task.model, task.resources
     sent = [p for p in model.parameters if p.ready_order >= 0]
-    classes = parameter_classes(model)
+    members = parameter_classes(model)
+    classes = {name: each for each, names in members.items() for name in names}
     sizes = [p.size_bytes for p in sent]
     size = dict.fromkeys(PARAMETER_CLASSES, 0.0)
     for parameter, size_bytes in zip(sent, sizes, strict=True):
-        size[class_of(parameter.name, classes)] += size_bytes
+        size[classes.get(parameter.name, REST)] += size_bytes
     total = float(max(sum(sizes), 1))
     touched = sum(s * p.touched_rows for p, s in zip(sent, sizes, strict=True)) / total
     compute_s = float(np.nan_to_num(model.forward_s + model.backward_s, nan=_COMPUTE_S))

@@ -7,8 +7,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hvd_autosync.learner.gp import Surrogate
 from hvd_autosync.learner.points import FloatArray
+from hvd_autosync.learner.surrogate import Surrogate
 
 _NORMAL = NormalDist()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Text, func, select, type_coerce
 
 from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Task
@@ -19,6 +20,8 @@ from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
 #: Most candidates that the error for an ambiguous id lists.
 _LISTED = 8
+#: Fewest trials of a study that others can learn from.
+_FEWEST_TOLD = 3
 _NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
 
 
@@ -31,15 +34,25 @@ def study_records(
 
 
 def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
-    """Id and task of the newest finished study of each task that is readable, newest first."""
-    finished = STUDIES.c.status == StudyStatus.FINISHED.value
-    columns = STUDIES.c.study_id, STUDIES.c.fingerprint, STUDIES.c.task
-    query = select(*columns).where(finished, STUDIES.c.fingerprint.is_not(None))
+    """Id and task of the finished study of each task that has measured most, the newest first.
+
+    One that took its winner from another has measured the default alone. What cannot be read is
+    left out.
+    """
+    count = func.count(TRIALS.c.told_at).label("count")
+    told = select(TRIALS.c.study_id, count).group_by(TRIALS.c.study_id).subquery()
+    query = (
+        select(STUDIES.c.study_id, STUDIES.c.fingerprint, type_coerce(STUDIES.c.task, Text))
+        .join(told, told.c.study_id == STUDIES.c.study_id)
+        .where(STUDIES.c.status == StudyStatus.FINISHED.value, STUDIES.c.fingerprint.is_not(None))
+        .where(told.c.count >= _FEWEST_TOLD)
+        .order_by(told.c.count.desc(), *_NEWEST_FIRST)
+    )
     seen = set()
-    for study_id, fingerprint, task in connection.execute(query.order_by(*_NEWEST_FIRST)):
+    for study_id, fingerprint, task in connection.execute(query):
         if fingerprint not in seen:
             with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-                yield study_id, Task.from_json(task)
+                yield study_id, Task.from_json(json.loads(task))
                 seen.add(fingerprint)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hvd_autosync.learner.experts import cost_expert
 from hvd_autosync.learner.points import encode_all, sobol_points
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.search_space import (
+    Host,
     Link,
     Links,
     ModelProfile,
@@ -97,6 +99,25 @@ def test_without_measurements_there_is_no_cost_model(
     assert cost_expert(space, None, []) is None
 
 
+def test_where_nothing_travels_the_cost_model_says_nothing(
+    task: Task, space: SearchSpace
+) -> None:
+    alone = replace(task.resources, hosts=(Host("a", 1),), links=Links())
+    problem = Problem(space, replace(task, resources=alone))
+    assert fit(problem, [Observation(space.default, 0.1)]).experts == ()
+
+
+def test_the_mean_alone_is_the_posterior_mean_with_experts_too(
+    task: Task, space: SearchSpace
+) -> None:
+    tried = spread(space, 12)
+    seconds = CostModel(task.model, task.resources).predict(tried)
+    seen = [Observation(s, float(t)) for s, t in zip(tried, seconds, strict=True)]
+    surrogate = fit(Problem(space, task), seen)
+    points = encode_all(space, spread(space, 8, seed=2))
+    assert surrogate.mean_at(points) == pytest.approx(surrogate.joint_at(points)[0], abs=1e-6)
+
+
 def source(
     space: SearchSpace, log_step: LogStep, sign: float = 1.0, similarity: float = 0.8
 ) -> Source:
@@ -144,7 +165,7 @@ def test_a_task_that_helps_is_kept(mixed_space: SearchSpace, log_step: LogStep) 
     assert helped < 0.5 * alone
 
 
-def test_of_a_source_with_physics_only_the_rest_is_heard(task: Task, space: SearchSpace) -> None:
+def test_of_a_source_only_what_physics_leaves_open_is_heard(task: Task, space: SearchSpace) -> None:
     """A twin on a cluster with a faster network whose trials are just what physics says."""
     links = task.resources.links
     fast = Links(Link(4, 2e-3, 12.5e7 / 1.5), links.within, Link(2, 1e-3, 12.5e7))
@@ -154,6 +175,26 @@ def test_of_a_source_with_physics_only_the_rest_is_heard(task: Task, space: Sear
     seen = tuple(Observation(s, float(t)) for s, t in zip(tried, seconds, strict=True))
     problem = Problem(space, task, (Source("twin", twin, space, seen, 1.0),))
     default = [Observation(space.default, 1.0)]
-    physics, related = fit(problem, default).experts
-    points = encode_all(space, spread(space, 50, seed=4))
-    assert np.abs(related.opinion(points)).max() < 0.1 < np.abs(physics.opinion(points)).max()
+    assert [expert.name for expert in fit(problem, default).experts] == ["cost model"]
+    without = Problem(space, None, (replace(problem.sources[0], task=None),))
+    assert [expert.name for expert in fit(without, default).experts] == ["twin"]
+
+
+def test_physics_does_not_count_twice(task: Task, space: SearchSpace) -> None:
+    """A source whose links were not measured has no cost model: ours is taken off."""
+    tried = spread(space, 40)
+    seconds = CostModel(task.model, task.resources).predict(tried)
+    seen = tuple(Observation(s, float(t)) for s, t in zip(tried, seconds, strict=True))
+    problem = Problem(space, task, (Source("there", None, space, seen, 1.0),))
+    some = spread(space, 50, seed=4)
+    predicted = fit(problem, seen[:1]).predict(some)[0]
+    truth = np.log(CostModel(task.model, task.resources).predict(some))
+    assert predicted == pytest.approx(truth, abs=0.4)
+
+
+def test_a_source_that_cannot_be_learned_from_is_left_out(
+    task: Task, space: SearchSpace
+) -> None:
+    strange = Observation(Strategy({"no such knob": 1}), 0.1)
+    problem = Problem(space, task, (Source("strange", None, space, (strange,), 1.0),))
+    assert [e.name for e in fit(problem, []).experts] == ["cost model"]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from hvd_autosync.learner import Observation, fit
+from hvd_autosync.learner.experts import Expert, sharing, with_something_to_say
+from hvd_autosync.learner.misleading import loo_score
+from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.search_space import SearchSpace, Strategy
+
+LogStep = Callable[[Strategy], float]
+
+
+def test_the_score_is_that_of_leaving_one_out() -> None:
+    """Each value is conditioned on the others in turn, the long way."""
+    rng = np.random.default_rng(0)
+    root = rng.standard_normal((6, 6))
+    covariance, values = root @ root.T + 0.5 * np.eye(6), rng.standard_normal(6)
+    expected = 0.0
+    for out in range(6):
+        rest = [index for index in range(6) if index != out]
+        weights = np.linalg.solve(covariance[np.ix_(rest, rest)], covariance[rest, out])
+        mean = weights @ values[rest]
+        variance = covariance[out, out] - weights @ covariance[rest, out]
+        expected -= 0.5 * ((values[out] - mean) ** 2 / variance + math.log(2 * math.pi * variance))
+    found = loo_score(torch.from_numpy(covariance), torch.from_numpy(values))
+    assert abs(found - expected) < 1e-9
+
+
+def unrelated(strategy: Strategy) -> float:
+    """Of knobs that do not matter to ``log_step``."""
+    return 0.5 * int(strategy["streams"]) + (0.6 if strategy.get("torus") else 0.0)
+
+
+def sources(space: SearchSpace, tasks: dict[str, LogStep]) -> tuple[Source, ...]:
+    """Tasks with 40 trials each and step times by these functions."""
+    points = [space.decode(point) for point in sobol_points(space, 40, seed=9)]
+    found = []
+    for name, function in tasks.items():
+        seen = tuple(Observation(s, math.exp(function(s))) for s in points)
+        found.append(Source(name, None, space, seen, 0.8))
+    return tuple(found)
+
+
+def heard(
+    space: SearchSpace, log_step: LogStep, tasks: dict[str, LogStep], trials: int
+) -> list[str]:
+    tried = [space.decode(point) for point in sobol_points(space, trials, seed=2)]
+    seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+    problem = Problem(space, sources=sources(space, tasks))
+    return [expert.name for expert in fit(problem, seen).experts]
+
+
+def test_two_that_say_the_same_wrong_thing_do_not_cover_each_other(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    tasks = {"wrong": unrelated, "wrong too": unrelated, "right": log_step}
+    assert heard(mixed_space, log_step, tasks, 8) == ["right"]
+
+
+def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    """The weights of those that were dropped go to the others."""
+    tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 8, seed=2)]
+    seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+    both = sources(mixed_space, {"right": log_step, "wrong": unrelated})
+    together, alone = (
+        fit(Problem(mixed_space, sources=some), seen) for some in (both, both[:1])
+    )
+    assert [e.weight for e in together.experts] == [e.weight for e in alone.experts] == [0.8]
+    unseen = sobol_points(mixed_space, 20, seed=3)
+    assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
+
+
+def test_two_trials_say_nothing_against_anybody(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    assert heard(mixed_space, log_step, {"wrong": unrelated}, 2) == ["wrong"]
+
+
+def test_who_has_nothing_to_say_is_no_expert(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    assert heard(mixed_space, log_step, {"flat": lambda _: 0.0}, 2) == []
+    flat = Expert("flat", lambda points: np.full(len(points), 0.3), 1.0, 0.3)
+    assert with_something_to_say(mixed_space, [flat]) == []
+    assert with_something_to_say(SearchSpace(()), [flat]) == []
+
+
+def test_experts_on_one_matter_share_their_weight() -> None:
+    experts = [Expert(str(w), lambda points: points[:, 0], w, 0.4) for w in (0.9, 0.6, 0.5)]
+    assert [round(e.weight, 3) for e in sharing(experts)] == [0.45, 0.3, 0.25]
+    assert [e.weight for e in sharing(experts[1:2])] == [0.6]
