@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from hvd_autosync.report.explain_experts import experts_table
 from hvd_autosync.report.explain_knobs import knob_table
 from hvd_autosync.report.explain_task import task_table
 from hvd_autosync.report.explain_trials import (
@@ -57,6 +58,8 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
             yield _section("The winner against the default, knob by knob", effects)
         if lost := list(lost_strategies(study.space, trials, conclusion)):
             yield _section("Why others lost", *lost)
+    if (experts := experts_table(trials)) is not None:
+        yield _section("Learned from", experts)
     if failed := list(failed_trials(study, trials)):
         yield _section("Failed trials", *failed)
     yield from _recipe(study, conclusion)
