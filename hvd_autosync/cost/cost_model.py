@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hvd_autosync.cost.bucketing import bucketed
 from hvd_autosync.cost.coefficients import (
     ITEM_S,
     PASS_S_PER_BYTE,
@@ -20,7 +21,7 @@ from hvd_autosync.cost.prepared import Prepared
 from hvd_autosync.cost.timeline import FloatArray, Items, Loop
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value
-from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES
+from hvd_autosync.search_space.exchange_plan import LARGE, PARAMETER_CLASSES
 
 
 class CostModel:
@@ -66,7 +67,9 @@ class CostModel:
         items, host_s = None, np.zeros(len(columns))
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
             items, passes = self._items(columns)
-            sent = (items.size_bytes > 0).sum(axis=0)
+            large = int((self._gradients.classes == LARGE).sum())
+            slices = large * (columns.numbers("large_slices") - 1)
+            sent = (items.size_bytes > 0).sum(axis=0) + slices
             host_s = passes * PASS_S_PER_BYTE + sent * ITEM_S
         return Prepared(
             items, self._loop(columns), host_s, columns.words("order") == "priority",
@@ -97,40 +100,5 @@ class CostModel:
                 passes += gradients.size_bytes[own] @ costs.passes
         arrival_s = np.broadcast_to(gradients.ready_s[:, None], shape)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
-        return self._gathered(columns, Items(arrival_s, size, wire_s, operations, alone)), passes
-
-    def _gathered(self, columns: Columns, items: Items) -> Items:
-        """Buckets in place of gradients, where a strategy has some.
-
-        They are closed at equal shares of the bytes; one by size holds gradients of all of
-        backward, so that all of them are complete at its end.
-        """
-        count = columns.numbers("buckets")
-        some, by_size = count > 0, columns.words("bucket_rule") == "size"
-        if not some.any():
-            return items
-        arrival_s = np.array(items.arrival_s)
-        arrival_s[:, some & by_size] = arrival_s[-1, 0]
-        reached = np.cumsum(self._gradients.size_bytes) / self._gradients.size_bytes.sum()
-        size, wire_s, operations, alone = map(
-            np.array, (items.size_bytes, items.wire_s, items.operations, items.alone)
-        )
-        open_size, open_wire = np.zeros(len(count)), np.zeros(len(count))
-        open_operations, open_alone = np.ones(len(count)), np.zeros(len(count))
-        closed = np.zeros(len(count))
-        for k, share in enumerate(reached):
-            open_size += items.size_bytes[k]
-            open_wire += items.wire_s[k]
-            open_operations = np.maximum(open_operations, items.operations[k])
-            open_alone = np.maximum(open_alone, items.alone[k])
-            closes = (share * count >= closed + 1 - 1e-9) | (k == len(reached) - 1)
-            size[k, some] = np.where(closes, open_size, 0.0)[some]
-            wire_s[k, some] = np.where(closes, open_wire, 0.0)[some]
-            operations[k, some] = open_operations[some]
-            alone[k, some] = open_alone[some]
-            closed = np.where(closes, closed + 1, closed)
-            open_size = np.where(closes, 0.0, open_size)
-            open_wire = np.where(closes, 0.0, open_wire)
-            open_operations = np.where(closes, 1.0, open_operations)
-            open_alone = np.where(closes, 0.0, open_alone)
-        return Items(arrival_s, size, wire_s, operations, alone)
+        items = Items(arrival_s, size, wire_s, operations, alone)
+        return bucketed(gradients, columns, items), passes

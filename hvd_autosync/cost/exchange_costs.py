@@ -84,7 +84,8 @@ def exchange_costs(
         operations = np.where(exchange == each, count, operations)
     sharded = exchange == "sharded"
     wire_s = np.where(sharded, wire_s * _sharded_share(resources), wire_s)
-    alone = np.where(sharded, _ALLTOALL_RESPONSES, np.zeros(shape))
+    pieces = columns.numbers("large_slices") if name == LARGE else np.ones(len(columns))
+    alone = np.where(sharded, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
     within, across = resources.links.within, resources.links.across
     if resources.even_levels and within is not None and across is not None:
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s

@@ -74,9 +74,9 @@ def test_buckets_follow_the_bytes(model: ModelProfile, slow_network: Resources) 
     fast = replace(slow_network.links, overall=replace(slow_network.links.overall,
                                                        bandwidth_bytes_per_s=1e9))  # fmt: skip
     cluster = replace(slow_network, links=fast)
-    at = [{"buckets": n, "cycle_time_ms": 0.1, "fusion_threshold_bytes": 0} for n in (0, 1, 22)]
-    none, one, every = CostModel(model, cluster).predict(at)
-    assert one < every < none
+    at = [{"buckets": n, "cycle_time_ms": 0.1, "fusion_threshold_bytes": 0} for n in (0, 1, 4, 22)]
+    none, one, four, every = CostModel(model, cluster).predict(at)
+    assert four < one < every == none  # a bucket for each is none at all
 
 
 def test_priority_hides_up_to_a_forward(model: ModelProfile, slow_network: Resources) -> None:

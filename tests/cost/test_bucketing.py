@@ -1,0 +1,67 @@
+"""The cost model's buckets are those that the runtime makes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hvd_autosync.cost import CostModel
+from hvd_autosync.cost.columns import Columns
+from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.runtime.buckets import split_evenly
+from hvd_autosync.search_space import ModelProfile, Resources, Strategy, build_space
+from hvd_autosync.search_space.exchange_plan import (
+    ClassPlan,
+    ExchangePlan,
+    class_of,
+    exchange_plan,
+    parameter_classes,
+)
+
+_BUCKET_BYTES = 8 * 1024 * 1024
+
+
+def sizes_sent(model: ModelProfile, strategy: Strategy) -> list[int]:
+    """Bytes of each bucket, by the rules of ``runtime/planning.py``; pieces count as one."""
+    plan = exchange_plan(strategy) or ExchangePlan()
+    classes = parameter_classes(model)
+    lanes: dict[ClassPlan, list[int]] = {}
+    alone = []
+    for parameter in sorted(model.parameters, key=lambda p: p.ready_order):
+        own = plan.of(class_of(parameter.name, classes))
+        if own.exchange == "rows":
+            alone.append(parameter.size_bytes)
+        else:
+            lanes.setdefault(own, []).append(parameter.size_bytes)
+    total = sum(sum(sizes) for sizes in lanes.values())
+    for own, sizes in lanes.items():
+        if own.slices > 1 or own.codec == "powersgd":
+            count = len(sizes)
+        elif plan.buckets:
+            count = max(round(plan.buckets * sum(sizes) / total), 1)
+        elif (own.exchange, own.codec) == ("allreduce", "none"):
+            count = len(sizes)
+        else:
+            count = math.ceil(sum(sizes) / _BUCKET_BYTES)
+        groups = [[i] for i in range(len(sizes))]
+        if count < len(sizes):
+            groups = split_evenly(sizes, count)
+        alone += [sum(sizes[i] for i in group) for group in groups]
+    return sorted(alone)
+
+
+@pytest.mark.parametrize("allow", [(), ("codec",)])
+def test_buckets_are_those_of_the_runtime(
+    model: ModelProfile, slow_network: Resources, allow: tuple[str, ...]
+) -> None:
+    space = build_space(model, slow_network, held={"controller": "gloo"}, allow=allow)
+    spread = [space.decode(point) for point in sobol_points(space, 200, 0)]
+    strategies = [s.replacing(bucket_rule="ordered") if "bucket_rule" in s else s for s in spread]
+    items = CostModel(model, slow_network).prepare(Columns.of(strategies)).items
+    assert items is not None
+    for index, strategy in enumerate(strategies):
+        found = items.size_bytes[:, index]
+        assert sorted(found[found > 0].astype(int)) == sizes_sent(model, strategy), strategy
+    assert np.allclose(items.size_bytes.sum(axis=0), model.size_bytes)
