@@ -14,7 +14,7 @@ from hvd_autosync.search_space import SearchSpace, Task
 from hvd_autosync.traces import TraceStore, TrialRecord
 
 #: Most studies that are learned from, and what they must have in common with the task.
-_MOST, _LEAST_SIMILAR = 5, 0.1
+MOST_RELATED, LEAST_SIMILAR = 5, 0.1
 #: Most observations of each.
 _MOST_OBSERVATIONS = 60
 
@@ -31,9 +31,9 @@ def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
     for study_id, known in store.finished_tasks():
         with contextlib.suppress(ArithmeticError, ValueError):  # a stranger's impossible numbers
             alike = similarity(known, task)
-            if alike >= _LEAST_SIMILAR:
+            if alike >= LEAST_SIMILAR:
                 related.append((study_id, round(alike, 3)))
-    return sorted(related, key=lambda each: -each[1])[:_MOST]
+    return sorted(related, key=lambda each: -each[1])[:MOST_RELATED]
 
 
 def load_sources(

@@ -5,7 +5,13 @@ import argparse
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.options import Options, add_options, resolve_options, without_our_options
+from hvd_autosync.options import (
+    Options,
+    add_options,
+    option_name,
+    resolve_options,
+    without_our_options,
+)
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -31,13 +37,14 @@ def test_defaults_are_the_documented_ones() -> None:
     ("option", "value"),
     [
         ("trials", "0"), ("trials", "many"), ("minutes", "-1"), ("minutes", "inf"),
+        ("expected_hours", "0"), ("expected_hours", "nan"), ("transfer", "maybe"),
         ("steps", "3"), ("warmup", "0"), ("allow", "magic"), ("allow", "codec,magic"),
         ("reuse", "maybe"), ("seed", "-1"),
     ],
 )  # fmt: skip
 def test_unusable_values_are_named_with_their_source(option: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--autosync-{option}: '{value}'") as caught:
-        resolve_options(parsed(f"--autosync-{option}={value}"), {})
+    with pytest.raises(ConfigurationError, match=f"{option_name(option)}: '{value}'") as caught:
+        resolve_options(parsed(f"{option_name(option)}={value}"), {})
     assert caught.value.hint
     with pytest.raises(ConfigurationError, match=f"HVD_AUTOSYNC_{option.upper()}"):
         resolve_options(parsed(), {f"HVD_AUTOSYNC_{option.upper()}": value})

@@ -262,6 +262,10 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
     resumed = Study(traces, record)
     before = [t.strategy for t in resumed.trials if t.result is not None]
     assert len(before) == 4
+    lost, again = resumed.trials[4], resumed.ask()
+    assert lost.result is None and again is not None
+    assert again.strategy == lost.strategy and again.number == 5
+    resumed.tell(again, SimulatedJob(seed=1).steps(again.strategy))
     finish(resumed, SimulatedJob(seed=1))
     told = [t for t in resumed.trials if t.result is not None]
     assert [t.strategy for t in told[:4]] == before

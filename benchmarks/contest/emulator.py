@@ -81,6 +81,18 @@ class Emulator:
         self._forest.fit(self._inputs(self._points), self._log_step)
         self.best_log_step = float(self._search().min())
 
+    def small_study(self, trials: int) -> tuple[Observation, ...]:
+        """What a study of so many trials may have seen: the default, spread points, good ones."""
+        default = [o for o in self.observations if o.strategy == self.space.default][:1]
+        others = [o for o in self.observations if o.strategy != self.space.default]
+        rng = np.random.default_rng(len(others))
+        good = sorted(others, key=lambda o: o.log_step)[: len(others) // 3]
+        half = (trials - 1) // 2
+        chosen = [*rng.choice(len(others), half, replace=False)]
+        picked = [others[int(index)] for index in chosen]
+        picked += [good[int(index)] for index in rng.choice(len(good), trials - 1 - half, False)]
+        return (*default, *picked)
+
     def measured(self) -> tuple[list[Strategy], FloatArray]:
         """The strategies, and the median log step time of each, shape ``(n,)``."""
         return [self.space.decode(point) for point in self._points], self._log_step
