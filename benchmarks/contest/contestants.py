@@ -11,12 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from contest.emulator import Emulator
 from hvd_autosync.learner import BayesianLearner, Learner, Observation, RandomLearner, SobolLearner
-from hvd_autosync.learner.points import encode_all
+from hvd_autosync.learner.points import FloatArray, distinct, encode_all, keys
+from hvd_autosync.learner.pool import candidate_pool
 from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.learner.translation import translated
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 
 
@@ -295,6 +298,63 @@ class Smac:
         self._facade.tell(info, TrialValue(cost=seen.log_step))
 
 
+class MultiTask:
+    """BoTorch's ``MultiTaskGP`` over the table and the related tasks, on the table's space.
+
+    Its fit is capped at 75 iterations; times are standardized per task. The acquisition function is
+    maximized over the pool of candidates of our own learner.
+    """
+
+    def __init__(self, table: Emulator, sources: tuple[Source, ...], seed: int) -> None:
+        self._space, self._seed = table.space, seed
+        self._seen: list[Observation] = []
+        self._known: list[tuple[FloatArray, FloatArray]] = []
+        for source in sources:
+            points = encode_all(source.space, [one.strategy for one in source.observations])
+            log_step = np.array([one.log_step for one in source.observations])
+            scaled = (log_step - log_step.mean()) / max(float(log_step.std()), 1e-6)
+            self._known.append((translated(source.space, points, self._space), -scaled))
+
+    def ask(self) -> Strategy:
+        from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+        from botorch.acquisition.objective import GenericMCObjective
+        from botorch.fit import fit_gpytorch_mll
+        from botorch.models import MultiTaskGP
+        from gpytorch.mlls import ExactMarginalLogLikelihood
+
+        tried = encode_all(self._space, [one.strategy for one in self._seen])
+        log_step = np.array([one.log_step for one in self._seen])
+        unit = max(float(log_step.std()), 0.1)
+        parts = [(tried, -(log_step - log_step.mean()) / unit), *self._known]
+        x = np.concatenate([np.c_[points, np.full(len(points), task)]
+                            for task, (points, _) in enumerate(parts)])  # fmt: skip
+        y = np.concatenate([values for _, values in parts])
+        torch.manual_seed(self._seed * 1000 + len(self._seen))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = MultiTaskGP(
+                torch.from_numpy(x), torch.from_numpy(y)[:, None], task_feature=-1,
+                output_tasks=[0], outcome_transform=None,
+            )  # fmt: skip
+            fit_gpytorch_mll(
+                ExactMarginalLogLikelihood(model.likelihood, model),
+                optimizer_kwargs={"options": {"maxiter": 75}},
+            )
+            baseline = torch.from_numpy(tried)
+            acquisition = qLogNoisyExpectedImprovement(
+                model, X_baseline=baseline, objective=GenericMCObjective(lambda y, X: y[..., 0])
+            )
+            best = tried[np.argsort(log_step)][:8]
+            pool, _ = candidate_pool(self._space, best, self._seed * 1000 + len(self._seen))
+            pool = distinct(pool, keys(tried))
+            with torch.no_grad():
+                scores = acquisition(torch.from_numpy(pool).unsqueeze(-2))
+        return self._space.decode(pool[int(scores.argmax())])
+
+    def tell(self, seen: Observation) -> None:
+        self._seen.append(seen)
+
+
 CONTESTANTS: dict[str, Start] = {
     "random": plain(RandomLearner()),
     "sobol": plain(SobolLearner()),
@@ -303,6 +363,7 @@ CONTESTANTS: dict[str, Start] = {
     "ax": Ax,
     "smac": Smac,
     "botorch": BoTorch,
+    "botorch-multitask": MultiTask,
     "ours: gp": ours(cost=False, transfer=False),
     "ours: gp + cost": ours(cost=True, transfer=False),
     "ours: gp + transfer": ours(cost=False, transfer=True),

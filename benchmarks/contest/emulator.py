@@ -88,9 +88,10 @@ class Emulator:
         rng = np.random.default_rng(len(others))
         good = sorted(others, key=lambda o: o.log_step)[: len(others) // 3]
         half = (trials - 1) // 2
-        chosen = [*rng.choice(len(others), half, replace=False)]
-        picked = [others[int(index)] for index in chosen]
-        picked += [good[int(index)] for index in rng.choice(len(good), trials - 1 - half, False)]
+        picked = []
+        for some, count in ((others, half), (good, trials - 1 - half)):
+            chosen = rng.choice(len(some), min(count, len(some)), replace=False)
+            picked += [some[int(index)] for index in chosen]
         return (*default, *picked)
 
     def measured(self) -> tuple[list[Strategy], FloatArray]:
