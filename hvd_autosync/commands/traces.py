@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -106,10 +105,11 @@ def contribute(
     layout and links of the cluster, versions, strategies and step times.
     """
     from hvd_autosync.traces import export_study
+    from hvd_autosync.traces.anonymous import anonymous_id
 
     traces = open_store(store)
     study_id = traces.study(study).study_id
-    path = output or Path(f"trace-{hashlib.sha256(study_id.encode()).hexdigest()[:12]}.jsonl.gz")
+    path = output or Path(f"trace-{anonymous_id(study_id)}.jsonl.gz")
     export_study(traces, study_id, path, anonymously=True)
     print(path)
     print(

@@ -17,7 +17,8 @@ class Suggestion:
 
     Attributes:
         strategy: The strategy, complete in its space.
-        kind: Who chose it: ``"sobol"``, ``"random"`` or ``"model"``.
+        kind: Who chose it: ``"sobol"``, ``"random"``, ``"model"``, or what a learner of your own
+            calls it. Only with a model's suggestion exploring may end.
         info: Why, as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
             ``predicted_low_s`` and ``predicted_high_s`` (90 % interval) and ``acquisition``
             (logarithm of the expected improvement, in the model's standardized unit, times the

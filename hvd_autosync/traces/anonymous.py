@@ -29,11 +29,16 @@ _KEPT_INFO = (
 )  # fmt: skip
 
 
+def anonymous_id(study_id: str) -> str:
+    """The id under which a study is shared: always the same, and it does not tell the own one."""
+    return hashlib.sha256(study_id.encode()).hexdigest()[:12]
+
+
 def anonymous(
     study: StudyRecord, trials: Sequence[TrialRecord]
 ) -> tuple[StudyRecord, list[TrialRecord]]:
     """The study and its trials without what tells whose they are; see the module."""
-    study_id = hashlib.sha256(study.study_id.encode()).hexdigest()[:12]
+    study_id = anonymous_id(study.study_id)
     begun = datetime.fromisoformat(study.created_at)
     earlier = begun - begun.replace(hour=0, minute=0, second=0, microsecond=0)
     hosts = {} if study.task is None else _aliases(study.task.resources)

@@ -34,7 +34,9 @@ def study_records(
 
 
 def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
-    """Id and task of the finished study of each task that has measured most, the newest first.
+    """Id and task of the finished study of each task that has measured most.
+
+    Those with the most trials come first, and the newer one of two with as many.
 
     One that took its winner from another has measured the default alone. What cannot be read is
     left out.
