@@ -33,6 +33,9 @@ _TOOLS = ("ip", "mount", "nsenter", "ssh", "ssh-keygen", "sshd", "tc", "unshare"
 _TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _FOLDER = "/run/testbed"
 _KEY = f"{_FOLDER}/key"
+#: Hosts number their processes from 1 and share ``/tmp``, where Open MPI names what it leaves by
+#: host and process: a killed one's would stop a later one (PMIx's listener fails to start).
+_ENVIRONMENT = {"PRTE_MCA_prte_tmpdir_base": _FOLDER}
 _SSHD_S = 10.0
 #: Bytes that a link lets through at once: those of this time at its rate, and two frames at least.
 _BURST_S, _LEAST_BURST = 1e-3, 3200
@@ -72,7 +75,7 @@ UseDNS no
 StrictModes no
 PidFile none
 MaxStartups 100
-SetEnv PATH="{{path}}"
+SetEnv {{environment}}
 """
 _SSH_CONFIG = f"""
 IdentityFile {_KEY}
@@ -197,7 +200,11 @@ class Testbed:
             "key": key,
             "key.pub": public,
             "ssh/ssh_config": _SSH_CONFIG,
-            "ssh/sshd_config": _SSHD_CONFIG.format(path=path),
+            "ssh/sshd_config": _SSHD_CONFIG.format(
+                environment=" ".join(
+                    f'{name}="{value}"' for name, value in {"PATH": path, **_ENVIRONMENT}.items()
+                )
+            ),
         }
         for box in self._boxes:
             for name, text in files.items():
@@ -225,7 +232,7 @@ class Testbed:
             host: Index of the host.
             options: Those of :func:`subprocess.run`, ``env`` and ``cwd`` among them.
         """
-        return self._box(host).run(command, **options)
+        return self._box(host).run(command, **_with_environment(options))
 
     def popen(
         self, command: Sequence[str], *, host: int = 0, **options: Any
@@ -237,7 +244,7 @@ class Testbed:
             host: Index of the host.
             options: Those of :class:`subprocess.Popen`, ``env`` and ``cwd`` among them.
         """
-        return self._box(host).popen(command, **options)
+        return self._box(host).popen(command, **_with_environment(options))
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -289,6 +296,10 @@ class Testbed:
         # The cache would lie in the user's home, and names of hosts come back in other test beds.
         return ["-np", str(slots * len(self.hosts)), "-H", layout, "-i", _KEY,
                 "--network-interfaces", "eth0", "--disable-cache"]  # fmt: skip
+
+
+def _with_environment(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "env": {**(options.get("env") or os.environ), **_ENVIRONMENT}}
 
 
 def _throttle(box: Box, share: float, ended: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -256,6 +257,22 @@ def test_nothing_remains_after_the_end() -> None:
     assert running.returncode == -signal.SIGKILL
     assert not any(members(network) for network in networks)
     assert outside() == before
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+def test_nothing_remains_of_a_killed_mpirun() -> None:
+    """A later host's process of the same number would stumble over it."""
+    with Testbed() as bed:
+        ranks = ["-np", "2", "-H", "testhost0,testhost1", "--allow-run-as-root"]
+        job = bed.popen(["mpirun", *ranks, "sh", "-c", "echo here; exec sleep 1000"],
+                        stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert job.stdout is not None and job.stdout.readline() == "here\n"
+        session = said(bed, "sh", "-c", "ls -d /run/testbed/ompi.*").strip()
+        assert not Path("/tmp", Path(session).name).exists()
+        daemon = said(bed, "sh", "-c", "ls -d /run/testbed/prted.*", host=1).strip()
+        assert not Path("/tmp", Path(daemon).name).exists()
+        job.stdout.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
