@@ -287,7 +287,7 @@ def test_traces(inputs: range, tmp_path: Path) -> None:
         with harmless(tmp_path, number):
             accepted += use_trace(store, path)
     assert 0 < accepted < len(inputs)
-    assert {"default", "sobol", "model", "confirm"} <= {line.get("kind") for line in records}
+    assert {"default", "model", "confirm"} <= {line.get("kind") for line in records}
 
 
 # Horovod's autotune logs
