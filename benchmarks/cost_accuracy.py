@@ -170,7 +170,7 @@ def speed(strategies: int, tensors: int) -> None:
     cost, times = CostModel(model, resources), []
     for _ in range(7):
         began = time.perf_counter()
-        cost.prepare(Columns.at(space, points)).seconds([UNCALIBRATED])
+        cost.seconds(Columns.at(space, points), [UNCALIBRATED])
         times.append(time.perf_counter() - began)
     print(
         f"{strategies} strategies of {tensors} tensors: median {statistics.median(times):.2f} s "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,13 @@ class Columns:
 
     def __len__(self) -> int:
         return self._count
+
+    def parts(self, count: int) -> Iterator[Columns]:
+        """The columns of ``count`` strategies at a time."""
+        for begin in range(0, self._count, count):
+            own = slice(begin, begin + count)
+            values = {name: column[own] for name, column in self._values.items()}
+            yield Columns(len(range(self._count)[own]), values)
 
     def numbers(self, knob: str) -> FloatArray:
         """Values of a numeric knob, shape ``(c,)``.

@@ -23,6 +23,9 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value
 from hvd_autosync.search_space.exchange_plan import LARGE, PARAMETER_CLASSES
 
+#: A simulation keeps about ten numbers for each gradient, strategy and set of coefficients.
+_CELLS_AT_ONCE = 4_000_000
+
 
 class CostModel:
     """Simulates steps of one model on one cluster.
@@ -59,8 +62,22 @@ class CostModel:
             strategies: Knobs by name; what is absent stands at its default.
             coefficients: What trials of the task have taught.
         """
-        (seconds,) = self.prepare(Columns.of(strategies)).seconds([coefficients])
+        (seconds,) = self.seconds(Columns.of(strategies), [coefficients])
         return np.asarray(seconds)
+
+    def seconds(self, columns: Columns, coefficients: Sequence[Coefficients]) -> FloatArray:
+        """Seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients.
+
+        Args:
+            columns: The strategies, ``c`` of them.
+            coefficients: At least one set.
+        """
+        each = max(len(self._gradients.size_bytes), 1) * len(coefficients)
+        found = [
+            self.prepare(part).seconds(coefficients)
+            for part in columns.parts(max(_CELLS_AT_ONCE // each, 1))
+        ]
+        return np.concatenate([np.empty((len(coefficients), 0)), *found], axis=1)
 
     def prepare(self, columns: Columns) -> Prepared:
         """All of a prediction that does not depend on coefficients."""
