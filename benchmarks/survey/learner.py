@@ -66,7 +66,7 @@ def _promising(
     rng = np.random.default_rng([seed, len(observations)])
     tried = keys(encode_all(space, [seen.strategy for seen in observations]))
     pool = distinct(sobol_points(space, _LOOKED_AT, int(rng.integers(2**31))), tried)
-    best = np.argsort(expert.opinion(pool), kind="stable")[:20]
+    best = np.argsort(expert.expected(pool), kind="stable")[:20]
     return space.decode(pool[rng.choice(best)]) if len(best) else None
 
 

@@ -14,8 +14,10 @@ from hvd_autosync.cost.prepared import Prepared
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Value
 
-#: Standard deviations of the factors' logarithms before any trial, and of what remains unexplained.
-_PRIOR = np.array([0.7, 0.3, 0.7, 0.3, 1.0])
+#: Standard deviations of the factors' logarithms before any trial, in the order of
+#: :class:`Coefficients`.
+PRIOR_DEVIATIONS = np.array([0.7, 0.3, 0.7, 0.3, 1.0])
+#: The same of what remains unexplained.
 _MISFIT = 0.1
 _STEPS, _DIFFERENCE = 12, 0.02
 #: Steps end when one improves the loss, in half squares of deviations, by less.
@@ -57,13 +59,13 @@ def calibrate(
     """
     measured = np.log(np.asarray(step_s, dtype=np.float64))
     steps = model.prepare(Columns.of(strategies))
-    precision = np.diag(1 / _PRIOR**2)
+    precision = np.diag(1 / PRIOR_DEVIATIONS**2)
 
     def loss(point: FloatArray, predicted: FloatArray) -> float:
         residual = (predicted - measured) / _MISFIT
         return float(residual @ residual + point @ precision @ point)
 
-    point, damping = np.zeros(len(_PRIOR)), 1e-2
+    point, damping = np.zeros(len(PRIOR_DEVIATIONS)), 1e-2
     predicted, slopes = _linearized(steps, point)
     least = loss(point, predicted)
     for _ in range(_STEPS if len(measured) else 0):

@@ -24,12 +24,10 @@ from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.sobol import SobolLearner
 from hvd_autosync.learner.stopping import expected_gain
-from hvd_autosync.learner.surrogate import Surrogate
+from hvd_autosync.learner.surrogate import HALF_WIDTH_90, Surrogate
 from hvd_autosync.learner.untried import exhausted, taken_keys
 from hvd_autosync.search_space import Strategy
 
-#: Half the width of a 90 % interval of a normal distribution, in standard deviations.
-_Z90 = 1.645
 #: Seconds of a trial beside its steps (benchmarks/trial_overhead.py).
 _OVERHEAD_S = 1.0
 
@@ -110,8 +108,8 @@ def _explain(surrogate: Surrogate, strategy: Strategy, acquisition: float) -> di
     mean, deviation = (float(array[0]) for array in surrogate.predict([strategy]))
     return {
         "predicted_step_s": math.exp(mean),
-        "predicted_low_s": math.exp(mean - _Z90 * deviation),
-        "predicted_high_s": math.exp(mean + _Z90 * deviation),
+        "predicted_low_s": math.exp(mean - HALF_WIDTH_90 * deviation),
+        "predicted_high_s": math.exp(mean + HALF_WIDTH_90 * deviation),
         "acquisition": acquisition,
         "experts": [expert.name for expert in surrogate.experts],
     }

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.surrogate import HALF_WIDTH_90
 from hvd_autosync.search_space import Strategy, Value
-
-#: Half the width of a 90 % interval of a normal distribution, in standard deviations.
-_Z90 = 1.645
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def knob_effects(
     for row, knob in enumerate(changed, start=1):
         log_ratio = float(mean[0] - mean[row])
         variance = covariance[0, 0] + covariance[row, row] - 2 * covariance[0, row]
-        margin = _Z90 * math.sqrt(max(float(variance), 0.0))
+        margin = HALF_WIDTH_90 * math.sqrt(max(float(variance), 0.0))
         ratio, low, high = (math.exp(log_ratio + shift) for shift in (0.0, -margin, margin))
         effects.append(
             KnobEffect(knob.name, knob.default, winner[knob.name], ratio, low, high)

@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchError
 from botorch.models import SingleTaskGP
@@ -32,11 +31,13 @@ from torch import Tensor
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.learner.experts import (
     Expert,
-    beyond,
     cost_expert,
+    deviations,
+    likely_weights,
     opinions,
     sharing,
     source_expert,
+    weights,
     with_something_to_say,
 )
 from hvd_autosync.learner.features import Features
@@ -101,9 +102,8 @@ def _fitted(
     features: Features, experts: tuple[Expert, ...], points: FloatArray,
     seen: tuple[Observation, ...],
 ) -> Surrogate:  # fmt: skip
-    weights = np.array([expert.weight for expert in experts])
     spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
-    targets = Targets.of(seen, opinions(experts, points) @ weights, spread)
+    targets = Targets.of(seen, opinions(experts, points) @ likely_weights(experts), spread)
     with isolated():
         inputs = model_inputs(features, experts, points, targets.scale)
         model = _build(features, experts, inputs, targets)
@@ -118,10 +118,10 @@ def _source_experts(problem: Problem, cost: Expert | None) -> list[Expert]:
         with contextlib.suppress(AutosyncError):
             surrogate = fit(Problem(source.space, source.task), source.observations)
             if cost is not None and surrogate.knows_physics:
-                found.append(source_expert(problem.space, source, surrogate.beyond_physics_at))
+                taught, known = surrogate.beyond_physics_at, None
             else:
-                expert = source_expert(problem.space, source, surrogate.mean_at)
-                found.append(expert if cost is None else beyond(expert, cost))
+                taught, known = surrogate.mean_at, cost
+            found.append(source_expert(problem.space, source, taught, known))
     return found
 
 
@@ -140,16 +140,13 @@ def _build(
         noise_prior=LogNormalPrior(location, _RELAUNCH_DEVIATION),
         noise_constraint=GreaterThan(_NOISE_FLOOR, initial_value=relaunch),
     )
-    weights, deviations = (
-        torch.tensor(numbers, dtype=torch.float64)
-        for numbers in ([e.weight for e in experts], [e.deviation for e in experts])
-    )
+    believed, unsure = (torch.from_numpy(each(experts)) for each in (weights, deviations))
     model = SingleTaskGP(
         inputs,
         speed.unsqueeze(-1),
         likelihood=likelihood,
-        covar_module=MixedKernel(len(features.numeric), features.categorical_count, deviations),
-        mean_module=ExpertMean(weights),
+        covar_module=MixedKernel(len(features.numeric), features.categorical_count, unsure),
+        mean_module=ExpertMean(believed),
         outcome_transform=None,
     )
     return model.to(inputs)

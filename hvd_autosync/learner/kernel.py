@@ -1,7 +1,7 @@
 """Mean and covariance of the model over numeric and categorical inputs and experts' predictions.
 
 Shapes as in :mod:`hvd_autosync.learner.features`: inputs are ``n x (p + c + e)``, numeric first,
-the predictions of ``e`` experts last.
+the ``e`` numbers that experts say last.
 
 With M the Matern-5/2 kernel of the numeric inputs, one length scale each, and H the product of
 ``exp(-rate_i)`` over the categorical inputs that differ::
@@ -12,9 +12,9 @@ Numbers and categories act by themselves and together, as in BoTorch's ``MixedSi
 [Balandat2020]_; there, sum and product have length scales of their own, here they share them:
 half the parameters, which matters with 20 observations, and less than half the time.
 
-The last sum says that the prediction z_j of expert j is believed with a weight that is normal
-around m_j with deviation s_j; the mean is then a constant plus the sum of m_j z_j (Rasmussen and
-Williams 2006, section 2.7). The posterior corrects the weights without fitting them, so that one
+The last sum says that number z_j of an expert is believed with a weight that is normal around m_j
+with deviation s_j; the mean is then a constant plus the sum of m_j z_j (Rasmussen and Williams
+2006, section 2.7). The posterior corrects the weights without fitting them, so that one
 trial against an expert is enough to believe it less.
 
 .. [Balandat2020] M. Balandat et al., "BoTorch: A Framework for Efficient Monte-Carlo Bayesian

@@ -1,6 +1,6 @@
 """Which experts mislead: without whom each trial is predicted better from the others.
 
-``n``: number of observations; ``e``: number of experts.
+``n``: number of observations.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> se
     scores: list[float] = []
     with isolated(), torch.no_grad():
         inputs = model.train_inputs[0]
-        said = dict(zip(experts, inputs[:, -len(experts) :].T, strict=True))
+        widths = [len(expert.weights) for expert in experts]
+        columns = inputs[:, inputs.shape[1] - sum(widths) :].split(widths, dim=1)
+        said = dict(zip(experts, columns, strict=True))
         covariance = model.covar_module.forward(inputs, inputs) + model.likelihood.noise.diag()
         covariance = covariance + _CONSTANT_VARIANCE
-        residual = model.train_targets - sum(e.weight * z for e, z in said.items())
+        residual = model.train_targets - sum(z @ _weights(e) for e, z in said.items())
         left = list(experts[first:])
         try:
             scores.append(loo_score(covariance, residual))
@@ -69,8 +71,12 @@ def _without(
     covariance: Tensor, residual: Tensor, expert: Expert, said: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Covariance, ``n x n``, and residual, ``(n,)``, of a model that does not hear ``expert``."""
-    heard = expert.deviation**2 * torch.outer(said, said)
-    return covariance - heard, residual + expert.weight * said
+    unsure = said * torch.tensor(expert.deviations, dtype=said.dtype)
+    return covariance - unsure @ unsure.T, residual + said @ _weights(expert)
+
+
+def _weights(expert: Expert) -> Tensor:
+    return torch.tensor(expert.weights, dtype=torch.float64)
 
 
 def loo_score(covariance: Tensor, residual: Tensor) -> float:

@@ -1,7 +1,7 @@
 """What a fitted model says of strategies.
 
 ``n``: number of strategies; ``d``: dimension of the space. Inputs of the model: ``p`` numeric and
-``c`` categorical ones, and the predictions of ``e`` experts.
+``c`` categorical ones, and ``e`` numbers that experts say.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.targets import Targets
 from hvd_autosync.search_space import Value
+
+#: Half the width of a 90 % interval of a normal distribution, in standard deviations.
+HALF_WIDTH_90 = 1.645
 
 
 class Surrogate:
@@ -69,10 +72,13 @@ class Surrogate:
         return bool(self.experts) and self.experts[0].name == COST_MODEL
 
     def beyond_physics_at(self, points: FloatArray) -> FloatArray:
-        """As :meth:`mean_at`, less what the cost model, the first expert, says."""
+        """As :meth:`mean_at`, less what the cost model, the first expert, expects."""
         inputs = self.inputs(points)
-        said = -self._scale * inputs[:, -len(self.experts)].numpy()
-        return self.mean_of(inputs) - said
+        first = len(self._features.numeric) + self._features.categorical_count
+        likely = self.experts[0].likely
+        said = inputs[:, first : first + len(likely)].numpy() @ np.array(likely)
+        beyond: FloatArray = self.mean_of(inputs) + self._scale * said
+        return beyond
 
     @cached_property
     def _mean_weights(self) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hvd_autosync.cost import CostModel
+from hvd_autosync.cost.coefficients import Coefficients
 from hvd_autosync.learner import BayesianLearner, Observation, fit
 from hvd_autosync.learner.experts import cost_expert
 from hvd_autosync.learner.points import encode_all, sobol_points
@@ -84,6 +85,20 @@ def test_wrong_physics_does_no_lasting_harm(task: Task, space: SearchSpace) -> N
         error = fit(problem, seen).predict(unseen)[0] - truth(unseen)
         errors.append(float(np.sqrt((error**2).mean())))
     assert errors[0] < 1.25 * errors[1]
+
+
+def test_trials_teach_the_factors_of_the_cost_model(task: Task, space: SearchSpace) -> None:
+    """A cluster that is slower in one way; the intervals count no trial twice."""
+    slow = Coefficients(latency=0.8, byte=-0.2, rest=0.5)
+    cost = CostModel(task.model, task.resources)
+    tried, unseen = spread(space, 6), spread(space, 200, seed=5)
+    times = cost.predict(tried, slow)
+    seen = [Observation(s, float(t), 0.01 * t) for s, t in zip(tried, times, strict=True)]
+    mean, deviation = fit(Problem(space, task), seen).predict(unseen)
+    error = np.abs(mean - np.log(cost.predict(unseen, slow)))
+    untaught = np.log(cost.predict(unseen) / cost.predict(unseen, slow))
+    assert np.sqrt((error**2).mean()) < 0.5 * untaught.std()
+    assert 0.8 < (error < 1.645 * deviation).mean()
 
 
 @pytest.mark.parametrize("missing", ["links", "times"])

@@ -71,7 +71,8 @@ def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step:
     together, alone = (
         fit(Problem(mixed_space, sources=some), seen) for some in (both, both[:1])
     )
-    assert [e.weight for e in together.experts] == [e.weight for e in alone.experts] == [0.8]
+    assert [e.weights for e in together.experts] == [(0.8,)]
+    assert [e.weights for e in alone.experts] == [(0.8,)]
     unseen = sobol_points(mixed_space, 20, seed=3)
     assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
 
@@ -84,12 +85,14 @@ def test_two_trials_say_nothing_against_anybody(
 
 def test_who_has_nothing_to_say_is_no_expert(mixed_space: SearchSpace, log_step: LogStep) -> None:
     assert heard(mixed_space, log_step, {"flat": lambda _: 0.0}, 2) == []
-    flat = Expert("flat", lambda points: np.full(len(points), 0.3), 1.0, 0.3)
+    flat = Expert("flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,), (1.0,))
     assert with_something_to_say(mixed_space, [flat]) == []
     assert with_something_to_say(SearchSpace(()), [flat]) == []
 
 
 def test_experts_on_one_matter_share_their_weight() -> None:
-    experts = [Expert(str(w), lambda points: points[:, 0], w, 0.4) for w in (0.9, 0.6, 0.5)]
-    assert [round(e.weight, 3) for e in sharing(experts)] == [0.45, 0.3, 0.25]
-    assert [e.weight for e in sharing(experts[1:2])] == [0.6]
+    experts = [
+        Expert(str(w), lambda points: points[:, :1], (w,), (0.4,), (w,)) for w in (0.9, 0.6, 0.5)
+    ]
+    assert [round(*e.weights, 3) for e in sharing(experts)] == [0.45, 0.3, 0.25]
+    assert [e.weights for e in sharing(experts[1:2])] == [(0.6,)]
