@@ -18,6 +18,7 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler
 
 VOCABULARY = 256  # bytes
 HELD_OUT_EVERY = 10  # every tenth file is kept for the evaluation
@@ -114,6 +115,14 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def random_starts(last: int, args: argparse.Namespace) -> DataLoader:
+    """Gives places in a text, other ones on each rank, for the steps of an epoch."""
+    generator = torch.Generator().manual_seed(args.seed * hvd.size() + hvd.rank())
+    count = args.steps_per_epoch * args.batch_size
+    sampler = RandomSampler(range(last), replacement=True, num_samples=count, generator=generator)
+    return DataLoader(range(last), args.batch_size, sampler=sampler)
+
+
 def windows_at(text: Tensor, starts: Tensor, context: int, device: torch.device) -> Tensor:
     """Cuts the windows ``n x (context + 1)`` that begin at ``starts`` out of a text."""
     return text[starts.unsqueeze(1) + torch.arange(context + 1)].long().to(device)
@@ -162,12 +171,10 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: rate_factor(step, args.warmup, steps)
     )
-    generator = torch.Generator().manual_seed(args.seed * hvd.size() + hvd.rank())
-    last_start = len(train_text) - args.context
+    loader = random_starts(len(train_text) - args.context, args)
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
-        for _ in range(args.steps_per_epoch):
-            starts = torch.randint(last_start, (args.batch_size,), generator=generator)
+        for starts in loader:
             optimizer.zero_grad()
             loss = model(windows_at(train_text, starts, args.context, device))
             loss.backward()
