@@ -35,6 +35,7 @@ from hvd_autosync.search_space.knobs import (
 )
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.resources import Resources
+from hvd_autosync.search_space.schedule import DEFAULT_CAP
 from hvd_autosync.search_space.space import SearchSpace
 
 MIB = 1024 * 1024
@@ -132,6 +133,31 @@ def _rank(parameter_class: str) -> IntegerKnob:
     )  # fmt: skip
 
 
+LOCAL_STEPS = integer_knob(
+    "local_steps", 1, 1024, 1, group="schedule", exact=False, scale="log",
+    help="Steps that each rank takes on its own before parameters are averaged, at least.",
+)
+LOCAL_POWER = categorical_knob(
+    "local_power", (0, 1, 2, 3), 0, group="schedule", exact=False,
+    help="p of the rule (alpha / learning rate)^p by which rounds of local steps grow; 2 is QSR.",
+)
+LOCAL_ALPHA = float_knob(
+    "local_alpha", 1e-6, 100.0, 0.01, group="schedule", exact=False, scale="log",
+    help="alpha of that rule, in units of the learning rate.",
+    condition=Condition(LOCAL_POWER.name, (1, 2, 3)),
+)
+LOCAL_START = integer_knob(
+    "local_start", 0, 10_000_000, 0, group="schedule", exact=False, scale="log", log_offset=1.0,
+    help="Steps before the first local one, in which gradients are exchanged (post-local SGD).",
+)
+LOCAL_CAP = integer_knob(
+    "local_cap", 1, 100_000, DEFAULT_CAP, group="schedule", exact=False, scale="log",
+    help="Most steps between two averages of parameters.",
+)
+SCHEDULE_KNOBS: tuple[Knob, ...] = (
+    LOCAL_STEPS, LOCAL_POWER, LOCAL_ALPHA, LOCAL_START, LOCAL_CAP,
+)  # fmt: skip
+
 _OF = {
     EMBEDDING: "of tables of which a batch touches few rows",
     LARGE: "of large matrices",
@@ -161,7 +187,7 @@ CATALOGUE: tuple[Knob, ...] = (
     HIERARCHICAL_ALLREDUCE, TORUS_ALLREDUCE, HIERARCHICAL_ALLGATHER, NUM_NCCL_STREAMS,
     BATCHED_COPIES, BUCKETS, BUCKET_RULE, ORDER,
     EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE, LARGE_SLICES,
-    *_CODEC_KNOBS,
+    *_CODEC_KNOBS, *SCHEDULE_KNOBS,
 )  # fmt: skip
 
 _BY_NAME = {knob.name: knob for knob in CATALOGUE}

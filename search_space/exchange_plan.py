@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -85,8 +85,25 @@ class ExchangePlan:
         """Whether ranks own shards of parameters."""
         return self._has("sharded")
 
+    @property
+    def lossy(self) -> bool:
+        """Whether a codec changes what is exchanged."""
+        return any(self.of(name).codec != "none" for name in PARAMETER_CLASSES)
+
     def _has(self, exchange: str) -> bool:
         return any(self.of(name).exchange == exchange for name in PARAMETER_CLASSES)
+
+
+def replicated(plan: ExchangePlan) -> ExchangePlan:
+    """``plan`` for replicas that may train apart, all of whose parameters are on every rank.
+
+    What it would shard travels by allreduce, and nothing waits for the next forward.
+    """
+    embedding, large, rest = (
+        replace(own, exchange="allreduce") if own.exchange == "sharded" else own
+        for own in map(plan.of, PARAMETER_CLASSES)
+    )
+    return replace(plan, order="arrival", embedding=embedding, large=large, rest=rest)
 
 
 def class_knob(parameter_class: str, attribute: str) -> str:

@@ -1,0 +1,136 @@
+"""When replicas are made equal: after every step, or after rounds of local steps.
+
+A round is ``H`` steps that each rank takes on its own; then parameters are averaged. With learning
+rate eta at the round's first step::
+
+    H = max(H_base, floor((alpha / eta)^p))
+
+``p = 0`` is a constant H; ``p = 2`` is the Quadratic Synchronization Rule (QSR, Gu et al., ICLR
+2024), ``p = 1`` and ``p = 3`` are the rules it is compared with there. Post-local SGD (Lin et al.,
+ICLR 2020) begins with rounds of one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.exchange_plan import exchange_plan
+from hvd_autosync.search_space.knobs import Value
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A rule for the lengths of rounds, in steps.
+
+    Attributes:
+        base: Least length of a round, ``H_base``, at least 1.
+        power: ``p``; 0, 1, 2 or 3.
+        alpha: Growth coefficient, in units of the learning rate; of no account for ``p = 0``.
+        start: Every step before this one is a round of its own.
+        warmup: Steps during which ``H = H_base`` (as long as they are not before ``start``). A
+            learning rate that still rises would make for the longest rounds at the very beginning.
+            ``None``: until the learning rate first falls.
+        cap: Most steps of a round; ``None``: any number.
+
+    Raises:
+        SpaceError: A number makes no sense.
+    """
+
+    base: int = 1
+    power: int = 0
+    alpha: float = 0.0
+    start: int = 0
+    warmup: int | None = None
+    cap: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, wrong, wanted in (
+            ("base", self.base < 1, "at least 1"),
+            ("power", self.power not in (0, 1, 2, 3), "0, 1, 2 or 3"),
+            ("alpha", not (0 <= self.alpha < math.inf), "a finite number, at least 0"),
+            ("start", self.start < 0, "at least 0"),
+            ("warmup", self.warmup is not None and self.warmup < 0, "at least 0"),
+            ("cap", self.cap is not None and self.cap < 1, "at least 1"),
+        ):
+            if wrong:
+                raise SpaceError(
+                    f"{name}={getattr(self, name)!r} of a schedule", hint=f"It must be {wanted}."
+                )
+
+    @property
+    def parallel(self) -> bool:
+        """Whether every round is one step."""
+        return self.cap == 1 or (self.base == 1 and (self.power == 0 or self.alpha == 0))
+
+    def length(self, step: int, rate: float, highest: float, remaining: int | None = None) -> int:
+        """Steps of the round that begins.
+
+        Args:
+            step: Steps before it.
+            rate: The learning rate of its first step.
+            highest: The highest learning rate of any step so far, this one included.
+            remaining: Steps until the round has to end at the latest, this one included; ``None``
+                where nothing ends it.
+        """
+        length = self.base
+        if step < self.start:
+            length = 1
+        elif self.power and not self._warms_up(step, rate, highest):
+            length = max(length, self._grown(rate))
+        return max(min(length, self.cap or length, length if remaining is None else remaining), 1)
+
+    def _warms_up(self, step: int, rate: float, highest: float) -> bool:
+        return step < self.warmup if self.warmup is not None else rate >= highest
+
+    def _grown(self, rate: float) -> int:
+        if rate <= 0:
+            return self.cap or self.base  # the rule has no value there; nothing moves either
+        grown = (self.alpha / rate) ** self.power
+        return math.floor(min(grown, 2.0**53))
+
+
+def rounds(schedule: Schedule, rates: Sequence[float]) -> Iterator[int]:
+    """Lengths of the rounds of a whole training.
+
+    Args:
+        schedule: The rule.
+        rates: The learning rate of each step.
+    """
+    step, highest = 0, -math.inf
+    while step < len(rates):
+        highest = max(highest, rates[step])
+        length = schedule.length(step, rates[step], highest, len(rates) - step)
+        yield length
+        highest = max([highest, *rates[step : step + length]])
+        step += length
+
+
+def beyond_horovod(strategy: Mapping[str, Value]) -> bool:
+    """Whether ``strategy`` needs an optimizer of ours, and is not only settings of Horovod's."""
+    return exchange_plan(strategy) is not None or schedule_of(strategy) is not None
+
+
+#: Most steps of a round, unless a strategy says otherwise: the rules have none, and too long a
+#: round costs accuracy.
+DEFAULT_CAP = 256
+#: Knob -> attribute of a schedule.
+_ATTRIBUTES = {
+    "local_steps": "base", "local_power": "power", "local_alpha": "alpha",
+    "local_start": "start", "local_cap": "cap",
+}  # fmt: skip
+
+
+def schedule_of(strategy: Mapping[str, Value]) -> Schedule | None:
+    """The schedule of ``strategy``; ``None`` when replicas are made equal after every step.
+
+    Raises:
+        SpaceError: A number makes no sense.
+    """
+    chosen = {
+        attribute: strategy[knob] for knob, attribute in _ATTRIBUTES.items() if knob in strategy
+    }
+    schedule = Schedule(**{"cap": DEFAULT_CAP, **chosen})  # type: ignore[arg-type]
+    return None if schedule.parallel else schedule
