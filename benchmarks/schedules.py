@@ -1,0 +1,219 @@
+"""What do local steps cost in quality, and what do they save in bytes and time?
+
+Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
+root), train two models on real data from start to end under each schedule, several times with
+other seeds: a convolutional network with batch normalization on handwritten digits, and a
+transformer on text. The time is that of training, without evaluations; the bytes are those that
+leave a host's interface, headers included.
+
+    python benchmarks/schedules.py --seeds 1 --jobs digits
+    python benchmarks/schedules.py --output schedules.csv
+    python benchmarks/schedules.py --show schedules.csv
+
+A schedule is as good as the parallel baseline where the intervals of their last qualities overlap;
+"time to baseline" is that until a pass after which the quality is within one standard deviation
+of the baseline's last. Leave the machine alone meanwhile: about 40 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import statistics
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.testing import Testbed, testbed_missing
+
+_HOSTS, _SLOTS = 2, 2
+_COLUMNS = ("job", "schedule", "seed", "pass", "quality", "train_s", "sent_bytes", "averages")
+_BASELINE = "parallel"
+
+
+def schedules(steps: int, peak: float) -> dict[str, Schedule | None]:
+    """Name -> schedule, for a training of so many steps with this peak learning rate.
+
+    The powers' coefficients let rounds begin to grow right after the peak.
+    """
+    return {
+        _BASELINE: None,
+        "H = 4": Schedule(4),
+        "H = 8": Schedule(8),
+        "post-local 8": Schedule(8, start=steps // 2),
+        "p = 1": Schedule(4, 1, 4.0 * peak),
+        "p = 2 (QSR)": Schedule(4, 2, 2.0 * peak),
+        "p = 3": Schedule(4, 3, 1.6 * peak),
+    }
+
+
+def work(job: str, names: list[str], seed: int, output: str) -> None:
+    """A rank's part: one training under each schedule, written down by rank 0."""
+    import horovod.torch as hvd
+    import torch
+    from exchanged.trainers import sent_bytes
+    from scheduled.jobs import JOBS, rate_factor
+
+    from hvd_autosync.runtime.planned import planned_optimizer
+    from hvd_autosync.search_space.exchange_plan import ExchangePlan
+
+    hvd.init()
+    torch.set_num_threads(1)
+    for name in names:
+        own = JOBS[job](seed)
+        steps = own.passes * len(own.loader)
+        peak = max(group["lr"] for group in own.optimizer.param_groups)
+        schedule = schedules(steps, peak)[name]
+        named = [(f"{name}.{each}", p) for each, p in own.model.named_parameters()]
+        optimizer: Any
+        if schedule is None:
+            optimizer = hvd.DistributedOptimizer(own.optimizer, named)
+        else:
+            arguments: dict[str, Any] = {
+                "compression": hvd.Compression.none, "backward_passes_per_step": 1,
+                "op": hvd.Average, "gradient_predivide_factor": 1.0,
+            }  # fmt: skip
+            plan = ExchangePlan()
+            optimizer = planned_optimizer(own.optimizer, named, plan, {}, arguments, schedule)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step, steps=steps: rate_factor(step, steps)
+        )
+        spent, sent, averages = 0.0, 0, 0
+        for number in range(own.passes):
+            own.begin_pass(number)
+            hvd.barrier()
+            begun, before = perf_counter(), sent_bytes()
+            for batch in own.loader:
+                optimizer.zero_grad()
+                own.loss(batch).backward()
+                optimizer.step()
+                scheduler.step()
+            spent, sent = spent + perf_counter() - begun, sent + sent_bytes() - before
+            averages = steps if schedule is None else optimizer._local.averages
+            quality = own.quality()
+            most = hvd.allreduce(torch.tensor([spent, float(sent)]), op=hvd.Max, name="most")
+            if hvd.rank() == 0:
+                row = (job, name, seed, number + 1, quality, *most.tolist(), averages)
+                with open(output, "a", newline="") as file:
+                    csv.writer(file).writerow(row)
+
+
+Row = dict[str, Any]
+
+
+def trainings(rows: list[Row], job: str, name: str) -> list[list[Row]]:
+    """The passes of each training, in order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if (row["job"], row["schedule"]) == (job, name):
+            found.setdefault(row["seed"], []).append(row)
+    return list(found.values())
+
+
+def show(output: str) -> None:
+    """Print the tables of a file of measurements."""
+    with open(output) as file:
+        rows = list(csv.DictReader(file))
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    for job in dict.fromkeys(row["job"] for row in rows):
+        console.print(_table(rows, job))
+
+
+def _table(rows: list[Row], job: str) -> Table:
+    table = Table(title=f"{job}: last quality, means of the seeds", title_justify="left")
+    table.add_column("schedule")
+    for column in ("seeds", "quality", "against parallel", "MiB", "of parallel", "train s",
+                   "speedup", "s to baseline", "speedup to it"):  # fmt: skip
+        table.add_column(column, justify="right")
+    baseline = trainings(rows, job, _BASELINE)
+    finals = [float(each[-1]["quality"]) for each in baseline]
+    goal = statistics.fmean(finals) - (statistics.stdev(finals) if len(finals) > 1 else 0.0)
+    base = {each[-1]["seed"]: each for each in baseline}
+    for name in dict.fromkeys(row["schedule"] for row in rows if row["job"] == job):
+        own = trainings(rows, job, name)
+        last = [each[-1] for each in own]
+        pairs = [(each, base[each[-1]["seed"]]) for each in own if each[-1]["seed"] in base]
+        quality = [float(each["quality"]) for each in last]
+        apart = [float(a[-1]["quality"]) - float(b[-1]["quality"]) for a, b in pairs]
+        bytes_ = [float(a[-1]["sent_bytes"]) / float(b[-1]["sent_bytes"]) for a, b in pairs]
+        faster = [float(b[-1]["train_s"]) / float(a[-1]["train_s"]) for a, b in pairs]
+        reached = [_reached(each, goal) for each in own]
+        sooner = [_reached(b, goal) / _reached(a, goal) for a, b in pairs if _reached(b, goal)]
+        table.add_row(
+            name, str(len(own)), _mean(quality, 4), _mean(apart, 4),
+            f"{statistics.fmean(float(each['sent_bytes']) for each in last) / 2**20:.1f}",
+            f"{statistics.fmean(bytes_):.1%}", _median([float(e["train_s"]) for e in last]),
+            _median(faster, 2), _median(reached), _median(sooner, 2),
+        )  # fmt: skip
+    return table
+
+
+def _reached(training: list[Row], goal: float) -> float:
+    """Seconds of training until the quality was there; infinite if it never was."""
+    return next((float(r["train_s"]) for r in training if float(r["quality"]) >= goal), math.inf)
+
+
+def _mean(values: list[float], digits: int) -> str:
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}"
+
+
+def _median(values: list[float], digits: int = 1) -> str:
+    finite = [value for value in values if math.isfinite(value)]
+    never = f" ({len(values) - len(finite)} never)" if len(finite) < len(values) else ""
+    return f"{statistics.median(finite):.{digits}f}{never}" if finite else "never"
+
+
+def main() -> None:
+    """Runs the benchmark, or a rank's part of it."""
+    about, _, usage = (__doc__ or "").partition("\n\n    python")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=f"examples:\n    python{usage}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    names = list(schedules(100, 0.1))
+    add = parser.add_argument
+    add("--jobs", default="digits,text", metavar="J,...", help="(default: %(default)s)")
+    add("--schedules", default=",".join(names), metavar="S,...", help="(default: %(default)s)")
+    add("--seeds", type=int, default=5, help="(default: %(default)s)")
+    add("--rate", type=float, default=100.0, metavar="MBIT", help="(default: %(default)s)")
+    add("--output", default="schedules.csv", metavar="FILE", help="every pass, as CSV")
+    add("--show", metavar="FILE", help="print the tables of such a file again and end")
+    add("--inside", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        work(**json.loads(args.inside))
+        return
+    if args.show:
+        show(args.show)
+        return
+    if missing := testbed_missing():
+        sys.exit(f"this benchmark needs several hosts: {missing}")
+    if os.path.exists(args.output):
+        parser.error(f"{args.output} exists already; name another, or --show it")
+    output = os.path.abspath(args.output)
+    with open(output, "w", newline="") as file:
+        csv.writer(file).writerow(_COLUMNS)
+    for job in args.jobs.split(","):
+        for seed in range(args.seeds):
+            print(f"{job}: seed {seed + 1} of {args.seeds}", flush=True)
+            part = {"job": job, "names": args.schedules.split(","), "seed": seed, "output": output}
+            script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(part)]
+            with Testbed(_HOSTS, args.rate) as bed:
+                command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
+                done = bed.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            if done.returncode:
+                sys.exit(f"{job} with seed {seed} ended with status {done.returncode}")
+    show(output)
+
+
+if __name__ == "__main__":
+    main()
