@@ -1,8 +1,10 @@
 """hvd_autosync finds the fastest synchronization strategy of a Horovod job, unchanged script.
 
 The flag ``horovodrun --autosync`` needs no import at all. For people with an own launcher there
-is :class:`Study`, for scripts that reduce gradients by hand :func:`step`. Names load when they
-are first used, so that a worker never pays for the driver's libraries.
+is :class:`Study`, for scripts that reduce gradients by hand :func:`step`, for those that evaluate
+or save at places of their own :func:`average`, for those with losses of their own :func:`report`.
+Names load when they are first used, so that a
+worker never pays for the driver's libraries.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hvd_autosync.errors import AutosyncError
+    from hvd_autosync.runtime import average, report
     from hvd_autosync.runtime import mark_step as step
     from hvd_autosync.search_space import SearchSpace, Strategy
     from hvd_autosync.study import Study
@@ -26,12 +29,14 @@ _HOME = {
     "Strategy": ("hvd_autosync.search_space", "Strategy"),
     "Study": ("hvd_autosync.study", "Study"),
     "StudySettings": ("hvd_autosync.study_values", "StudySettings"),
+    "average": ("hvd_autosync.runtime", "average"),
     "TraceStore": ("hvd_autosync.traces", "TraceStore"),
+    "report": ("hvd_autosync.runtime", "report"),
     "step": ("hvd_autosync.runtime", "mark_step"),
 }
 
 __all__ = ["AutosyncError", "SearchSpace", "Strategy", "Study", "StudySettings", "TraceStore",
-           "step"]
+           "average", "report", "step"]
 
 
 def __getattr__(name: str) -> Any:

@@ -162,14 +162,14 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 def _run_file(job: Job, options: Options) -> int:
     """Run ``job`` under the strategy of a file."""
     from hvd_autosync.documents import read_toml
-    from hvd_autosync.search_space.exchange_plan import exchange_plan
+    from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
     from hvd_autosync.training import run_training
 
     assert options.strategy is not None
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
     check_fits(strategy, job.hosts, dict(job.held))
-    if exchange_plan(strategy) is not None:  # workers need this package then
+    if beyond_horovod(strategy):  # workers need this package then
         _check_hosts(job)
         model = _known_model(job, options.store)
         if model is not None:

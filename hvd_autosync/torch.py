@@ -30,8 +30,9 @@ from hvd_autosync.runtime.optimizer import broadcast_optimizer_state as broadcas
 from hvd_autosync.runtime.optimizer import distribute
 from hvd_autosync.runtime.tuned import best_known, of_rank_0
 from hvd_autosync.search_space import Strategy, Value
-from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, exchange_plan
+from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan
 from hvd_autosync.search_space.horovod_settings import horovod_settings
+from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.strategy_file import read_strategy
 
 if TYPE_CHECKING:
@@ -86,15 +87,20 @@ def DistributedOptimizer(
     }  # fmt: skip
     if strategy is None:
         owned = owned_knobs(arguments)
-        return distribute(optimizer, named, arguments, current.plan, current.classes, owned)
-    plan, members = _chosen(strategy, classes, optimizer, named)
-    return distribute(optimizer, named, arguments, plan, members, EXCHANGE_KNOBS)
+        return distribute(
+            optimizer, named, arguments, current.plan, current.classes, owned, current.schedule
+        )
+    chosen, members = _chosen(strategy, classes, optimizer, named)
+    return distribute(
+        optimizer, named, arguments, exchange_plan(chosen), members, EXCHANGE_KNOBS,
+        schedule_of(chosen),
+    )  # fmt: skip
 
 
 def _chosen(
     strategy: Mapping[str, Value] | str | os.PathLike[str], classes: Classes | None,
     optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]] | None,
-) -> tuple[ExchangePlan | None, Classes]:  # fmt: skip
+) -> tuple[Strategy, Classes]:  # fmt: skip
     if isinstance(strategy, Mapping):
         tables = {k: v if isinstance(v, str) else list(v) for k, v in (classes or {}).items()}
         chosen, members = read_strategy({"knobs": dict(strategy), "classes": tables})
@@ -111,7 +117,7 @@ def _chosen(
             lambda: read_strategy(read_toml(path, "the strategy file")), "file"
         )
     _tell_what_is_late(chosen)
-    return exchange_plan(chosen), members
+    return chosen, members
 
 
 def _tell_what_is_late(strategy: Strategy) -> None:

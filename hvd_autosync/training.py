@@ -10,7 +10,8 @@ from types import FrameType
 from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
-from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan
+from hvd_autosync.search_space.exchange_plan import Classes
+from hvd_autosync.search_space.schedule import beyond_horovod
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
@@ -59,6 +60,6 @@ def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -
 
 def _worker_spec(strategy: Strategy, classes: Classes) -> TrialSpec | None:
     """Workers know of us only when the strategy has something for them to do."""
-    if exchange_plan(strategy) is None:
+    if not beyond_horovod(strategy):
         return None
     return TrialSpec("training", strategy, warmup_steps=0, measured_steps=0, classes=classes)

@@ -39,7 +39,8 @@ from hvd_autosync.search_space import (
     check_restrictions,
     restrict_space,
 )
-from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan, parameter_classes
+from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
+from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
@@ -297,7 +298,7 @@ class _Tuning:
 
 def _classes(task: Task | None, strategy: Strategy) -> Classes:
     """The classes of parameters that a trial must know, which may be thousands of names."""
-    if task is None or exchange_plan(strategy) is None:
+    if task is None or not beyond_horovod(strategy):
         return {}
     return parameter_classes(task.model)
 

@@ -21,7 +21,10 @@ else:
     import tomli as tomllib
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_table.py"
+PASSES = SCRIPT.with_name("train_passes.py")
 SAVE_LATE = SCRIPT.with_name("save_late.py")
+LOCAL = "[knobs]\nlocal_steps = 4\n"
+GROWING = LOCAL + "local_power = 2\nlocal_alpha = 0.04\nlocal_cap = 16\n"
 BY_ROWS = """\
 [knobs]
 embedding_exchange = "rows"
@@ -94,6 +97,55 @@ def test_what_cannot_work_starts_nothing(
     assert done.returncode == 2
     assert named in done.stderr and "Traceback" not in done.stderr
     assert "trained" not in done.stdout
+
+
+def run_passes(folder: Path, text: str, *script: str) -> Done:
+    return run_file(folder, text, script=(str(folder / "checkpoint"), *script), path=PASSES)
+
+
+def passes(done: Done) -> dict[int, float]:
+    """Number of each pass -> its loss; replicas are equal after each, statistics included."""
+    found = re.findall(r"pass (\d+) loss (\S+) apart (\S+)", done.stdout)
+    assert all(float(apart) == 0 for _, _, apart in found), done.stdout + done.stderr
+    return {int(number): float(loss) for number, loss, _ in found}
+
+
+def place(folder: Path) -> tuple[int, int, bool]:
+    """Step, steps in an open round, and whether steps are local, in the checkpoint."""
+    saved = torch.load(folder / "checkpoint", weights_only=True)["optimizer"]
+    rounds = saved["hvd_autosync_rounds"]
+    return rounds["step"], rounds["done"], rounds["running"]
+
+
+def test_a_killed_training_goes_on_with_its_schedule(tmp_path: Path) -> None:
+    """In the middle of a round, with parameters apart and moments of each rank's own."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder in (whole, broken):
+        folder.mkdir()
+    expected = run_passes(whole, GROWING)
+    assert expected.returncode == 0, expected.stderr
+    assert list(passes(expected)) == [1, 2, 3, 4, 5, 6]
+    assert place(whole) == (132, 0, True)
+    killed = run_passes(broken, GROWING, "--die-at", "72")
+    assert killed.returncode != 0 and list(passes(killed)) == [1, 2, 3]
+    assert place(broken) == (66, 0, True)
+    resumed = run_passes(broken, GROWING)
+    assert resumed.returncode == 0, resumed.stderr
+    assert list(passes(resumed)) == [4, 5, 6]
+    assert place(broken) == (132, 0, True)
+    assert passes(resumed)[6] == pytest.approx(passes(expected)[6], rel=0.02)
+
+
+def test_a_training_that_breaks_goes_on_exactly(tmp_path: Path) -> None:
+    done = run_passes(tmp_path, LOCAL, "--fault-at", "20")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"hvd-autosync: the loss, nan, has left its band at step \d+", done.stderr)
+    assert place(tmp_path)[2] is False
+    exact = tmp_path / "exact"
+    exact.mkdir()
+    expected = run_passes(exact, "[knobs]\nbuckets = 1")
+    last = [float(re.findall(r"pass 6 loss (\S+)", each.stdout)[0]) for each in (done, expected)]
+    assert last[0] == pytest.approx(last[1], rel=0.2)
 
 
 @pytest.mark.root

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hvd_autosync.launch.command import launcher_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import HorovodSettings, Value, horovod_settings
-from hvd_autosync.search_space.exchange_plan import exchange_plan, parameter_classes
+from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.traces import StudyRecord
 
@@ -41,7 +42,7 @@ class Recipe:
 def recipe(study: StudyRecord, strategy: Mapping[str, Value]) -> Recipe:
     """How to run the job of ``study`` under ``strategy`` without tuning it again."""
     settings = horovod_settings(strategy)
-    if exchange_plan(strategy) is not None:
+    if beyond_horovod(strategy):
         classes = parameter_classes(study.task.model) if study.task else {}
         text = strategy_text(strategy, classes)
         return Recipe((), _file_line(study), text, _notes(study, HorovodSettings()))

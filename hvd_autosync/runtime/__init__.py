@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.activation import activate
-    from hvd_autosync.runtime.current import mark_step
+    from hvd_autosync.runtime.current import average, mark_step, report
     from hvd_autosync.runtime.hooks import install
     from hvd_autosync.runtime.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "activate", "install", "mark_step"]
+__all__ = ["DistributedOptimizer", "activate", "average", "install", "mark_step", "report"]
 
 _MODULES = {
     "DistributedOptimizer": "optimizer",
     "activate": "activation",
+    "average": "current",
     "install": "hooks",
     "mark_step": "current",
+    "report": "current",
 }
 
 

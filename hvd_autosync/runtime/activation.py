@@ -16,6 +16,7 @@ from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optim
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.runtime.trial_run import TrialRun
 from hvd_autosync.search_space.exchange_plan import exchange_plan
+from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.trial import TrialSpec
 
 
@@ -30,6 +31,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         sender: Speaks to the driver; needed by a trial only.
     """
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
+    current.schedule = schedule_of(spec.strategy)
     # Scripts may also import it from where it is defined.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
@@ -37,9 +39,10 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
     if sender is None or current.run is not None:
         return
-    current.run = TrialRun(spec, sender)
+    current.run = run = TrialRun(spec, sender)
+    current.losses = run.recorder.losses
     os.register_at_fork(after_in_child=current.forget_run)
-    watch_backward(current.run)
+    watch_backward(current.losses, lambda: run.profiler)
     join = leaving_join(mpi_ops.join, current.run)
     for owner in (module, mpi_ops):
         vars(owner)["join"] = join

@@ -75,21 +75,33 @@ def agree_any(flags: Sequence[bool], name: str) -> list[bool]:
     return [bool(flag) for flag in most.tolist()]
 
 
-def tell_all(text: bytes, name: str) -> bytes:
-    """Rank 0's ``text``, on every rank; a collective.
+def agree_steps(steps: int, name: str) -> int:
+    """The largest number of steps that any rank has made; a collective.
 
     Args:
-        text: What rank 0 has to say; of no account on other ranks.
+        steps: This rank's.
         name: Name of the operation.
     """
+    most = allreduce(torch.tensor([steps]), name=f"hvd_autosync.steps.{name}", op=Max)
+    return int(most.item())
+
+
+def tell_all(text: bytes, name: str, root: int = 0) -> bytes:
+    """``text`` of rank ``root``, on every rank; a collective.
+
+    Args:
+        text: What that rank has to say; of no account on other ranks.
+        name: Name of the operation.
+        root: The rank.
+    """
     size_ = torch.tensor([len(text)])
-    broadcast_(size_, 0, name=f"hvd_autosync.size.{name}")
+    broadcast_(size_, root, name=f"hvd_autosync.size.{name}")
     buffer = torch.zeros(int(size_.item()), dtype=torch.uint8)
     if len(buffer):
-        if rank() == 0:
+        if rank() == root:
             buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        broadcast_(buffer, 0, name=f"hvd_autosync.text.{name}")
-    return bytes(buffer.tolist())
+        broadcast_(buffer, root, name=f"hvd_autosync.text.{name}")
+    return buffer.numpy().tobytes()
 
 
 def gather_texts(text: str, name: str) -> list[str]:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_autosync.runtime.losses import Losses
+
 if TYPE_CHECKING:
-    from hvd_autosync.runtime.trial_run import TrialRun
+    from hvd_autosync.runtime.profiler import Profiler
 
 _UNSCALED = "_hvd_autosync_unscaled"
 
 
-def watch_backward(run: TrialRun) -> None:
-    """Let ``run`` see every backward pass of this process from now on.
+def watch_backward(
+    losses: Losses, profiler_now: Callable[[], Profiler | None] = lambda: None
+) -> None:
+    """See every backward pass of this process from now on.
 
     ``torch.autograd.backward`` is where ``Tensor.backward`` ends up too. A loss that was scaled
     for mixed precision is recorded as it was before, so that losses of different runs compare.
+
+    Args:
+        losses: Takes the losses.
+        profiler_now: The profiler, while there is one.
     """
     backward = torch.autograd.backward
     scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # since torch 2.3
@@ -26,8 +35,8 @@ def watch_backward(run: TrialRun) -> None:
     @functools.wraps(backward)
     def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-            run.recorder.loss = getattr(tensors, _UNSCALED, tensors).detach()
-        profiler = run.profiler
+            losses.seen(getattr(tensors, _UNSCALED, tensors).detach())
+        profiler = profiler_now()
         if profiler is None:
             backward(tensors, *args, **kwargs)
         else:

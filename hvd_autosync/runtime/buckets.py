@@ -160,6 +160,11 @@ class FlatBucket(Bucket):
     def send_plainly(self) -> Steps:
         return self._send(self._plain)
 
+    def drop_codec(self) -> None:
+        """Exchange the gradients as they are from now on."""
+        if self.codec is not None:
+            self.codec, self._exchange = None, self._plain
+
     def _send(self, exchange: Exchange) -> Steps:
         gradients = [dense_gradient(parameter) for parameter in self.parameters]
         if self._in_place:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_autosync.runtime.losses import Losses
     from hvd_autosync.runtime.trial_run import TrialRun
     from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+    from hvd_autosync.search_space.schedule import Schedule
 
 #: How gradients travel; ``None``: as Horovod's own optimizer sends them.
 plan: ExchangePlan | None = None
 #: Which parameters are in which class of the plan.
 classes: Classes = {}
+#: When replicas are made equal; ``None``: after every step.
+schedule: Schedule | None = None
 
 #: The trial that is measured; ``None`` in the real training and outside of any job of ours.
 run: TrialRun | None = None
+#: The losses of this process's steps; ``None`` where nobody asks for them.
+losses: Losses | None = None
 
 
 def mark_step() -> None:
@@ -25,6 +31,36 @@ def mark_step() -> None:
     """
     if run is not None:
         run.mark()
+
+
+def average(optimizer: Any) -> None:
+    """Make the parameters of ``optimizer`` the same on all ranks now; a collective.
+
+    For scripts that evaluate or save elsewhere than between passes over a ``DataLoader``, or have
+    none: under a schedule of local steps replicas are apart in the meantime. Does nothing where
+    they are never apart, as with Horovod's own optimizer.
+
+    Args:
+        optimizer: The wrapped optimizer.
+    """
+    local = getattr(optimizer, "_local", None)
+    if local is not None:
+        local.script_averages()
+
+
+def report(loss: Any) -> None:
+    """Say what the loss of this step is, in every step before ``optimizer.step()``.
+
+    For scripts whose ``backward()`` is called with something else. Smaller must be better; from the
+    first call on only what is reported counts. Does nothing where no loss is asked for.
+
+    Args:
+        loss: A number, or a tensor of one.
+    """
+    if losses is not None:
+        import torch
+
+        losses.report(torch.as_tensor(loss).detach())
 
 
 def forget_run() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
 
-from hvd_autosync.runtime.buckets import Bucket, GradientBucket
+from hvd_autosync.runtime.buckets import Bucket, FlatBucket, GradientBucket
 from hvd_autosync.runtime.exchanges import Steps
 
 #: Makes the buckets, given the parameters in the order in which their gradients arrived.
@@ -123,6 +123,12 @@ class Dispatcher:
     def busy(self) -> bool:
         """Whether anything was sent in this step, and its end is still to come."""
         return any(bucket.started for bucket in self.buckets)
+
+    def drop_codecs(self) -> None:
+        """Exchange everything as it is from now on."""
+        for bucket in self.buckets:
+            if isinstance(bucket, FlatBucket):
+                bucket.drop_codec()
 
     def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
         """What codecs carry from step to step on this rank, by bucket."""

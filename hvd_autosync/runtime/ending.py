@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.mpi_ops import Max, Sum, allreduce, shutdown, size
+from horovod.torch.mpi_ops import Sum, allreduce, shutdown, size
 
 from hvd_autosync.runtime.processes import exit_with_children
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, StepTime
@@ -48,12 +48,6 @@ def agree_hopeless(step_s: Sequence[float], above_s: float) -> bool:
     hopeless = float(is_hopeless(step_s, above_s))
     votes = allreduce(torch.tensor([hopeless]), name="hvd_autosync.hopeless", op=Sum)
     return bool(votes.item() == size())
-
-
-def agree_steps(steps: int) -> int:
-    """The largest number of steps that any rank has made; a collective."""
-    most = allreduce(torch.tensor([steps]), name="hvd_autosync.steps", op=Max)
-    return int(most.item())
 
 
 def leave() -> NoReturn:

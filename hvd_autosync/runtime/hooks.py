@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.import_hook import when_imported
 from hvd_autosync.runtime.sender import Sender
-from hvd_autosync.search_space.exchange_plan import exchange_plan
+from hvd_autosync.search_space.schedule import beyond_horovod
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import TrialSpec
@@ -27,7 +27,7 @@ def install(spec: TrialSpec) -> None:
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
     """
-    if spec.measured_steps == 0 and exchange_plan(spec.strategy) is None:
+    if spec.measured_steps == 0 and not beyond_horovod(spec.strategy):
         return
     # Taken before the script can redirect or close its error output.
     sender = Sender(os.dup(2)) if spec.measured_steps else None

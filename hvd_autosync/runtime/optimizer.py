@@ -21,6 +21,7 @@ from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_se
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.arguments import owned_knobs
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+from hvd_autosync.search_space.schedule import Schedule
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
 _horovods_broadcast = horovod_functions.broadcast_optimizer_state
@@ -59,7 +60,7 @@ def DistributedOptimizer(
     }
     return distribute(
         optimizer, named_parameters, arguments, current.plan, current.classes,
-        owned_knobs(arguments),
+        owned_knobs(arguments), current.schedule,
     )  # fmt: skip
 
 
@@ -70,6 +71,7 @@ def distribute(
     plan: ExchangePlan | None,
     classes: Classes,
     owned: frozenset[str],
+    schedule: Schedule | None = None,
 ) -> torch.optim.Optimizer:
     """Wrap ``optimizer``, and put it under our clock in a trial.
 
@@ -81,14 +83,20 @@ def distribute(
             case too where the arguments decide it.
         classes: Which parameters are in which class of the plan.
         owned: Knobs that the script decides.
+        schedule: When replicas are made equal; ``None``: after every step.
     """
     distributed: torch.optim.Optimizer
-    if plan is None or owned_knobs(arguments):
+    decided = owned_knobs(arguments)
+    if "local_steps" in decided:
+        schedule = None
+    if (plan is None and schedule is None) or "buckets" in decided:
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
         from hvd_autosync.runtime.planned import planned_optimizer
 
-        distributed = planned_optimizer(optimizer, named_parameters, plan, classes, arguments)
+        distributed = planned_optimizer(
+            optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule
+        )
     if current.run is not None:
         adasum = arguments["op"] == Adasum and size() > 1
         _put_under_clock(type(distributed), adasum=adasum)
@@ -97,7 +105,7 @@ def distribute(
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """``horovod.torch.broadcast_optimizer_state``, also where ranks own parts of the state.
+    """``horovod.torch.broadcast_optimizer_state``, also where ranks have states of their own.
 
     Horovod writes into what ``state_dict()`` returns (``horovod/torch/functions.py``), so the
     state itself has to be there.
@@ -110,6 +118,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     if owners is not None:
         owners.collect()
     _horovods_broadcast(optimizer, root_rank)
+    local = getattr(optimizer, "_local", None)
+    if local is not None:
+        local.share(root_rank)
 
 
 # broadcast_optimizer_state compares this with the module of the optimizer's class, to tell

@@ -8,7 +8,9 @@ Everything that a script sees stays Horovod's own code: arguments, checks, ``ski
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable
@@ -20,12 +22,18 @@ from horovod.torch.mpi_ops import Average, rank, rocm_built, size
 from torch.optim import optimizer as torch_optimizer
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.agreement import agree_any, agree_order, agree_parameters
+from hvd_autosync.runtime.averaging import Averaging
+from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.buckets import Bucket
 from hvd_autosync.runtime.deferral import Deferral
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
+from hvd_autosync.runtime.guard import Guard
 from hvd_autosync.runtime.levels import two_levels
+from hvd_autosync.runtime.local_steps import LocalSteps
+from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.owners import Owners, Told
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.planning import Planning
@@ -36,12 +44,15 @@ from hvd_autosync.search_space.exchange_plan import (
     ExchangePlan,
     check_parameters,
     class_of,
+    replicated,
 )
 from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
+from hvd_autosync.search_space.schedule import Schedule
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
-#: Entry of a state dictionary that other optimizers ignore.
+#: Entries of a state dictionary that other optimizers ignore.
 _CODEC_STATES = "hvd_autosync_codecs"
+_ROUNDS = "hvd_autosync_rounds"
 #: What Horovod's methods take for a gradient that has been sent.
 _SENT = (0, None)
 
@@ -52,8 +63,9 @@ def planned_optimizer(
     plan: ExchangePlan,
     classes: Classes,
     arguments: dict[str, Any],
+    schedule: Schedule | None = None,
 ) -> torch.optim.Optimizer:
-    """A distributed optimizer whose gradients travel as ``plan`` says.
+    """A distributed optimizer whose gradients travel as ``plan`` says, when ``schedule`` says.
 
     Args:
         optimizer: The optimizer to be wrapped.
@@ -62,6 +74,7 @@ def planned_optimizer(
         classes: Which parameters are in which class.
         arguments: ``compression`` (none), ``backward_passes_per_step``, ``op`` and
             ``gradient_predivide_factor``.
+        schedule: When replicas are made equal; ``None``: after every step.
 
     Raises:
         ConfigurationError: The ranks have different parameters or plans, or the job is elastic.
@@ -74,10 +87,14 @@ def planned_optimizer(
         "step": _step,
         "synchronize": _synchronize,
         "load_state_dict": _load_state_dict,
+        "average": _average,
     }
     base = type(optimizer)
-    methods["_hvd_autosync_plan"] = (plan, classes)
-    methods |= {"_owners": None, "_deferral": None, "_in_step": False}
+    if schedule is not None:
+        plan = replicated(plan)
+    methods["_hvd_autosync_plan"] = (plan, classes, schedule)
+    methods |= dict.fromkeys(("_owners", "_deferral", "_local", "_guard"))
+    methods["_in_step"] = False
     cls = type(base.__name__, (base,), methods)
     planned: torch.optim.Optimizer = cls(
         optimizer.param_groups,
@@ -107,7 +124,7 @@ def _check(arguments: dict[str, Any]) -> None:
 
 
 def _register_hooks(self: Any) -> None:
-    plan, classes = type(self)._hvd_autosync_plan
+    plan, classes, schedule = type(self)._hvd_autosync_plan
     parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
     self._requires_update.update(parameters)
     names = {}
@@ -119,7 +136,7 @@ def _register_hooks(self: Any) -> None:
     first = names[parameters[0]][0]
     agree_parameters(
         [
-            ("the plan", f"{plan} with {self.op}, {self.gradient_predivide_factor}"),
+            ("the plan", f"{plan} with {self.op}, {self.gradient_predivide_factor}, {schedule}"),
             *(
                 (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class}")
                 for parameter, (name, parameter_class) in names.items()
@@ -154,6 +171,15 @@ def _register_hooks(self: Any) -> None:
     if plan.order == "priority":
         self._deferral = Deferral(self, self._dispatcher)
         self.register_state_dict_pre_hook(_settle)
+    if schedule is not None:
+        self._local = LocalSteps(first, self, schedule, Averaging(first, names, plan))
+        self.register_state_dict_post_hook(_save_rounds)
+        self.register_load_state_dict_pre_hook(_load_rounds)
+    if (plan.lossy or schedule is not None) and current.run is None:
+        if current.losses is None:
+            current.losses = Losses()
+            watch_backward(current.losses)
+        self._guard = Guard(first)
     self.register_state_dict_post_hook(_save_codec_states)
     self.register_load_state_dict_pre_hook(_load_codec_states)
     for parameter in parameters:
@@ -213,7 +239,11 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
             self._deferral.arrived(parameter)
         # Horovod's zero_grad looks at these.
         self._handles[parameter] = _SENT
-        if delay[parameter] == 0:
+        if delay[parameter] > 0:
+            return
+        if self._local is not None and self._local.running:
+            self._local.gradient_arrived()
+        else:
             self._dispatcher.arrived(parameter)
 
     return arrived
@@ -223,8 +253,10 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     # Only here nobody but the optimizer looks at what was reduced; hooks and closures would.
     self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
     by_owners = False
+    apart = self._local is not None and self._local.running
     try:
-        result = _horovods_class.step(self, closure)
+        with self._local.states.lock if apart else contextlib.nullcontext():
+            result = _horovods_class.step(self, closure)
     finally:
         self._in_step = False
         if self._deferral is not None:
@@ -233,7 +265,40 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             by_owners = self._owners.put_back()
     if by_owners:
         self._owners.share()
+    if self._local is not None:
+        self._local.stepped()
+    if self._guard is not None:
+        _guard(self)
     return result
+
+
+def _guard(self: Any) -> None:
+    """Let the guard look at the step that was made, and heed it."""
+    assert current.losses is not None, "who is guarded has losses"
+    guard, local = self._guard, self._local
+    equal, step = (True, None) if local is None else (local.equal, local.step)
+    if guard.stepped(current.losses.take(), step):
+        if equal and guard.wants_snapshot:
+            _settle(self)
+            guard.take_snapshot(self)
+        return
+    _settle(self)
+    if self._owners is not None:
+        self._owners.forget()  # states of shards are in no snapshot: they begin anew
+    back = guard.restore(self)
+    if rank() == 0:
+        print(
+            f"hvd-autosync: {guard.verdict} at step {guard.step}: the training goes on exactly, "
+            f"from the parameters after step {back}", file=sys.stderr,
+        )  # fmt: skip
+    self._guard = None
+    self._dispatcher.drop_codecs()
+    if local is not None:
+        local.stop()
+
+
+def _average(self: Any) -> None:
+    current.average(self)
 
 
 def _has_hooks(self: Any) -> bool:
@@ -246,7 +311,9 @@ def _has_hooks(self: Any) -> bool:
 
 
 def _synchronize(self: Any) -> None:
-    if self._requires_update and size() > 1:
+    if self._local is not None and self._local.running:
+        self._local.synchronized()
+    elif self._requires_update and size() > 1:
         late: Collection[Bucket] = ()
         if self._deferral is not None:
             self._deferral.settle_all()
@@ -291,6 +358,16 @@ def _save_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
 
 def _load_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
     self._dispatcher.load_codec_states(state_dict.get(_CODEC_STATES, {}))
+
+
+def _save_rounds(self: Any, state_dict: dict[str, Any]) -> None:
+    state_dict[_ROUNDS] = self._local.save()
+
+
+def _load_rounds(self: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    saved = state_dict.get(_ROUNDS)
+    own = self._local.load(saved) if saved else None
+    return state_dict if own is None else {**state_dict, "state": own}
 
 
 def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:

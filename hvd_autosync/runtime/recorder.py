@@ -9,6 +9,8 @@ import math
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from hvd_autosync.runtime.losses import Losses
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,14 +22,14 @@ class Recorder:
         step_s: Seconds of each step, from the end of the step before.
         blocked_s: Seconds of each step spent waiting for communication.
         blocked: Seconds waited so far in the step that runs.
-        loss: Last scalar loss of the step that runs, detached.
+        losses: The loss of the step that runs.
     """
 
     def __init__(self) -> None:
         self.step_s: list[float] = []
         self.blocked_s: list[float] = []
         self.blocked = 0.0
-        self.loss: torch.Tensor | None = None
+        self.losses = Losses()
         self._losses: list[torch.Tensor] = []
         self._handed_over = 0
         self._last_end = perf_counter()
@@ -39,9 +41,9 @@ class Recorder:
         self.blocked_s.append(self.blocked)
         self._last_end = now
         self.blocked = 0.0
-        if self.loss is not None:
-            self._losses.append(self.loss)
-            self.loss = None
+        loss = self.losses.take()
+        if loss is not None:
+            self._losses.append(loss)
 
     def restart_clock(self) -> None:
         """Let the running step begin now, so that what we did meanwhile is in no step."""

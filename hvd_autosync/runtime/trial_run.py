@@ -20,6 +20,7 @@ import torch
 from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime import current, ending
+from hvd_autosync.runtime.agreement import agree_steps
 from hvd_autosync.runtime.profiler import Profiler
 from hvd_autosync.runtime.recorder import Recorder
 from hvd_autosync.runtime.sender import Sender
@@ -132,7 +133,7 @@ class TrialRun:
         A rank with less data has made fewer steps. It takes over the others' count, so that all
         do again after the same step what they must do together.
         """
-        agreed = ending.agree_steps(self._steps)
+        agreed = agree_steps(self._steps, "trial")
         for steps in range(self._steps + 1, agreed + 1):
             for action in self._due.get(steps, []):
                 if action != self._vote:  # the others have voted meanwhile, join() stood in for us

@@ -41,7 +41,7 @@ def test_a_pause_is_in_no_step(clock: Any) -> None:
 def test_news_are_handed_over_once() -> None:
     recorder = Recorder()
     for loss in (1.0, 2.0):
-        recorder.loss = torch.tensor(loss)
+        recorder.losses.seen(torch.tensor(loss))
         recorder.end_step()
     recorder.end_step()
     first = recorder.take_news(wait_for_device=False)
@@ -56,14 +56,14 @@ def test_news_are_handed_over_once() -> None:
 def test_infinite_losses_are_missing_numbers() -> None:
     recorder = Recorder()
     for loss in (math.nan, math.inf, 0.5):
-        recorder.loss = torch.tensor(loss, dtype=torch.float64)
+        recorder.losses.seen(torch.tensor(loss, dtype=torch.float64))
         recorder.end_step()
     assert recorder.take_news(wait_for_device=False)["losses"] == [None, None, 0.5]
 
 
 def test_losses_on_a_device_wait() -> None:
     recorder = Recorder()
-    recorder.loss = torch.empty((), device="meta")
+    recorder.losses.seen(torch.empty((), device="meta"))
     recorder.end_step()
     news = recorder.take_news(wait_for_device=False)
     assert news["losses"] == []

@@ -61,7 +61,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     monkeypatch.setattr(trial_run, "rank", lambda: 0)
     monkeypatch.setattr(trial_run.ending, "leave", leave)
     monkeypatch.setattr(trial_run.ending, "agree_hopeless", spy.vote)
-    monkeypatch.setattr(trial_run.ending, "agree_steps", lambda steps: spy.most_steps)
+    monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: spy.most_steps)
     monkeypatch.setattr(trial_run.atexit, "register", lambda _: None)
     return spy
 

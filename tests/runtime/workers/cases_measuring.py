@@ -8,7 +8,7 @@ import torch
 from common import OURS, RUN, batch, mlp, strategy, wrap
 from torch import nn
 
-from hvd_autosync.runtime import ending
+from hvd_autosync.runtime import agreement, ending
 from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS
 from hvd_autosync.runtime.profiler import Profiler
 
@@ -128,7 +128,7 @@ def case_hopeless_while_a_rank_has_joined():
 
 
 def case_most_steps():
-    assert ending.agree_steps(10**9 + hvd.rank()) == 10**9 + hvd.size() - 1
+    assert agreement.agree_steps(10**9 + hvd.rank(), "case") == 10**9 + hvd.size() - 1
 
 
 def case_owned_knobs():

@@ -1,0 +1,182 @@
+"""Watches the loss of a real training under a lossy strategy, and goes back to exact steps in time.
+
+Ranks add up their losses over windows of steps and look at the mean of all ranks a window later, so
+nobody ever waits for it::
+
+    | window            | window            | window            |
+      losses add up ... ^ sum is sent       ^ mean is judged, a snapshot is taken
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_, rank, synchronize
+
+from hvd_autosync.runtime.agreement import agree_steps
+from hvd_autosync.runtime.joining import tell_after_join
+from hvd_autosync.runtime.normalization import running_statistics
+
+#: Steps of a window.
+WINDOW = 32
+#: Windows between two snapshots: more than a loss takes to be judged.
+_SNAPSHOT_EVERY = 8
+#: A loss this many deviations of former windows above the highest of the first ones has left its
+#: band; of so many windows that is the beginning.
+_DEVIATIONS, _BEGINNING = 6.0, 4
+#: The band is at least this much wider than the beginning's highest loss, relatively.
+_MARGIN = 0.1
+
+
+class Band:
+    """Where the means of windows lie in a healthy training.
+
+    A loss falls, stays, or rises within its noise. It has no reason to rise clearly above where it
+    began; a training that begins low, as a fine-tuning may, is judged by its noise.
+    """
+
+    def __init__(self) -> None:
+        self._means: list[float] = []
+
+    def holds(self, mean: float) -> bool:
+        """Whether ``mean``, of the window that follows, is healthy; it is remembered if so."""
+        if not math.isfinite(mean):
+            return False
+        if len(self._means) >= _BEGINNING and mean > self.top:
+            return False
+        self._means.append(mean)
+        return True
+
+    @property
+    def top(self) -> float:
+        """The highest healthy loss."""
+        beginning = self._means[:_BEGINNING]
+        steps = [b - a for a, b in zip(self._means, self._means[1:], strict=False)]
+        # Of differences of neighbours, so that a falling loss is no noise.
+        noise = math.sqrt(sum(step**2 for step in steps) / (2 * len(steps)))
+        return max(beginning) + max(_DEVIATIONS * noise, _MARGIN * abs(max(beginning)))
+
+
+class Guard:
+    """Guards one optimizer.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+
+    Attributes:
+        step: Steps so far.
+        verdict: What is wrong, once something is.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.step = 0
+        self.verdict = ""
+        self._name = f"hvd_autosync.guard.{name}"
+        self._band = Band()
+        #: Sum and number of the losses of this window, and those that are under way.
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        self._sent: tuple[torch.Tensor, int] | None = None
+        #: The last two snapshots: what came after the first was healthy.
+        self._snapshots: list[_Snapshot] = []
+        self._statistics: list[torch.Tensor] | None = None
+        self._blind = False
+        tell_after_join(self)
+
+    def all_joined(self) -> None:
+        """All ranks have just left ``join()``; a collective.
+
+        Those with less data have missed windows and snapshots.
+        """
+        if self._sent is not None:
+            synchronize(self._sent[1])
+        self._sent, self._sums = None, torch.zeros_like(self._sums)
+        self._snapshots = []
+        self.step = agree_steps(self.step, self._name)
+
+    def stepped(self, loss: torch.Tensor | None, step: int | None = None) -> bool:
+        """A step was made; a collective after each window.
+
+        Args:
+            loss: That of this rank's step, if one was seen.
+            step: Its number, where somebody counts them for all ranks.
+
+        Returns:
+            Whether the training is as it should be.
+        """
+        window = self.step // WINDOW
+        self.step = self.step + 1 if step is None else step
+        if loss is not None:
+            self._sums[0] += loss.to(self._sums)
+            self._sums[1] += 1
+        return self.step // WINDOW == window or self._judged()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the last snapshot is old."""
+        last = self._snapshots[-1].step if self._snapshots else -math.inf
+        return self.step - last >= _SNAPSHOT_EVERY * WINDOW
+
+    def take_snapshot(self, optimizer: Any) -> None:
+        """Remember parameters, the same on all ranks, with states and statistics."""
+        if self._statistics is None:
+            self._statistics = running_statistics(_parameters(optimizer))
+        latest = _Snapshot(self.step, optimizer, self._statistics)
+        self._snapshots = [*self._snapshots[-1:], latest]
+
+    def restore(self, optimizer: Any) -> int:
+        """Go back to the last snapshot that is surely healthy; returns its step."""
+        self._snapshots[0].restore(optimizer)
+        return self._snapshots[0].step
+
+    def _judged(self) -> bool:
+        sent, self._sent = self._sent, None
+        sums, self._sums = self._sums, torch.zeros_like(self._sums)
+        handle = allreduce_async_(sums, name=self._name, op=Sum)
+        self._sent = sums, handle
+        if sent is None:
+            return True
+        total, handle = sent
+        synchronize(handle)
+        loss, count = total.tolist()
+        if count:
+            healthy = self._band.holds(loss / count)
+            if not healthy:
+                self.verdict = f"the loss, {loss / count:.4g}, has left its band"
+            return healthy
+        if not self._blind and rank() == 0:
+            self._blind = True
+            print(
+                "hvd-autosync: no loss is seen, so nobody guards this training; call "
+                "hvd_autosync.report(loss) in every step", file=sys.stderr,
+            )  # fmt: skip
+        return True
+
+
+class _Snapshot:
+    """Parameters and states of an optimizer, and statistics of its model, after a step."""
+
+    def __init__(self, step: int, optimizer: Any, statistics: list[torch.Tensor]) -> None:
+        self.step = step
+        self._statistics = [(each, each.clone()) for each in statistics]
+        self._parameters = [each.detach().clone() for each in _parameters(optimizer)]
+        self._states = [copy.deepcopy(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
+
+    @torch.no_grad()
+    def restore(self, optimizer: Any) -> None:
+        parameters = _parameters(optimizer)
+        torch._foreach_copy_([each.detach() for each in parameters], self._parameters)
+        for now, then in self._statistics:
+            now.copy_(then)
+        for parameter, state in zip(parameters, self._states, strict=True):
+            if state:
+                optimizer.state[parameter] = copy.deepcopy(state)
+            else:
+                optimizer.state.pop(parameter, None)
+
+
+def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

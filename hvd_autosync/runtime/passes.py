@@ -1,0 +1,160 @@
+"""Where passes over the training data end, as the script's ``DataLoader`` shows it.
+
+Nobody tells an optimizer that an epoch ends. But a ``DataLoader`` knows how many batches it has,
+its iterator how many it has given, and the iterator of a loop that is left early is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
+
+
+class Rounds(Protocol):
+    """What a pass can end."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether parameters are the same on all ranks."""
+
+    def average(self) -> None:
+        """Make them so; a collective."""
+
+
+class Passes:
+    """The passes that feed one optimizer.
+
+    Args:
+        rounds: Told to average when the pass that feeds it is over, and when another one begins
+            meanwhile, as for an evaluation.
+
+    Attributes:
+        samples: Samples of this rank's passes so far, where batches have a size.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = weakref.ref(rounds)
+        self._passes: dict[int, _Pass] = {}
+        #: Batches that a step uses, by the largest number so far.
+        self._per_step = 0
+        self.samples = 0
+        _listen()
+        _LISTENING.append(weakref.ref(self, _LISTENING.remove))
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """Of the optimizer; ``None`` once that is gone."""
+        return self._rounds()
+
+    def begun(self, loader: Any, iterator: Any) -> None:
+        """A pass has begun."""
+        try:
+            batches = len(loader)
+        except TypeError:
+            return  # of a stream, whose end nobody knows
+        key = id(iterator)
+        reference = weakref.ref(iterator, functools.partial(_gone, weakref.ref(self), key))
+        self._passes[key] = _Pass(reference, batches, loader.batch_size or 0)
+
+    @property
+    def seen(self) -> bool:
+        """Whether the last step used batches of a pass whose end is known."""
+        return any(each.feeds for each in self._passes.values())
+
+    def stepped(self) -> None:
+        """The optimizer has made a step with what iterators have given since the last one."""
+        for each in self._passes.values():
+            new = each.given() - each.used
+            each.feeds = new > 0
+            each.used += new
+            self._per_step = max(self._per_step, new)
+            self.samples += new * each.batch_size
+
+    def remaining(self) -> int | None:
+        """Steps until a pass ends, the running one included; ``None`` while no pass is seen.
+
+        1 while it is not known how many batches a step uses.
+        """
+        counts = [
+            (each.batches - each.given()) // self._per_step + 1 if self._per_step else 1
+            for each in self._passes.values()
+            if each.given() > each.used
+        ]
+        return min(counts, default=None)
+
+    def over(self, key: int) -> None:
+        """The iterator of a pass is gone."""
+        if self._passes.pop(key).feeds:
+            _interrupt([self._rounds])
+
+
+@dataclass
+class _Pass:
+    """One iterator of a loader.
+
+    Attributes:
+        iterator: The iterator, as long as anybody holds it.
+        batches: How many it has to give.
+        batch_size: Samples of one; 0 where they are put together in another way.
+        used: How many steps have used.
+        feeds: Whether the last step used any.
+    """
+
+    iterator: weakref.ref[Any]
+    batches: int
+    batch_size: int
+    used: int = 0
+    feeds: bool = False
+
+    def given(self) -> int:
+        """Batches that it has given so far."""
+        return int(getattr(self.iterator(), "_num_yielded", self.used))
+
+
+#: In the order in which they were made: ranks must tell them in the same.
+_LISTENING: list[weakref.ref[Passes]] = []
+
+
+def _listening() -> list[Passes]:
+    return [passes for each in _LISTENING if (passes := each()) is not None]
+
+
+def _interrupt(all_rounds: Sequence[weakref.ref[Rounds]]) -> None:
+    """End those rounds that are open."""
+
+    def open_ones() -> list[Rounds]:
+        return [rounds for each in all_rounds if (rounds := each()) and not rounds.equal]
+
+    if open_ones():
+        # Of optimizers that the script has dropped, some ranks may have collected the rest already.
+        gc.collect()
+        for rounds in open_ones():
+            rounds.average()
+
+
+def _gone(reference: weakref.ref[Passes], key: int, _: Any) -> None:
+    passes = reference()
+    if passes is not None:
+        passes.over(key)
+
+
+@functools.cache
+def _listen() -> None:
+    """See every pass of this process from now on."""
+    original: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
+
+    @functools.wraps(original)
+    def watched(self: Any) -> Iterator[Any]:
+        _interrupt([weakref.ref(rounds) for passes in _listening() if (rounds := passes.rounds)])
+        iterator = original(self)
+        for passes in _listening():
+            passes.begun(self, iterator)
+        return iterator
+
+    DataLoader.__iter__ = watched  # type: ignore[method-assign,assignment]

@@ -1,0 +1,115 @@
+"""The guard: what leaves its band ends a lossy strategy on all ranks; what does not, goes on."""
+
+import contextlib
+import io
+import math
+
+import horovod.torch as hvd
+import torch
+from cases_local_steps import loader, local, together
+from common import batch, mlp
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.guard import WINDOW, Band
+from hvd_autosync.runtime.losses import Losses
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.schedule import Schedule
+
+CODED = ExchangePlan(rest=ClassPlan(codec="int8"))
+
+
+@contextlib.contextmanager
+def real_training():
+    """As outside of a trial; what is said meanwhile."""
+    before, current.run = current.run, None
+    losses, current.losses = current.losses, Losses()
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield said
+    finally:
+        current.run, current.losses = before, losses
+
+
+def train(model, optimizer, steps, factor=lambda number: 1.0, first=0):
+    for number in loader(steps):
+        optimizer.zero_grad()
+        loss = model(batch(int(number) + first)).pow(2).mean() * factor(int(number) + first)
+        current.losses.seen(loss.detach())  # a trial's own watch has the backward of this process
+        loss.backward()
+        optimizer.step()
+
+
+def case_a_healthy_training_goes_on():
+    with real_training() as said:
+        for schedule, plan in ((Schedule(4), None), (None, CODED)):
+            model, optimizer = local(schedule, plan=plan)
+            train(model, optimizer, 6 * WINDOW)
+            assert optimizer._guard is not None
+        exact, optimizer = local(None, plan=ExchangePlan(buckets=2))
+        assert optimizer._guard is None
+    assert not said.getvalue()
+
+
+def case_a_loss_that_is_no_number_ends_local_steps():
+    with real_training() as said:
+        model, optimizer = local(Schedule(4))
+        train(model, optimizer, 300, lambda number: math.nan if number == 290 else 1.0)
+        assert optimizer._guard is not None and not together(model)
+        train(model, optimizer, 3 * WINDOW, first=300)
+        assert optimizer._guard is None and not optimizer._local.running
+        assert together(model) and all(p.isfinite().all() for p in model.parameters())
+        states = [v for p in model.parameters() for v in optimizer.state[p].values()]
+        assert all(value.isfinite().all() for value in states)
+        before = [p.detach().clone() for p in model.parameters()]
+        train(model, optimizer, 5, first=900)
+        assert together(model)
+        assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    told = "after step 1" if hvd.rank() == 0 else ""
+    assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
+    assert told in said.getvalue()
+
+
+def case_a_loss_that_rises_ends_a_codec():
+    with real_training() as said:
+        model, optimizer = local(None, plan=CODED)
+        train(model, optimizer, 10 * WINDOW, lambda number: 1.0 if number < 200 else 1e5)
+        assert optimizer._guard is None
+        assert all(bucket.codec is None for bucket in optimizer._dispatcher.buckets)
+        assert together(model)
+    assert bool(said.getvalue()) == (hvd.rank() == 0)
+
+
+def case_losses_of_one_rank_are_all_ranks():
+    """One rank alone sees it; all go back."""
+    with real_training():
+        model, optimizer = local(Schedule(4))
+        bad = math.inf if hvd.rank() == 1 else 1.0
+        train(model, optimizer, 8 * WINDOW, lambda number: bad if number == 150 else 1.0)
+        assert optimizer._guard is None and together(model)
+
+
+def case_without_losses_it_says_so():
+    with real_training() as said:
+        model, optimizer = local(Schedule(4))
+        for number in loader(3 * WINDOW):
+            optimizer.zero_grad()
+            model(batch(int(number))).backward(torch.ones(6, 3))
+            optimizer.step()
+    assert ("no loss is seen" in said.getvalue()) == (hvd.rank() == 0)
+
+
+def case_a_trial_has_no_guard():
+    _, optimizer = local(Schedule(4), model=mlp())
+    assert optimizer._guard is None
+
+
+def case_bands():
+    band = Band()
+    noisy = [2.0 - 0.01 * i + 0.05 * (-1) ** i for i in range(40)]
+    assert all(band.holds(mean) for mean in noisy)
+    assert not band.holds(math.nan) and not band.holds(math.inf) and not band.holds(3.5)
+    assert band.holds(1.7)
+    negative = Band()
+    assert all(negative.holds(-5.0 - 0.1 * i) for i in range(10))
+    assert negative.holds(-5.2) and not negative.holds(-2.0)
