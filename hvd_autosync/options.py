@@ -83,6 +83,11 @@ class Options:
     )
     steps: int = _option(40, _at_least(5), "N", "Steps measured in each trial.")
     warmup: int = _option(10, _at_least(1), "N", "Steps run before those, not measured.")
+    quality_steps: int = _option(
+        200, _at_least(40), "N",
+        "Steps of each trial that judges by its losses whether a lossy strategy is as good for the "
+        "model; of no account where only exact knobs are tuned.",
+    )
     allow: tuple[str, ...] = _option(
         (), _groups, "GROUP,...",
         f"Also tune knobs that can change the trained model, of these groups: "

@@ -22,8 +22,10 @@ from typing import Any
 from hvd_autosync import learner as learning
 from hvd_autosync.confirm import Comparison, Confirmation, Measurement
 from hvd_autosync.errors import StudyError
+from hvd_autosync.finalists import Finalists
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.quality import QualityCheck, QualityTrial, Verdict, losses_of
 from hvd_autosync.relatives import load_sources, observations_of, related_studies
 from hvd_autosync.search_space import (
     RankReport,
@@ -48,9 +50,6 @@ from hvd_autosync.versions import versions
 SMALL_GAIN, FEWEST_TRIALS = 0.01, 4
 #: Trials cut short are those clearly slower than the best by more than launches differ.
 _HOPELESS_FACTOR = 1.1
-#: A second candidate is confirmed too when it is expected within this of the first.
-_CLOSE_RACE = 0.03
-_MOST_CANDIDATES = 2
 #: Entry of a trial's information: the studies that were learned from, with their similarity.
 _RELATED = "related"
 
@@ -166,23 +165,35 @@ class Study:
         if not self.space.holds_job and all(t.strategy != self.space.default for t in trials):
             return self._asked(self.space.default, "default", {}, began)
         confirming = [t for t in trials if t.kind == "confirm"]
-        if confirming:
-            stopped = str(confirming[0].info["stopped"])
-            candidates = [Strategy(c) for c in confirming[0].info["candidates"]]
-        else:
+        judging = [t for t in trials if t.kind == "quality"]
+        if not confirming and not judging:
             suggestion, stopped = self._explore(trials)
             if suggestion is not None:
                 return self._asked(suggestion.strategy, suggestion.kind, suggestion.info, began)
-            candidates = self._candidates(trials)
+            leaders = self._finalists(trials).leaders()
+        else:
+            stopped, leaders = _agenda((judging or confirming)[0])
+        check = self._check(leaders, judging)
+        wanted = None if confirming else check.next()
+        if wanted is not None:
+            strategy, seed = wanted
+            agenda = {"stopped": stopped, "candidates": [dict(c) for c in leaders], "seed": seed}
+            steps = self._finalists(trials).steps_in_time(strategy, self.settings.quality_steps)
+            return self._asked(strategy, "quality", agenda, began, steps, seed)
+        verdicts = check.verdicts()
+        candidates = (
+            _agenda(confirming[0])[1] if confirming
+            else self._finalists(trials).candidates(leaders, verdicts)
+        )  # fmt: skip
         confirmation = Confirmation(
             self.space.default, candidates, [self._measurement(t) for t in confirming]
         )
-        strategy = confirmation.next()
-        if strategy is None:
-            self._conclude(trials, confirmation.comparisons(), stopped)
+        next_one = confirmation.next()
+        if next_one is None:
+            self._conclude(trials, confirmation.comparisons(), stopped, verdicts)
             return None
         agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
-        return self._asked(strategy, "confirm", agenda, began)
+        return self._asked(next_one, "confirm", agenda, began)
 
     def _measurement(self, trial: TrialRecord) -> Measurement:
         time_s = trial.result.step_time if trial.result is not None else None
@@ -190,12 +201,13 @@ class Study:
         return Measurement(strategy, time_s, running=trial.result is None)
 
     def _asked(
-        self, strategy: Strategy, kind: str, info: dict[str, Any], began: float
-    ) -> Trial:
+        self, strategy: Strategy, kind: str, info: dict[str, Any], began: float,
+        steps: int | None = None, seed: int = 0,
+    ) -> Trial:  # fmt: skip
         info = {**info, "ask_s": round(time.monotonic() - began, 3)}
         number = self._store.ask(self.study_id, strategy, kind, info)
         self._mine[number] = strategy
-        return Trial(number, kind, strategy)
+        return Trial(number, kind, strategy, steps, seed)
 
     def tell(self, trial: Trial, outcome: TrialResult | Sequence[float]) -> None:
         """Record what a trial gave: a result, or the durations of its measured steps in seconds.
@@ -274,19 +286,24 @@ class Study:
             return f"the {settings.minutes:g} minutes were used"
         return ""
 
-    def _candidates(self, trials: Sequence[TrialRecord]) -> list[Strategy]:
-        """The tried strategies worth confirming, best first; none when all are surely slower."""
-        observations, problem = observations_of(self.space, trials), self.problem
-        leaders = learning.worth_confirming(
-            problem, observations, self.space.default, _MOST_CANDIDATES
-        )
-        log_step, _ = learning.fit(problem, observations).predict(leaders)
-        close = log_step[0] + math.log1p(_CLOSE_RACE) if leaders else 0.0
-        return [each for each, y in zip(leaders, log_step, strict=True) if y <= close]
+    def _finalists(self, trials: Sequence[TrialRecord]) -> Finalists:
+        return Finalists(self.problem, observations_of(self.space, trials))
+
+    def _check(self, leaders: Sequence[Strategy], judging: Sequence[TrialRecord]) -> QualityCheck:
+        tried = [
+            QualityTrial(
+                self.space.complete(trial.strategy), int(trial.info["seed"]),
+                () if trial.result is None else losses_of(trial.result), trial.result is None,
+            )
+            for trial in judging
+        ]  # fmt: skip
+        lossy = [strategy for strategy in leaders if not self.space.is_exact(strategy)]
+        return QualityCheck(self.space.default, lossy, tried)
 
     def _conclude(
-        self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str
-    ) -> None:
+        self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str,
+        verdicts: Sequence[Verdict],
+    ) -> None:  # fmt: skip
         best = comparisons[0] if comparisons else None
         default = default_result(trials)
         first = default.step_time if default else None
@@ -297,10 +314,14 @@ class Study:
             reason = "no candidate was faster with confidence when measured again"
         elif any(t.kind == "confirm" for t in trials):
             reason = "the default or every candidate failed when measured again"
+        elif verdicts:
+            reason = "every strategy that promises to beat it was refused for its losses"
         else:
             reason = "no strategy that was tried promises to beat the default"
         default_s = first.mean_s if first else math.nan
-        self.finish(Conclusion(winner, reason, stopped, default_s, tuple(comparisons)))
+        self.finish(
+            Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
+        )
 
     def finish(self, conclusion: Conclusion) -> None:
         """Close the study with ``conclusion``."""
@@ -311,6 +332,11 @@ class Study:
         self.record = replace(
             self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
         )
+
+
+def _agenda(trial: TrialRecord) -> tuple[str, list[Strategy]]:
+    """Why exploring stopped and who was chosen then, as a later trial has it written down."""
+    return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]
 
 
 def _used_s(trials: Sequence[TrialRecord]) -> float:

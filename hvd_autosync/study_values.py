@@ -9,6 +9,7 @@ from typing import Any
 
 from hvd_autosync.confirm import Comparison
 from hvd_autosync.errors import AutosyncError, TraceFormatError
+from hvd_autosync.quality import Verdict
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.checking import check_strategy, type_problem
@@ -23,6 +24,7 @@ class StudySettings:
         minutes: Most minutes before confirmation; ``None``: no limit.
         steps: Steps measured in each trial.
         warmup: Steps before those.
+        quality_steps: Steps of a trial that judges a lossy strategy by its losses.
         allow: Lossy groups allowed.
         seed: Of every random choice.
         transfer: Whether finished studies of related tasks are learned from.
@@ -33,6 +35,7 @@ class StudySettings:
     minutes: float | None = None
     steps: int = 40
     warmup: int = 10
+    quality_steps: int = 200
     allow: tuple[str, ...] = ()
     seed: int = 0
     transfer: bool = True
@@ -67,13 +70,17 @@ class Trial:
 
     Attributes:
         number: Its number in the study, from 0.
-        kind: ``"default"``, ``"sobol"``, ``"model"`` or ``"confirm"``.
+        kind: ``"default"``, ``"sobol"``, ``"model"``, ``"quality"`` or ``"confirm"``.
         strategy: The strategy to run under.
+        steps: Steps to measure, where they are others than those of the settings.
+        seed: Added to the script's own seeds.
     """
 
     number: int
     kind: str
     strategy: Strategy
+    steps: int | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class Conclusion:
         stopped: Why exploration ended.
         default_s: Step time of the default, seconds.
         comparisons: Confirmed candidates against the default, best first.
+        verdicts: Of the lossy candidates, whether they were confirmed or not.
     """
 
     winner: Strategy
@@ -93,6 +101,7 @@ class Conclusion:
     stopped: str
     default_s: float
     comparisons: tuple[Comparison, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
 
     @property
     def best(self) -> Comparison | None:
@@ -110,6 +119,10 @@ class Conclusion:
             "winner": dict(self.winner),
             "default_s": _finite(self.default_s),
             "comparisons": comparisons,
+            "verdicts": [
+                {name: _plain(value) for name, value in vars(verdict).items()}
+                for verdict in self.verdicts
+            ],
         }
 
     @classmethod
@@ -126,9 +139,12 @@ class Conclusion:
             for c in fields["comparisons"]
         )
         default_s = math.nan if fields["default_s"] is None else fields["default_s"]
+        # Studies of earlier versions have none.
+        verdicts = tuple(_verdict(verdict) for verdict in fields.get("verdicts", ()))
         return cls(
-            Strategy(fields["winner"]), fields["reason"], fields["stopped"], default_s, comparisons
-        )
+            Strategy(fields["winner"]), fields["reason"], fields["stopped"], default_s, comparisons,
+            verdicts,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, study: StudyRecord) -> Conclusion | None:
@@ -142,8 +158,9 @@ class Conclusion:
         try:
             conclusion = cls.from_json(study.outcome)
             problem = type_problem(conclusion)
-            for comparison in conclusion.comparisons:
-                check_strategy("comparisons", comparison.strategy, study.space)
+            strategies = [each.strategy for each in conclusion.comparisons]
+            for strategy in (*strategies, *(each.strategy for each in conclusion.verdicts)):
+                check_strategy("comparisons and verdicts", strategy, study.space)
             if problem is None and conclusion.winner != study.winner:
                 problem = "its winner is not the study's"
         except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
@@ -154,6 +171,20 @@ class Conclusion:
                 hint=f"Forget the study: hvd-autosync traces delete {study.study_id}",
             )
         return conclusion
+
+
+def _verdict(fields: dict[str, Any]) -> Verdict:
+    numbers = {
+        name: math.nan if fields[name] is None else fields[name]
+        for name in ("loss", "default_loss", "allowed")
+    }
+    return Verdict(**{**fields, "strategy": Strategy(fields["strategy"]), **numbers})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Strategy):
+        return dict(value)
+    return _finite(value) if isinstance(value, float) else value
 
 
 def _finite(value: float) -> float | None:

@@ -94,7 +94,8 @@ def settings_of(options: Options) -> StudySettings:
     """The part of the options that a study is made of."""
     return StudySettings(
         trials=options.trials, minutes=options.minutes, steps=options.steps,
-        warmup=options.warmup, allow=options.allow, seed=options.seed,
+        warmup=options.warmup, quality_steps=options.quality_steps, allow=options.allow,
+        seed=options.seed,
         transfer=options.transfer == "auto", expected_hours=options.expected_hours,
     )  # fmt: skip
 
@@ -229,7 +230,8 @@ class _Tuning:
             trial_id=f"{study.study_id}-{trial.number}-{uuid.uuid4().hex[:6]}",
             strategy=trial.strategy,
             warmup_steps=self._options.warmup,
-            measured_steps=self._options.steps,
+            measured_steps=trial.steps or self._options.steps,
+            seed=trial.seed,
             profile=trial.kind == "default",
             hopeless_above_s=study.hopeless_above_s(trial),
             classes=_classes(study.record.task, trial.strategy),

@@ -105,6 +105,18 @@ class SearchSpace:
             return Strategy()
         return self._assemble({**{k.name: k.default for k in self.knobs}, **strategy})
 
+    def is_exact(self, strategy: Mapping[str, Value]) -> bool:
+        """Whether ``strategy`` leaves all knobs alone that can change what is trained.
+
+        Raises:
+            SpaceError: As of :meth:`complete`.
+        """
+        values = self.complete(strategy)
+        return all(
+            knob.exact or values.get(knob.name, knob.default) == knob.default
+            for knob in self.knobs
+        )
+
     def encode(self, strategy: Mapping[str, Value]) -> FloatArray:
         """The point of ``strategy``, shape ``(d,)``; absent knobs stand at their default."""
         import numpy as np

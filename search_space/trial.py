@@ -65,6 +65,7 @@ class TrialSpec:
         hopeless_above_s: End the run when the step time is above this with confidence.
         classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
         probe: Measure the link between the ranks of these hosts, instead of running the script.
+        seed: Added to what the script gives to ``torch.manual_seed``.
     """
 
     trial_id: str
@@ -75,6 +76,7 @@ class TrialSpec:
     hopeless_above_s: float = math.inf
     classes: Classes = field(default_factory=dict)
     probe: tuple[Host, ...] = ()
+    seed: int = 0
 
     def to_json(self) -> str:
         """Compact JSON."""

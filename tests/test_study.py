@@ -35,11 +35,26 @@ SPACE = SearchSpace(
 
 
 class SimulatedJob:
-    """Steps of ``base * gain`` seconds; launches differ by 1 %, steps by 3 %."""
+    """Steps of ``base * gain`` seconds; launches differ by 1 %, steps by 3 %.
 
-    def __init__(self, gain: float = 0.8, seed: int = 0) -> None:
+    With ``ruinous`` fp16 halves that, and its losses do not fall.
+    """
+
+    def __init__(self, gain: float = 0.8, seed: int = 0, *, ruinous: bool = False) -> None:
         self.gain = gain
         self.rng = np.random.default_rng(seed)
+        self.ruinous = ruinous
+
+    def result(self, trial: Trial) -> TrialResult:
+        coded = SPACE.complete(trial.strategy)["compression"] == "fp16"
+        factor = 0.5 if coded and self.ruinous else 1.0
+        steps = tuple(factor * second for second in self.steps(trial.strategy))
+        losses = tuple(
+            1.0 + 0.01 * trial.seed + (1.0 if coded and self.ruinous else math.exp(-step / 10))
+            for step in range(trial.steps or 40)
+        )
+        report = RankReport(0, "", steps, (), losses)
+        return TrialResult(TrialStatus.COMPLETED, ranks=(report,))
 
     def steps(self, strategy: Strategy) -> list[float]:
         values = SPACE.complete(strategy)
@@ -51,7 +66,7 @@ class SimulatedJob:
 
 def finish(study: Study, job: SimulatedJob) -> Conclusion:
     while (trial := study.ask()) is not None:
-        study.tell(trial, job.steps(trial.strategy))
+        study.tell(trial, job.result(trial))
     assert study.conclusion is not None
     return study.conclusion
 
@@ -86,6 +101,46 @@ def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
             assert one.conclusion is not None
             assert "of 0.1 hours of training" in one.conclusion.stopped
     assert FEWEST_TRIALS <= used[0] < used[1]
+
+
+def test_a_strategy_that_ruins_the_model_is_refused(tmp_path: Path) -> None:
+    """It is twice as fast; what is as good wins, and the verdict is in the trace."""
+    one = study(tmp_path, trials=12)
+    conclusion = finish(one, SimulatedJob(gain=0.8, ruinous=True))
+    assert conclusion.winner["compression"] == "none" and conclusion.best is not None
+    assert conclusion.verdicts and not any(v.admissible for v in conclusion.verdicts)
+    assert all(v.strategy["compression"] == "fp16" for v in conclusion.verdicts)
+    judging = [trial for trial in one.trials if trial.kind == "quality"]
+    assert [trial.info["seed"] for trial in judging[:3]] == [0, 1, 2]
+    assert all(SPACE.complete(trial.strategy) == SPACE.default for trial in judging[:3])
+    assert len(judging) == 3 + len(conclusion.verdicts)
+    # The time of 200 steps of the default is that of more steps of a faster strategy.
+    assert all(len(t.result.ranks[0].losses) > 200 for t in judging[3:] if t.result is not None)
+    record = TraceStore(str(tmp_path / "traces.db")).study(one.study_id)
+    assert Conclusion.of(record) == conclusion
+
+
+def test_without_losses_nothing_lossy_wins(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=12), SimulatedJob(ruinous=True)
+    while (trial := one.ask()) is not None:
+        one.tell(trial, [float(second) for second in job.result(trial).ranks[0].step_s])
+    assert one.conclusion is not None
+    assert one.conclusion.winner["compression"] == "none"
+    assert all("no loss is seen" in verdict.reason for verdict in one.conclusion.verdicts)
+
+
+def test_a_study_goes_on_after_any_of_its_trials(tmp_path: Path) -> None:
+    """Read back before every question, it asks the same ones."""
+    whole = study(tmp_path, trials=8)
+    expected = finish(whole, SimulatedJob(ruinous=True))
+    (tmp_path / "again").mkdir()
+    again, job = study(tmp_path / "again", trials=8), SimulatedJob(ruinous=True)
+    store = TraceStore(str(tmp_path / "again" / "traces.db"))
+    while (trial := again.ask()) is not None:
+        again.tell(trial, job.result(trial))
+        again = Study(store, store.study(again.study_id))
+    assert [t.kind for t in again.trials] == [t.kind for t in whole.trials]
+    assert store.study(again.study_id).winner == expected.winner
 
 
 def test_without_a_gain_the_default_is_kept(tmp_path: Path) -> None:

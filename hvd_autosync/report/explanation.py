@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hvd_autosync.report.explain_experts import experts_table
 from hvd_autosync.report.explain_knobs import knob_table
+from hvd_autosync.report.explain_quality import quality_table
 from hvd_autosync.report.explain_task import task_table
 from hvd_autosync.report.explain_trials import (
     failed_trials,
@@ -58,6 +59,9 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
             yield _section("The winner against the default, knob by knob", effects)
         if lost := list(lost_strategies(study.space, trials, conclusion)):
             yield _section("Why others lost", *lost)
+        if conclusion.verdicts:
+            table = quality_table(study.space, trials, conclusion)
+            yield _section("Whether the model stays as good", table)
     if (experts := experts_table(trials)) is not None:
         yield _section("Learned from", experts)
     if failed := list(failed_trials(study, trials)):

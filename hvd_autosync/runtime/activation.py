@@ -13,6 +13,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.ending import leaving_join
 from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optimizer_state
+from hvd_autosync.runtime.seeds import shift_seeds
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.runtime.trial_run import TrialRun
 from hvd_autosync.search_space.exchange_plan import exchange_plan
@@ -39,6 +40,8 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
     if sender is None or current.run is not None:
         return
+    if spec.seed:
+        shift_seeds(spec.seed)
     current.run = run = TrialRun(spec, sender)
     current.losses = run.recorder.losses
     os.register_at_fork(after_in_child=current.forget_run)

@@ -25,7 +25,7 @@ _JOB_KEY, _COMMAND = "anonymous", ("horovodrun",)
 #: What a learner said of a trial and does not name other studies.
 _KEPT_INFO = (
     "predicted_step_s", "predicted_low_s", "predicted_high_s", "acquisition", "expected_gain",
-    "ask_s", "stopped", "candidates",
+    "ask_s", "stopped", "candidates", "seed",
 )  # fmt: skip
 
 

@@ -89,8 +89,9 @@ class TrialRecord:
     Attributes:
         study_id: The study that it belongs to.
         number: Counts the trials of a study from 0.
-        kind: Why it was asked: ``"default"``, ``"sobol"``, ``"model"`` or ``"confirm"``, or what
-            another learner calls its own; rows of Horovod's own tuner are ``"horovod-autotune"``.
+        kind: Why it was asked: ``"default"``, ``"sobol"``, ``"model"``, ``"quality"`` or
+            ``"confirm"``, or what another learner calls its own; rows of Horovod's own tuner are
+            ``"horovod-autotune"``.
         strategy: The strategy to run under.
         asked_at: ISO 8601 with microseconds, UTC.
         told_at: The same; ``None`` exactly when ``result`` is.

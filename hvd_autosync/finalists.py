@@ -1,0 +1,70 @@
+"""Who comes to the end of a study: the tried strategies that are judged and confirmed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from hvd_autosync import learner as learning
+from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.quality import MOST_STEPS_FACTOR, Verdict
+from hvd_autosync.search_space import Strategy
+
+#: A second candidate is confirmed too when it is expected within this of the first.
+_CLOSE_RACE = 0.03
+_MOST_CONFIRMED = 2
+#: So many lossy strategies are judged by their losses.
+_MOST_JUDGED = 4
+
+
+class Finalists:
+    """Chooses among the strategies that were tried.
+
+    Args:
+        problem: What the learner works on.
+        observations: What was learned so far.
+    """
+
+    def __init__(self, problem: Problem, observations: Sequence[Observation]) -> None:
+        self._problem = problem
+        self._observations = observations
+        self._space = problem.space
+
+    def leaders(self) -> list[Strategy]:
+        """The strategies worth confirming, best first; none when all are surely slower.
+
+        Several lossy ones, down to the best exact one: they may be refused.
+        """
+        worth = learning.worth_confirming(
+            self._problem, self._observations, self._space.default, len(self._observations)
+        )
+        exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
+        lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)
+        return [*list(lossy)[:_MOST_JUDGED], *exact[:_MOST_CONFIRMED]]
+
+    def candidates(
+        self, leaders: Sequence[Strategy], verdicts: Sequence[Verdict]
+    ) -> list[Strategy]:
+        """Those of ``leaders`` that may be used and are about as fast as the fastest of them.
+
+        Args:
+            leaders: What :meth:`leaders` returned.
+            verdicts: Of the lossy ones; who has none is not used.
+        """
+        admissible = {verdict.strategy for verdict in verdicts if verdict.admissible}
+        allowed = [s for s in leaders if self._space.is_exact(s) or s in admissible]
+        log_step = self._log_step(allowed)
+        close = min(log_step, default=0.0) + math.log1p(_CLOSE_RACE)
+        near = [each for each, y in zip(allowed, log_step, strict=True) if y <= close]
+        return near[:_MOST_CONFIRMED]
+
+    def steps_in_time(self, strategy: Strategy, steps: int) -> int:
+        """Steps under ``strategy`` in the time of ``steps`` of the default, at least as many."""
+        default, own = self._log_step([self._space.default, strategy])
+        return math.ceil(steps * min(max(math.exp(default - own), 1.0), MOST_STEPS_FACTOR))
+
+    def _log_step(self, strategies: Sequence[Strategy]) -> list[float]:
+        log_step, _ = learning.fit(self._problem, self._observations).predict(strategies)
+        return [float(y) for y in log_step]
