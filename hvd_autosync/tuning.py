@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 import uuid
 from contextlib import closing
@@ -40,7 +41,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
-from hvd_autosync.search_space.schedule import beyond_horovod
+from hvd_autosync.search_space.schedule import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
@@ -230,7 +231,7 @@ class _Tuning:
             trial_id=f"{study.study_id}-{trial.number}-{uuid.uuid4().hex[:6]}",
             strategy=trial.strategy,
             warmup_steps=self._options.warmup,
-            measured_steps=trial.steps or self._options.steps,
+            measured_steps=_whole_rounds(trial.strategy, trial.steps or self._options.steps),
             seed=trial.seed,
             profile=trial.kind == "default",
             hopeless_above_s=study.hopeless_above_s(trial),
@@ -296,6 +297,13 @@ class _Tuning:
                 "this task was tuned before", default_s, earlier.comparisons,
             )  # fmt: skip
         )
+
+
+def _whole_rounds(strategy: Strategy, steps: int) -> int:
+    """At least ``steps``, in whole rounds of local steps, and enough of these for a step time."""
+    schedule = schedule_of(strategy)
+    length = 1 if schedule is None else schedule.base
+    return length * max(math.ceil(steps / length), MIN_MEASURED_STEPS + 1 if length > 1 else 0)
 
 
 def _classes(task: Task | None, strategy: Strategy) -> Classes:

@@ -176,6 +176,7 @@ class Collector:
             status, reason, output = self._judge(exit_status, killed_because, statuses)
         return TrialResult(
             status=status, reason=reason, ranks=ranks, warmup_steps=self._spec.warmup_steps,
+            round_steps=self._spec.round_steps,
             setup_s=self.first_step_s, total_s=time.monotonic() - self._started,
             exit_status=exit_status, stderr_tail=output,
             profile=_read(ModelProfile.from_json, profile and profile["profile"]),

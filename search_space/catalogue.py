@@ -154,6 +154,9 @@ LOCAL_CAP = integer_knob(
     "local_cap", 1, 100_000, DEFAULT_CAP, group="schedule", exact=False, scale="log",
     help="Most steps between two averages of parameters.",
 )
+#: Longest rounds that are tuned: a trial has to measure several. How rounds grow later in a
+#: training no trial of its beginning can tell; that is for those who write a strategy.
+_MOST_TUNED = 16
 SCHEDULE_KNOBS: tuple[Knob, ...] = (
     LOCAL_STEPS, LOCAL_POWER, LOCAL_ALPHA, LOCAL_START, LOCAL_CAP,
 )  # fmt: skip
@@ -241,6 +244,7 @@ def build_space(
     applicable = [
         *_job_knobs(model, resources, controller, default_controller),
         *(_exchange_knobs(model, resources) if model.wrapped else ()),
+        *_schedule_knobs(model, resources),
     ]
     groups = {*EXACT_GROUPS, *allow}
     absent: set[str] = {*held, *owned}
@@ -279,6 +283,12 @@ def _job_knobs(
 def _cache_knob(tensors: int) -> CategoricalKnob:
     """A cache larger than the default matters only to models with more tensors than that."""
     return CACHE_CAPACITY if tensors > 1024 else CACHE_CAPACITY.restrict((0, 1024))
+
+
+def _schedule_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
+    """How often replicas are made equal."""
+    several = model.wrapped and resources.world_size > 1
+    return [LOCAL_STEPS.restrict(1, _MOST_TUNED)] if several else []
 
 
 def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:

@@ -19,7 +19,7 @@ Scale: TypeAlias = Literal["linear", "log"]
 
 #: Knob groups that only exact knobs belong to / that the user must allow (design: opt-in).
 EXACT_GROUPS = ("horovod", "exchange")
-LOSSY_GROUPS = ("codec", "order")
+LOSSY_GROUPS = ("codec", "order", "schedule")
 
 _MIB = 1024 * 1024
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.resources import Host, Link
+from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.strategy import Strategy
 
 # numpy is imported where it is used: Horovod's launcher loads this module for its options alone.
@@ -77,6 +78,12 @@ class TrialSpec:
     classes: Classes = field(default_factory=dict)
     probe: tuple[Host, ...] = ()
     seed: int = 0
+
+    @property
+    def round_steps(self) -> int:
+        """Steps of a round under its strategy."""
+        schedule = schedule_of(self.strategy)
+        return 1 if schedule is None else schedule.base
 
     def to_json(self) -> str:
         """Compact JSON."""
@@ -164,6 +171,8 @@ class TrialResult:
         reason: One sentence for people; empty when completed.
         ranks: Reports in rank order; ranks that never reported are missing.
         warmup_steps: Steps at the start of each report that are not measured.
+        round_steps: Steps of a round, after which ranks average; the time of one is the mean over
+            a round.
         setup_s: Seconds from launch to the end of the first step; NaN when none ended.
         total_s: Seconds from launch to the last process gone.
         exit_status: Of the launcher.
@@ -178,6 +187,7 @@ class TrialResult:
     reason: str = ""
     ranks: tuple[RankReport, ...] = ()
     warmup_steps: int = 0
+    round_steps: int = 1
     setup_s: float = math.nan
     total_s: float = math.nan
     exit_status: int = 0
@@ -188,14 +198,15 @@ class TrialResult:
     link: Link | None = None
 
     def measured_durations(self) -> npt.NDArray[np.float64]:
-        """Mean over the ranks of each measured step's duration, seconds, shape ``(n,)``."""
+        """Duration of a measured step, the mean of each round and all ranks, seconds, ``(n,)``."""
         import numpy as np
 
         rows = [rank.step_s[self.warmup_steps :] for rank in self.ranks]
-        count = min((len(row) for row in rows), default=0)
-        if count == 0:
+        rounds = min((len(row) for row in rows), default=0) // self.round_steps
+        if rounds == 0:
             return np.empty(0)
-        durations: npt.NDArray[np.float64] = np.array([row[:count] for row in rows]).mean(axis=0)
+        steps = np.array([row[: rounds * self.round_steps] for row in rows]).mean(axis=0)
+        durations: npt.NDArray[np.float64] = steps.reshape(rounds, -1).mean(axis=1)
         return durations
 
     @property

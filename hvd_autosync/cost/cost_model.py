@@ -23,6 +23,8 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value
 from hvd_autosync.search_space.exchange_plan import LARGE, PARAMETER_CLASSES
 
+#: Passes over the parameters' memory that an average takes (``runtime/averaging.py``).
+_AVERAGE_PASSES = 8.0
 #: A simulation keeps about ten numbers for each gradient, strategy and set of coefficients.
 _CELLS_AT_ONCE = 4_000_000
 
@@ -82,14 +84,17 @@ class CostModel:
     def prepare(self, columns: Columns) -> Prepared:
         """All of a prediction that does not depend on coefficients."""
         items, host_s = None, np.zeros(len(columns))
+        local = columns.numbers("local_steps")
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
             items, passes = self._items(columns)
             large = int((self._gradients.classes == LARGE).sum())
             slices = large * (columns.numbers("large_slices") - 1)
             sent = (items.size_bytes > 0).sum(axis=0) + slices
-            host_s = passes * PASS_S_PER_BYTE + sent * ITEM_S
+            averaged = np.where(local > 1, _AVERAGE_PASSES * self._gradients.size_bytes.sum(), 0.0)
+            host_s = ((passes + averaged) * PASS_S_PER_BYTE + sent * ITEM_S) / local
+        late = (columns.words("order") == "priority") & (local == 1)
         return Prepared(
-            items, self._loop(columns), host_s, columns.words("order") == "priority",
+            items, self._loop(columns), host_s, local, late,
             self._model.forward_s, self._model.backward_s,
         )  # fmt: skip
 
@@ -115,7 +120,9 @@ class CostModel:
                 wire_s[own], operations[own] = costs.wire_s, costs.operations
                 alone[own] = costs.alone
                 passes += gradients.size_bytes[own] @ costs.passes
-        arrival_s = np.broadcast_to(gradients.ready_s[:, None], shape)
+        # What an average takes is all there at once.
+        waiting = columns.numbers("local_steps") == 1
+        arrival_s = np.where(waiting, gradients.ready_s[:, None], 0.0)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
         items = Items(arrival_s, size, wire_s, operations, alone)
         return bucketed(gradients, columns, items), passes

@@ -20,6 +20,7 @@ class Prepared:
         items: What travels; ``None`` where nothing does.
         loop: Horovod's loop.
         host_s: Seconds of work on gradients in memory, shape ``(c,)``.
+        local: Steps of a round of local steps, shape ``(c,)``; 1: gradients travel in every step.
         late: Whether layers wait until before their next forward, shape ``(c,)``.
         forward_s: Of one step.
         backward_s: Of one step.
@@ -28,6 +29,7 @@ class Prepared:
     items: Items | None
     loop: Loop
     host_s: FloatArray
+    local: FloatArray
     late: npt.NDArray[np.bool_]
     forward_s: float
     backward_s: float
@@ -42,7 +44,11 @@ class Prepared:
         end_s = backward_s
         if self.items is not None:
             communicated_s = self._communicated_s(len(coefficients), latency, byte, compute)
-            exposed_s = np.maximum(communicated_s - backward_s, 0.0)
+            local = np.tile(self.local, len(coefficients))
+            # Averages of parameters hide behind nothing.
+            exposed_s = np.where(
+                local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
+            )
             late = np.tile(self.late, len(coefficients))
             hidden_s = np.where(late, np.minimum(exposed_s, forward_s), 0.0)
             end_s = backward_s + exposed_s - hidden_s

@@ -139,3 +139,12 @@ def test_owners_pay_for_an_alltoall(model: ModelProfile, slow_network: Resources
     )  # fmt: skip
     ring, owners = CostModel(model, one_level).predict(exchanges)
     assert owners == pytest.approx(ring, rel=0.05) and owners > ring
+
+
+def test_local_steps_share_one_exchange(model: ModelProfile, slow_network: Resources) -> None:
+    strategies = [{"local_steps": steps} for steps in (1, 2, 4, 16)]
+    seconds = CostModel(model, slow_network).predict([{}, *strategies])
+    assert seconds[0] == seconds[1]
+    wire_s = GRADIENT_BYTES * 1.5 / 12.5e6
+    for time_s, steps in zip(seconds[2:], (2, 4, 16), strict=True):
+        assert time_s == pytest.approx(0.032 + wire_s / steps, rel=0.1)

@@ -62,6 +62,11 @@ def test_hierarchical_allgather_needs_sparse_gradients_and_mpi(one_host: Resourc
 def test_lossy_knobs_are_opt_in(model: ModelProfile, one_host: Resources) -> None:
     assert all(knob.exact for knob in build_space(model, one_host).knobs)
     assert "rest_codec" in names(build_space(model, one_host, allow=["codec"]))
+    scheduled = build_space(model, one_host, allow=["schedule"])
+    assert {knob.name for knob in scheduled.knobs if not knob.exact} == {"local_steps"}
+    assert scheduled["local_steps"].default == 1
+    assert not scheduled.is_exact({"local_steps": 2})
+    assert scheduled.is_exact({"local_steps": 1}) and scheduled.is_exact({"cycle_time_ms": 5.0})
 
 
 def test_unknown_groups_are_refused(model: ModelProfile, one_host: Resources) -> None:
