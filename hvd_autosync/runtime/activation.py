@@ -12,6 +12,7 @@ from horovod.torch import optimizer as horovod_optimizer
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.ending import leaving_join
+from hvd_autosync.runtime.joining import watch_join
 from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optimizer_state
 from hvd_autosync.runtime.seeds import shift_seeds
 from hvd_autosync.runtime.sender import Sender
@@ -38,6 +39,8 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
     for owner in (module, horovod_functions):
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
+    if current.schedule is not None:
+        watch_join()
     if sender is None or current.run is not None:
         return
     if spec.seed:

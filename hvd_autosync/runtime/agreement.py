@@ -5,11 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from horovod.torch.mpi_ops import Max, allgather, allreduce, broadcast_, rank, size
 
 from hvd_autosync.errors import ConfigurationError
+
+
+def same_on_all(described: Sequence[Any], name: str) -> bool:
+    """Whether plain values are equal on all ranks; a collective.
+
+    Args:
+        described: The values.
+        name: Name of the operation.
+    """
+    digest = hashlib.sha256(json.dumps(described).encode()).digest()[:8]
+    own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+    digests = allgather(own[None], name=f"hvd_autosync.{name}.digest")
+    return bool((digests == digests[0]).all())
 
 
 def agree_parameters(described: Sequence[tuple[str, str]]) -> None:
@@ -22,10 +36,7 @@ def agree_parameters(described: Sequence[tuple[str, str]]) -> None:
     Raises:
         ConfigurationError: Some rank differs; names the first thing that does.
     """
-    digest = hashlib.sha256(json.dumps(described).encode()).digest()[:8]
-    own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-    digests = allgather(own[None], name="hvd_autosync.parameters.digest")
-    if bool((digests == digests[0]).all()):
+    if same_on_all(described, "parameters"):
         return
     all_described = [json.loads(text) for text in gather_texts(json.dumps(described), "parameters")]
     raise ConfigurationError(

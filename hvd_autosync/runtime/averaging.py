@@ -7,7 +7,7 @@ return to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from hvd_autosync.runtime.buckets import Bucket, wire_dtype
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
 from hvd_autosync.runtime.planning import Planning
+from hvd_autosync.runtime.rank_states import parameters_of
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
 
@@ -41,7 +42,11 @@ class Averaging:
         self._name = f"hvd_autosync.average.{name}"
         self.parameters = tuple(named)
         self._anchors = [parameter.detach().clone() for parameter in named]
-        self._changes = [torch.zeros_like(anchor) for anchor in self._anchors]
+        # Contiguous, whatever parameters are: buckets would replace others by copies.
+        self._changes = [
+            torch.zeros_like(anchor, memory_format=torch.contiguous_format)
+            for anchor in self._anchors
+        ]
         # What buckets carry is a parameter's gradient: here, that of a twin in the same memory.
         self._twins = [torch.nn.Parameter(each.detach(), requires_grad=False) for each in named]
         for twin, change in zip(self._twins, self._changes, strict=True):
@@ -96,7 +101,9 @@ class Averaging:
             tensors: The same on all ranks, in the same order.
             ranks: As of :meth:`take`.
         """
-        sent = [each.detach().to(wire_dtype(each.dtype), copy=True) for each in tensors]
+        sent = [
+            each.detach().to(wire_dtype(each.dtype), copy=True).contiguous() for each in tensors
+        ]
         handles = [
             allreduce_async_(each, name=f"{self._name}.{what}.{i}", op=Sum)
             for i, each in enumerate(sent)
@@ -106,19 +113,11 @@ class Averaging:
             tensor.detach().copy_(total.div_(ranks))
 
 
-def moments(
-    parameters: Sequence[torch.nn.Parameter], state: Callable[[torch.nn.Parameter], dict[str, Any]]
-) -> list[torch.Tensor]:
-    """What an optimizer carries from step to step for each element of ``parameters``.
-
-    Args:
-        parameters: In an order that is the same on all ranks.
-        state: The optimizer's state of a parameter.
-    """
+def moments(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
+    """The numbers that an optimizer carries from step to step, each with a name, in order."""
     return [
-        value
-        for parameter in parameters
-        for _, value in sorted(state(parameter).items())
-        if isinstance(value, torch.Tensor)
-        and value.shape == parameter.shape and value.is_floating_point()
-    ]  # fmt: skip
+        (f"{place}.{name}", value)
+        for place, parameter in enumerate(parameters_of(optimizer))
+        for name, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]

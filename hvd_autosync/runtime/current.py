@@ -45,7 +45,7 @@ def average(optimizer: Any) -> None:
     """
     local = getattr(optimizer, "_local", None)
     if local is not None:
-        local.script_averages()
+        local.average_for_script()
 
 
 def report(loss: Any) -> None:

@@ -63,6 +63,7 @@ class Dispatcher:
         self._staged: deque[tuple[int, Steps]] = deque()
         self._census = _Census(name)
         self._codec_states: dict[str, dict[str, torch.Tensor]] = {}
+        self._codecs_dropped = False
         # Backward runs hooks in one thread for each device.
         self._lock = threading.RLock()
 
@@ -126,6 +127,7 @@ class Dispatcher:
 
     def drop_codecs(self) -> None:
         """Exchange everything as it is from now on."""
+        self._codecs_dropped = True
         for bucket in self.buckets:
             if isinstance(bucket, FlatBucket):
                 bucket.drop_codec()
@@ -154,6 +156,8 @@ class Dispatcher:
                 self._of.setdefault(parameter, []).append(bucket)
         if self._codec_states:
             self.load_codec_states(self._codec_states)
+        if self._codecs_dropped:
+            self.drop_codecs()
         return self.buckets
 
     def _rest(self, buckets: list[Bucket]) -> None:

@@ -15,11 +15,13 @@ import sys
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce_async_, rank, synchronize
+from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, synchronize
 
 from hvd_autosync.runtime.agreement import agree_steps
 from hvd_autosync.runtime.joining import tell_after_join
+from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.normalization import running_statistics
+from hvd_autosync.runtime.rank_states import parameters_of
 
 #: Steps of a window.
 WINDOW = 32
@@ -77,8 +79,10 @@ class Guard:
         self.verdict = ""
         self._name = f"hvd_autosync.guard.{name}"
         self._band = Band()
-        #: Sum and number of the losses of this window, and those that are under way.
-        self._sums = torch.zeros(2, dtype=torch.float64)
+        #: Losses of this window: their sum, where they are, and number; and those seen before.
+        self._sum: torch.Tensor | None = None
+        self._count = self._seen = 0
+        #: What was sent of the window before, and its handle.
         self._sent: tuple[torch.Tensor, int] | None = None
         #: The last two snapshots: what came after the first was healthy.
         self._snapshots: list[_Snapshot] = []
@@ -89,19 +93,20 @@ class Guard:
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
-        Those with less data have missed windows and snapshots.
+        Those with less data have missed windows and snapshots: all begin anew.
         """
         if self._sent is not None:
             synchronize(self._sent[1])
-        self._sent, self._sums = None, torch.zeros_like(self._sums)
-        self._snapshots = []
+        self._sent = self._sum = None
+        self._count = 0
+        self._band, self._snapshots = Band(), []
         self.step = agree_steps(self.step, self._name)
 
-    def stepped(self, loss: torch.Tensor | None, step: int | None = None) -> bool:
+    def stepped(self, losses: Losses, step: int | None = None) -> bool:
         """A step was made; a collective after each window.
 
         Args:
-            loss: That of this rank's step, if one was seen.
+            losses: Those of this rank.
             step: Its number, where somebody counts them for all ranks.
 
         Returns:
@@ -109,9 +114,11 @@ class Guard:
         """
         window = self.step // WINDOW
         self.step = self.step + 1 if step is None else step
-        if loss is not None:
-            self._sums[0] += loss.to(self._sums)
-            self._sums[1] += 1
+        loss = losses.since(self._seen)
+        self._seen = losses.count
+        if loss is not None:  # on its device: nobody waits for that in every step
+            self._sum = loss.float() if self._sum is None else self._sum + loss.float()
+            self._count += 1
         return self.step // WINDOW == window or self._judged()
 
     @property
@@ -123,9 +130,9 @@ class Guard:
     def take_snapshot(self, optimizer: Any) -> None:
         """Remember parameters, the same on all ranks, with states and statistics."""
         if self._statistics is None:
-            self._statistics = running_statistics(_parameters(optimizer))
-        latest = _Snapshot(self.step, optimizer, self._statistics)
-        self._snapshots = [*self._snapshots[-1:], latest]
+            self._statistics = running_statistics(parameters_of(optimizer))
+        self._snapshots = self._snapshots[-1:]
+        self._snapshots.append(_Snapshot(self.step, optimizer, self._statistics))
 
     def restore(self, optimizer: Any) -> int:
         """Go back to the last snapshot that is surely healthy; returns its step."""
@@ -133,27 +140,44 @@ class Guard:
         return self._snapshots[0].step
 
     def _judged(self) -> bool:
-        sent, self._sent = self._sent, None
-        sums, self._sums = self._sums, torch.zeros_like(self._sums)
-        handle = allreduce_async_(sums, name=self._name, op=Sum)
-        self._sent = sums, handle
-        if sent is None:
+        total = self._exchange()
+        if total is None:
             return True
-        total, handle = sent
-        synchronize(handle)
-        loss, count = total.tolist()
-        if count:
-            healthy = self._band.holds(loss / count)
-            if not healthy:
-                self.verdict = f"the loss, {loss / count:.4g}, has left its band"
-            return healthy
+        loss, count, ranks = total
+        if ranks < size():
+            return True  # some wait in join(): they cannot heed it
+        if not count:
+            self._say_that_it_is_blind()
+            return True
+        if self._band.holds(loss / count) or not self._snapshots:
+            return True
+        # All ranks come to the same verdict, but for those that have gone to join() since.
+        heeding = allreduce(torch.ones(1), op=Sum, name=f"{self._name}.verdict")
+        if heeding.item() < size():
+            return True
+        self.verdict = f"the loss, {loss / count:.4g}, has left its band"
+        return False
+
+    def _exchange(self) -> tuple[float, float, float] | None:
+        """Sum and number of losses of the window before the last, and ranks; sends the last."""
+        arrived = None
+        if self._sent is not None:
+            synchronize(self._sent[1])
+            loss, count, ranks = self._sent[0].tolist()
+            arrived = loss, count, ranks
+        own = 0.0 if self._sum is None else float(self._sum)
+        sums = torch.tensor([own, self._count, 1], dtype=torch.float64)
+        self._sent = sums, allreduce_async_(sums, name=self._name, op=Sum)
+        self._sum, self._count = None, 0
+        return arrived
+
+    def _say_that_it_is_blind(self) -> None:
         if not self._blind and rank() == 0:
             self._blind = True
             print(
                 "hvd-autosync: no loss is seen, so nobody guards this training; call "
                 "hvd_autosync.report(loss) in every step", file=sys.stderr,
             )  # fmt: skip
-        return True
 
 
 class _Snapshot:
@@ -162,12 +186,12 @@ class _Snapshot:
     def __init__(self, step: int, optimizer: Any, statistics: list[torch.Tensor]) -> None:
         self.step = step
         self._statistics = [(each, each.clone()) for each in statistics]
-        self._parameters = [each.detach().clone() for each in _parameters(optimizer)]
-        self._states = [copy.deepcopy(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
+        self._parameters = [each.detach().clone() for each in parameters_of(optimizer)]
+        self._states = [copy.deepcopy(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
 
     @torch.no_grad()
     def restore(self, optimizer: Any) -> None:
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         torch._foreach_copy_([each.detach() for each in parameters], self._parameters)
         for now, then in self._statistics:
             now.copy_(then)
@@ -176,7 +200,3 @@ class _Snapshot:
                 optimizer.state[parameter] = copy.deepcopy(state)
             else:
                 optimizer.state.pop(parameter, None)
-
-
-def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -7,6 +7,7 @@ from then on act at different times.
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Protocol
@@ -28,18 +29,20 @@ _JOINERS: list[weakref.ref[Joiner]] = []
 
 def tell_after_join(joiner: Joiner) -> None:
     """Tell ``joiner``, as long as it lives, whenever all ranks have left ``join()``."""
-    _patch()
+    watch_join()
     _JOINERS.append(weakref.ref(joiner, _JOINERS.remove))
 
 
 @functools.cache
-def _patch() -> None:
+def watch_join() -> None:
+    """See every ``join()`` of this process from now on; those imported before are not seen."""
     # A trial has patched it too, by the same names.
     join: Callable[..., int] = mpi_ops.join
 
     @functools.wraps(join)
     def joined(device: int = -1) -> int:
         last = join(device)
+        gc.collect()  # of optimizers that the script has dropped, some ranks may have kept the rest
         for joiner in [alive for each in _JOINERS if (alive := each()) is not None]:
             joiner.all_joined()
         return last

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, synchronize
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.runtime.agreement import agree_steps, tell_all
+from hvd_autosync.runtime.agreement import agree_steps, same_on_all, tell_all
 from hvd_autosync.runtime.averaging import Averaging, moments
 from hvd_autosync.runtime.joining import tell_after_join
 from hvd_autosync.runtime.normalization import running_statistics
@@ -44,6 +45,7 @@ class LocalSteps:
     Attributes:
         states: What each rank's optimizer carries.
         running: Whether steps are local now: gradients stay where they are.
+        owed: Whether gradients were synchronized that no step was made of.
         step: Steps so far.
         averages: Collectives of all parameters or gradients so far.
         highest: The highest learning rate of any of them.
@@ -69,8 +71,11 @@ class LocalSteps:
         #: Whether the script itself says when parameters must be equal.
         self._script_averages = False
         self._restored = self._stopped = False
-        #: Whether a step is still to come for gradients that were synchronized.
-        self._owed = False
+        self.owed = False
+        #: Whether ranks have left ``join()`` since parameters were last the same.
+        self._joined = False
+        self._lock = threading.Lock()
+        self._statistics: list[torch.Tensor] | None = None
 
     @property
     def samples(self) -> int:
@@ -79,8 +84,9 @@ class LocalSteps:
 
     def gradient_arrived(self) -> None:
         """A gradient of a local step is complete."""
-        if self._done == 0 and self._proposal is None:
-            self._propose()
+        with self._lock:  # backward runs hooks in one thread for each device
+            if self._done == 0 and self._proposal is None:
+                self._propose()
 
     def stepped(self) -> None:
         """The optimizer has made a step."""
@@ -93,7 +99,8 @@ class LocalSteps:
             if self._restored or (begun >= 0 and begun % _VOTE_EVERY == 0):
                 self._vote(begun)
             return
-        self._owed = False
+        self.owed = False
+        self.states.forget_loaded()
         self.gradient_arrived()  # if none has
         if self._done == 0:
             self._begin_round()
@@ -108,22 +115,31 @@ class LocalSteps:
         A script may make no step of them, as where those of its own rank alone have overflowed. It
         counts, or the rank would come to the end of its pass a step before the others.
         """
-        if self._owed:
+        if self.owed:
             self.stepped()
-        self._owed = True
+        if self._joined and self._done == 0:
+            # What is the same on all ranks again, as after a broadcast, is where the round begins.
+            self._averaging.begin()
+            self._joined = False
+        self.owed = True
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
         self.step = agree_steps(self.step, self._name)
+        self._joined = self.running
+        self._length = self._done = 0
+        self._proposal = None
 
     def average(self) -> None:
         """Make parameters and statistics equal now, in the middle of a round; a collective."""
-        if self._owed:
+        if self.owed:
             self.stepped()
-        if self._done:
+        if self._restored:
+            self._average_parameters()
+        elif self._done:
             self._end_round(early=True)
 
-    def script_averages(self) -> None:
+    def average_for_script(self) -> None:
         """The script calls for an average; it need not have passes that can be seen."""
         self._script_averages = True
         self.average()
@@ -131,7 +147,9 @@ class LocalSteps:
     @property
     def equal(self) -> bool:
         """Whether parameters are the same on all ranks."""
-        return not self.running or (self._done == 0 and not self._owed)
+        if self.running:
+            return self._done == 0 and not self.owed
+        return not self._restored
 
     def stop(self) -> None:
         """Exchange gradients in every step for good; parameters are the same on all ranks now.
@@ -139,10 +157,14 @@ class LocalSteps:
         A collective.
         """
         if self.running:
-            state = self._owner.state
-            found = moments(self._averaging.parameters, lambda p: state.get(p, {}))
-            self._averaging.average_tensors("moments", found, size())
-        self.running, self._stopped = False, True
+            found = moments(self._owner)
+            described = [(name, list(value.shape)) for name, value in found]
+            if same_on_all(described, f"{self._name}.moments"):
+                tensors = [value for _, value in found]
+                self._averaging.average_tensors("moments", tensors, size())
+            else:  # as where some rank had no gradient
+                self._owner.state.clear()
+        self.running, self._restored, self._stopped = False, False, True
         self._length = self._done = 0
         self._proposal = None
 
@@ -151,7 +173,7 @@ class LocalSteps:
         return {
             **self._place(),
             "codecs": self._averaging.dispatcher.codec_states(),
-            "ranks": self.states.save() if self.running else {},
+            "ranks": self.states.save() if self.running or self._restored else {},
         }
 
     def load(self, saved: dict[str, Any]) -> States | None:
@@ -167,21 +189,21 @@ class LocalSteps:
     def share(self, root: int) -> None:
         """Let all ranks go on where rank ``root`` is; a collective."""
         text = tell_all(json.dumps(self._place()).encode(), f"{self._name}.place", root)
-        if rank() != root:
-            self._go_to(json.loads(text))
+        self._go_to(json.loads(text))
         self.states.share(root)
 
     def _place(self) -> dict[str, Any]:
         return {
             "step": self.step, "highest": self.highest, "samples": self.samples,
             "length": self._length, "done": self._done,
-            "running": self.running or self._restored,
+            "running": self.running or self._restored, "stopped": self._stopped,
         }  # fmt: skip
 
     def _go_to(self, place: dict[str, Any]) -> None:
         self.step, self.highest = place["step"], place["highest"]
         self._passes.samples = place["samples"]
         self.running, self._restored = False, place["running"]
+        self._stopped = place["stopped"]
         self._length = self._done = 0
         self._proposal = None
 
@@ -191,7 +213,8 @@ class LocalSteps:
         self._passes.stepped()
 
     def _rate(self) -> float:
-        return max(float(group["lr"]) for group in self._owner.param_groups)
+        rates = [group["lr"] for group in self._owner.param_groups]
+        return max((float(rate) for rate in rates if rate is not None), default=0.0)
 
     @property
     def _owner(self) -> Any:
@@ -212,8 +235,8 @@ class LocalSteps:
         ready = torch.tensor([float(known and wanted)])
         if allreduce(ready, op=Sum, name=f"{self._name}.vote").item() == size():
             self.running = True
-            if self._restored:  # to moments of each rank's own: the step made replicas differ
-                self._averaging.average_tensors("parameters", self._averaging.parameters, size())
+            if self._restored:
+                self._average_parameters()
             self._averaging.begin()
             self._restored = False
         elif rank() == 0 and wanted and not known and begun == _TELL_AFTER:
@@ -224,13 +247,16 @@ class LocalSteps:
                 file=sys.stderr,
             )
 
+    def _average_parameters(self) -> None:
+        """Make replicas equal that moments of each rank's own have driven apart since a resume."""
+        self._averaging.average_tensors("parameters", self._averaging.parameters, size())
+
     def _propose(self) -> None:
-        remaining = self._passes.remaining()
+        known = self._passes.remaining()
+        most = 1 if known is None and not self._script_averages else known
         highest = max(self.highest, self._rate())
-        if remaining is None and not self._script_averages:
-            remaining = 1
-        length = self._schedule.length(self.step, self._rate(), highest, remaining)
-        self._proposal = _Proposal(self._name, length, remaining == length)
+        length = self._schedule.length(self.step, self._rate(), highest, most)
+        self._proposal = _Proposal(self._name, length, known == length)
 
     def _begin_round(self) -> None:
         assert self._proposal is not None
@@ -248,14 +274,15 @@ class LocalSteps:
         if ended_early not in (0, ranks):
             raise ConfigurationError(
                 f"{ended_early} of {ranks} ranks have ended a round of local steps early, the "
-                "others go on",
+                "others go on; or one of them has failed, then see its error",
                 hint="Evaluate on all ranks or between passes, where parameters are equal, or "
                 "leave schedule knobs out of the strategy.",
             )
         self._averaging.take(ranks)
         if early or self._ends_pass:
-            found = running_statistics(self._averaging.parameters)
-            self._averaging.average_tensors("statistics", found, ranks)
+            if self._statistics is None:
+                self._statistics = running_statistics(self._averaging.parameters)
+            self._averaging.average_tensors("statistics", self._statistics, ranks)
 
 
 class _Proposal:

@@ -1,4 +1,4 @@
-"""The loss of the step that runs, as ``backward()`` or the script itself tells it."""
+"""The losses of this process's steps, as ``backward()`` or the script itself tells them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ if TYPE_CHECKING:
 
 
 class Losses:
-    """Keeps the last loss of the step that runs."""
+    """Keeps the last loss.
+
+    Attributes:
+        count: How many there were.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
         self._last: torch.Tensor | None = None
         self._reported = False
 
     def seen(self, loss: torch.Tensor) -> None:
-        """A scalar whose ``backward()`` was called; of no account once the script reports."""
+        """A number whose ``backward()`` was called; of no account once the script reports."""
         if not self._reported:
-            self._last = loss
+            self._take(loss)
 
     def report(self, loss: torch.Tensor) -> None:
         """What the script calls its loss."""
         self._reported = True
-        self._last = loss
+        self._take(loss)
 
-    def take(self) -> torch.Tensor | None:
-        """The loss of the step that ends, detached; ``None`` if there was none."""
-        last, self._last = self._last, None
-        return last
+    def since(self, count: int) -> torch.Tensor | None:
+        """The last loss, without dimensions, if there was any after the first ``count``."""
+        return self._last if self.count > count else None
+
+    def _take(self, loss: torch.Tensor) -> None:
+        self._last = loss.reshape(())
+        self.count += 1

@@ -121,6 +121,13 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     local = getattr(optimizer, "_local", None)
     if local is not None:
         local.share(root_rank)
+    if hasattr(optimizer, "_exact"):
+        from hvd_autosync.runtime.planned import go_exactly
+
+        exact = torch.tensor([float(optimizer._exact)])
+        horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")
+        if exact.item():
+            go_exactly(optimizer)
 
 
 # broadcast_optimizer_state compares this with the module of the optimizer's class, to tell

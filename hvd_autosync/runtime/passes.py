@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Passes:
 
     Attributes:
         samples: Samples of this rank's passes so far, where batches have a size.
+        error: What went wrong at the end of a pass.
     """
 
     def __init__(self, rounds: Rounds) -> None:
@@ -44,6 +46,7 @@ class Passes:
         #: Batches that a step uses, by the largest number so far.
         self._per_step = 0
         self.samples = 0
+        self.error: Exception | None = None
         _listen()
         _LISTENING.append(weakref.ref(self, _LISTENING.remove))
 
@@ -68,7 +71,14 @@ class Passes:
         return any(each.feeds for each in self._passes.values())
 
     def stepped(self) -> None:
-        """The optimizer has made a step with what iterators have given since the last one."""
+        """The optimizer has made a step with what iterators have given since the last one.
+
+        Raises:
+            ConfigurationError: Some ranks have ended a round at the end of a pass, others not.
+            HorovodInternalError: Another rank has failed.
+        """
+        if self.error is not None:
+            raise self.error
         for each in self._passes.values():
             new = each.given() - each.used
             each.feeds = new > 0
@@ -141,7 +151,10 @@ def _interrupt(all_rounds: Sequence[weakref.ref[Rounds]]) -> None:
 def _gone(reference: weakref.ref[Passes], key: int, _: Any) -> None:
     passes = reference()
     if passes is not None:
-        passes.over(key)
+        try:
+            passes.over(key)
+        except Exception as error:  # from here it would only be printed
+            passes.error = error
 
 
 @functools.cache
@@ -157,4 +170,6 @@ def _listen() -> None:
             passes.begun(self, iterator)
         return iterator
 
+    # Children of the script's own take no part in collectives.
+    os.register_at_fork(after_in_child=_LISTENING.clear)
     DataLoader.__iter__ = watched  # type: ignore[method-assign,assignment]

@@ -9,6 +9,7 @@ Everything that a script sees stays Horovod's own code: arguments, checks, ``ski
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import warnings
@@ -37,6 +38,7 @@ from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.owners import Owners, Told
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.planning import Planning
+from hvd_autosync.runtime.scalers import watch_scalers
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
     Classes,
@@ -53,6 +55,9 @@ _horovods_class = horovod_optimizer._DistributedOptimizer
 #: Entries of a state dictionary that other optimizers ignore.
 _CODEC_STATES = "hvd_autosync_codecs"
 _ROUNDS = "hvd_autosync_rounds"
+_EXACT = "hvd_autosync_exact"
+#: Of the optimizers of this process, in the order in which they are made.
+_NUMBERS = itertools.count()
 #: What Horovod's methods take for a gradient that has been sent.
 _SENT = (0, None)
 
@@ -94,7 +99,7 @@ def planned_optimizer(
         plan = replicated(plan)
     methods["_hvd_autosync_plan"] = (plan, classes, schedule)
     methods |= dict.fromkeys(("_owners", "_deferral", "_local", "_guard"))
-    methods["_in_step"] = False
+    methods |= {"_in_step": False, "_exact": False, "_hvd_autosync_after_skip": _after_skip}
     cls = type(base.__name__, (base,), methods)
     planned: torch.optim.Optimizer = cls(
         optimizer.param_groups,
@@ -171,15 +176,21 @@ def _register_hooks(self: Any) -> None:
     if plan.order == "priority":
         self._deferral = Deferral(self, self._dispatcher)
         self.register_state_dict_pre_hook(_settle)
+    # Several optimizers may have first parameters of one name.
+    own_name = f"{next(_NUMBERS)}.{first}"
     if schedule is not None:
-        self._local = LocalSteps(first, self, schedule, Averaging(first, names, plan))
+        watch_scalers()
+        averaging = Averaging(own_name, names, plan)
+        self._local = LocalSteps(own_name, self, schedule, averaging)
         self.register_state_dict_post_hook(_save_rounds)
         self.register_load_state_dict_pre_hook(_load_rounds)
     if (plan.lossy or schedule is not None) and current.run is None:
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)
-        self._guard = Guard(first)
+        self._guard = Guard(own_name)
+        self.register_state_dict_post_hook(_save_exact)
+        self.register_load_state_dict_pre_hook(_load_exact)
     self.register_state_dict_post_hook(_save_codec_states)
     self.register_load_state_dict_pre_hook(_load_codec_states)
     for parameter in parameters:
@@ -265,11 +276,20 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             by_owners = self._owners.put_back()
     if by_owners:
         self._owners.share()
+    _after_step(self)
+    return result
+
+
+def _after_step(self: Any) -> None:
     if self._local is not None:
         self._local.stepped()
     if self._guard is not None:
         _guard(self)
-    return result
+
+
+def _after_skip(self: Any) -> None:
+    if self._local is not None and self._local.running and self._local.owed:
+        _after_step(self)
 
 
 def _guard(self: Any) -> None:
@@ -277,7 +297,7 @@ def _guard(self: Any) -> None:
     assert current.losses is not None, "who is guarded has losses"
     guard, local = self._guard, self._local
     equal, step = (True, None) if local is None else (local.equal, local.step)
-    if guard.stepped(current.losses.take(), step):
+    if guard.stepped(current.losses, step):
         if equal and guard.wants_snapshot:
             _settle(self)
             guard.take_snapshot(self)
@@ -291,10 +311,15 @@ def _guard(self: Any) -> None:
             f"hvd-autosync: {guard.verdict} at step {guard.step}: the training goes on exactly, "
             f"from the parameters after step {back}", file=sys.stderr,
         )  # fmt: skip
-    self._guard = None
-    self._dispatcher.drop_codecs()
+    go_exactly(self)
     if local is not None:
         local.stop()
+
+
+def go_exactly(self: Any) -> None:
+    """Exchange gradients as they are for good."""
+    self._guard, self._exact = None, True
+    self._dispatcher.drop_codecs()
 
 
 def _average(self: Any) -> None:
@@ -312,7 +337,8 @@ def _has_hooks(self: Any) -> bool:
 
 def _synchronize(self: Any) -> None:
     if self._local is not None and self._local.running:
-        self._local.synchronized()
+        if self._handles or not self._synchronized:  # else a second time for the same gradients
+            self._local.synchronized()
     elif self._requires_update and size() > 1:
         late: Collection[Bucket] = ()
         if self._deferral is not None:
@@ -358,6 +384,15 @@ def _save_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
 
 def _load_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
     self._dispatcher.load_codec_states(state_dict.get(_CODEC_STATES, {}))
+
+
+def _save_exact(self: Any, state_dict: dict[str, Any]) -> None:
+    state_dict[_EXACT] = self._exact
+
+
+def _load_exact(self: Any, state_dict: dict[str, Any]) -> None:
+    if state_dict.get(_EXACT):
+        go_exactly(self)
 
 
 def _save_rounds(self: Any, state_dict: dict[str, Any]) -> None:

@@ -72,11 +72,16 @@ class RankStates:
             text = tell_all(_encoded(states), f"{self._name}.{each}", root)
             if each == rank() != root:
                 self._take(_states(text))
+        self.forget_loaded()
+
+    def forget_loaded(self) -> None:
+        """A checkpoint's states are those of a former time."""
+        self._loaded = {}
 
     def _take(self, states: States) -> None:
         optimizer = self._optimizer()
         assert optimizer is not None, "its owner is alive"
-        for place, parameter in enumerate(_parameters(optimizer)):
+        for place, parameter in enumerate(parameters_of(optimizer)):
             own = optimizer.state.get(parameter, {})
             for name, value in states.get(place, {}).items():
                 if isinstance(own.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
@@ -90,7 +95,7 @@ class RankStates:
             return {}
         return {
             place: dict(optimizer.state[parameter])
-            for place, parameter in enumerate(_parameters(optimizer))
+            for place, parameter in enumerate(parameters_of(optimizer))
             if optimizer.state.get(parameter)
         }
 
@@ -99,7 +104,8 @@ class RankStates:
             return _encoded(self._own())
 
 
-def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
+def parameters_of(optimizer: Any) -> list[torch.nn.Parameter]:
+    """The parameters of an optimizer, in its order."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

@@ -30,6 +30,7 @@ class Recorder:
         self.blocked_s: list[float] = []
         self.blocked = 0.0
         self.losses = Losses()
+        self._losses_before = 0
         self._losses: list[torch.Tensor] = []
         self._handed_over = 0
         self._last_end = perf_counter()
@@ -41,9 +42,10 @@ class Recorder:
         self.blocked_s.append(self.blocked)
         self._last_end = now
         self.blocked = 0.0
-        loss = self.losses.take()
+        loss = self.losses.since(self._losses_before)
         if loss is not None:
             self._losses.append(loss)
+            self._losses_before = self.losses.count
 
     def restart_clock(self) -> None:
         """Let the running step begin now, so that what we did meanwhile is in no step."""

@@ -1,0 +1,29 @@
+"""Steps that a gradient scaler of mixed precision skips, because gradients have overflowed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def watch_scalers() -> None:
+    """Tell optimizers of ours of the steps that scalers do not let them make, from now on.
+
+    Where gradients are exchanged all ranks skip the same steps. Where they are not, a rank that
+    skipped alone would come to the end of its round later than the others.
+    """
+    scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # since torch 2.3
+    step = scaler.step
+
+    @functools.wraps(step)
+    def watched(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(self, optimizer, *args, **kwargs)
+        after_skip = getattr(optimizer, "_hvd_autosync_after_skip", None)
+        if after_skip is not None:
+            after_skip()
+        return result
+
+    scaler.step = watched  # type: ignore[method-assign]
