@@ -7,7 +7,7 @@ For each measured table: the share of pairs of strategies that are ranked as the
     20 trials      calibrated to 20 random strategies, on all others; the median of 20 draws
     learner, 20    our learner's model with the cost model as its first expert, likewise
     linear, 20     AutoSync's 12-feature linear ranker, trained on the same 20 strategies
-    linear, 100    trained on 100
+    linear, 40     trained on 40
     ceiling        what a perfect model could reach, by the noise of repeated measurements
 
     python benchmarks/cost_accuracy.py
@@ -131,7 +131,7 @@ def accuracy(folder: Path, draws: int) -> None:
     """Print the table."""
     shown = Table(title="ranking accuracy (error of the logarithm)")
     for column in ("table", "strategies", "noise", "ceiling", "default only", "20 trials",
-                   "learner, 20", "linear, 20", "linear, 100"):  # fmt: skip
+                   "learner, 20", "linear, 20", "linear, 40"):  # fmt: skip
         shown.add_column(column)
     columns: list[list[float]] = []
     for path in sorted(folder.glob("*.jsonl*")):
@@ -139,7 +139,7 @@ def accuracy(folder: Path, draws: int) -> None:
         judge = Judge(table, draws)
         results = [
             judge.default_only(), judge.held_out(judge.cost, 20), judge.held_out(judge.learner, 20),
-            judge.held_out(judge.linear, 20), judge.held_out(judge.linear, 100),
+            judge.held_out(judge.linear, 20), judge.held_out(judge.linear, 40),
         ]  # fmt: skip
         columns.append([right for right, _ in results])
         cells = [

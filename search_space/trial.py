@@ -171,8 +171,6 @@ class TrialResult:
         reason: One sentence for people; empty when completed.
         ranks: Reports in rank order; ranks that never reported are missing.
         warmup_steps: Steps at the start of each report that are not measured.
-        round_steps: Steps of a round, after which ranks average; the time of one is the mean over
-            a round.
         setup_s: Seconds from launch to the end of the first step; NaN when none ended.
         total_s: Seconds from launch to the last process gone.
         exit_status: Of the launcher.
@@ -181,13 +179,14 @@ class TrialResult:
         owned: Knobs that the script decides itself.
         device: Device that the ranks computed on; empty when unknown.
         link: What a probe measured; not in the JSON, for it belongs to the cluster.
+        round_steps: Steps of a round, after which ranks average; the time of one is the mean over
+            a round.
     """
 
     status: TrialStatus
     reason: str = ""
     ranks: tuple[RankReport, ...] = ()
     warmup_steps: int = 0
-    round_steps: int = 1
     setup_s: float = math.nan
     total_s: float = math.nan
     exit_status: int = 0
@@ -196,16 +195,18 @@ class TrialResult:
     owned: tuple[str, ...] = ()
     device: str = ""
     link: Link | None = None
+    round_steps: int = 1
 
     def measured_durations(self) -> npt.NDArray[np.float64]:
         """Duration of a measured step, the mean of each round and all ranks, seconds, ``(n,)``."""
         import numpy as np
 
         rows = [rank.step_s[self.warmup_steps :] for rank in self.ranks]
-        rounds = min((len(row) for row in rows), default=0) // self.round_steps
+        length = max(self.round_steps, 1)
+        rounds = min((len(row) for row in rows), default=0) // length
         if rounds == 0:
             return np.empty(0)
-        steps = np.array([row[: rounds * self.round_steps] for row in rows]).mean(axis=0)
+        steps = np.array([row[: rounds * length] for row in rows]).mean(axis=0)
         durations: npt.NDArray[np.float64] = steps.reshape(rounds, -1).mean(axis=1)
         return durations
 
@@ -233,6 +234,8 @@ class TrialResult:
         """A plain dictionary without NaN."""
         fields = asdict(replace(self, profile=None))
         del fields["link"]
+        if self.round_steps == 1:  # nor do traces of earlier versions have it
+            del fields["round_steps"]
         fields["status"] = self.status.value
         fields["profile"] = self.profile.to_json() if self.profile else None
         for name in ("setup_s", "total_s"):

@@ -37,6 +37,12 @@ APPLIES_WHEN = {
     "large_ratio": "as large_codec, while it is topk",
     "large_rank": "as large_codec, while it is powersgd",
     "rest_codec": _CODEC,
+    "local_steps": "--autosync-allow schedule; hvd.DistributedOptimizer; several ranks; more than "
+    "16 only in a strategy of yours",
+    **dict.fromkeys(
+        ("local_power", "local_alpha", "local_start", "local_cap"),
+        "only in a strategy of yours (docs/local-steps.md)",
+    ),
 }
 RESTRICTIONS_HELP = """\
 Restrict or fix knobs with a TOML file, given as --autosync-space FILE:
