@@ -14,17 +14,19 @@ import math
 import socket
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime import current, ending
 from hvd_autosync.runtime.agreement import agree_steps
-from hvd_autosync.runtime.profiler import Profiler
 from hvd_autosync.runtime.recorder import Recorder
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.search_space.trial import TrialSpec
+
+if TYPE_CHECKING:
+    from hvd_autosync.runtime.profiler import Profiler
 
 #: Measured steps between two votes on whether the trial is hopeless.
 _VOTE_EVERY = 8
@@ -156,6 +158,8 @@ class TrialRun:
 
     def _begin_profile(self) -> None:
         if rank() == 0:
+            from hvd_autosync.runtime.profiler import Profiler  # one trial of a study needs it
+
             self.profiler = Profiler(self._living())
 
     def _end_profile(self) -> None:
