@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-import horovod.torch
 from horovod.torch import mpi_ops
 
 
@@ -47,5 +47,6 @@ def watch_join() -> None:
             joiner.all_joined()
         return last
 
-    for owner in (horovod.torch, mpi_ops):
+    # While horovod.torch is being imported it is no attribute of horovod yet.
+    for owner in (sys.modules["horovod.torch"], mpi_ops):
         vars(owner)["join"] = joined
