@@ -9,6 +9,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Adasum, Average, Max, ProcessSet, Sum, global_process_set
 
 from hvd_autosync.runtime.arguments import owned_knobs
+from hvd_autosync.search_space import CATALOGUE
 
 DEFAULTS: dict[str, Any] = {
     "compression": Compression.none,
@@ -24,10 +25,15 @@ DEFAULTS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"backward_passes_per_step": 4}, {"op": Sum}, {"gradient_predivide_factor": 2.0}],
+    [{}, {"backward_passes_per_step": 4}, {"gradient_predivide_factor": 2.0}],
 )
 def test_calls_that_leave_the_exchange_open(arguments: dict[str, Any]) -> None:
     assert owned_knobs(DEFAULTS | arguments) == frozenset()
+
+
+def test_a_call_that_sums_owns_the_schedule_alone() -> None:
+    schedule = {knob.name for knob in CATALOGUE if knob.group == "schedule"}
+    assert owned_knobs(DEFAULTS | {"op": Sum}) == schedule
 
 
 @pytest.mark.parametrize(
