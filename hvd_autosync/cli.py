@@ -45,12 +45,29 @@ jobs.add_commands(app)
 
 
 @app.command()
-def show(study: StudyArgument = "last", store: StoreOption = None) -> None:
+def show(
+    study: StudyArgument = "last",
+    take: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ROW",
+            help="Print this row of the table of lossy strategies as a file for "
+            "`hvd-autosync run --strategy FILE`, and nothing else.",
+        ),
+    ] = None,
+    store: StoreOption = None,
+) -> None:
     """Explain a study: what won, why, and how to use it."""
+    traces = open_store(store)
+    if take is not None:
+        from hvd_autosync.report.explain_quality import trade_off_file
+
+        print(trade_off_file(traces, traces.study(study), take), end="")
+        return
     from hvd_autosync.report.explanation import explain
 
     out = console()
-    for section in explain(open_store(store), study):
+    for section in explain(traces, study):
         out.print(section, crop=False)
 
 

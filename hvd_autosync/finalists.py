@@ -6,7 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from hvd_autosync import learner as learning
+from hvd_autosync.learner.admissibility import Admissibility
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.quality import MOST_STEPS_FACTOR, Verdict
@@ -15,8 +18,10 @@ from hvd_autosync.search_space import Strategy
 #: A second candidate is confirmed too when it is expected within this of the first.
 _CLOSE_RACE = 0.03
 _MOST_CONFIRMED = 2
-#: So many lossy strategies are judged by their losses.
-_MOST_JUDGED = 4
+#: So many lossy strategies are looked at, and judged by their losses.
+_MOST_LOSSY, _MOST_JUDGED = 12, 6
+#: Another one is judged only if that is expected to save this share of a step.
+_WORTH_JUDGING = 0.01
 
 
 class Finalists:
@@ -35,14 +40,40 @@ class Finalists:
     def leaders(self) -> list[Strategy]:
         """The strategies worth confirming, best first; none when all are surely slower.
 
-        Several lossy ones, down to the best exact one: they may be refused.
+        Many lossy ones, down to the best exact one: they may be refused.
         """
         worth = learning.worth_confirming(
             self._problem, self._observations, self._space.default, len(self._observations)
         )
         exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
         lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)
-        return [*list(lossy)[:_MOST_JUDGED], *exact[:_MOST_CONFIRMED]]
+        return [*itertools.islice(lossy, _MOST_LOSSY), *exact[:_MOST_CONFIRMED]]
+
+    def to_judge(
+        self, leaders: Sequence[Strategy], untried: Sequence[Strategy], verdicts: Sequence[Verdict]
+    ) -> Strategy | None:
+        """The lossy strategy that is judged next: what it saves, times the chance that it may.
+
+        Args:
+            leaders: What :meth:`leaders` returned.
+            untried: The lossy ones of them that were not judged.
+            verdicts: Of those that were.
+
+        Returns:
+            ``None`` where no further one is worth its trial.
+        """
+        if len(verdicts) >= _MOST_JUDGED:
+            return None
+        usable = [verdict.strategy for verdict in verdicts if verdict.admissible]
+        usable += [each for each in leaders if self._space.is_exact(each)]
+        best = min(self._log_step([self._space.default, *usable]))
+        saved = np.maximum(best - np.array(self._log_step(untried)), 0.0)
+        known = Admissibility(
+            self._space, [v.strategy for v in verdicts], [v.excess for v in verdicts]
+        )
+        worth = saved * known.chances(untried)
+        most = int(np.argmax(worth))
+        return untried[most] if worth[most] > _WORTH_JUDGING else None
 
     def candidates(
         self, leaders: Sequence[Strategy], verdicts: Sequence[Verdict]

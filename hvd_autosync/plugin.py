@@ -16,7 +16,7 @@ from contextlib import closing
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.launch.job import Job, assign_hosts, redact
 from hvd_autosync.options import (
     Options,
@@ -25,7 +25,6 @@ from hvd_autosync.options import (
     resolve_options,
     without_our_options,
 )
-from hvd_autosync.search_space import ModelProfile
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
 
 _PREFIX = "hvd-autosync"
@@ -148,12 +147,14 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     print(answer, file=sys.stderr, flush=True)
     status = 0
     if not options.tune_only:
+        from hvd_autosync.earlier import known_ceilings
         from hvd_autosync.search_space.exchange_plan import parameter_classes
         from hvd_autosync.training import run_training
 
         assert record.winner is not None, "a finished study has a winner"
         classes = parameter_classes(record.task.model) if record.task else {}
-        status = run_training(job, record.winner, classes)
+        ceilings = known_ceilings(options.store, redact(job.command), job.world_size)
+        status = run_training(job, record.winner, classes, ceilings)
         print(answer, file=sys.stderr)
     print(trace, file=sys.stderr)
     return status
@@ -162,6 +163,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 def _run_file(job: Job, options: Options) -> int:
     """Run ``job`` under the strategy of a file."""
     from hvd_autosync.documents import read_toml
+    from hvd_autosync.earlier import known_ceilings, known_model
     from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
     from hvd_autosync.training import run_training
@@ -169,26 +171,15 @@ def _run_file(job: Job, options: Options) -> int:
     assert options.strategy is not None
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
     check_fits(strategy, job.hosts, dict(job.held))
+    ceilings: tuple[float, ...] = ()
     if beyond_horovod(strategy):  # workers need this package then
         _check_hosts(job)
-        model = _known_model(job, options.store)
+        line = redact(job.command)
+        model = known_model(options.store, line)
         if model is not None:
             check_model(strategy, classes, model)
-    return run_training(job, strategy, classes)
-
-
-def _known_model(job: Job, store: str | None) -> ModelProfile | None:
-    """The model of the newest study of the same command; ``None`` without one."""
-    from hvd_autosync.traces import TraceStore
-
-    line = tuple(redact(job.command))
-    try:
-        studies = TraceStore(store).studies()
-    except StoreError:
-        return None  # the job needs no store
-    known = [s for s in studies if s.task is not None and s.command[-len(line) :] == line]
-    newest = max(known, key=lambda study: study.created_at, default=None)
-    return newest.task.model if newest is not None and newest.task is not None else None
+        ceilings = known_ceilings(options.store, line, job.world_size)
+    return run_training(job, strategy, classes, ceilings)
 
 
 def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:

@@ -1,7 +1,7 @@
 """Is a lossy strategy as good for the model? Longer trials, judged by the losses of their steps.
 
-The default is trained with three seeds, then candidates with the first one, fastest first, until
-one of them may be used: it is the fastest that may. It may if, at equal samples, its loss is above
+The default is trained with three seeds, then candidates with the first one, as somebody chooses
+who knows how fast they are. A candidate may be used if, at equal samples, its loss is above
 the default's by no more than seeds make of it, and a tolerance; or if within the time of the
 default's trial it comes to the loss that the default ended with. Losses are means over all ranks,
 and over the last quarter of a trial.
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.search_space.trial import LOSS_WINDOW
 
 #: Seeds of the default's trials; candidates have the first.
 SEEDS = (0, 1, 2)
@@ -23,6 +24,9 @@ SEEDS = (0, 1, 2)
 _DEVIATIONS, _TOLERANCE = 2.0, 0.01
 #: Steps of a trial that are looked at, as a share, and fewest steps that can be judged.
 _LAST, _FEWEST = 0.25, 20
+#: A window of a guarded training may be above the default's by so many standard deviations of the
+#: default's seeds, and by this share of it.
+_GUARD_DEVIATIONS, _GUARD_TOLERANCE = 6.0, 0.05
 #: A candidate is trained for the time of the default, but no more than so many times its steps.
 MOST_STEPS_FACTOR = 3.0
 
@@ -64,6 +68,18 @@ class Verdict:
     allowed: float
     reason: str
 
+    @property
+    def excess(self) -> float:
+        """Its loss above the default's over what is allowed; infinite where there is none."""
+        if not math.isfinite(self.loss):
+            return math.inf
+        excess = (self.loss - self.default_loss) / max(self.allowed, 1e-12)
+        return min(excess, 1.0) if self.admissible else excess
+
+
+#: Which of the candidates that were not tried is judged next, after these verdicts, if any.
+Choose = Callable[[Sequence[Strategy], Sequence[Verdict]], Strategy | None]
+
 
 def losses_of(result: TrialResult) -> tuple[float, ...]:
     """Mean over ranks of the loss of each step; none where some rank has none."""
@@ -73,33 +89,68 @@ def losses_of(result: TrialResult) -> tuple[float, ...]:
     return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
 
 
+def loss_ceilings(trials: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The highest healthy mean loss of each window of a training under a lossy strategy.
+
+    A lossy strategy may take ``MOST_STEPS_FACTOR`` times as many steps to a loss as the default,
+    for its steps are faster.
+
+    Args:
+        trials: Losses of the steps of the default's trials, one sequence for each seed.
+
+    Returns:
+        One for each window of ``LOSS_WINDOW`` steps; none where there is too little to judge by.
+    """
+    count = min((len(losses) for losses in trials), default=0) // LOSS_WINDOW
+    if len(trials) < 2 or not all(math.isfinite(loss) for losses in trials for loss in losses):
+        return ()
+    starts = range(0, count * LOSS_WINDOW, LOSS_WINDOW)
+    windows = [[statistics.fmean(own[i : i + LOSS_WINDOW]) for own in trials] for i in starts]
+    if not windows:
+        return ()
+    means = [statistics.fmean(window) for window in windows]
+    noise = math.sqrt(statistics.fmean(statistics.variance(window) for window in windows))
+    allowed = _GUARD_DEVIATIONS * noise
+    ceilings = []
+    for window in range(count):
+        lagging = max(means[int(window / MOST_STEPS_FACTOR) : window + 1])
+        ceilings.append(lagging + max(allowed, _GUARD_TOLERANCE * abs(lagging)))
+    return tuple(ceilings)
+
+
 class QualityCheck:
     """Who is trained next, and what the trials so far say.
 
     Args:
         default: The default strategy.
-        candidates: Lossy strategies to judge, fastest first.
+        candidates: Lossy strategies that may be judged.
         trials: The trials so far, in order.
+        choose: Chooses among them.
     """
 
     def __init__(
-        self, default: Strategy, candidates: Sequence[Strategy], trials: Sequence[QualityTrial]
-    ) -> None:
+        self, default: Strategy, candidates: Sequence[Strategy], trials: Sequence[QualityTrial],
+        choose: Choose,
+    ) -> None:  # fmt: skip
         self._default = default
         self._candidates = candidates
         self._trials = trials
+        self._choose = choose
 
     def next(self) -> tuple[Strategy, int] | None:
         """Strategy and seed of the next trial; ``None`` when there is nothing left to learn."""
-        if not self._candidates or any(verdict.admissible for verdict in self.verdicts()):
+        if not self._candidates:
             return None
         begun = {(trial.strategy, trial.seed): trial for trial in self._trials}
         first = begun.get((self._default, SEEDS[0]))
         if first is not None and not first.running and len(first.losses) < _FEWEST:
             return None  # nothing can be compared with it
-        wanted = [(self._default, seed) for seed in SEEDS]
-        wanted += [(candidate, SEEDS[0]) for candidate in self._candidates]
-        return next((each for each in wanted if each not in begun), None)
+        for seed in SEEDS:
+            if (self._default, seed) not in begun:
+                return self._default, seed
+        untried = [each for each in self._candidates if (each, SEEDS[0]) not in begun]
+        chosen = self._choose(untried, self.verdicts()) if untried else None
+        return None if chosen is None else (chosen, SEEDS[0])
 
     def verdicts(self) -> list[Verdict]:
         """One for each candidate that was tried; for all where none can be judged."""

@@ -173,7 +173,7 @@ class Study:
             leaders = self._finalists(trials).leaders()
         else:
             stopped, leaders = _agenda((judging or confirming)[0])
-        check = self._check(leaders, judging)
+        check = self._check(trials, leaders)
         wanted = None if confirming else check.next()
         if wanted is not None:
             strategy, seed = wanted
@@ -289,16 +289,22 @@ class Study:
     def _finalists(self, trials: Sequence[TrialRecord]) -> Finalists:
         return Finalists(self.problem, observations_of(self.space, trials))
 
-    def _check(self, leaders: Sequence[Strategy], judging: Sequence[TrialRecord]) -> QualityCheck:
+    def _check(
+        self, trials: Sequence[TrialRecord], leaders: Sequence[Strategy]
+    ) -> QualityCheck:
         tried = [
             QualityTrial(
                 self.space.complete(trial.strategy), int(trial.info["seed"]),
                 () if trial.result is None else losses_of(trial.result), trial.result is None,
             )
-            for trial in judging
+            for trial in trials
+            if trial.kind == "quality"
         ]  # fmt: skip
         lossy = [strategy for strategy in leaders if not self.space.is_exact(strategy)]
-        return QualityCheck(self.space.default, lossy, tried)
+        return QualityCheck(
+            self.space.default, lossy, tried,
+            lambda untried, verdicts: self._finalists(trials).to_judge(leaders, untried, verdicts),
+        )  # fmt: skip
 
     def _conclude(
         self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str,

@@ -18,7 +18,9 @@ from hvd_autosync.search_space.schedule import beyond_horovod
 _PASS_ON_AFTER_S = 1.0
 
 
-def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -> int:
+def run_training(
+    job: Job, strategy: Strategy, classes: Classes | None = None, ceilings: tuple[float, ...] = ()
+) -> int:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     Ctrl-C reaches the job from the terminal, as it would without us; SIGTERM and SIGHUP are passed
@@ -28,6 +30,7 @@ def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -
         job: The job.
         strategy: What it runs under.
         classes: Which parameters are in which class of the strategy.
+        ceilings: Highest healthy losses (``TrialSpec.loss_ceilings``).
 
     Returns:
         The exit status of ``horovodrun``; 128 plus the signal's number when a signal ended it.
@@ -35,7 +38,7 @@ def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -
     Raises:
         AutosyncError: The system refuses to launch it.
     """
-    environment = launcher_environment(strategy, _worker_spec(strategy, classes or {}))
+    environment = launcher_environment(strategy, _worker_spec(strategy, classes or {}, ceilings))
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -58,8 +61,13 @@ def run_training(job: Job, strategy: Strategy, classes: Classes | None = None) -
     return status if status >= 0 else 128 - status
 
 
-def _worker_spec(strategy: Strategy, classes: Classes) -> TrialSpec | None:
+def _worker_spec(
+    strategy: Strategy, classes: Classes, ceilings: tuple[float, ...]
+) -> TrialSpec | None:
     """Workers know of us only when the strategy has something for them to do."""
     if not beyond_horovod(strategy):
         return None
-    return TrialSpec("training", strategy, warmup_steps=0, measured_steps=0, classes=classes)
+    return TrialSpec(
+        "training", strategy, warmup_steps=0, measured_steps=0, classes=classes,
+        loss_ceilings=ceilings,
+    )  # fmt: skip

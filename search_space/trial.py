@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Fewest measured steps from which a step time is believed.
 MIN_MEASURED_STEPS = 5
+#: Steps over which the losses of a guarded training are averaged.
+LOSS_WINDOW = 32
 _TRIM = 0.1
 
 
@@ -67,6 +69,8 @@ class TrialSpec:
         classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
         probe: Measure the link between the ranks of these hosts, instead of running the script.
         seed: Added to what the script gives to ``torch.manual_seed``.
+        loss_ceilings: Highest healthy mean loss of each window of ``LOSS_WINDOW`` steps from the
+            beginning of a real training; the last holds for all that follow.
     """
 
     trial_id: str
@@ -78,6 +82,7 @@ class TrialSpec:
     classes: Classes = field(default_factory=dict)
     probe: tuple[Host, ...] = ()
     seed: int = 0
+    loss_ceilings: tuple[float, ...] = ()
 
     @property
     def round_steps(self) -> int:
@@ -100,6 +105,7 @@ class TrialSpec:
         fields["strategy"] = Strategy(fields["strategy"])
         fields["classes"] = {name: tuple(names) for name, names in fields["classes"].items()}
         fields["probe"] = tuple(Host(**host) for host in fields["probe"])
+        fields["loss_ceilings"] = tuple(fields["loss_ceilings"])
         if fields["hopeless_above_s"] is None:
             fields["hopeless_above_s"] = math.inf
         return cls(**fields)

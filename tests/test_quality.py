@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hvd_autosync.quality import SEEDS, QualityCheck, QualityTrial, Verdict, losses_of
+from hvd_autosync.quality import (
+    SEEDS,
+    QualityCheck,
+    QualityTrial,
+    Verdict,
+    loss_ceilings,
+    losses_of,
+)
 from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 
 DEFAULT, FAST, SAFE = (Strategy({"codec": name}) for name in ("none", "topk", "fp16"))
@@ -22,7 +29,13 @@ def check(
     curves: dict[tuple[Strategy, int], tuple[float, ...]], candidates: Sequence[Strategy]
 ) -> QualityCheck:
     trials = [QualityTrial(s, seed, losses) for (s, seed), losses in curves.items()]
-    return QualityCheck(DEFAULT, candidates, trials)
+    return QualityCheck(DEFAULT, candidates, trials, first_until_one_may)
+
+
+def first_until_one_may(
+    untried: Sequence[Strategy], verdicts: Sequence[Verdict]
+) -> Strategy | None:
+    return None if any(verdict.admissible for verdict in verdicts) else untried[0]
 
 
 BASE = {(DEFAULT, seed): falling(1.0 + 0.01 * seed) for seed in SEEDS}
@@ -42,6 +55,28 @@ def test_the_order_of_trials() -> None:
     assert asked == [(DEFAULT, 0), (DEFAULT, 1), (DEFAULT, 2), (FAST, 0), (SAFE, 0)]
     verdicts = check(curves, [FAST, SAFE]).verdicts()
     assert [(v.strategy, v.admissible) for v in verdicts] == [(FAST, False), (SAFE, True)]
+
+
+def test_who_is_chosen_is_tried_after_the_verdicts_so_far() -> None:
+    seen = []
+
+    def last(untried: Sequence[Strategy], verdicts: Sequence[Verdict]) -> Strategy:
+        seen.append(([v.strategy for v in verdicts], list(untried)))
+        return untried[-1]
+
+    trials = [QualityTrial(s, seed, losses) for (s, seed), losses in BASE.items()]
+    assert QualityCheck(DEFAULT, [FAST, SAFE], trials, last).next() == (SAFE, 0)
+    trials.append(QualityTrial(SAFE, 0, falling(1.0)))
+    assert QualityCheck(DEFAULT, [FAST, SAFE], trials, last).next() == (FAST, 0)
+    assert seen == [([], [FAST, SAFE]), ([SAFE], [FAST])]
+
+
+def test_how_far_above_the_default_a_loss_is() -> None:
+    assert verdict(falling(1.0)).excess == pytest.approx(0.0, abs=1e-6)
+    assert verdict(falling(1.06)).excess == pytest.approx(2.0, abs=0.1)
+    assert verdict((math.nan,) * 100).excess == math.inf
+    slow = tuple(1.0 + math.exp(-step / 40) for step in range(300))
+    assert verdict(slow).excess == 1.0  # it may be used, for it comes there in time
 
 
 def test_the_first_that_may_be_used_is_enough() -> None:
@@ -84,7 +119,8 @@ def test_without_losses_nobody_is_judged() -> None:
 
 
 def test_nothing_is_decided_while_a_trial_runs() -> None:
-    running = QualityCheck(DEFAULT, [FAST], [QualityTrial(DEFAULT, 0, running=True)])
+    trials = [QualityTrial(DEFAULT, 0, running=True)]
+    running = QualityCheck(DEFAULT, [FAST], trials, first_until_one_may)
     assert running.next() == (DEFAULT, 1)
     assert running.verdicts() == []
 
@@ -96,3 +132,26 @@ def test_losses_are_means_of_the_ranks() -> None:
     assert losses_of(TrialResult(TrialStatus.COMPLETED)) == ()
     blind = (*ranks, RankReport(2, "b"))
     assert losses_of(TrialResult(TrialStatus.COMPLETED, ranks=blind)) == ()
+
+
+def test_ceilings_follow_the_default_with_room_for_noise_and_lag() -> None:
+    seeds = [[2.0 - step / 320 + 0.01 * seed for step in range(320)] for seed in SEEDS]
+    ceilings = loss_ceilings(seeds)
+    assert len(ceilings) == 10 and list(ceilings) == sorted(ceilings, reverse=True)
+    # The first window's mean is about 1.96; 6 deviations of the seeds are 0.06, 5 % are 0.1.
+    assert ceilings[0] == ceilings[2] == pytest.approx(1.96 * 1.05, rel=0.01)
+    # The last window's own mean is 1.06, but one may lag as far behind as the fourth.
+    assert ceilings[-1] == pytest.approx((2.0 - 3.5 * 0.1) * 1.05, rel=0.02)
+
+
+def test_noisy_seeds_raise_the_ceilings() -> None:
+    quiet, noisy = ([[1.0 + scale * seed] * 64 for seed in SEEDS] for scale in (0.001, 0.1))
+    assert loss_ceilings(quiet)[0] == pytest.approx(1.05, abs=0.01)
+    assert loss_ceilings(noisy)[0] == pytest.approx(1.1 + 0.6, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "trials", [[], [[1.0] * 64], [[1.0] * 64, [1.0] * 31], [[1.0] * 64, [math.nan] * 64]]
+)
+def test_too_little_gives_no_ceilings(trials: list[list[float]]) -> None:
+    assert loss_ceilings(trials) == ()

@@ -56,7 +56,9 @@ def active(space: SearchSpace, points: FloatArray) -> BoolArray:
         parent = column[condition.knob]
         unique, inverse = np.unique(points[:, parent], return_inverse=True)
         values = [space.knobs[parent].from_unit(float(position)) for position in unique]
-        switched_on = np.array([condition.holds({condition.knob: value}) for value in values])
+        switched_on = np.array(
+            [condition.holds({condition.knob: value}) for value in values], dtype=np.bool_
+        )
         holds[:, index] = holds[:, parent] & switched_on[inverse]
     return holds
 

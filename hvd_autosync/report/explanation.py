@@ -61,7 +61,12 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
             yield _section("Why others lost", *lost)
         if conclusion.verdicts:
             table = quality_table(study.space, trials, conclusion)
-            yield _section("Whether the model stays as good", table)
+            take = f"hvd-autosync show {study.study_id} --take ROW > strategy.toml"
+            yield _section(
+                "Whether the model stays as good", table,
+                "On the Pareto front no other is both as fast and as good. To take one yourself:",
+                Verbatim(take),
+            )  # fmt: skip
     if (experts := experts_table(trials)) is not None:
         yield _section("Learned from", experts)
     if failed := list(failed_trials(study, trials)):

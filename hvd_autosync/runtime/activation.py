@@ -34,6 +34,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     """
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
     current.schedule = schedule_of(spec.strategy)
+    current.loss_ceilings = spec.loss_ceilings
     # Scripts may also import it from where it is defined.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer

@@ -19,6 +19,8 @@ schedule: Schedule | None = None
 
 #: The trial that is measured; ``None`` in the real training and outside of any job of ours.
 run: TrialRun | None = None
+#: Highest healthy losses of the training's windows, where another training has shown them.
+loss_ceilings: tuple[float, ...] = ()
 #: The losses of this process's steps; ``None`` where nobody asks for them.
 losses: Losses | None = None
 

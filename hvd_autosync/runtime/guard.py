@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,8 @@ from hvd_autosync.runtime.joining import tell_after_join
 from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.normalization import running_statistics
 from hvd_autosync.runtime.rank_states import parameters_of
+from hvd_autosync.search_space.trial import LOSS_WINDOW
 
-#: Steps of a window.
-WINDOW = 32
 #: Windows between two snapshots: more than a loss takes to be judged.
 _SNAPSHOT_EVERY = 8
 #: A loss this many deviations of former windows above the highest of the first ones has left its
@@ -38,15 +38,22 @@ class Band:
     """Where the means of windows lie in a healthy training.
 
     A loss falls, stays, or rises within its noise. It has no reason to rise clearly above where it
-    began; a training that begins low, as a fine-tuning may, is judged by its noise.
+    began; a training that begins low, as a fine-tuning may, is judged by its noise. Where exact
+    trainings have shown how their losses fall, it has no reason to lag far behind them either.
+
+    Args:
+        ceilings: Highest healthy mean of each window; the last holds for all that follow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ceilings: Sequence[float] = ()) -> None:
+        self._ceilings = ceilings
         self._means: list[float] = []
 
-    def holds(self, mean: float) -> bool:
-        """Whether ``mean``, of the window that follows, is healthy; it is remembered if so."""
+    def holds(self, mean: float, window: int) -> bool:
+        """Whether ``mean``, of the window of that number, is healthy; it is remembered if so."""
         if not math.isfinite(mean):
+            return False
+        if self._ceilings and mean > self._ceilings[min(window, len(self._ceilings) - 1)]:
             return False
         if len(self._means) >= _BEGINNING and mean > self.top:
             return False
@@ -68,17 +75,19 @@ class Guard:
 
     Args:
         name: Tells its operations from those of others; equal on all ranks.
+        ceilings: As of :class:`Band`.
 
     Attributes:
         step: Steps so far.
         verdict: What is wrong, once something is.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ceilings: Sequence[float] = ()) -> None:
         self.step = 0
         self.verdict = ""
         self._name = f"hvd_autosync.guard.{name}"
-        self._band = Band()
+        self._ceilings = ceilings
+        self._band = Band(ceilings)
         #: Losses of this window: their sum, where they are, and number; and those seen before.
         self._sum: torch.Tensor | None = None
         self._count = self._seen = 0
@@ -99,7 +108,7 @@ class Guard:
             synchronize(self._sent[1])
         self._sent = self._sum = None
         self._count = 0
-        self._band, self._snapshots = Band(), []
+        self._band, self._snapshots = Band(self._ceilings), []
         self.step = agree_steps(self.step, self._name)
 
     def stepped(self, losses: Losses, step: int | None = None) -> bool:
@@ -112,20 +121,20 @@ class Guard:
         Returns:
             Whether the training is as it should be.
         """
-        window = self.step // WINDOW
+        window = self.step // LOSS_WINDOW
         self.step = self.step + 1 if step is None else step
         loss = losses.since(self._seen)
         self._seen = losses.count
         if loss is not None:  # on its device: nobody waits for that in every step
             self._sum = loss.float() if self._sum is None else self._sum + loss.float()
             self._count += 1
-        return self.step // WINDOW == window or self._judged()
+        return self.step // LOSS_WINDOW == window or self._judged()
 
     @property
     def wants_snapshot(self) -> bool:
         """Whether the last snapshot is old."""
         last = self._snapshots[-1].step if self._snapshots else -math.inf
-        return self.step - last >= _SNAPSHOT_EVERY * WINDOW
+        return self.step - last >= _SNAPSHOT_EVERY * LOSS_WINDOW
 
     def take_snapshot(self, optimizer: Any) -> None:
         """Remember parameters, the same on all ranks, with states and statistics."""
@@ -149,7 +158,9 @@ class Guard:
         if not count:
             self._say_that_it_is_blind()
             return True
-        if self._band.holds(loss / count) or not self._snapshots:
+        # Of the last two that are complete, the first has arrived.
+        window = max(self.step // LOSS_WINDOW - 2, 0)
+        if self._band.holds(loss / count, window) or not self._snapshots:
             return True
         # All ranks come to the same verdict, but for those that have gone to join() since.
         heeding = allreduce(torch.ones(1), op=Sum, name=f"{self._name}.verdict")

@@ -188,7 +188,7 @@ def _register_hooks(self: Any) -> None:
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)
-        self._guard = Guard(own_name)
+        self._guard = Guard(own_name, current.loss_ceilings)
         self.register_state_dict_post_hook(_save_exact)
         self.register_load_state_dict_pre_hook(_load_exact)
     self.register_state_dict_post_hook(_save_codec_states)

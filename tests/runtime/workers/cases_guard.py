@@ -10,10 +10,11 @@ from cases_local_steps import loader, local, together
 from common import batch, mlp
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.guard import WINDOW, Band
+from hvd_autosync.runtime.guard import Band
 from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.trial import LOSS_WINDOW as WINDOW
 
 CODED = ExchangePlan(rest=ClassPlan(codec="int8"))
 
@@ -129,9 +130,29 @@ def case_a_trial_has_no_guard():
 def case_bands():
     band = Band()
     noisy = [2.0 - 0.01 * i + 0.05 * (-1) ** i for i in range(40)]
-    assert all(band.holds(mean) for mean in noisy)
-    assert not band.holds(math.nan) and not band.holds(math.inf) and not band.holds(3.5)
-    assert band.holds(1.7)
+    assert all(band.holds(mean, i) for i, mean in enumerate(noisy))
+    assert not any(band.holds(mean, 40) for mean in (math.nan, math.inf, 3.5))
+    assert band.holds(1.7, 40)
     negative = Band()
-    assert all(negative.holds(-5.0 - 0.1 * i) for i in range(10))
-    assert negative.holds(-5.2) and not negative.holds(-2.0)
+    assert all(negative.holds(-5.0 - 0.1 * i, i) for i in range(10))
+    assert negative.holds(-5.2, 10) and not negative.holds(-2.0, 11)
+
+
+def case_bands_under_ceilings():
+    band = Band([3.0, 2.0])
+    assert not band.holds(3.1, 0) and band.holds(2.9, 0)
+    assert not band.holds(2.1, 1) and band.holds(1.9, 1)
+    assert not band.holds(2.1, 7) and band.holds(1.9, 7)
+
+
+def case_a_loss_that_lags_ends_a_codec():
+    """It never rises, but exact trainings were better by then."""
+    before, current.loss_ceilings = current.loss_ceilings, (1e6, 1e6, 1e-6)
+    try:
+        with real_training() as said:
+            model, optimizer = local(None, plan=CODED)
+            train(model, optimizer, 6 * WINDOW)
+            assert optimizer._guard is None and together(model)
+        assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
+    finally:
+        current.loss_ceilings = before
