@@ -5,9 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hvd_autosync.errors import StoreError
+from hvd_autosync.launch.job import Job, redact
 from hvd_autosync.quality import loss_ceilings, losses_of
 from hvd_autosync.search_space import ModelProfile
+from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
+from hvd_autosync.training import Known
+
+
+def known_of(study: StudyRecord, location: str | None, job: Job) -> Known:
+    """What the finished study of ``job`` and earlier ones know of its training.
+
+    Args:
+        study: The study whose winner it runs under.
+        location: Of the store, as the user named it.
+        job: The job.
+    """
+    conclusion = Conclusion.of(study)
+    best = conclusion.best if conclusion is not None else None
+    default_s = conclusion.default_s if conclusion is not None else 0.0
+    expected_s = default_s / best.speedup if best is not None else default_s
+    return Known(
+        parameter_classes(study.task.model) if study.task is not None else {},
+        known_ceilings(location, redact(job.command), job.world_size),
+        expected_s if expected_s > 0 else 0.0,
+    )
+
+
+def note_drift(location: str | None, study: StudyRecord, said: Sequence[str]) -> None:
+    """Write down that the training under a study's winner became slower.
+
+    Args:
+        location: Of the store, as the user named it.
+        study: The study.
+        said: By whom and why, one sentence each.
+    """
+    TraceStore(location).keep_drift(study.study_id, said)
 
 
 def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | None:

@@ -147,15 +147,16 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     print(answer, file=sys.stderr, flush=True)
     status = 0
     if not options.tune_only:
-        from hvd_autosync.earlier import known_ceilings
-        from hvd_autosync.search_space.exchange_plan import parameter_classes
+        from hvd_autosync.earlier import known_of, note_drift
         from hvd_autosync.training import run_training
 
         assert record.winner is not None, "a finished study has a winner"
-        classes = parameter_classes(record.task.model) if record.task else {}
-        ceilings = known_ceilings(options.store, redact(job.command), job.world_size)
-        status = run_training(job, record.winner, classes, ceilings)
+        ended = run_training(job, record.winner, known_of(record, options.store, job))
         print(answer, file=sys.stderr)
+        if ended.drift:
+            note_drift(options.store, record, ended.drift)
+            print(f"{_PREFIX}: the next run searches around this strategy again", file=sys.stderr)
+        status = ended.status
     print(trace, file=sys.stderr)
     return status
 
@@ -166,7 +167,7 @@ def _run_file(job: Job, options: Options) -> int:
     from hvd_autosync.earlier import known_ceilings, known_model
     from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
-    from hvd_autosync.training import run_training
+    from hvd_autosync.training import Known, run_training
 
     assert options.strategy is not None
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
@@ -179,7 +180,7 @@ def _run_file(job: Job, options: Options) -> int:
         if model is not None:
             check_model(strategy, classes, model)
         ceilings = known_ceilings(options.store, line, job.world_size)
-    return run_training(job, strategy, classes, ceilings)
+    return run_training(job, strategy, Known(classes, ceilings)).status
 
 
 def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import tempfile
 import threading
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from hvd_autosync.launch.command import launch, launcher_environment
@@ -18,9 +21,35 @@ from hvd_autosync.search_space.schedule import beyond_horovod
 _PASS_ON_AFTER_S = 1.0
 
 
-def run_training(
-    job: Job, strategy: Strategy, classes: Classes | None = None, ceilings: tuple[float, ...] = ()
-) -> int:
+@dataclass(frozen=True)
+class Known:
+    """What is known of a training before it runs.
+
+    Attributes:
+        classes: Which parameters are in which class of its strategy.
+        loss_ceilings: Highest healthy losses of its windows (``TrialSpec.loss_ceilings``).
+        expected_step_s: Seconds of a step, as tuning measured it; 0: unknown.
+    """
+
+    classes: Classes = field(default_factory=dict)
+    loss_ceilings: tuple[float, ...] = ()
+    expected_step_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a training ended.
+
+    Attributes:
+        status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it.
+        drift: What ranks on this host said of steps that became slower for good.
+    """
+
+    status: int
+    drift: tuple[str, ...] = ()
+
+
+def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> Ended:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     Ctrl-C reaches the job from the terminal, as it would without us; SIGTERM and SIGHUP are passed
@@ -29,16 +58,19 @@ def run_training(
     Args:
         job: The job.
         strategy: What it runs under.
-        classes: Which parameters are in which class of the strategy.
-        ceilings: Highest healthy losses (``TrialSpec.loss_ceilings``).
-
-    Returns:
-        The exit status of ``horovodrun``; 128 plus the signal's number when a signal ended it.
+        known: What is known of it.
 
     Raises:
         AutosyncError: The system refuses to launch it.
     """
-    environment = launcher_environment(strategy, _worker_spec(strategy, classes or {}, ceilings))
+    with tempfile.TemporaryDirectory(prefix="hvd-autosync-") as folder:
+        spec = _worker_spec(strategy, known or Known(), folder)
+        status = _run(job, strategy, launcher_environment(strategy, spec))
+        said = [path.read_text().splitlines() for path in sorted(Path(folder).glob("rank-*"))]
+    return Ended(status, tuple(line for lines in said for line in lines))
+
+
+def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:
     process: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -61,13 +93,11 @@ def run_training(
     return status if status >= 0 else 128 - status
 
 
-def _worker_spec(
-    strategy: Strategy, classes: Classes, ceilings: tuple[float, ...]
-) -> TrialSpec | None:
-    """Workers know of us only when the strategy has something for them to do."""
-    if not beyond_horovod(strategy):
-        return None
-    return TrialSpec(
-        "training", strategy, warmup_steps=0, measured_steps=0, classes=classes,
-        loss_ceilings=ceilings,
+def _worker_spec(strategy: Strategy, known: Known, folder: str) -> TrialSpec | None:
+    """Workers know of us only when they have something to do or to watch."""
+    spec = TrialSpec(
+        "training", strategy, warmup_steps=0, measured_steps=0, classes=known.classes,
+        loss_ceilings=known.loss_ceilings, expected_step_s=known.expected_step_s,
+        drift_folder=folder,
     )  # fmt: skip
+    return spec if beyond_horovod(strategy) or spec.watched else None

@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from hvd_autosync.cluster import links_of
@@ -49,6 +49,8 @@ from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_re
 
 #: A finished study of the same task is reused when the default takes about as long as it did.
 _SAME_SPEED = 1.3
+#: Most trials before confirmation where a training under the winner became slower for good.
+_TRIALS_ANEW = 8
 #: How often a driver says that it lives, so that no other takes its study for abandoned.
 _HEARTBEAT_S = 20.0
 
@@ -146,21 +148,26 @@ def tune(
     restrictions = load_restrictions(options.space)
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions)
-    if options.reuse != "never":
-        known = store.find_finished(key)
-        if known is not None:
-            return known
+    known = None if options.reuse == "never" else store.find_finished(key)
+    if known is not None and (not known.drift or options.reuse == "only"):
+        return known
     if options.reuse == "only":
         raise ConfigurationError(
             "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
             hint="Run once with --autosync-reuse auto, or name the right --autosync-store.",
         )
-    study, resumed = _open_study(store, key, job, settings_of(options), learner)
+    settings = settings_of(options)
+    if known is not None:
+        # Related studies teach it: it begins around what won then.
+        settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW))
+        listener.on_notice(f"searching again around study {known.study_id}: {known.drift[0]}")
+    study, resumed = _open_study(store, key, job, settings, learner)
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
         runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
     with closing(runner):
-        return _Tuning(job, options, restrictions, store, listener, runner).run(study)
+        tuning = _Tuning(job, options, restrictions, store, listener, runner)
+        return tuning.run(study, anew=options.reuse == "never" or known is not None)
 
 
 def _open_study(
@@ -201,12 +208,12 @@ class _Tuning:
         self._limits = Limits()
         self._links = Links()
 
-    def run(self, study: Study) -> StudyRecord:
+    def run(self, study: Study, *, anew: bool) -> StudyRecord:
         default = default_result(study.trials)
         if study.record.space is None:
             self._links = links_of(
                 self._job, self._store, self._runner, self._listener.on_notice,
-                lambda progress: self._beat(study), anew=self._options.reuse == "never",
+                lambda progress: self._beat(study), anew=anew,
             )  # fmt: skip
         if default is not None:
             self._after_default(study, default)
@@ -284,7 +291,7 @@ class _Tuning:
         """Take the winner of a finished study of the same task, when the default runs alike."""
         known = self._store.find_finished_task(task.fingerprint, space.key)
         earlier = Conclusion.of(known) if known else None
-        if known is None or earlier is None:
+        if known is None or earlier is None or known.drift:
             return
         if not task.model.parameters:
             return  # jobs that reduce by hand all look alike

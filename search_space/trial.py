@@ -71,6 +71,8 @@ class TrialSpec:
         seed: Added to what the script gives to ``torch.manual_seed``.
         loss_ceilings: Highest healthy mean loss of each window of ``LOSS_WINDOW`` steps from the
             beginning of a real training; the last holds for all that follow.
+        expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
+        drift_folder: Where this is on the same host, ranks write there that steps are slower.
     """
 
     trial_id: str
@@ -83,6 +85,13 @@ class TrialSpec:
     probe: tuple[Host, ...] = ()
     seed: int = 0
     loss_ceilings: tuple[float, ...] = ()
+    expected_step_s: float = 0.0
+    drift_folder: str = ""
+
+    @property
+    def watched(self) -> bool:
+        """Whether a real training's steps are compared with what tuning measured."""
+        return self.measured_steps == 0 and self.expected_step_s > 0
 
     @property
     def round_steps(self) -> int:

@@ -53,7 +53,7 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
                    "--at", "20")
         job = Job(("-np", "2", "--gloo"), command, (Host("localhost", 2),), "gloo")
         # Groups make the workers ours, so that they can be found by the trial's name.
-        sys.exit(run_training(job, Strategy({{"buckets": 2}})))
+        sys.exit(run_training(job, Strategy({{"buckets": 2}})).status)
         """
     )
     # Whoever runs the tests under nohup has SIGHUP ignored, and bequeaths that.

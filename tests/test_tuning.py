@@ -1,4 +1,7 @@
-"""What a tuning tells its trials."""
+"""What a tuning tells its trials, and when it searches at all."""
+
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -13,7 +16,8 @@ from hvd_autosync.search_space import (
     Strategy,
     Task,
 )
-from hvd_autosync.tuning import _classes, tuning_key
+from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.tuning import _classes, tune, tuning_key
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
 TASK = Task(
@@ -41,3 +45,32 @@ def test_a_strategy_with_exchanges_knows_the_classes() -> None:
     strategy = Strategy({"large_slices": 2})
     assert _classes(TASK, strategy) == {"large": ("large.weight",)}
     assert _classes(None, strategy) == {}
+
+
+class Launched(Exception):
+    """A trial would have been run."""
+
+
+def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    store = TraceStore(options.store)
+    key = tuning_key(job, options, {})
+    first = store.create_study(job_key=key, command=(), settings={}, versions={})
+    winner = Strategy({"cycle_time_ms": 5.0})
+    store.finish(first.study_id, StudyStatus.FINISHED, {"reason": "it won"}, winner)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = Launched
+    assert tune(job, options, listener, runner=runner).study_id == first.study_id
+
+    store.keep_drift(first.study_id, ["steps take 9 ms for good"])
+    assert store.study(first.study_id).winner == winner
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    (running,) = (s for s in store.studies() if s.study_id != first.study_id)
+    assert running.settings["trials"] == 8 < options.trials
+    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls[:1])
+    assert first.study_id in notice and "steps take 9 ms for good" in notice
+
+    only = Options(store=options.store, reuse="only")
+    assert tune(job, only, listener, runner=runner).study_id == first.study_id

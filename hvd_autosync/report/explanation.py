@@ -125,6 +125,8 @@ def _concluded(
             evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
             yield f"The best candidate was {name}: {evidence}."
     yield f"Why: {conclusion.reason}. Exploring ended because {conclusion.stopped}."
+    for line in study.drift:
+        yield Text(f"Since then: {line}. The next run searches again.", style="bold yellow")
 
 
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[RenderableType]:

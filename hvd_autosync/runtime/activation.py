@@ -11,6 +11,7 @@ from horovod.torch import optimizer as horovod_optimizer
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.backward import watch_backward
+from hvd_autosync.runtime.drift import DriftWatch
 from hvd_autosync.runtime.ending import leaving_join
 from hvd_autosync.runtime.joining import watch_join
 from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optimizer_state
@@ -42,6 +43,9 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
     if current.schedule is not None:
         watch_join()
+    if spec.watched and current.watch is None:
+        current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder)
+        os.register_at_fork(after_in_child=current.forget_run)
     if sender is None or current.run is not None:
         return
     if spec.seed:

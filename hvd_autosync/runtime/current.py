@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_autosync.runtime.drift import DriftWatch
     from hvd_autosync.runtime.losses import Losses
     from hvd_autosync.runtime.trial_run import TrialRun
     from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
@@ -19,6 +20,8 @@ schedule: Schedule | None = None
 
 #: The trial that is measured; ``None`` in the real training and outside of any job of ours.
 run: TrialRun | None = None
+#: Watches the steps of a real training that was tuned.
+watch: DriftWatch | None = None
 #: Highest healthy losses of the training's windows, where another training has shown them.
 loss_ceilings: tuple[float, ...] = ()
 #: The losses of this process's steps; ``None`` where nobody asks for them.
@@ -29,10 +32,12 @@ def mark_step() -> None:
     """Say that a training step ends here.
 
     For scripts whose steps are not calls of ``DistributedOptimizer.step()``: from the first call
-    on only these marks are counted. Does nothing outside a trial.
+    on only these marks are counted. Does nothing outside of jobs of ours.
     """
     if run is not None:
         run.mark()
+    if watch is not None:
+        watch.mark()
 
 
 def average(optimizer: Any) -> None:
@@ -66,6 +71,6 @@ def report(loss: Any) -> None:
 
 
 def forget_run() -> None:
-    """Take no further part in the trial; called in forked children, such as data loaders."""
-    global run
-    run = None
+    """Take no further part in the job; called in forked children, such as data loaders."""
+    global run, watch
+    run = watch = None

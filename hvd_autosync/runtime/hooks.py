@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def install(spec: TrialSpec) -> None:
     """Take part in the job as ``spec`` says, as soon as ``horovod.torch`` is imported.
 
-    A training that measures nothing, under a strategy without an exchange plan, is left untouched:
+    A training that is not watched, under a strategy without an exchange plan, is left untouched:
     everything it needs is in its environment already.
 
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
     """
-    if spec.measured_steps == 0 and not beyond_horovod(spec.strategy):
+    if spec.measured_steps == 0 and not beyond_horovod(spec.strategy) and not spec.watched:
         return
     # Taken before the script can redirect or close its error output.
     sender = Sender(os.dup(2)) if spec.measured_steps else None

@@ -97,9 +97,10 @@ def distribute(
         distributed = planned_optimizer(
             optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule
         )
-    if current.run is not None:
+    if current.run is not None or current.watch is not None:
         adasum = arguments["op"] == Adasum and size() > 1
         _put_under_clock(type(distributed), adasum=adasum)
+    if current.run is not None:
         current.run.optimizer_created(distributed, owned)
     return distributed
 
@@ -149,8 +150,7 @@ def _put_under_clock(cls: Any, *, adasum: bool) -> None:
 def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """Horovod's ``step``, then the end of a training step."""
     result = type(self)._horovod_step(self, closure)
-    if current.run is not None:
-        current.run.optimizer_stepped(self)
+    _stepped(self)
     return result
 
 
@@ -158,18 +158,29 @@ def timed_synchronize(self: Any) -> None:
     """Horovod's ``synchronize``; its time is time spent waiting."""
     started = perf_counter()
     type(self)._horovod_synchronize(self)
-    if current.run is not None:
-        current.run.recorder.blocked += perf_counter() - started
+    _waited(perf_counter() - started)
 
 
 def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """The same for Adasum, which waits inside ``step``."""
     started = perf_counter()
     result = type(self)._horovod_step(self, closure)
-    if current.run is not None:
-        current.run.recorder.blocked += perf_counter() - started
-        current.run.optimizer_stepped(self)
+    _waited(perf_counter() - started)
+    _stepped(self)
     return result
+
+
+def _stepped(optimizer: Any) -> None:
+    for watcher in (current.run, current.watch):
+        if watcher is not None:
+            watcher.optimizer_stepped(optimizer)
+
+
+def _waited(seconds: float) -> None:
+    if current.run is not None:
+        current.run.recorder.blocked += seconds
+    if current.watch is not None:
+        current.watch.waited(seconds)
 
 
 for _step in (timed_step, timed_adasum_step):

@@ -19,7 +19,7 @@ from hvd_autosync.search_space import (
     Task,
     TrialResult,
 )
-from hvd_autosync.traces.records import StudyRecord, TrialRecord, timestamp
+from hvd_autosync.traces.records import DRIFT, StudyRecord, TrialRecord, timestamp
 
 _JOB_KEY, _COMMAND = "anonymous", ("horovodrun",)
 #: What a learner said of a trial and does not name other studies.
@@ -43,6 +43,8 @@ def anonymous(
     earlier = begun - begun.replace(hour=0, minute=0, second=0, microsecond=0)
     hosts = {} if study.task is None else _aliases(study.task.resources)
     outcome = study.outcome and {**study.outcome, "reason": ""}
+    if outcome:
+        outcome.pop(DRIFT, None)  # names hosts
     shared = replace(
         study, study_id=study_id, created_at=_moved(study.created_at, earlier), job_key=_JOB_KEY,
         command=_COMMAND, task=_task(study.task, hosts), outcome=outcome,

@@ -18,6 +18,9 @@ from typing import Any
 
 from hvd_autosync.search_space import SearchSpace, Strategy, Task, TrialResult
 
+#: Entry of a finished study's outcome: what ranks said of steps that became slower for good.
+DRIFT = "drift"
+
 
 class StudyStatus(str, enum.Enum):
     """Where a study stands; see the module's drawing."""
@@ -56,6 +59,12 @@ class StudyRecord:
     space: SearchSpace | None
     outcome: dict[str, Any] | None
     winner: Strategy | None
+
+    @property
+    def drift(self) -> tuple[str, ...]:
+        """What ranks of a training under the winner said of steps that became slower for good."""
+        said = (self.outcome or {}).get(DRIFT)
+        return tuple(map(str, said)) if isinstance(said, list) else ()
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, one entry per attribute."""

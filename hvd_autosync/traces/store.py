@@ -3,7 +3,8 @@
 The contract. Each method is one transaction: when it returns, what it wrote survives ``kill -9``;
 when it raises, nothing was written. Several drivers, and several threads of one, may use a store
 at once. A study changes only while it is running, and only its owner, the process that created or
-claimed it, should change it. Every method raises ``StoreError`` when the database fails, and
+claimed it, should change it; what later trainings say of it (:meth:`TraceStore.keep_drift`) is
+added when it has finished. Every method raises ``StoreError`` when the database fails, and
 ``TraceFormatError`` when what it holds is damaged.
 """
 
@@ -24,7 +25,13 @@ from hvd_autosync.traces import rows
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
 from hvd_autosync.traces.owner import Owner
-from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, timestamp
+from hvd_autosync.traces.records import (
+    DRIFT,
+    StudyRecord,
+    StudyStatus,
+    TrialRecord,
+    timestamp,
+)
 from hvd_autosync.traces.schema import CLUSTERS, STUDIES, TRIALS
 
 __all__ = ["TraceStore", "default_store_url"]
@@ -141,6 +148,22 @@ class TraceStore:
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
             rows.update_study(connection, study_id, columns)
+
+    def keep_drift(self, study_id: str, said: Sequence[str]) -> None:
+        """Write down that a training under a finished study's winner became slower for good.
+
+        Args:
+            study_id: The study.
+            said: Sentences for people.
+
+        Raises:
+            StoreError: There is no such study.
+        """
+        with self._database.writing() as connection:
+            rows.lock_study(connection, study_id)
+            (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
+            outcome = {**(study.outcome or {}), DRIFT: list(said)}
+            rows.update_study(connection, study_id, {"outcome": outcome})
 
     def delete(self, study_id: str) -> None:
         """Forget a study and its trials.

@@ -43,6 +43,7 @@ def secretive(store: TraceStore, finished: StudyRecord) -> StudyRecord:
     failed = TrialResult(TrialStatus.CRASHED, "secret output", stderr_tail="secret output")
     trials[2] = replace(trials[2], result=failed)
     store.add([(study, trials)])
+    store.keep_drift(study.study_id, ["rank 3 on secret-host computes more slowly"])
     return study
 
 

@@ -1,0 +1,52 @@
+"""Real steps under the watch of a real training."""
+
+import contextlib
+import io
+import os
+import tempfile
+import time
+
+import horovod.torch as hvd
+from common import OURS, batch, mlp, strategy, wrap
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.drift import DriftWatch
+
+
+def watched(expected_s, steps, pause_s=lambda step: 0.0):
+    """What ranks say of a training, and what they write for the driver."""
+    run, current.run = current.run, None
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(said):
+        current.watch = DriftWatch(expected_s, folder, window_s=0.0)
+        try:
+            model = mlp()
+            optimizer = wrap(OURS, model)
+            for step in range(steps):
+                optimizer.zero_grad()
+                time.sleep(pause_s(step))
+                model(batch(step)).pow(2).mean().backward()
+                optimizer.step()
+        finally:
+            current.watch, current.run = None, run
+        return said.getvalue(), os.listdir(folder)
+
+
+def case_steps_slower_than_tuning_measured():
+    for knobs in ({}, {"buckets": 2}):
+        with strategy(**knobs):
+            said, written = watched(1e-7, 64 * 9)
+        assert ("steps take" in said) == (hvd.rank() == 0), said
+        assert ("rank-0" in written) == (hvd.rank() == 0), written
+
+
+def case_steps_as_fast_as_tuning_measured():
+    assert watched(100.0, 64 * 12) == ("", [])
+
+
+def case_a_rank_that_becomes_slow_is_told_from_those_that_wait():
+    slow = 1
+    pause = (lambda step: 0.01 if step > 64 * 5 else 0.0) if hvd.rank() == slow else lambda _: 0.0
+    said, _ = watched(0.005, 64 * 14, pause)
+    assert ("computes more slowly" in said) == (hvd.rank() == slow), said
+    assert ("waiting for others" in said) == (hvd.rank() == 0), said
