@@ -5,6 +5,10 @@ who knows how fast they are. A candidate may be used if, at equal samples, its l
 the default's by no more than seeds make of it, and a tolerance; or if within the time of the
 default's trial it comes to the loss that the default ended with. Losses are means over all ranks,
 and over the last quarter of a trial.
+
+Under local steps these are the losses of replicas that train apart, which may be fine while their
+average is not. So the highest losses of its rounds are compared, too, with those of as many steps
+of the default.
 """
 
 from __future__ import annotations
@@ -40,12 +44,14 @@ class QualityTrial:
         seed: Added to the script's own seeds.
         losses: Mean over ranks of the loss of each step; none where it failed or has no losses.
         running: Whether it still runs.
+        round_steps: Steps of a round of local steps.
     """
 
     strategy: Strategy
     seed: int
     losses: tuple[float, ...] = ()
     running: bool = False
+    round_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,26 @@ class QualityCheck:
         blind = self._default in tried and len(self._losses(self._default, SEEDS[0])) < _FEWEST
         return [self._verdict(each) for each in self._candidates if blind or each in tried]
 
+    def _peaks_are_high(self, candidate: Strategy, allowed: float) -> bool:
+        """Whether the averages of replicas are clearly worse than the default ever is."""
+        trial = next(t for t in self._trials if t.strategy == candidate)
+        length = trial.round_steps
+        if length == 1:
+            return False
+        own = [t.losses for t in self._trials if t.strategy == self._default]
+        defaults = [
+            peak
+            for losses in own if len(losses) >= _FEWEST
+            for peak in _peaks(losses, len(losses), min(length, int(_LAST * len(losses))))
+        ]  # fmt: skip
+        # A round that is longer than the default's trial ends after as many samples.
+        count = max(min(len(trial.losses), len(own[0])), min(len(trial.losses), 2 * length))
+        peaks = _peaks(trial.losses, count, length)
+        excess = statistics.fmean(peaks) - statistics.fmean(defaults)
+        noise = statistics.stdev(defaults) if len(defaults) > 1 else 0.0
+        error = noise * math.sqrt(1 / len(peaks) + 1 / len(defaults))
+        return excess > allowed + _DEVIATIONS * error
+
     def _losses(self, strategy: Strategy, seed: int) -> tuple[float, ...]:
         found = (t.losses for t in self._trials if (t.strategy, t.seed) == (strategy, seed))
         return next(found, ())
@@ -180,6 +206,9 @@ class QualityCheck:
         loss, width = _last(losses, count), max(int(_LAST * count), 1)
         ends = range(min(count, len(losses)), len(losses) + 1)
         in_time = min(statistics.fmean(losses[end - width : end]) for end in ends)
+        if self._peaks_are_high(candidate, allowed):
+            reason = "the average of its replicas is worse than they are"
+            return Verdict(candidate, False, loss, base, allowed, reason)
         if loss <= base + allowed:
             reason = "its loss is within what seeds make of the default's"
         elif in_time <= base + allowed:
@@ -194,3 +223,13 @@ def _last(losses: Sequence[float], count: int) -> float:
     """The mean of the last quarter of the first ``count`` losses."""
     seen = losses[:count]
     return statistics.fmean(seen[-max(int(_LAST * len(seen)), 1) :])
+
+
+def _peaks(losses: Sequence[float], count: int, length: int) -> list[float]:
+    """The highest loss of each stretch of ``length`` steps, over the last quarter before ``count``.
+
+    At least one stretch, or what there is of it.
+    """
+    quarter = max(int(_LAST * count), length)
+    starts = range(count - length, max(count - quarter, 0) - 1, -length)
+    return [max(losses[start : start + length]) for start in starts] or [max(losses[:count])]

@@ -296,6 +296,7 @@ class Study:
             QualityTrial(
                 self.space.complete(trial.strategy), int(trial.info["seed"]),
                 () if trial.result is None else losses_of(trial.result), trial.result is None,
+                1 if trial.result is None else trial.result.round_steps,
             )
             for trial in trials
             if trial.kind == "quality"

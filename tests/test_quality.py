@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from hvd_autosync.quality import (
@@ -155,3 +156,38 @@ def test_noisy_seeds_raise_the_ceilings() -> None:
 )
 def test_too_little_gives_no_ceilings(trials: list[list[float]]) -> None:
     assert loss_ceilings(trials) == ()
+
+
+def local(losses: tuple[float, ...], round_steps: int) -> Verdict:
+    """The verdict of a strategy of local steps, beside a default with some noise."""
+    trials = [QualityTrial(DEFAULT, seed, noisy(1.0, seed)) for seed in SEEDS]
+    trials.append(QualityTrial(FAST, 0, losses, round_steps=round_steps))
+    (found,) = QualityCheck(DEFAULT, [FAST], trials, first_until_one_may).verdicts()
+    return found
+
+
+def noisy(end: float, seed: int, steps: int = 200) -> tuple[float, ...]:
+    noise = np.random.default_rng(seed).normal(0, 0.05, steps)
+    return tuple(end + math.exp(-step / 10) + float(noise[step]) for step in range(steps))
+
+
+@pytest.mark.parametrize("round_steps", [2, 8, 16, 64])
+def test_replicas_that_are_as_good_together_may_train_apart(round_steps: int) -> None:
+    assert all(local(noisy(1.0, seed, 400), round_steps).admissible for seed in range(10, 30))
+
+
+@pytest.mark.parametrize("round_steps", [8, 16, 64, 150])
+def test_replicas_whose_average_is_bad_may_not(round_steps: int) -> None:
+    """Their own losses are as good as the default's in all steps but the first of each round."""
+    losses = list(noisy(0.97, 10, 400))
+    for step in range(round_steps, 400, round_steps):
+        losses[step] += 1.0
+    found = local(tuple(losses), round_steps)
+    assert not found.admissible and "average" in found.reason
+
+
+def test_a_round_that_is_longer_than_the_defaults_trial() -> None:
+    losses = list(noisy(1.0, 10, 1000))
+    assert local(tuple(losses), 500).admissible
+    losses[500] += 1.0
+    assert not local(tuple(losses), 500).admissible

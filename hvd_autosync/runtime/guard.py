@@ -51,23 +51,39 @@ class Band:
 
     def holds(self, mean: float, window: int) -> bool:
         """Whether ``mean``, of the window of that number, is healthy; it is remembered if so."""
+        healthy = self.bears(mean, window)
+        if healthy:
+            self._means.append(mean)
+        return healthy
+
+    def bears(self, mean: float, window: int, fewer: float = 1.0) -> bool:
+        """Whether ``mean``, of some of a window's losses, is healthy.
+
+        Args:
+            mean: The mean.
+            window: The window's number.
+            fewer: How many times fewer losses it is of than the means of windows.
+        """
         if not math.isfinite(mean):
             return False
-        if self._ceilings and mean > self._ceilings[min(window, len(self._ceilings) - 1)]:
-            return False
-        if len(self._means) >= _BEGINNING and mean > self.top:
-            return False
-        self._means.append(mean)
-        return True
+        spread = _DEVIATIONS * self._noise()
+        if self._ceilings:
+            ceiling = self._ceilings[min(window, len(self._ceilings) - 1)]
+            if mean > ceiling + (math.sqrt(fewer) - 1) * spread:
+                return False
+        if len(self._means) < _BEGINNING:
+            return True
+        beginning = max(self._means[:_BEGINNING])
+        return mean <= beginning + max(math.sqrt(fewer) * spread, _MARGIN * abs(beginning))
 
-    @property
-    def top(self) -> float:
-        """The highest healthy loss."""
-        beginning = self._means[:_BEGINNING]
+    def _noise(self) -> float:
+        """Standard deviation of a window's mean.
+
+        Of differences of neighbours, so that a falling loss is no noise.
+        """
         steps = [b - a for a, b in zip(self._means, self._means[1:], strict=False)]
-        # Of differences of neighbours, so that a falling loss is no noise.
-        noise = math.sqrt(sum(step**2 for step in steps) / (2 * len(steps)))
-        return max(beginning) + max(_DEVIATIONS * noise, _MARGIN * abs(max(beginning)))
+        squares = sum(step**2 for step in steps)
+        return math.sqrt(squares / (2 * len(steps))) if steps else 0.0
 
 
 class Guard:
@@ -88,9 +104,10 @@ class Guard:
         self._name = f"hvd_autosync.guard.{name}"
         self._ceilings = ceilings
         self._band = Band(ceilings)
-        #: Losses of this window: their sum, where they are, and number; and those seen before.
-        self._sum: torch.Tensor | None = None
-        self._count = self._seen = 0
+        #: Losses of this window: of all steps, and of those that began with equal parameters.
+        self._all, self._of_equal = _Sum(), _Sum()
+        self._equal = True
+        self._seen = 0
         #: What was sent of the window before, and its handle.
         self._sent: tuple[torch.Tensor, int] | None = None
         #: The last two snapshots: what came after the first was healthy.
@@ -106,17 +123,18 @@ class Guard:
         """
         if self._sent is not None:
             synchronize(self._sent[1])
-        self._sent = self._sum = None
-        self._count = 0
+        self._sent = None
+        self._all, self._of_equal = _Sum(), _Sum()
         self._band, self._snapshots = Band(self._ceilings), []
         self.step = agree_steps(self.step, self._name)
 
-    def stepped(self, losses: Losses, step: int | None = None) -> bool:
+    def stepped(self, losses: Losses, step: int | None = None, *, equal: bool = True) -> bool:
         """A step was made; a collective after each window.
 
         Args:
             losses: Those of this rank.
             step: Its number, where somebody counts them for all ranks.
+            equal: Whether parameters are the same on all ranks after it.
 
         Returns:
             Whether the training is as it should be.
@@ -125,9 +143,11 @@ class Guard:
         self.step = self.step + 1 if step is None else step
         loss = losses.since(self._seen)
         self._seen = losses.count
-        if loss is not None:  # on its device: nobody waits for that in every step
-            self._sum = loss.float() if self._sum is None else self._sum + loss.float()
-            self._count += 1
+        if loss is not None:
+            self._all.add(loss)
+            if self._equal:
+                self._of_equal.add(loss)
+        self._equal = equal
         return self.step // LOSS_WINDOW == window or self._judged()
 
     @property
@@ -152,7 +172,7 @@ class Guard:
         total = self._exchange()
         if total is None:
             return True
-        loss, count, ranks = total
+        loss, count, loss_of_equal, count_of_equal, ranks = total
         if ranks < size():
             return True  # some wait in join(): they cannot heed it
         if not count:
@@ -160,26 +180,29 @@ class Guard:
             return True
         # Of the last two that are complete, the first has arrived.
         window = max(self.step // LOSS_WINDOW - 2, 0)
-        if self._band.holds(loss / count, window) or not self._snapshots:
+        mean = loss / count
+        healthy = self._band.holds(mean, window)
+        if healthy and count_of_equal:
+            # Replicas that are well each by itself may have drifted too far apart for an average.
+            mean = loss_of_equal / count_of_equal
+            healthy = self._band.bears(mean, window, count / count_of_equal)
+        if healthy or not self._snapshots:
             return True
         # All ranks come to the same verdict, but for those that have gone to join() since.
         heeding = allreduce(torch.ones(1), op=Sum, name=f"{self._name}.verdict")
         if heeding.item() < size():
             return True
-        self.verdict = f"the loss, {loss / count:.4g}, has left its band"
+        self.verdict = f"the loss, {mean:.4g}, has left its band"
         return False
 
-    def _exchange(self) -> tuple[float, float, float] | None:
-        """Sum and number of losses of the window before the last, and ranks; sends the last."""
+    def _exchange(self) -> list[float] | None:
+        """Sums and numbers of losses of the window before the last, and ranks; sends the last."""
         arrived = None
         if self._sent is not None:
             synchronize(self._sent[1])
-            loss, count, ranks = self._sent[0].tolist()
-            arrived = loss, count, ranks
-        own = 0.0 if self._sum is None else float(self._sum)
-        sums = torch.tensor([own, self._count, 1], dtype=torch.float64)
+            arrived = self._sent[0].tolist()
+        sums = torch.tensor([*self._all.taken(), *self._of_equal.taken(), 1], dtype=torch.float64)
         self._sent = sums, allreduce_async_(sums, name=self._name, op=Sum)
-        self._sum, self._count = None, 0
         return arrived
 
     def _say_that_it_is_blind(self) -> None:
@@ -189,6 +212,24 @@ class Guard:
                 "hvd-autosync: no loss is seen, so nobody guards this training; call "
                 "hvd_autosync.report(loss) in every step", file=sys.stderr,
             )  # fmt: skip
+
+
+class _Sum:
+    """A sum of losses on their device, so that nobody waits for that in every step."""
+
+    def __init__(self) -> None:
+        self._sum: torch.Tensor | None = None
+        self._count = 0
+
+    def add(self, loss: torch.Tensor) -> None:
+        self._sum = loss.float() if self._sum is None else self._sum + loss.float()
+        self._count += 1
+
+    def taken(self) -> tuple[float, int]:
+        """Sum and number so far; both begin anew."""
+        taken = 0.0 if self._sum is None else float(self._sum), self._count
+        self._sum, self._count = None, 0
+        return taken
 
 
 class _Snapshot:

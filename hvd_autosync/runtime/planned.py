@@ -297,7 +297,7 @@ def _guard(self: Any) -> None:
     assert current.losses is not None, "who is guarded has losses"
     guard, local = self._guard, self._local
     equal, step = (True, None) if local is None else (local.equal, local.step)
-    if guard.stepped(current.losses, step):
+    if guard.stepped(current.losses, step, equal=equal):
         if equal and guard.wants_snapshot:
             _settle(self)
             guard.take_snapshot(self)

@@ -156,3 +156,19 @@ def case_a_loss_that_lags_ends_a_codec():
         assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
     finally:
         current.loss_ceilings = before
+
+
+def case_an_average_that_is_bad_ends_local_steps():
+    """Replicas are well each by itself; only the first loss of a round is not."""
+    with real_training() as said:
+        model, optimizer = local(Schedule(64))
+        lengths = []
+
+        def factor(number):
+            lengths.append(optimizer._guard is not None and optimizer._guard._equal)
+            return 1e4 if number > 200 and lengths[-1] else 1.0
+
+        train(model, optimizer, 16 * WINDOW, factor)
+        assert optimizer._guard is None and together(model)
+    assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
+    assert sum(lengths[200:400]) < 10
