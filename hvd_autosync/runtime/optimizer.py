@@ -123,7 +123,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     if local is not None:
         local.share(root_rank)
     if hasattr(optimizer, "_exact"):
-        from hvd_autosync.runtime.planned import go_exactly
+        from hvd_autosync.runtime.checkpoints import go_exactly
 
         exact = torch.tensor([float(optimizer._exact)])
         horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")

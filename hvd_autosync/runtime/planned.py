@@ -28,6 +28,7 @@ from hvd_autosync.runtime.agreement import agree_any, agree_order, agree_paramet
 from hvd_autosync.runtime.averaging import Averaging
 from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.buckets import Bucket
+from hvd_autosync.runtime.checkpoints import go_exactly, keep_in_checkpoints
 from hvd_autosync.runtime.deferral import Deferral
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
@@ -52,10 +53,6 @@ from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
 from hvd_autosync.search_space.schedule import Schedule
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
-#: Entries of a state dictionary that other optimizers ignore.
-_CODEC_STATES = "hvd_autosync_codecs"
-_ROUNDS = "hvd_autosync_rounds"
-_EXACT = "hvd_autosync_exact"
 #: Of the optimizers of this process, in the order in which they are made.
 _NUMBERS = itertools.count()
 #: What Horovod's methods take for a gradient that has been sent.
@@ -172,7 +169,6 @@ def _register_hooks(self: Any) -> None:
     )  # fmt: skip
     if plan.sharded:
         self._owners = _owners(self, first)
-        self.register_state_dict_post_hook(_save_owned_states)
     if plan.order == "priority":
         self._deferral = Deferral(self, self._dispatcher)
         self.register_state_dict_pre_hook(_settle)
@@ -182,17 +178,12 @@ def _register_hooks(self: Any) -> None:
         watch_scalers()
         averaging = Averaging(own_name, names, plan)
         self._local = LocalSteps(own_name, self, schedule, averaging)
-        self.register_state_dict_post_hook(_save_rounds)
-        self.register_load_state_dict_pre_hook(_load_rounds)
     if (plan.lossy or schedule is not None) and current.run is None:
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)
         self._guard = Guard(own_name, current.loss_ceilings)
-        self.register_state_dict_post_hook(_save_exact)
-        self.register_load_state_dict_pre_hook(_load_exact)
-    self.register_state_dict_post_hook(_save_codec_states)
-    self.register_load_state_dict_pre_hook(_load_codec_states)
+    keep_in_checkpoints(self)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(_hook(reference))
 
@@ -316,12 +307,6 @@ def _guard(self: Any) -> None:
         local.stop()
 
 
-def go_exactly(self: Any) -> None:
-    """Exchange gradients as they are for good."""
-    self._guard, self._exact = None, True
-    self._dispatcher.drop_codecs()
-
-
 def _average(self: Any) -> None:
     current.average(self)
 
@@ -370,39 +355,6 @@ def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
 def _settle(self: Any) -> None:
     if self._deferral is not None:
         self._deferral.settle_all()
-
-
-def _save_owned_states(self: Any, state_dict: dict[str, Any]) -> None:
-    state_dict["state"].update(self._owners.whole_states())
-
-
-def _save_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
-    states = self._dispatcher.codec_states()
-    if states:
-        state_dict[_CODEC_STATES] = states
-
-
-def _load_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
-    self._dispatcher.load_codec_states(state_dict.get(_CODEC_STATES, {}))
-
-
-def _save_exact(self: Any, state_dict: dict[str, Any]) -> None:
-    state_dict[_EXACT] = self._exact
-
-
-def _load_exact(self: Any, state_dict: dict[str, Any]) -> None:
-    if state_dict.get(_EXACT):
-        go_exactly(self)
-
-
-def _save_rounds(self: Any, state_dict: dict[str, Any]) -> None:
-    state_dict[_ROUNDS] = self._local.save()
-
-
-def _load_rounds(self: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    saved = state_dict.get(_ROUNDS)
-    own = self._local.load(saved) if saved else None
-    return state_dict if own is None else {**state_dict, "state": own}
 
 
 def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:
