@@ -28,7 +28,7 @@ from survey.learner import SurveyLearner
 
 from hvd_autosync.options import Options
 from hvd_autosync.plugin import parse_words, read_job
-from hvd_autosync.report import progress_listener
+from hvd_autosync.reporting import progress_listener
 from hvd_autosync.testing import Testbed
 from hvd_autosync.traces import TraceStore, export_study
 from hvd_autosync.tuning import tune

@@ -60,11 +60,11 @@ def show(
     """Explain a study: what won, why, and how to use it."""
     traces = open_store(store)
     if take is not None:
-        from hvd_autosync.report.explain_quality import trade_off_file
+        from hvd_autosync.reporting.explain_quality import trade_off_file
 
         print(trade_off_file(traces, traces.study(study), take), end="")
         return
-    from hvd_autosync.report.explanation import explain
+    from hvd_autosync.reporting.explanation import explain
 
     out = console()
     for section in explain(traces, study):

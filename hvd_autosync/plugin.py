@@ -128,7 +128,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """
     job, options = read_job(arguments, words)
     if options.dry_run:
-        from hvd_autosync.report import print_plan
+        from hvd_autosync.reporting import print_plan
 
         print_plan(job, options)
         return 0
@@ -138,7 +138,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
     command = " ".join(redact(job.command))
     print(f"{_PREFIX}: tuning {command} on {job.world_size} ranks", file=sys.stderr)
-    from hvd_autosync.report import closing_lines, progress_listener
+    from hvd_autosync.reporting import closing_lines, progress_listener
     from hvd_autosync.tuning import tune
 
     with closing(progress_listener()) as listener:

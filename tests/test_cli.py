@@ -119,7 +119,7 @@ def test_ctrl_c_is_status_130(study_id: str, monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hvd_autosync.report.explanation.explain", interrupted)
+    monkeypatch.setattr("hvd_autosync.reporting.explanation.explain", interrupted)
     assert run("show").exit_code == 130
 
 
@@ -127,7 +127,7 @@ def test_a_bug_keeps_its_traceback(study_id: str, monkeypatch: pytest.MonkeyPatc
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("hvd_autosync.report.explanation.explain", broken)
+    monkeypatch.setattr("hvd_autosync.reporting.explanation.explain", broken)
     assert isinstance(run("show").exception, ZeroDivisionError)
 
 

@@ -32,9 +32,9 @@ from rich.console import Console
 from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender
 from hvd_autosync.launch.collector import Collector
-from hvd_autosync.report.closing import closing_lines
-from hvd_autosync.report.explanation import explain
-from hvd_autosync.report.listing import studies_table, trials_table
+from hvd_autosync.reporting.closing import closing_lines
+from hvd_autosync.reporting.explanation import explain
+from hvd_autosync.reporting.listing import studies_table, trials_table
 from hvd_autosync.runtime.wire import encode_message
 from hvd_autosync.search_space import (
     HorovodBuild,

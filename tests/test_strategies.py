@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvd_autosync.report.recipe import recipe
+from hvd_autosync.reporting.recipe import recipe
 from hvd_autosync.testing import Testbed, testbed_missing
 from hvd_autosync.traces import TraceStore
 

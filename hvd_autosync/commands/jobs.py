@@ -99,7 +99,7 @@ def space(words: _WordsArgument = None) -> None:
         from hvd_autosync.plugin import space_command
 
         raise typer.Exit(space_command(list(words)))
-    from hvd_autosync.report.space import RESTRICTIONS_HELP, catalogue_table
+    from hvd_autosync.reporting.space import RESTRICTIONS_HELP, catalogue_table
 
     out = console()
     out.print(catalogue_table())

@@ -48,7 +48,7 @@ def simulate(
       hvd-autosync simulate --hosts 64 --slots 8 --bandwidth 25gbit
     """
     from hvd_autosync.cost.imagined import imagined_resources
-    from hvd_autosync.report.simulation import simulation_text
+    from hvd_autosync.reporting.simulation import simulation_text
     from hvd_autosync.simulation import simulate as predict
 
     rate = None if bandwidth is None else _rate(bandwidth)

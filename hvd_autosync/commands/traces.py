@@ -32,7 +32,7 @@ class Format(str, enum.Enum):
 @app.command("list")
 def list_(store: StoreOption = None) -> None:
     """List all studies, newest first."""
-    from hvd_autosync.report.listing import studies_table
+    from hvd_autosync.reporting.listing import studies_table
 
     traces = open_store(store)
     studies = traces.studies()
@@ -56,7 +56,7 @@ def show(
     traces = open_store(store)
     record = traces.study(study)
     if format is Format.TABLE:
-        from hvd_autosync.report.listing import trials_table
+        from hvd_autosync.reporting.listing import trials_table
 
         console().print(trials_table(record, traces.trials(record.study_id)))
         return

@@ -55,19 +55,19 @@ def average(optimizer: Any) -> None:
         local.average_for_script()
 
 
-def report(loss: Any) -> None:
+def report(metric: Any) -> None:
     """Say what the loss of this step is, in every step before ``optimizer.step()``.
 
     For scripts whose ``backward()`` is called with something else. Smaller must be better; from the
     first call on only what is reported counts. Does nothing where no loss is asked for.
 
     Args:
-        loss: A number, or a tensor of one.
+        metric: A number, or a tensor of one.
     """
     if losses is not None:
         import torch
 
-        losses.report(torch.as_tensor(loss).detach())
+        losses.report(torch.as_tensor(metric).detach())
 
 
 def forget_run() -> None:

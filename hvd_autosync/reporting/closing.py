@@ -1,0 +1,30 @@
+"""The two lines that are printed after the real training."""
+
+from __future__ import annotations
+
+import shlex
+
+from hvd_autosync.reporting.words import answer_text
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord
+from hvd_autosync.traces.location import resolve_location
+
+
+def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, str]:
+    """What was chosen, and where the trace is.
+
+    Args:
+        study: The finished study that the training followed.
+        store: Its store as the user named it; ``None`` for the default one.
+    """
+    name = resolve_location(store).name
+    option = "" if store is None else f" --store {shlex.quote(name)}"
+    trace = f"trace: hvd-autosync show {study.study_id}{option}"
+    return _answer(study), trace if store is not None else f"{trace} (in {name})"
+
+
+def _answer(study: StudyRecord) -> str:
+    conclusion = Conclusion.of(study)
+    if conclusion is None or study.space is None:
+        return f"study {study.study_id} found nothing to compare"
+    return answer_text(conclusion, study.space)

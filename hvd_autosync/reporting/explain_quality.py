@@ -1,0 +1,114 @@
+"""What the losses said of lossy strategies: time against quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from hvd_autosync.errors import StudyError
+from hvd_autosync.quality import Verdict
+from hvd_autosync.reporting.listing import plain_table
+from hvd_autosync.reporting.words import speedup_text
+from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.search_space.strategy_file import strategy_text
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """A lossy strategy that was judged.
+
+    Attributes:
+        verdict: What was said of it.
+        speedup: Of its step, over the default's in the trials that judged; NaN when unknown.
+        on_front: Whether nothing that was judged, the default included, is both as fast and as good
+            or better.
+    """
+
+    verdict: Verdict
+    speedup: float
+    on_front: bool
+
+
+def trade_offs(
+    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
+) -> list[TradeOff]:
+    """The lossy strategies that were judged, fastest first."""
+    seconds = _step_s(space, trials)
+    default_s = seconds.get(space.default, math.nan)
+    points = [
+        (default_s / seconds.get(v.strategy, math.nan), v.loss - v.default_loss)
+        for v in conclusion.verdicts
+    ]
+    found = [
+        TradeOff(verdict, point[0], _on_front(point, [*points, (1.0, 0.0)]))
+        for verdict, point in zip(conclusion.verdicts, points, strict=True)
+    ]
+    return sorted(found, key=lambda each: -each.speedup if each.speedup > 0 else math.inf)
+
+
+def _on_front(point: tuple[float, float], points: Sequence[tuple[float, float]]) -> bool:
+    """Whether no other point, speed-up and gap of the loss, is as good or better in both."""
+    speedup, gap = point
+    if not math.isfinite(speedup) or not math.isfinite(gap):
+        return False
+    return not any(s >= speedup and g <= gap and (s, g) != point for s, g in points)
+
+
+def quality_table(
+    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
+) -> Table:
+    """One row for each lossy strategy that was judged, fastest first."""
+    table = plain_table(
+        "", "speed-up", "loss", "default's", "may be above by", "Pareto", "verdict", "strategy"
+    )
+    for number, each in enumerate(trade_offs(space, trials, conclusion), start=1):
+        verdict = each.verdict
+        word = "may be used" if verdict.admissible else "refused"
+        table.add_row(
+            str(number), speedup_text(each.speedup) if math.isfinite(each.speedup) else "-",
+            *map(_number, (verdict.loss, verdict.default_loss, verdict.allowed)),
+            "front" if each.on_front else "", f"{word}: {verdict.reason}",
+            space.describe(verdict.strategy),
+        )  # fmt: skip
+    return table
+
+
+def trade_off_file(store: TraceStore, study: StudyRecord, number: int) -> str:
+    """The strategy file of row ``number`` of :func:`quality_table`.
+
+    Raises:
+        StudyError: There is no such row.
+        StoreError: The store cannot be read.
+    """
+    conclusion = Conclusion.of(study)
+    judged = (
+        trade_offs(study.space, store.trials(study.study_id), conclusion)
+        if study.space is not None and conclusion is not None else []
+    )  # fmt: skip
+    if not 1 <= number <= len(judged):
+        rows = f"rows 1 to {len(judged)}" if judged else "no lossy strategies"
+        raise StudyError(
+            f"study {study.study_id} has no judged strategy {number}: it has {rows}",
+            hint=f"See them: hvd-autosync show {study.study_id}",
+        )
+    strategy = judged[number - 1].verdict.strategy
+    return strategy_text(strategy, parameter_classes(study.task.model) if study.task else {})
+
+
+def _step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:
+    """Seconds of a step in the last trial that judged a strategy."""
+    return {
+        space.complete(trial.strategy): trial.result.step_time.mean_s
+        for trial in trials
+        if trial.kind == "quality" and trial.result is not None and trial.result.step_time
+    }
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "-"

@@ -1,0 +1,85 @@
+"""Why other strategies lost, which trials failed, and what Horovod's own tuner sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.padding import Padding
+from rich.table import Table
+
+from hvd_autosync.reporting.listing import plain_table, strategy_text
+from hvd_autosync.reporting.runner_ups import RunnerUp, confirmed_step_s, runner_ups
+from hvd_autosync.reporting.words import (
+    LEVEL,
+    first_line,
+    interval_text,
+    seconds_text,
+    speedup_text,
+)
+from hvd_autosync.search_space import SearchSpace
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord, TrialRecord
+
+_SHOWN = 5
+
+
+def step_times(
+    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
+) -> tuple[float, float]:
+    """Step times of the default and of the winner, seconds, from the confirmation if there was one.
+
+    A study that took over another's winner has measured the default only.
+    """
+    confirmed = confirmed_step_s(space, trials)
+    if conclusion.winner in confirmed and space.default in confirmed:
+        return confirmed[space.default], confirmed[conclusion.winner]
+    speedup = conclusion.best.speedup if conclusion.best else 1.0
+    return conclusion.default_s, conclusion.default_s / speedup
+
+
+def lost_strategies(
+    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
+) -> Iterator[str | Padding]:
+    """The best few that lost, each with its evidence and the reason below it."""
+    found = runner_ups(space, trials, conclusion)
+    for each in found[:_SHOWN]:
+        yield space.describe(each.strategy)
+        yield _below(_evidence(each))
+    if len(found) > _SHOWN:
+        yield f"and {len(found) - _SHOWN} more: see hvd-autosync traces show"
+
+
+def _evidence(lost: RunnerUp) -> str:
+    predicted = f" (predicted {seconds_text(lost.predicted_s)})"
+    return (
+        f"{speedup_text(lost.speedup)} ({LEVEL} interval {interval_text(lost.low, lost.high)}), "
+        f"{seconds_text(lost.step_s)} per step"
+        f"{predicted if math.isfinite(lost.predicted_s) else ''}: {lost.why}"
+    )
+
+
+def failed_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator[str | Padding]:
+    """The trials that gave no step time, each with how it ended and what the job said last."""
+    for trial in trials:
+        result = trial.result
+        if result is not None and result.step_time is None:
+            said = result.stderr_tail.strip().rpartition("\n")[2]
+            reasons = filter(None, [result.status.value, first_line(result.reason), said])
+            yield f"trial {trial.number}: {strategy_text(study, trial.strategy)}"
+            yield _below(": ".join(reasons))
+
+
+def _below(text: str) -> Padding:
+    return Padding(text, (0, 0, 0, 2), style="dim")
+
+
+def sample_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
+    """The best samples of Horovod's own tuner by its score."""
+    table = plain_table("sample", "score in B/µs", "strategy")
+    scores = {trial.number: trial.info_number("score_bytes_per_us") for trial in trials}
+    scored = [trial for trial in trials if math.isfinite(scores[trial.number])]
+    for trial in sorted(scored, key=lambda t: -scores[t.number])[:_SHOWN]:
+        score = f"{scores[trial.number]:.4g}"
+        table.add_row(str(trial.number), score, strategy_text(study, trial.strategy))
+    return table

@@ -1,0 +1,154 @@
+"""``hvd-autosync show``: a study explained, the answer first."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from hvd_autosync.reporting.explain_experts import experts_table
+from hvd_autosync.reporting.explain_knobs import knob_table
+from hvd_autosync.reporting.explain_quality import quality_table
+from hvd_autosync.reporting.explain_task import task_table
+from hvd_autosync.reporting.explain_trials import (
+    failed_trials,
+    lost_strategies,
+    sample_table,
+    step_times,
+)
+from hvd_autosync.reporting.recipe import Recipe, recipe
+from hvd_autosync.reporting.words import evidence_text, gain_text, seconds_text, speedup_text
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.study import problem_of
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
+
+
+class Verbatim(Text):
+    """A line to be copied: never wrapped, cut off or indented."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line, style="cyan", no_wrap=True, overflow="ignore")
+
+
+def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
+    """What a study found and why, section by section, each made when it is asked for.
+
+    Print them with ``crop=False``, so that lines to be copied stay whole.
+
+    Args:
+        store: Where the study is.
+        study_id: Its id, the beginning of one, or ``"last"``.
+
+    Raises:
+        StoreError: There is no such study.
+    """
+    study = store.study(study_id)
+    trials = store.trials(study.study_id)
+    conclusion = Conclusion.of(study)
+    yield _head(study)
+    yield from _answer(study, trials, conclusion)
+    if study.task is not None:
+        yield _section("Task", task_table(study.task, trials))
+    if study.space is not None and conclusion is not None:
+        if conclusion.winner != study.space.default:
+            effects = knob_table(problem_of(store, study, trials), trials, conclusion.winner)
+            yield _section("The winner against the default, knob by knob", effects)
+        if lost := list(lost_strategies(study.space, trials, conclusion)):
+            yield _section("Why others lost", *lost)
+        if conclusion.verdicts:
+            table = quality_table(study.space, trials, conclusion)
+            take = f"hvd-autosync show {study.study_id} --take ROW > strategy.toml"
+            yield _section(
+                "Whether the model stays as good", table,
+                "On the Pareto front no other is both as fast and as good. To take one yourself:",
+                Verbatim(take),
+            )  # fmt: skip
+    if (experts := experts_table(trials)) is not None:
+        yield _section("Learned from", experts)
+    if failed := list(failed_trials(study, trials)):
+        yield _section("Failed trials", *failed)
+    yield from _recipe(study, conclusion)
+
+
+def _section(title: str, *content: RenderableType) -> RenderableType:
+    """A heading and what belongs under it, indented except for lines to be copied."""
+    body = [c if isinstance(c, Verbatim) else Padding(c, (0, 0, 0, 2)) for c in content]
+    return Group("", Text(title, style="bold"), *body)
+
+
+def _head(study: StudyRecord) -> RenderableType:
+    begun = study.created_at[:16].replace("T", " ")
+    lines = [Text(f"Study {study.study_id}, begun {begun} UTC, {study.status.value}")]
+    if study.command:
+        lines.append(Text(shlex.join(study.command), style="dim"))
+    return Group(*lines)
+
+
+def _answer(
+    study: StudyRecord, trials: list[TrialRecord], conclusion: Conclusion | None
+) -> Iterator[RenderableType]:
+    if conclusion is not None and study.space is not None:
+        yield _section("Answer", *_concluded(study, trials, conclusion))
+    elif study.status is StudyStatus.RUNNING:
+        told = sum(trial.result is not None for trial in trials)
+        yield _section(
+            "Answer",
+            f"None yet: {told} trials so far. If its driver was stopped, the same horovodrun line "
+            "goes on with it.",
+        )
+    elif study.status is StudyStatus.FAILED:
+        reason = (study.outcome or {}).get("reason", "unknown")
+        yield _section("Answer", f"None: the study could not end as planned: {reason}")
+    else:
+        yield _section("Answer", "The best sample by Horovod's own score, which is no step time:",
+                       sample_table(study, trials))  # fmt: skip
+
+
+def _concluded(
+    study: StudyRecord, trials: list[TrialRecord], conclusion: Conclusion
+) -> Iterator[RenderableType]:
+    assert study.space is not None
+    best = conclusion.best
+    if best is not None:
+        yield Text(gain_text(best), style="bold green")
+        yield Text(study.space.describe(conclusion.winner), style="bold green")
+        default_s, winner_s = step_times(study.space, trials, conclusion)
+        yield f"{seconds_text(default_s)} per step became {seconds_text(winner_s)}."
+    else:
+        yield Text("No gain found: use the default.", style="bold")
+        for closest in conclusion.comparisons[:1]:
+            name = study.space.describe(closest.strategy)
+            evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
+            yield f"The best candidate was {name}: {evidence}."
+    yield f"Why: {conclusion.reason}. Exploring ended because {conclusion.stopped}."
+    for line in study.drift:
+        yield Text(f"Since then: {line}. The next run searches again.", style="bold yellow")
+
+
+def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[RenderableType]:
+    if study.winner is None:
+        return
+    if conclusion is not None and conclusion.best is None and _is_default(study, study.winner):
+        yield _section("Without hvd_autosync", "Run the job as it is.")
+        return
+    found = recipe(study, study.winner)
+    title = "Without tuning" if found.file else "Without hvd_autosync"
+    yield _section(title, *_recipe_lines(found))
+
+
+def _is_default(study: StudyRecord, strategy: Strategy) -> bool:
+    return study.space is not None and study.space.complete(strategy) == study.space.default
+
+
+def _recipe_lines(found: Recipe) -> Iterator[RenderableType]:
+    for line in (*found.exports, found.line):
+        if line:
+            yield Verbatim(line)
+    if found.file:
+        yield "with strategy.toml:"
+        yield Verbatim(found.file)
+    yield from found.notes

@@ -1,0 +1,75 @@
+"""Studies and trials as tables, for ``hvd-autosync traces``."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
+from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.reporting.words import first_line, speedup_text, step_time_text
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
+
+
+def studies_table(studies: Iterable[StudyRecord]) -> Table:
+    """One row per study."""
+    table = plain_table("study", "begun (UTC)", "status", "speed-up", "job")
+    for study in studies:
+        table.add_row(
+            study.study_id, study.created_at[:16].replace("T", " "), study.status.value,
+            _result(study), shlex.join(study.command) or str(study.settings.get("origin", "-")),
+        )  # fmt: skip
+    return table
+
+
+def _result(study: StudyRecord) -> str:
+    """The speed-up of the winner, or that there was no gain."""
+    try:
+        conclusion = Conclusion.of(study)
+    except TraceFormatError:
+        return "damaged"
+    if conclusion is None:
+        return "-"
+    best = conclusion.best
+    return speedup_text(best.speedup) if best else "no gain"
+
+
+def trials_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
+    """One row per trial, in order."""
+    table = plain_table("trial", "kind", "step time", "speed-up", "status", "strategy")
+    told = default_result(trials)
+    default = told.step_time if told else None
+    for trial in trials:
+        time = trial.result.step_time if trial.result else None
+        ratio = default.mean_s / time.mean_s if default and time else math.nan
+        table.add_row(
+            str(trial.number), trial.kind, step_time_text(time) if time else "-",
+            speedup_text(ratio), _status(trial), strategy_text(study, trial.strategy),
+        )  # fmt: skip
+    return table
+
+
+def _status(trial: TrialRecord) -> str:
+    if trial.result is None:
+        return "not told"
+    reason = first_line(trial.result.reason)
+    return f"{trial.result.status.value}: {reason}" if reason else trial.result.status.value
+
+
+def strategy_text(study: StudyRecord, strategy: Strategy) -> str:
+    """A strategy in words, also where the study has no space."""
+    if study.space is not None:
+        return study.space.describe(strategy)
+    return ", ".join(f"{name}={value}" for name, value in strategy.items()) or "default"
+
+
+def plain_table(*columns: str) -> Table:
+    """A table without a frame."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

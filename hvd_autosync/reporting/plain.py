@@ -1,0 +1,92 @@
+"""Progress as plain lines, for logs and pipes: one line per event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TextIO
+
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.reporting.standing import EndedTrial, Standing
+from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
+from hvd_autosync.search_space import TrialResult, TrialStatus
+from hvd_autosync.study_values import Conclusion, Trial
+
+if TYPE_CHECKING:
+    from hvd_autosync.study import Study
+
+PREFIX = "hvd-autosync"
+
+
+class PlainProgress:
+    """Writes a line when a study begins, when a trial ends, and when the study concludes.
+
+    Args:
+        stream: Where to write; ``sys.stderr``, so that the job's own output stays alone.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._standing = Standing()
+
+    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.start(study)
+        settings = study.settings
+        again = f" goes on after {len(self._standing.ended)} trials" if resumed else ""
+        limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
+        self._print(
+            f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each "
+            f"{settings.warmup} steps of warm-up and {settings.steps} measured; the best is then "
+            "measured again in turn with the default"
+        )
+
+    def on_ask_start(self, study: Study) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.waiting()
+
+    def on_trial_start(self, study: Study, trial: Trial) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.begin(study, trial)
+
+    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`; said is only what may be wrong."""
+        if hint := self._standing.hint(trial, progress):
+            self._print(hint)
+
+    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._print(trial_line(self._standing.end(study, trial, result)))
+
+    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        spent = span_text(self._standing.spent_s)
+        self._print(
+            f"study {study.study_id} ended after {len(self._standing.ended)} trials in {spent}: "
+            f"{conclusion.stopped}"
+        )
+
+    def on_notice(self, text: str) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._print(text)
+
+    def close(self) -> None:
+        """Nothing is left open; for terminals there is (:class:`TerminalProgress`)."""
+
+    def _print(self, line: str) -> None:
+        print(f"{PREFIX}: {line}", file=self._stream, flush=True)
+
+
+def trial_line(ended: EndedTrial) -> str:
+    """One ended trial as one line."""
+    kind = f"confirm, round {ended.round}" if ended.round else ended.kind
+    parts = [f"trial {ended.number} ({kind}):"]
+    if ended.status is not TrialStatus.COMPLETED:
+        steps = f" after {ended.time.steps} measured steps" if ended.time else ""
+        parts.append(f"{ended.status.value}{steps},")
+    if ended.time is not None:
+        parts.append(f"{step_time_text(ended.time)} per step,")
+        if ended.strategy != "default":
+            parts.append(f"{speedup_text(ended.speedup)} against the default,")
+    if ended.status is not TrialStatus.COMPLETED and ended.time is None and ended.reason:
+        parts.append(f"{ended.reason},")
+    line = " ".join(parts).rstrip(",")
+    return line if ended.kind == "default" else f"{line}: {ended.strategy}"

@@ -1,0 +1,116 @@
+"""``--autosync-dry-run`` and ``hvd-autosync space``: what would be tuned, and how, in this job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
+from hvd_autosync.launch.facts import default_controller, horovod_build
+from hvd_autosync.launch.job import Job
+from hvd_autosync.options import Options
+from hvd_autosync.reporting.space import APPLIES_WHEN, catalogue_table, space_table
+from hvd_autosync.search_space import (
+    CATALOGUE,
+    Knob,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    SearchSpace,
+    build_space,
+    restrict_space,
+)
+from hvd_autosync.traces import StudyRecord, TraceStore
+
+#: Tensors of a model that is large by every rule.
+_LARGE_MODEL = 4096
+
+
+def print_plan(job: Job, options: Options, console: Console | None = None) -> None:
+    """Print the search space of ``job`` and the plan; launch nothing.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        console: Where to print; standard output unless told otherwise.
+
+    Raises:
+        ConfigurationError: The space file cannot be used.
+        StoreError: The store cannot be read.
+    """
+    console = console or Console(markup=False, highlight=False)
+    for each in plan(job, options):
+        console.print(each)
+
+
+def plan(job: Job, options: Options) -> Iterator[RenderableType]:
+    """The parts of what :func:`print_plan` prints."""
+    from hvd_autosync.tuning import load_restrictions, tuning_key
+
+    restrictions = load_restrictions(options.space)
+    store = TraceStore(options.store)
+    known = store.find_finished(tuning_key(job, options, restrictions))
+    if known is not None and known.space is not None:
+        yield space_table(known.space, f"The search space of this job (study {known.study_id})")
+    else:
+        yield from _possible(job, options, restrictions)
+    yield f"\n{_plan_text(options, known)}\nThe trace is kept in {store.name}."
+
+
+def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Iterator[RenderableType]:
+    """What can be known of the space before the default trial has shown the model."""
+    spaces = [restrict_space(s, restrictions) for s in _imaginable_spaces(job, options)]
+    knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}
+    names = [knob.name for knob in CATALOGUE if knob.name in knobs]
+    sure = [n for n in names if all(n in (k.name for k in space.knobs) for space in spaces)]
+    held = spaces[0].fixed
+    yield space_table(SearchSpace(tuple(knobs[n] for n in sure), held), "Knobs of this job")
+    if sure != names:
+        maybe = [knobs[name] for name in names if name not in sure]
+        yield ""
+        yield catalogue_table(maybe, "Knobs that depend on what the default trial shows")
+    absent = [k.name for k in CATALOGUE if k.name not in knobs and k.name not in dict(held)]
+    if absent:
+        yield "\nNot in this job:"
+        yield from (f"  {name} (applies: {APPLIES_WHEN[name]})" for name in absent)
+
+
+def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
+    """The job's space for models and devices on either side of each rule, largest model last."""
+    from hvd_autosync.tuning import held_knobs
+
+    build = horovod_build()
+    for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
+        for model in _imaginable_models():
+            yield build_space(
+                model, Resources(job.hosts, device, build), held=held_knobs(job),
+                allow=options.allow, default_controller=default_controller(build),
+            )  # fmt: skip
+
+
+def _imaginable_models() -> Iterator[ModelProfile]:
+    for count, dtype, sparse in ((1, "float16", False), (2, "float32", True),
+                                 (_LARGE_MODEL, "float32", False)):  # fmt: skip
+        parameters = tuple(
+            ParameterProfile(f"p{i}", (1,), dtype, sparse, ready_order=i) for i in range(count)
+        )
+        yield ModelProfile(parameters)
+
+
+def _plan_text(options: Options, known: StudyRecord | None) -> str:
+    """What a tuning with these options does, in sentences."""
+    if known is not None and options.reuse != "never":
+        return (
+            f"The plan: study {known.study_id} has tuned this job before, and its winner is taken "
+            "at once. Tune again with --autosync-reuse never."
+        )
+    limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
+    after = "then stop" if options.tune_only else "then run the job with the winner"
+    return (
+        f"The plan: measure the job's default; try other strategies up to {options.trials} trials"
+        f"{limit} in all, each for {options.warmup} steps of warm-up and {options.steps} measured "
+        f"ones, fewer when no further gain is likely; measure the best in turn with the default, "
+        f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds; {after}."
+    )

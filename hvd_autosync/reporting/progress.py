@@ -1,0 +1,97 @@
+"""Which progress display a tuning gets, and a guard: no display ever disturbs a tuning."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO, TypeAlias
+
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.reporting.plain import PREFIX, PlainProgress
+from hvd_autosync.reporting.terminal import TerminalProgress
+from hvd_autosync.search_space import TrialResult
+from hvd_autosync.study_values import Conclusion, Trial
+
+if TYPE_CHECKING:
+    from hvd_autosync.study import Study
+
+Display: TypeAlias = TerminalProgress | PlainProgress
+
+
+class GuardedProgress:
+    """Passes every call on to a display until the display fails; then goes on without it.
+
+    Use it as ``with contextlib.closing(progress_listener()) as listener``, so that the terminal
+    is given back however the tuning ends, before anything else is printed.
+
+    Args:
+        display: The display.
+        stream: Where to say that it failed.
+    """
+
+    def __init__(self, display: Display, stream: TextIO) -> None:
+        self._display: Display | None = display
+        self._stream = stream
+
+    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_study_start(study, resumed=resumed))
+
+    def on_ask_start(self, study: Study) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_ask_start(study))
+
+    def on_trial_start(self, study: Study, trial: Trial) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_trial_start(study, trial))
+
+    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_trial_progress(study, trial, progress))
+
+    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_trial_end(study, trial, result))
+
+    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_study_end(study, conclusion))
+
+    def on_notice(self, text: str) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_notice(text))
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._guard(lambda display: display.close())
+
+    def _guard(self, call: Callable[[Display], None]) -> None:
+        display = self._display
+        if display is None:
+            return
+        try:
+            call(display)
+        except Exception as error:  # whatever it is, the tuning matters more
+            self._display = None
+            with suppress(Exception):
+                display.close()
+            with suppress(OSError, ValueError):  # the stream may be what failed
+                reason = f"{type(error).__name__}: {error}"
+                print(f"{PREFIX}: going on without progress: {reason}", file=self._stream)
+
+
+def progress_listener(stream: TextIO | None = None) -> GuardedProgress:
+    """A live display when ``stream`` (default: ``sys.stderr``) is a terminal, else plain lines."""
+    stream = sys.stderr if stream is None else stream
+    display = TerminalProgress(stream) if _is_capable_terminal(stream) else PlainProgress(stream)
+    return GuardedProgress(display, stream)
+
+
+def _is_capable_terminal(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal whose cursor can be moved.
+
+    Not what the library decides: it takes FORCE_COLOR for a terminal, and logs are coloured too.
+    """
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

@@ -1,0 +1,131 @@
+"""Which strategies were measured and lost, by how much and why, as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from hvd_autosync.reporting.words import STANDARD_ERRORS
+from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStatus
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import TrialRecord
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """A measured strategy that was not chosen.
+
+    Attributes:
+        strategy: The strategy, complete in its space.
+        step_s: Its step time, seconds; from the confirmation if it took part in that.
+        predicted_s: What the learner had predicted; NaN when it was not asked.
+        speedup: Times faster than the default.
+        low: Lower end of its interval.
+        high: Upper end of its interval.
+        why: Why it lost.
+    """
+
+    strategy: Strategy
+    step_s: float
+    predicted_s: float
+    speedup: float
+    low: float
+    high: float
+    why: str
+
+
+def confirmed_step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:
+    """Mean step time of each contender of the confirmation, seconds."""
+    times: dict[Strategy, list[float]] = {}
+    for trial in trials:
+        time = trial.result.step_time if trial.result else None
+        if trial.kind == "confirm" and time is not None:
+            times.setdefault(space.complete(trial.strategy), []).append(time.mean_s)
+    return {strategy: fmean(seconds) for strategy, seconds in times.items()}
+
+
+def runner_ups(
+    space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
+) -> list[RunnerUp]:
+    """The measured strategies other than the default and the winner.
+
+    Those that were confirmed come first, then the best first.
+    """
+    explored: dict[Strategy, tuple[TrialRecord, StepTime]] = {}
+    for trial in trials:
+        time = trial.result.step_time if trial.result else None
+        if trial.kind != "confirm" and time is not None:
+            explored.setdefault(space.complete(trial.strategy), (trial, time))
+    if space.default not in explored:
+        return []
+    default = explored.pop(space.default)[1]
+    explored.pop(conclusion.winner, None)
+    confirmed, spread = confirmed_step_s(space, trials), launch_spread(space, trials)
+    found = []
+    for strategy, (trial, time) in explored.items():
+        lost = _confirmed(strategy, conclusion) or _explored(
+            trial, time, default, spread, conclusion
+        )
+        predicted_s = trial.info_number("predicted_step_s")
+        step_s = confirmed.get(strategy, time.mean_s)
+        found.append(RunnerUp(strategy, step_s, predicted_s, *lost))
+    return sorted(found, key=lambda each: (each.strategy not in confirmed, -each.speedup))
+
+
+def launch_spread(space: SearchSpace, trials: Sequence[TrialRecord]) -> float:
+    """How much launches of one strategy differ: standard deviation of the log step time.
+
+    Pooled over the strategies that were measured more than once; 0 when none was.
+    """
+    logs: dict[Strategy, list[float]] = {}
+    for trial in trials:
+        if trial.result is not None and trial.result.step_time is not None:
+            log_s = math.log(trial.result.step_time.mean_s)
+            logs.setdefault(space.complete(trial.strategy), []).append(log_s)
+    repeated = [values for values in logs.values() if len(values) > 1]
+    squares = sum((v - fmean(values)) ** 2 for values in repeated for v in values)
+    return math.sqrt(squares / sum(len(v) - 1 for v in repeated)) if repeated else 0.0
+
+
+def _confirmed(
+    strategy: Strategy, conclusion: Conclusion
+) -> tuple[float, float, float, str] | None:
+    """Speed-up, its interval and why a confirmed strategy lost."""
+    for each in conclusion.comparisons:
+        if each.strategy == strategy:
+            why = (
+                "faster too, but less surely than the winner"
+                if each.proven
+                else "not faster with confidence when measured again"
+            )
+            return each.speedup, each.low, each.high, why
+    return None
+
+
+def _explored(
+    trial: TrialRecord, own: StepTime, default: StepTime, spread: float, conclusion: Conclusion
+) -> tuple[float, float, float, str]:
+    """Speed-up, its interval and why a strategy was not confirmed.
+
+    The interval allows for the spread of steps and for that of launches.
+    """
+    speedup = default.mean_s / own.mean_s
+    error = math.hypot(
+        default.standard_error_s / default.mean_s, own.standard_error_s / own.mean_s,
+        spread, spread,
+    )  # fmt: skip
+    factor = math.exp(STANDARD_ERRORS * error)
+    best, high = conclusion.best, speedup * factor
+    if trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT:
+        why = f"cut short after {own.steps} measured steps, which excluded beating the best"
+    elif high < 1:
+        why = "slower than the default"
+    elif best is None:
+        why = "the model expected no gain beyond noise"
+    elif high < best.low:
+        why = "slower than the winner"
+    else:
+        why = "one trial cannot tell it from the winner, of which the model expected more"
+    return speedup, speedup / factor, high, why

@@ -1,0 +1,182 @@
+"""Progress on a terminal: a few lines that are redrawn in place, and a summary that stays.
+
+The driver shares its processors with the ranks that it measures: there is no thread that redraws,
+and the calls during a trial redraw at most once a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.reporting.standing import EndedTrial, Standing
+from hvd_autosync.reporting.words import (
+    evidence_text,
+    seconds_text,
+    span_text,
+    speedup_text,
+    step_time_text,
+)
+from hvd_autosync.search_space import TrialResult, TrialStatus
+from hvd_autosync.study_values import Conclusion, Trial
+
+if TYPE_CHECKING:
+    from hvd_autosync.study import Study
+
+_REDRAW_EVERY_S = 1.0
+_BEST_SHOWN, _LAST_SHOWN = 3, 4
+_BAR_WIDTH = 40
+
+
+class TerminalProgress:
+    """Redraws what is tried, how far it is, what is best so far, and the last and best trials.
+
+    Args:
+        stream: A terminal that can move its cursor.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        console = Console(file=stream, markup=False, highlight=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+        self._standing = Standing()
+        self._table: RenderableType = ""
+        self._drawn_at = -math.inf
+        self._phase = ""
+
+    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.start(study)
+        if resumed:
+            self._live.console.print(
+                f"study {study.study_id} goes on after {len(self._standing.ended)} trials"
+            )
+        atexit.register(self.close)
+        self._live.start()
+
+    def on_ask_start(self, study: Study) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.waiting()
+        self._table = trials_so_far(self._standing.ended)
+        self._draw(study, Text("choosing what to try next"))
+
+    def on_trial_start(self, study: Study, trial: Trial) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.begin(study, trial)
+        self._phase = ""
+        self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
+
+    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        if hint := self._standing.hint(trial, progress):
+            self.on_notice(hint)
+        due = time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S
+        if due or progress.phase != self._phase:
+            self._phase = progress.phase
+            self._draw(study, self._running(study, trial, progress))
+
+    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`; drawn when the next trial is asked for."""
+        self._standing.end(study, trial, result)
+
+    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
+        self._live.update(
+            Group(
+                trials_so_far(self._standing.ended),
+                Text(f"study {study.study_id}: {count} trials in {spent}; {conclusion.stopped}"),
+            )
+        )
+        self.close()
+
+    def on_notice(self, text: str) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`; stays above what is redrawn."""
+        self._live.console.print(f"hvd-autosync: {text}")
+
+    def close(self) -> None:
+        """Leave what is drawn, and give the terminal back."""
+        atexit.unregister(self.close)
+        self._live.stop()
+
+    def _draw(self, study: Study, activity: RenderableType) -> None:
+        left_s = self._standing.left_s(study)
+        left = f"about {span_text(left_s)} left" if math.isfinite(left_s) else ""
+        head = Table.grid(padding=(0, 2))
+        head.add_row(Text(f"study {study.study_id}", style="bold"), Text(left, style="dim"))
+        self._live.update(
+            Group(head, activity, self._best_so_far(study), self._table), refresh=True
+        )
+        self._drawn_at = time.monotonic()
+
+    def _running(self, study: Study, trial: Trial, progress: TrialProgress) -> RenderableType:
+        """What runs, and how far it is."""
+        standing = self._standing
+        round_ = standing.next_round(study, trial)
+        if round_:
+            what = f"confirming, round {round_}: trial {trial.number}"
+        else:
+            count = f"{standing.explored + 1} of at most {standing.most_trials}"
+            what = f"exploring: trial {trial.number} ({trial.kind}), {count}"
+        line = one_line(f"{what}: {standing.describe(study, trial)}")
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            ProgressBar(progress.of or 1, progress.steps, width=_BAR_WIDTH),
+            Text(f"{progress.phase}, step {progress.steps} of {progress.of}"
+                 if progress.of else progress.phase),
+            Text(span_text(progress.elapsed_s), style="dim"),
+        )  # fmt: skip
+        return Group(line, bar)
+
+    def _best_so_far(self, study: Study) -> RenderableType:
+        standing = self._standing
+        if study.record.space is not None:
+            for comparison in standing.comparisons(study)[:1]:
+                speedup = f"{speedup_text(comparison.speedup)} ({evidence_text(comparison)})"
+                name = study.space.describe(comparison.strategy)
+                return one_line(f"confirmed so far {speedup}: {name}")
+        best = standing.best
+        if best is None or best.time is None:
+            return one_line("best so far: nothing was measured yet")
+        step = seconds_text(best.time.mean_s)
+        speedup = speedup_text(best.speedup)
+        return one_line(f"best so far {speedup}, {step} per step: {best.strategy}")
+
+
+def one_line(text: str) -> Text:
+    """``text`` cut off at the width of the terminal, so that the display keeps its height."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
+    """The default, the best few and the last few of the ended trials, in their order."""
+    if not ended:
+        return ""
+    measured = [t for t in ended if t.kind != "confirm" and t.time is not None]
+    best = sorted(measured, key=lambda t: t.speedup, reverse=True)[:_BEST_SHOWN]
+    shown = {t.number: t for t in [*ended[:1], *best, *ended[-_LAST_SHOWN:]]}
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name, justify in (("trial", "right"), ("kind", "left"), ("step time", "right"),
+                          ("speed-up", "right")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("strategy")
+    for number in sorted(shown):
+        trial = shown[number]
+        note = "" if trial.status is TrialStatus.COMPLETED else f"{trial.status.value}: "
+        if trial.time is None and trial.reason:
+            note += f"{trial.reason}: "
+        table.add_row(
+            str(number), f"confirm {trial.round}" if trial.round else trial.kind,
+            step_time_text(trial.time) if trial.time else "-", speedup_text(trial.speedup),
+            one_line(note + trial.strategy),
+            style="green" if trial in best[:1] else "" if trial.time else "red",
+        )  # fmt: skip
+    return table

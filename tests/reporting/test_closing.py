@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hvd_autosync.reporting.closing import closing_lines
+from hvd_autosync.traces import StudyRecord, StudyStatus
+
+
+def test_the_choice_with_its_interval(finished: StudyRecord) -> None:
+    answer, _ = closing_lines(finished)
+    assert answer.startswith("1.32x faster than the default (90 % interval 1.3")
+    assert answer.endswith("controller=mpi, cycle_time_ms=5 ms, buckets=8")
+
+
+def test_why_the_default_is_kept(no_gain: StudyRecord) -> None:
+    answer, _ = closing_lines(no_gain)
+    assert answer == (
+        "no gain found, the default is kept: no candidate was faster with confidence when "
+        "measured again"
+    )
+
+
+def test_how_to_see_the_trace_in_the_named_store(finished: StudyRecord, tmp_path: Path) -> None:
+    file = tmp_path / "my traces.db"
+    _, trace = closing_lines(finished, str(file))
+    assert trace == f"trace: hvd-autosync show {finished.study_id} --store '{file}'"
+
+
+def test_how_to_see_the_trace_in_the_default_store(finished: StudyRecord) -> None:
+    _, trace = closing_lines(finished)
+    assert trace.startswith(f"trace: hvd-autosync show {finished.study_id} (in ")
+    assert trace.endswith("traces.db)")
+
+
+def test_a_study_that_failed_found_nothing(finished: StudyRecord) -> None:
+    failed = replace(finished, status=StudyStatus.FAILED, outcome={"reason": "it crashed"})
+    assert closing_lines(failed)[0] == f"study {finished.study_id} found nothing to compare"

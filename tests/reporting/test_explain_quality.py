@@ -1,0 +1,83 @@
+"""The table of lossy strategies, its front, and one of them as a file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_autosync.documents import read_toml
+from hvd_autosync.errors import StudyError
+from hvd_autosync.quality import Verdict
+from hvd_autosync.reporting.explain_quality import trade_off_file, trade_offs
+from hvd_autosync.search_space import (
+    RankReport,
+    SearchSpace,
+    TrialResult,
+    TrialStatus,
+    build_space,
+)
+from hvd_autosync.search_space.strategy_file import read_strategy
+from hvd_autosync.study import Study
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord, TraceStore
+
+#: Codec of large matrices -> seconds of a step, and loss where the default's is 1.
+JUDGED = {"topk": (0.01, 1.5), "powersgd": (0.02, 1.6), "int8": (0.02, 1.1), "fp16": (0.06, 0.9),
+          "bf16": (0.06, 1.0)}  # fmt: skip
+
+
+@pytest.fixture
+def judged(author: Any) -> tuple[Study, SearchSpace]:
+    task = author.task
+    space = build_space(task.model, task.resources, allow=("codec",))
+    study = Study.create(space, store=author.store, task=task)
+    verdicts = []
+    for codec, (seconds, loss) in {"none": (0.05, 1.0), **JUDGED}.items():
+        strategy = space.complete({"large_codec": codec})
+        number = author.store.ask(study.study_id, strategy, "quality", {"seed": 0})
+        rank = RankReport(0, "a", (seconds,) * 20)
+        author.store.tell(
+            study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,))
+        )
+        if codec != "none":
+            verdicts.append(Verdict(strategy, loss < 1.2, loss, 1.0, 0.1, "so it is"))
+    failed = space.complete({"large_codec": "topk", "large_ratio": 0.001})
+    verdicts.append(Verdict(failed, False, math.nan, 1.0, 0.1, "it failed"))
+    study.finish(Conclusion(space.default, "why", "how", 0.05, (), tuple(verdicts)))
+    return study, space
+
+
+def test_the_front_holds_what_nothing_beats_in_both(judged: tuple[Study, SearchSpace]) -> None:
+    study, space = judged
+    assert study.conclusion is not None
+    found = trade_offs(space, study.trials, study.conclusion)
+    codecs = [str(each.verdict.strategy["large_codec"]) for each in found]
+    assert codecs[0] == "topk" and set(codecs[1:3]) == {"powersgd", "int8"}
+    on_front = {codec for codec, each in zip(codecs, found, strict=True) if each.on_front}
+    # bf16 is slower than the default and as good; fp16 is slower and better.
+    assert on_front == {"topk", "int8", "fp16"}
+    assert math.isnan(found[-1].speedup) and not found[-1].on_front
+    assert found[0].speedup == pytest.approx(5.0, rel=0.05)
+
+
+def test_any_of_them_as_a_file(
+    store: TraceStore, judged: tuple[Study, SearchSpace], tmp_path: Path
+) -> None:
+    record = store.study(judged[0].study_id)
+    file = tmp_path / "strategy.toml"
+    file.write_text(trade_off_file(store, record, 1))
+    strategy, classes = read_strategy(read_toml(str(file), "the strategy file"))
+    assert strategy["large_codec"] == "topk" and classes["large"][0] == "layer0.weight"
+    for number in (0, 7):
+        with pytest.raises(StudyError, match="it has rows 1 to 6"):
+            trade_off_file(store, record, number)
+
+
+def test_a_study_without_lossy_strategies_says_so(
+    store: TraceStore, finished: StudyRecord
+) -> None:
+    with pytest.raises(StudyError, match="it has no lossy strategies"):
+        trade_off_file(store, finished, 1)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hvd_autosync.reporting.explanation import explain
+from hvd_autosync.search_space import TrialStatus
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, import_autotune_log
+
+
+def shown(store: TraceStore, study_id: str = "last", width: int = 120) -> str:
+    console = Console(width=width, markup=False, highlight=False)
+    with console.capture() as captured:
+        for section in explain(store, study_id):
+            console.print(section, crop=False)
+    return captured.get()
+
+
+def section(text: str, title: str) -> str:
+    """The lines under one heading."""
+    found = re.search(rf"^{re.escape(title)} *\n(.*?)(?=\n *\n|\Z)", text, re.M | re.S)
+    assert found, f"no section {title!r} in\n{text}"
+    return found[1]
+
+
+@pytest.fixture
+def text(store: TraceStore, finished: StudyRecord) -> str:
+    return shown(store)
+
+
+def test_a_study_explained(text: str, finished: StudyRecord) -> None:
+    """One rendering, because the effects of the knobs take a moment."""
+    assert finished.study_id in text.splitlines()[0]
+
+    answer = section(text, "Answer")
+    assert answer.splitlines()[0].strip().startswith("1.32x faster than the default (90 %")
+    assert "50.0 ms per step became 37.9 ms." in answer
+    assert "Exploring ended because all 20 trials were used." in answer
+
+    task = section(text, "Task")
+    assert "5,242,880 parameters in 20 tensors, 20 MiB of gradients per step" in task
+    assert "4 ranks on 2 hosts (a:2, b:2)" in task
+    assert "across   an allreduce of 2 ranks takes 1.20 ms plus its size at 11.5 MiB/s" in task
+    assert "30 % of that for communication" in task
+
+    knobs = section(text, "The winner against the default, knob by knob")
+    effect = re.search(r"buckets +0 +8 +(\S+)x +(\S+)x to (\S+)x +\w", knobs)
+    assert effect is not None, knobs
+    speedup, low, high = map(float, effect.groups())
+    assert 1 < speedup and low < speedup < high
+
+    lost = section(text, "Why others lost")
+    assert re.search(
+        r"buckets=4 *\n +1\.25x \(90 % interval 1\.2\dx to 1\.2\dx\), "
+        r"40\.\d ms per step \(predicted 42\.4 ms\): slower than the winner",
+        lost,
+    )
+
+    failed = section(text, "Failed trials")
+    assert "trial 3: controller=mpi, fusion_threshold_bytes=0 MiB" in failed
+    assert "crashed: rank 1 exited with status 3: RuntimeError: [Errno 12] no memory" in failed
+
+    recipe = section(text, "Without tuning")
+    assert recipe.startswith("hvd-autosync run --strategy strategy.toml -np 4 -H a:2,b:2 python")
+    assert "\nbuckets = 8\n" in recipe and "\ncycle_time_ms = 5.0\n" in recipe
+
+
+def test_lines_to_be_copied_are_never_cut(store: TraceStore, finished: StudyRecord) -> None:
+    lines = shown(store, width=60).splitlines()
+    (line,) = (each for each in lines if each.startswith("hvd-autosync run"))
+    assert line.endswith("-np 4 -H a:2,b:2 python train.py --token '***'")
+
+
+def test_no_gain_is_said_first_and_the_job_stays_as_it_is(
+    store: TraceStore, no_gain: StudyRecord
+) -> None:
+    text = shown(store)
+    answer = section(text, "Answer")
+    assert answer.splitlines()[0].strip() == "No gain found: use the default."
+    assert re.search(r"The best candidate was controller=mpi.*: 0\.9\dx \(90 % interval", answer)
+    assert section(text, "Without hvd_autosync").strip() == "Run the job as it is."
+    lost = " ".join(section(text, "Why others lost").split())
+    assert "not faster with confidence when measured again" in lost
+    assert "knob by knob" not in text
+
+
+def test_a_running_study_has_no_answer_yet(store: TraceStore, author: Any) -> None:
+    author.explore()
+    text = shown(store)
+    assert "None yet: 6 trials so far." in section(text, "Answer")
+    assert "crashed" in section(text, "Failed trials")
+
+
+def test_a_failed_study_says_why(store: TraceStore, author: Any) -> None:
+    author.trial("default", {}, ranks=(), status=TrialStatus.CRASHED, reason="no such file")
+    store.finish(author.study_id, StudyStatus.FAILED, {"reason": "no such file"}, None)
+    text = shown(store)
+    assert "could not end as planned: no such file" in section(text, "Answer")
+    assert "Without hvd_autosync" not in text
+
+
+def test_a_study_that_took_over_a_winner_is_explained(
+    store: TraceStore, finished: StudyRecord, new_author: Callable[..., Any]
+) -> None:
+    author = new_author()
+    author.trial("default", {})
+    assert finished.outcome is not None
+    outcome = {**finished.outcome, "stopped": "this task was tuned before"}
+    store.finish(author.study_id, StudyStatus.FINISHED, outcome, finished.winner)
+    text = shown(store, author.study_id)
+    assert "50.0 ms per step became 37.9 ms." in section(text, "Answer")
+
+
+def test_samples_of_horovods_own_tuner_are_shown_with_their_score(
+    store: TraceStore, tmp_path: Path
+) -> None:
+    log = tmp_path / "autotune.csv"
+    log.write_text(
+        "hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,"
+        "tensor_fusion_threshold,score\n0,0,1,5,32,101.5\n0,0,1,2.5,16,203.25\n"
+    )
+    text = shown(store, import_autotune_log(store, log), width=200)
+    answer = section(text, "Answer")
+    assert "which is no step time" in answer
+    first, second = (line.split()[:2] for line in answer.splitlines()[2:4])
+    assert (first, second) == (["1", "203.2"], ["0", "101.5"])
+    assert "export HOROVOD_CYCLE_TIME=2.5" in section(text, "Without hvd_autosync")
+    assert "horovodrun YOUR-OPTIONS YOUR-COMMAND" in text

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+
+from hvd_autosync.reporting.plain import PlainProgress
+
+
+@pytest.fixture
+def lines(author: Any) -> list[str]:
+    stream = io.StringIO()
+    author.play(PlainProgress(stream))
+    return stream.getvalue().splitlines()
+
+
+def test_one_line_per_event(lines: list[str]) -> None:
+    assert len(lines) == 1 + 12 + 1
+    assert all(line.startswith("hvd-autosync: ") for line in lines)
+
+
+def test_the_first_line_says_what_will_be_done(author: Any, lines: list[str]) -> None:
+    assert f"study {author.study_id}: at most 20 trials, each 10 steps of warm-up" in lines[0]
+
+
+def test_a_trial_is_told_with_number_kind_step_time_speedup_and_strategy(
+    lines: list[str],
+) -> None:
+    assert re.fullmatch(
+        r"hvd-autosync: trial 0 \(default\): 50\.\d ± 0\.\d ms per step", lines[1]
+    )
+    assert re.fullmatch(
+        r"hvd-autosync: trial 1 \(sobol\): 40\.\d ± 0\.\d ms per step, 1\.2\dx against the "
+        r"default: buckets=4",
+        lines[2],
+    )
+
+
+def test_trials_that_did_not_complete_say_how_they_ended(lines: list[str]) -> None:
+    assert "trial 2 (sobol): cut short after 40 measured steps, 75.0 ±" in lines[3]
+    assert lines[4].startswith(
+        "hvd-autosync: trial 3 (model): crashed, rank 1 exited with status 3: "
+    )
+
+
+def test_the_confirmation_is_told_by_rounds(lines: list[str]) -> None:
+    assert "trial 6 (confirm, round 1): 50." in lines[7] and lines[7].endswith(": default")
+    assert "trial 11 (confirm, round 3): 3" in lines[12]
+    assert "buckets=8" in lines[12]
+
+
+def test_the_last_line_is_why_it_stopped(lines: list[str]) -> None:
+    assert re.search(r"ended after 12 trials in \d+ s: all 20 trials were used$", lines[-1])
+
+
+def test_a_resumed_study_says_so(author: Any) -> None:
+    author.explore()
+    stream = io.StringIO()
+    PlainProgress(stream).on_study_start(author.study, resumed=True)
+    assert f"study {author.study_id} goes on after 6 trials" in stream.getvalue()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hvd_autosync.launch.job import Job
+from hvd_autosync.options import Options
+from hvd_autosync.reporting import plan as plan_module
+from hvd_autosync.reporting.plan import print_plan
+from hvd_autosync.search_space import HorovodBuild, Host
+from hvd_autosync.traces import StudyStatus
+
+JOB = Job(("-np", "4"), ("python", "train.py"), (Host("a", 2), Host("b", 2)))
+
+
+@pytest.fixture(autouse=True)
+def build(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = HorovodBuild("0.28.1", gloo=True, mpi=True)
+    monkeypatch.setattr(plan_module, "horovod_build", lambda: made)
+
+
+def printed(job: Job, store: Any, **options: Any) -> str:
+    console = Console(width=140, markup=False, highlight=False)
+    with console.capture() as captured:
+        print_plan(job, Options(store=store.name, **options), console)
+    return captured.get()
+
+
+def test_an_unknown_job_has_sure_possible_and_absent_knobs(store: Any) -> None:
+    text = printed(JOB, store)
+    sure, rest = text.split("Knobs that depend on what the default trial shows")
+    possible, absent = rest.split("Not in this job:")
+    assert "controller" in sure and "cycle_time_ms" in sure and "cache_capacity" in sure
+    assert "0, 1024, 4096" in sure  # the default trial may show a model of many tensors
+    assert "buckets" in possible and "hierarchical_allgather" in possible
+    assert "  num_nccl_streams (applies: NCCL; GPUs)" in absent
+    assert "  rest_codec (applies: --autosync-allow codec" in absent
+
+
+def test_held_knobs_are_shown_as_such(store: Any) -> None:
+    job = Job(JOB.options, JOB.command, JOB.hosts, "mpi", (("cache_capacity", 0),))
+    text = printed(job, store)
+    assert "held at 0" in text and "held at mpi" in text
+
+
+def test_the_space_file_counts(store: Any, tmp_path: Path) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text("[knobs.cycle_time_ms]\nlow = 2\nhigh = 9\n")
+    assert "2 ms to 9 ms" in printed(JOB, store, space=str(file))
+
+
+def test_gpus_are_imagined_where_the_build_could_use_them(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = HorovodBuild("0.28.1", gloo=True, mpi=True, nccl=True)
+    monkeypatch.setattr(plan_module, "horovod_build", lambda: made)
+    possible = printed(JOB, store).split("depend on what the default trial shows")[1]
+    assert "num_nccl_streams" in possible
+
+
+def test_the_plan_has_its_limits(store: Any) -> None:
+    text = " ".join(printed(JOB, store, trials=7, minutes=5.0, tune_only=True).split())
+    assert "up to 7 trials or 5 minutes in all" in text
+    assert "10 steps of warm-up and 40 measured ones" in text
+    assert "3 to 8 rounds; then stop" in text
+    assert f"kept in {store.name}" in text
+
+
+def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> None:
+    from hvd_autosync.tuning import tuning_key
+
+    key = tuning_key(JOB, Options(store=store.name), {})
+    study = store.create_study(job_key=key, command=(), settings={}, versions={})
+    store.describe_task(study.study_id, author.task, author.space)
+    store.finish(study.study_id, StudyStatus.FINISHED, {}, author.space.default)
+    text = printed(JOB, store)
+    assert f"The search space of this job (study {study.study_id})" in text
+    assert "0 to 20" in text  # as many groups as this model has tensors
+    assert "its winner is taken at once" in " ".join(text.split())
+    assert "then run the job" in " ".join(printed(JOB, store, reuse="never").split())

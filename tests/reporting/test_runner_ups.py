@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hvd_autosync.reporting.explain_trials import lost_strategies
+from hvd_autosync.reporting.runner_ups import confirmed_step_s, launch_spread, runner_ups
+from hvd_autosync.search_space import TrialStatus
+
+WINNER = {"buckets": 8, "cycle_time_ms": 5.0, "controller": "mpi"}
+
+
+def reasons(author: Any) -> dict[str, str]:
+    """Strategy in words -> why it lost, in order."""
+    conclusion = author.study.conclusion
+    found = runner_ups(author.space, author.study.trials, conclusion)
+    return {author.space.describe(each.strategy): each.why for each in found}
+
+
+def test_each_strategy_lost_for_its_own_reason(author: Any) -> None:
+    author.explore()
+    author.trial("model", {"cycle_time_ms": 30.0}, mean_s=0.06)
+    author.trial("model", {"cycle_time_ms": 40.0}, mean_s=0.0379)
+    author.confirm()
+    why = reasons(author)
+    assert why["cycle_time_ms=30 ms"] == "slower than the default"
+    assert why["buckets=4"] == "slower than the winner"
+    assert why["cycle_time_ms=0.2 ms"].startswith("cut short after 40 measured steps")
+    assert why["cycle_time_ms=40 ms"].startswith("one trial cannot tell it from the winner")
+
+
+def test_the_default_the_winner_and_failures_are_no_runner_ups(author: Any) -> None:
+    author.explore()
+    author.confirm()
+    assert len(reasons(author)) == 3
+
+
+def test_runner_ups_come_best_first_after_those_that_were_confirmed(author: Any) -> None:
+    author.explore()
+    author.confirm(factor=1.35)
+    names = list(reasons(author))
+    assert names[0].startswith("controller=mpi")
+    assert names[1:] == ["buckets=4", "cycle_time_ms=20 ms",
+                         "cycle_time_ms=0.2 ms"]  # fmt: skip
+
+
+def test_intervals_allow_for_launches_that_differ(author: Any) -> None:
+    author.trial("default", {}, mean_s=0.05)
+    author.trial("sobol", {"cycle_time_ms": 4.0}, mean_s=0.045)
+    author.confirm()
+    steady = runner_ups(author.space, author.study.trials, author.study.conclusion)[0]
+    author.record = author.store.create_study(
+        job_key="job", command=(), settings=author.record.settings, versions={}
+    )
+    author.study_id = author.record.study_id
+    author.store.describe_task(author.study_id, author.task, author.space)
+    author.trial("default", {}, mean_s=0.05)
+    author.trial("sobol", {"cycle_time_ms": 4.0}, mean_s=0.045)
+    author.trial("sobol", {"cycle_time_ms": 4.0}, mean_s=0.055)
+    author.confirm()
+    shaky = runner_ups(author.space, author.study.trials, author.study.conclusion)[0]
+    assert shaky.high - shaky.low > 2 * (steady.high - steady.low)
+
+
+def test_the_spread_of_launches_is_the_pooled_standard_deviation(author: Any) -> None:
+    for mean_s in (0.05, 0.05 * 1.1):
+        author.trial("default", {}, mean_s=mean_s)
+    author.trial("sobol", {"cycle_time_ms": 4.0})
+    spread = launch_spread(author.space, author.study.trials)
+    assert spread == pytest.approx(0.0953 / 2**0.5, rel=0.05)
+
+
+def test_without_repetition_no_spread_is_known(author: Any) -> None:
+    author.explore()
+    assert launch_spread(author.space, author.study.trials) == 0.0
+
+
+def test_a_confirmed_runner_up_has_its_confirmed_step_time(author: Any) -> None:
+    author.trial("default", {})
+    author.trial("model", WINNER, mean_s=0.03)  # luck
+    author.confirm(factor=1.35)
+    (lost,) = runner_ups(author.space, author.study.trials, author.study.conclusion)
+    confirmed = confirmed_step_s(author.space, author.study.trials)
+    assert lost.step_s == confirmed[lost.strategy] == pytest.approx(0.0513, rel=0.01)
+    assert lost.speedup == pytest.approx(0.975, abs=0.01)
+
+
+def test_five_are_shown_and_the_rest_counted(author: Any) -> None:
+    author.explore()
+    for number in range(4):
+        author.trial("model", {"cycle_time_ms": 30.0 + number}, status=TrialStatus.ENDED_EARLY)
+    author.confirm()
+    shown = list(lost_strategies(author.space, author.study.trials, author.study.conclusion))
+    assert len(shown) == 5 * 2 + 1
+    assert str(shown[-1]).startswith("and 2 more")
+
+
+def test_a_study_of_the_default_alone_has_no_runner_ups(author: Any) -> None:
+    author.trial("default", {})
+    author.confirm()
+    assert reasons(author) == {}

@@ -1,0 +1,42 @@
+"""A stranger's study is shown, or refused with a word about which study it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.reporting.listing import studies_table
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"winner": {"cycle_time_ms": 7.0}}, {"winner": None}, {"reason": 5}, {"default_s": "fast"},
+        {"comparisons": None}, {"comparisons": [1]}, {"comparisons": [{"strategy": {}}]},
+        {"stopped": ...},
+    ],
+)  # fmt: skip
+def test_a_conclusion_that_is_none(finished: StudyRecord, change: dict[str, Any]) -> None:
+    assert finished.outcome is not None and Conclusion.of(finished) is not None
+    outcome = {k: v for k, v in {**finished.outcome, **change}.items() if v is not ...}
+    stranger = replace(finished, outcome=outcome)
+    with pytest.raises(TraceFormatError, match=finished.study_id) as caught:
+        Conclusion.of(stranger)
+    assert "traces delete" in caught.value.hint
+    table = studies_table([stranger])
+    assert list(table.columns[3].cells) == ["damaged"]
+
+
+@pytest.mark.parametrize("value", ["2026", None, math.inf, [1]])
+def test_a_comparison_with_an_impossible_strategy(finished: StudyRecord, value: Any) -> None:
+    assert finished.outcome is not None
+    (first,) = finished.outcome["comparisons"]
+    outcome = finished.outcome | {"comparisons": [{**first, "strategy": {"cycle_time_ms": value}}]}
+    with pytest.raises(TraceFormatError, match="damaged"):
+        Conclusion.of(replace(finished, outcome=outcome))
