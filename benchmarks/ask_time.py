@@ -2,9 +2,11 @@
 
 Seconds of one ask after 5, 20, 50 and 100 observations, for ours beside BoTorch used as its
 tutorials do (``MixedSingleTaskGP`` fitted without a cap, ``optimize_acqf_mixed_alternating``),
-Optuna's TPE and random search. Each ask sees new measurements, so that every model is fitted anew;
-the first, warming-up one is not counted. "CPU s" is the median of the processor time of all
-threads: on a machine that does other things, too, it is the fairer column.
+Optuna's TPE and random search. "ours-experts" has a cost model and five related studies of up to 60
+trials, from the tables in ``traces/``, in the larger space of one of them. Each ask sees new
+measurements, so that every model is fitted anew; the first, warming-up one is not counted. "CPU s"
+is the median of the processor time of all threads: on a machine that does other things, too, it is
+the fairer column.
 
     python benchmarks/ask_time.py                         # stock BoTorch takes minutes
     python benchmarks/ask_time.py --learners ours random  # a few seconds
@@ -19,15 +21,21 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
 import torch
+from contest.emulator import Emulator
 from learner_landscapes import SPACE, Landscape
 from regret import ask_optuna
 
 from hvd_autosync.learner import BayesianLearner, Observation, RandomLearner
 from hvd_autosync.learner.points import encode_all, sobol_points
-from hvd_autosync.learner.problem import Problem
-from hvd_autosync.search_space import CategoricalKnob, Strategy
+from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
+
+_TABLES = Path(__file__).resolve().parent / "traces"
+_TARGET, _SOURCE_TRIALS, _SOURCES = "bert-100mbit", 60, 5
 
 #: Proposes a strategy from observations and a seed.
 Ask = Callable[[Sequence[Observation], int], Strategy]
@@ -36,6 +44,31 @@ Ask = Callable[[Sequence[Observation], int], Strategy]
 def ask_ours(seen: Sequence[Observation], seed: int) -> Strategy:
     """Our learner."""
     suggestion = BayesianLearner().suggest(Problem(SPACE), seen, seed=seed)
+    assert suggestion is not None and suggestion.kind == "model"
+    return suggestion.strategy
+
+
+@cache
+def tables() -> dict[str, Emulator]:
+    """The measured tables by name."""
+    return {table.name: table for table in map(Emulator, sorted(_TABLES.glob("*.jsonl*")))}
+
+
+@cache
+def problem_with_experts() -> Problem:
+    """The target's task, a cost model of it, and five related studies, one of the same task."""
+    target = tables()[_TARGET]
+    related = [target, *(each for each in tables().values() if each is not target)][:_SOURCES]
+    sources = tuple(
+        Source(each.study_id, each.task, each.space, each.small_study(_SOURCE_TRIALS), 0.9)
+        for each in related
+    )
+    return Problem(target.space, target.task, sources)
+
+
+def ask_ours_with_experts(seen: Sequence[Observation], seed: int) -> Strategy:
+    """Our learner with all that it can know beforehand."""
+    suggestion = BayesianLearner().suggest(problem_with_experts(), seen, seed=seed)
     assert suggestion is not None and suggestion.kind == "model"
     return suggestion.strategy
 
@@ -110,19 +143,28 @@ def ask_tpe(seen: Sequence[Observation], seed: int) -> Strategy:
 
 LEARNERS: dict[str, Ask] = {
     "ours": ask_ours,
+    "ours-experts": ask_ours_with_experts,
     "stock-botorch": ask_stock_botorch,
     "tpe": ask_tpe,
     "random": ask_random,
 }
 
 
+def job_of(ask: Ask) -> tuple[SearchSpace, Callable[[Strategy, int], Observation]]:
+    """The space that ``ask`` proposes from, and what measures its strategies."""
+    if ask is ask_ours_with_experts:
+        table = tables()[_TARGET]
+        return table.space, lambda strategy, seed: table.measure(strategy, 0, seed)
+    return SPACE, Landscape(0).measure
+
+
 def timed(ask: Ask, count: int, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds, and processor seconds, of ``repeats`` asks, after one that is not counted."""
-    job = Landscape(0)
-    strategies = [SPACE.decode(point) for point in sobol_points(SPACE, count, seed=0)]
+    space, measure = job_of(ask)
+    strategies = [space.decode(point) for point in sobol_points(space, count, seed=0)]
     wall, cpu = [], []
     for seed in range(repeats + 1):
-        seen = [job.measure(s, seed * count + trial) for trial, s in enumerate(strategies)]
+        seen = [measure(s, seed * count + trial) for trial, s in enumerate(strategies)]
         start, cpu_start = time.perf_counter(), time.process_time()
         ask(seen, seed)
         wall.append(time.perf_counter() - start)
