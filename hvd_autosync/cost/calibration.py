@@ -16,7 +16,7 @@ from hvd_autosync.search_space import Value
 
 #: Standard deviations of the factors' logarithms before any trial, in the order of
 #: :class:`Coefficients`.
-PRIOR_DEVIATIONS = np.array([0.7, 0.3, 0.7, 0.3, 1.0])
+PRIOR_DEVIATIONS = np.array([0.7, 0.3, 0.7, 0.3, 0.7, 1.0])
 #: The same of what remains unexplained.
 _MISFIT = 0.1
 _STEPS, _DIFFERENCE = 12, 0.02
@@ -30,7 +30,7 @@ class Calibration:
 
     Attributes:
         coefficients: The most likely factors.
-        covariance: Of their logarithms, by Laplace's approximation, shape ``(5, 5)``.
+        covariance: Of their logarithms, by Laplace's approximation, shape ``(6, 6)``.
         misfit: Standard deviation of the logarithm of measured over predicted step times, believed
             to be a tenth before any trial.
     """
@@ -93,7 +93,7 @@ def calibrate(
 
 
 def _linearized(steps: Prepared, point: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of the step times at ``point``, ``(n,)``, and their slopes, ``(n, 5)``."""
+    """Logarithms of the step times at ``point``, ``(n,)``, and their slopes, ``(n, 6)``."""
     moved = [point, *(point + _DIFFERENCE * np.eye(len(point)))]
     log_s = np.log(steps.seconds([Coefficients(*each) for each in moved]))
     return log_s[0], (log_s[1:] - log_s[0]).T / _DIFFERENCE

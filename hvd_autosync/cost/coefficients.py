@@ -10,6 +10,10 @@ PASS_S_PER_BYTE = 2.5e-10
 ITEM_S = 3e-5
 #: Seconds of a step outside of forward, backward and communication: the optimizer's, mostly.
 REST_S = 1e-3
+#: Seconds that a second of communication behind backward adds to it. Processors do both, and what
+#: sends also wakes and waits: chosen on the tables in ``benchmarks/traces``. For accelerators it is
+#: a guess.
+CONTENTION = {"cpu": 1.5, "accelerator": 0.1}
 #: An operation costs so much more when its response is negotiated anew instead of remembered.
 UNCACHED = 1.5
 
@@ -22,7 +26,8 @@ class Coefficients:
         latency: On the seconds of an operation without its bytes.
         byte: On the seconds of a byte on the wire.
         host: On the seconds of work on gradients in memory: copies, sums, codecs.
-        compute: On forward and backward: a processor that also communicates computes more slowly.
+        compute: On forward and backward, as of a machine that was busier when it was profiled.
+        contention: On what communication behind backward adds to it.
         rest: On the seconds outside of all this.
     """
 
@@ -30,6 +35,7 @@ class Coefficients:
     byte: float = 0.0
     host: float = 0.0
     compute: float = 0.0
+    contention: float = 0.0
     rest: float = 0.0
 
 

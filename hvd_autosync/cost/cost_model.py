@@ -8,6 +8,7 @@ import numpy as np
 
 from hvd_autosync.cost.bucketing import bucketed
 from hvd_autosync.cost.coefficients import (
+    CONTENTION,
     ITEM_S,
     PASS_S_PER_BYTE,
     UNCACHED,
@@ -92,9 +93,12 @@ class CostModel:
             sent = (items.size_bytes > 0).sum(axis=0) + slices
             averaged = np.where(local > 1, _AVERAGE_PASSES * self._gradients.size_bytes.sum(), 0.0)
             host_s = ((passes + averaged) * PASS_S_PER_BYTE + sent * ITEM_S) / local
-        late = (columns.words("order") == "priority") & (local == 1)
+        loop = self._loop(columns)
+        waits = (columns.words("order") == "priority") & (local == 1)
+        fused = np.minimum(loop.fusion_bytes / max(float(self._gradients.size_bytes.sum()), 1.0), 1)
+        contention = CONTENTION["accelerator" if self._resources.has_gpu else "cpu"]
         return Prepared(
-            items, self._loop(columns), host_s, local, late,
+            items, loop, host_s, local, np.where(waits, 1.0 - fused, 0.0), contention,
             self._model.forward_s, self._model.backward_s,
         )  # fmt: skip
 

@@ -29,7 +29,7 @@ _NUMBER_BYTES = 4
 _PASSES = {"fp16": 8.0, "bf16": 6.0, "int8": 16.0, "topk": 30.0, "powersgd": 6.0}
 _ROWS_PASSES = 1.5
 #: Operations that follow each other, the census of ``runtime/dispatcher.py`` among them.
-_OPERATIONS = {"hierarchical": 4.0, "sharded": 5.0, "rows": 3.0}
+_OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
 #: An alltoall is never fused, and tells each rank beforehand how much it will get (``Alltoall`` in
 #: ``horovod/common/controller.cc``).
 _ALLTOALL_RESPONSES = 1.0
@@ -106,14 +106,18 @@ def exchange_costs(
 
 
 def _sharded_share(resources: Resources) -> float:
-    """What an alltoall and an allgather send from a host, over what a ring allreduce does.
+    """How long an alltoall and an allgather take, over what a ring allreduce does.
 
     With L ranks on each of several hosts, n in all, an alltoall sends L (n - L) / n bytes from a
-    host for each byte, where that uses the network at all, and an allgather (n - 1) / n.
+    host for each byte, where that uses the network at all, and an allgather (n - 1) / n. With Gloo
+    a rank sends and receives in an alltoall one after the other, so that one alone on its host
+    uses one direction at a time: that explains what was measured with one rank on each host
+    (``benchmarks/traces``: 1.5 times a ring) and with two (``benchmarks/exchanges.py``: 1.17).
     """
     ranks = resources.world_size
     local = max(host.slots for host in resources.hosts) if resources.several_hosts else 1
-    alltoall, allgather = local * (ranks - local) / ranks, (ranks - 1) / ranks
+    one_way = local if resources.has_gpu else max(local, 2)
+    alltoall, allgather = one_way * (ranks - local) / ranks, (ranks - 1) / ranks
     return (alltoall + allgather) / (2 * allgather)
 
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from hvd_autosync.cost.coefficients import REST_S, Coefficients
-from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication_end
+from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,9 @@ class Prepared:
         loop: Horovod's loop.
         host_s: Seconds of work on gradients in memory, shape ``(c,)``.
         local: Steps of a round of local steps, shape ``(c,)``; 1: gradients travel in every step.
-        late: Whether layers wait until before their next forward, shape ``(c,)``.
+        late: Share of what layers may wait for until before their next forward, shape ``(c,)``: 0
+            where they do not wait; what is fused ends together, and nothing is left to hide.
+        contention: Seconds that a second of communication behind backward adds to it.
         forward_s: Of one step.
         backward_s: Of one step.
     """
@@ -30,7 +31,8 @@ class Prepared:
     loop: Loop
     host_s: FloatArray
     local: FloatArray
-    late: npt.NDArray[np.bool_]
+    late: FloatArray
+    contention: float
     forward_s: float
     backward_s: float
 
@@ -39,27 +41,29 @@ class Prepared:
         count, shape = len(self.host_s), (len(coefficients), len(self.host_s))
         factors = np.exp([astuple(each) for each in coefficients])
         # One row per pair: a simulation of many rows costs little more than one of few.
-        latency, byte, host, compute, rest = np.repeat(factors, count, axis=0).T
+        latency, byte, host, compute, contention, rest = np.repeat(factors, count, axis=0).T
         forward_s, backward_s = self.forward_s * compute, self.backward_s * compute
         end_s = backward_s
         if self.items is not None:
-            communicated_s = self._communicated_s(len(coefficients), latency, byte, compute)
+            communicated_s, busy_s = self._communication(len(coefficients), latency, byte, compute)
             local = np.tile(self.local, len(coefficients))
             # Averages of parameters hide behind nothing.
             exposed_s = np.where(
                 local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
             )
             late = np.tile(self.late, len(coefficients))
-            hidden_s = np.where(late, np.minimum(exposed_s, forward_s), 0.0)
-            end_s = backward_s + exposed_s - hidden_s
+            hidden_s = late * np.minimum(exposed_s, forward_s)
+            behind_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
+            slowed_s = self.contention * contention * behind_s
+            end_s = backward_s + slowed_s + exposed_s - hidden_s
         host_s = np.tile(self.host_s, len(coefficients)) * host
         total: FloatArray = forward_s + REST_S * rest + end_s + host_s
         return total.reshape(shape)
 
-    def _communicated_s(
+    def _communication(
         self, times: int, latency: FloatArray, byte: FloatArray, compute: FloatArray
-    ) -> FloatArray:
-        """When the last item is through, for each of ``times`` sets and strategy, ``(b c,)``."""
+    ) -> tuple[FloatArray, FloatArray]:
+        """:func:`communication` for each of ``times`` sets and strategy, each ``(b c,)``."""
         assert self.items is not None, "something travels"
         loop = Loop(
             np.tile(self.loop.cycle_s, times), np.tile(self.loop.fusion_bytes, times),
@@ -69,4 +73,4 @@ class Prepared:
             np.tile(getattr(self.items, field.name), (1, times)) for field in fields(Items)
         )
         items = Items(arrival_s * compute, size, wire_s * byte, operations, alone)
-        return communication_end(loop, items)
+        return communication(loop, items)

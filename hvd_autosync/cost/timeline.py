@@ -52,11 +52,14 @@ class Items:
     alone: FloatArray
 
 
-def communication_end(loop: Loop, items: Items) -> FloatArray:
-    """When the last item is through, seconds from the start of backward, shape ``(c,)``."""
+def communication(loop: Loop, items: Items) -> tuple[FloatArray, FloatArray]:
+    """When the last item is through, and for how long something travels, each of shape ``(c,)``.
+
+    Both in seconds, the first from the start of backward.
+    """
     count = len(loop.cycle_s)
     begin = np.full(count, -np.inf)  # of the batch that is being filled
-    work, fused, end, later = (np.zeros(count) for _ in range(4))
+    work, fused, end, later, busy = (np.zeros(count) for _ in range(5))
     each_item = zip(
         items.arrival_s, items.size_bytes, items.wire_s, items.operations, items.alone, strict=True
     )
@@ -76,8 +79,9 @@ def communication_end(loop: Loop, items: Items) -> FloatArray:
         fused = np.where(there, np.where(fits, fused + size, first), fused)
         own = wire + np.where(fits, 0.0, (1 + alone) * loop.response_s)
         work = np.where(opens, own, np.where(joins, work + own, work))
+        busy = busy + np.where(there, own, 0.0)
         # An operation that follows another is seen a whole cycle after that was begun.
         each = loop.response_s + wire / operations
         follow = (operations - 1) * np.maximum(loop.cycle_s - each, loop.response_s)
         later = np.where(there, np.maximum(later, follow), later)
-    return np.maximum(end, begin + work) + later
+    return np.maximum(end, begin + work) + later, busy

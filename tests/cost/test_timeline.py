@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_autosync.cost.timeline import Items, Loop, communication_end
+from hvd_autosync.cost.timeline import Items, Loop, communication
 
 ITEM = st.tuples(
     st.floats(0, 0.1), st.sampled_from([0, 100, 1000, 5000]), st.floats(0, 0.02),
@@ -46,12 +46,14 @@ def test_all_at_once_is_one_by_one(
     items = sorted(items)
     columns = [np.array([[each[i]] * len(loops) for each in items], float) for i in range(5)]
     loop = Loop(*(np.array([each[i] for each in loops], float) for i in range(3)))
-    found = communication_end(loop, Items(*columns))
+    found, busy = communication(loop, Items(*columns))
     expected = [one_by_one(*each, items) for each in loops]
     assert found == pytest.approx(expected, abs=1e-12)
+    assert (busy <= found + 1e-12).all()
 
 
 def test_nothing_to_send_takes_no_time() -> None:
     none = np.zeros((3, 2))
     loop = Loop(np.full(2, 1e-3), np.full(2, 1e6), np.full(2, 1e-3))
-    assert communication_end(loop, Items(none, none, none, none + 1, none)).tolist() == [0, 0]
+    found = communication(loop, Items(none, none, none, none + 1, none))
+    assert [each.tolist() for each in found] == [[0, 0]] * 2
