@@ -1,11 +1,10 @@
-"""What earlier studies of the same command know of its job."""
+"""What earlier studies know of a job that is about to run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from hvd_autosync.errors import StoreError
-from hvd_autosync.launch.job import Job, redact
 from hvd_autosync.quality import loss_ceilings, losses_of
 from hvd_autosync.search_space import ModelProfile
 from hvd_autosync.search_space.exchange_plan import parameter_classes
@@ -14,13 +13,12 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.training import Known
 
 
-def known_of(study: StudyRecord, location: str | None, job: Job) -> Known:
-    """What the finished study of ``job`` and earlier ones know of its training.
+def known_of(study: StudyRecord, location: str | None) -> Known:
+    """What the finished study of a job knows of its training, and earlier ones of the same job.
 
     Args:
         study: The study whose winner it runs under.
         location: Of the store, as the user named it.
-        job: The job.
     """
     conclusion = Conclusion.of(study)
     best = conclusion.best if conclusion is not None else None
@@ -28,20 +26,9 @@ def known_of(study: StudyRecord, location: str | None, job: Job) -> Known:
     expected_s = default_s / best.speedup if best is not None else default_s
     return Known(
         parameter_classes(study.task.model) if study.task is not None else {},
-        known_ceilings(location, redact(job.command), job.world_size),
+        known_ceilings(location, {study.job_key}),
         expected_s if expected_s > 0 else 0.0,
     )
-
-
-def note_drift(location: str | None, study: StudyRecord, said: Sequence[str]) -> None:
-    """Write down that the training under a study's winner became slower.
-
-    Args:
-        location: Of the store, as the user named it.
-        study: The study.
-        said: By whom and why, one sentence each.
-    """
-    TraceStore(location).keep_drift(study.study_id, said)
 
 
 def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | None:
@@ -51,41 +38,34 @@ def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | 
         location: Of the store, as the user named it.
         command: The training's command, as studies keep it.
     """
+    line = tuple(command)
     try:
-        newest = next(_newest_first(TraceStore(location), command), None)
+        studies = TraceStore(location).studies()
     except StoreError:
         return None  # the job needs no store
+    known = [s for s in studies if s.task is not None and s.command[-len(line) :] == line]
+    newest = max(known, key=lambda study: study.created_at, default=None)
     return newest.task.model if newest is not None and newest.task is not None else None
 
 
-def known_ceilings(
-    location: str | None, command: Sequence[str], world_size: int
-) -> tuple[float, ...]:
-    """The losses that exact trainings of ``command`` stay below, by windows of steps.
+def known_ceilings(location: str | None, job_keys: Collection[str]) -> tuple[float, ...]:
+    """The losses that exact trainings of a job stay below, by windows of steps.
 
-    From the newest study on as many ranks in which lossy strategies were judged; none without one.
+    From its newest study in which lossy strategies were judged; none without one.
 
     Args:
         location: Of the store, as the user named it.
-        command: The training's command, as studies keep it.
-        world_size: Number of ranks.
+        job_keys: Of the job's studies (``StudyRecord.job_key``).
     """
     try:
         store = TraceStore(location)
-        for study in _newest_first(store, command):
-            if study.task is None or study.task.resources.world_size != world_size:
-                continue
+        studies = [study for study in store.studies() if study.job_key in job_keys]
+        for study in sorted(studies, key=lambda each: each.created_at, reverse=True):
             if found := loss_ceilings(_default_losses(store, study)):
                 return found
     except StoreError:
-        pass
+        pass  # the job needs no store
     return ()
-
-
-def _newest_first(store: TraceStore, command: Sequence[str]) -> Iterator[StudyRecord]:
-    line = tuple(command)
-    known = [s for s in store.studies() if s.task is not None and s.command[-len(line) :] == line]
-    return iter(sorted(known, key=lambda study: study.created_at, reverse=True))
 
 
 def _default_losses(store: TraceStore, study: StudyRecord) -> list[tuple[float, ...]]:

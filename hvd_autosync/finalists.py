@@ -6,10 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from hvd_autosync import learner as learning
-from hvd_autosync.learner.admissibility import Admissibility
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.quality import MOST_STEPS_FACTOR, Verdict
@@ -62,6 +59,10 @@ class Finalists:
         Returns:
             ``None`` where no further one is worth its trial.
         """
+        import numpy as np
+
+        from hvd_autosync.learner.admissibility import Admissibility
+
         if len(verdicts) >= _MOST_JUDGED:
             return None
         usable = [verdict.strategy for verdict in verdicts if verdict.admissible]

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hvd_autosync.errors import AutosyncError, ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
 from hvd_autosync.launch.job import Job, assign_hosts, redact
 from hvd_autosync.options import (
     Options,
@@ -26,6 +26,9 @@ from hvd_autosync.options import (
     without_our_options,
 )
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
+
+if TYPE_CHECKING:
+    from hvd_autosync.traces import StudyRecord
 
 _PREFIX = "hvd-autosync"
 
@@ -147,18 +150,31 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     print(answer, file=sys.stderr, flush=True)
     status = 0
     if not options.tune_only:
-        from hvd_autosync.earlier import known_of, note_drift
+        from hvd_autosync.earlier import known_of
         from hvd_autosync.training import run_training
 
         assert record.winner is not None, "a finished study has a winner"
-        ended = run_training(job, record.winner, known_of(record, options.store, job))
+        ended = run_training(job, record.winner, known_of(record, options.store))
         print(answer, file=sys.stderr)
         if ended.drift:
-            note_drift(options.store, record, ended.drift)
-            print(f"{_PREFIX}: the next run searches around this strategy again", file=sys.stderr)
+            print(f"{_PREFIX}: {_keep_drift(record, options, ended.drift)}", file=sys.stderr)
         status = ended.status
     print(trace, file=sys.stderr)
     return status
+
+
+def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
+    """Write down that steps became slower; what will be done about it."""
+    from hvd_autosync.study_values import StudySettings
+    from hvd_autosync.traces import TraceStore
+
+    if StudySettings.from_json(study.settings).anew:  # else it would be searched for ever
+        return "it was searched again for that before; once more: --autosync-reuse never"
+    try:
+        TraceStore(options.store).keep_drift(study.study_id, [drift])
+    except StoreError as error:
+        return f"that steps became slower was not written down: {error}"
+    return "as steps became slower, the next run searches again"
 
 
 def _run_file(job: Job, options: Options) -> int:
@@ -168,6 +184,7 @@ def _run_file(job: Job, options: Options) -> int:
     from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
     from hvd_autosync.training import Known, run_training
+    from hvd_autosync.tuning import tuning_keys
 
     assert options.strategy is not None
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
@@ -179,7 +196,7 @@ def _run_file(job: Job, options: Options) -> int:
         model = known_model(options.store, line)
         if model is not None:
             check_model(strategy, classes, model)
-        ceilings = known_ceilings(options.store, line, job.world_size)
+        ceilings = known_ceilings(options.store, tuning_keys(job))
     return run_training(job, strategy, Known(classes, ceilings)).status
 
 

@@ -7,8 +7,8 @@ default's trial it comes to the loss that the default ended with. Losses are mea
 and over the last quarter of a trial.
 
 Under local steps these are the losses of replicas that train apart, which may be fine while their
-average is not. So the highest losses of its rounds are compared, too, with those of as many steps
-of the default.
+average is not. So by how much the highest loss of a round is above the others of it is compared,
+too, with the same of as many steps of the default.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _LAST, _FEWEST = 0.25, 20
 #: A window of a guarded training may be above the default's by so many standard deviations of the
 #: default's seeds, and by this share of it.
 _GUARD_DEVIATIONS, _GUARD_TOLERANCE = 6.0, 0.05
+#: Excess of what was refused for something else than its own loss, at least.
+_REFUSED = 2.0
 #: A candidate is trained for the time of the default, but no more than so many times its steps.
 MOST_STEPS_FACTOR = 3.0
 
@@ -80,7 +82,7 @@ class Verdict:
         if not math.isfinite(self.loss):
             return math.inf
         excess = (self.loss - self.default_loss) / max(self.allowed, 1e-12)
-        return min(excess, 1.0) if self.admissible else excess
+        return min(excess, 1.0) if self.admissible else max(excess, _REFUSED)
 
 
 #: Which of the candidates that were not tried is judged next, after these verdicts, if any.
@@ -98,8 +100,9 @@ def losses_of(result: TrialResult) -> tuple[float, ...]:
 def loss_ceilings(trials: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """The highest healthy mean loss of each window of a training under a lossy strategy.
 
-    A lossy strategy may take ``MOST_STEPS_FACTOR`` times as many steps to a loss as the default,
-    for its steps are faster.
+    A lossy strategy may take up to ``MOST_STEPS_FACTOR`` times as many steps to a loss as the
+    default, for its steps are faster: its window is compared with the steps of the default in
+    which that has come as far.
 
     Args:
         trials: Losses of the steps of the default's trials, one sequence for each seed.
@@ -114,12 +117,15 @@ def loss_ceilings(trials: Sequence[Sequence[float]]) -> tuple[float, ...]:
     windows = [[statistics.fmean(own[i : i + LOSS_WINDOW]) for own in trials] for i in starts]
     if not windows:
         return ()
-    means = [statistics.fmean(window) for window in windows]
+    means = [statistics.fmean(step) for step in zip(*trials, strict=False)]
     noise = math.sqrt(statistics.fmean(statistics.variance(window) for window in windows))
     allowed = _GUARD_DEVIATIONS * noise
     ceilings = []
-    for window in range(count):
-        lagging = max(means[int(window / MOST_STEPS_FACTOR) : window + 1])
+    for start in starts:
+        lagging = max(
+            statistics.fmean(means[int(start / slower) : int((start + LOSS_WINDOW) / slower)])
+            for slower in (1.0, 1.5, 2.0, MOST_STEPS_FACTOR)
+        )
         ceilings.append(lagging + max(allowed, _GUARD_TOLERANCE * abs(lagging)))
     return tuple(ceilings)
 
@@ -151,6 +157,8 @@ class QualityCheck:
         first = begun.get((self._default, SEEDS[0]))
         if first is not None and not first.running and len(first.losses) < _FEWEST:
             return None  # nothing can be compared with it
+        if not begun and self._choose(self._candidates, ()) is None:
+            return None  # none is worth the trials of the default
         for seed in SEEDS:
             if (self._default, seed) not in begun:
                 return self._default, seed
@@ -164,8 +172,8 @@ class QualityCheck:
         blind = self._default in tried and len(self._losses(self._default, SEEDS[0])) < _FEWEST
         return [self._verdict(each) for each in self._candidates if blind or each in tried]
 
-    def _peaks_are_high(self, candidate: Strategy, allowed: float) -> bool:
-        """Whether the averages of replicas are clearly worse than the default ever is."""
+    def _average_is_bad(self, candidate: Strategy, allowed: float) -> bool:
+        """Whether replicas have drifted too far apart for their average."""
         trial = next(t for t in self._trials if t.strategy == candidate)
         length = trial.round_steps
         if length == 1:
@@ -195,6 +203,10 @@ class QualityCheck:
                 "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
             )
             return Verdict(candidate, False, math.nan, math.nan, math.nan, reason)
+        whole = [loss for seed in SEEDS for loss in self._losses(self._default, seed)]
+        if not all(map(math.isfinite, whole)):
+            reason = "losses of the default itself are no numbers, so nothing can be judged by them"
+            return Verdict(candidate, False, math.nan, math.nan, math.nan, reason)
         count = len(default)
         base = _last(default, count)
         seeds = [_last(own, count) for seed in SEEDS if (own := self._losses(self._default, seed))]
@@ -206,7 +218,7 @@ class QualityCheck:
         loss, width = _last(losses, count), max(int(_LAST * count), 1)
         ends = range(min(count, len(losses)), len(losses) + 1)
         in_time = min(statistics.fmean(losses[end - width : end]) for end in ends)
-        if self._peaks_are_high(candidate, allowed):
+        if self._average_is_bad(candidate, allowed):
             reason = "the average of its replicas is worse than they are"
             return Verdict(candidate, False, loss, base, allowed, reason)
         if loss <= base + allowed:
@@ -226,10 +238,11 @@ def _last(losses: Sequence[float], count: int) -> float:
 
 
 def _peaks(losses: Sequence[float], count: int, length: int) -> list[float]:
-    """The highest loss of each stretch of ``length`` steps, over the last quarter before ``count``.
+    """By how much the highest loss of each stretch of ``length`` steps is above the stretch's mean.
 
-    At least one stretch, or what there is of it.
+    Over the last quarter before ``count``, at least one stretch, or what there is of it.
     """
     quarter = max(int(_LAST * count), length)
     starts = range(count - length, max(count - quarter, 0) - 1, -length)
-    return [max(losses[start : start + length]) for start in starts] or [max(losses[:count])]
+    stretches = [losses[start : start + length] for start in starts] or [losses[:count]]
+    return [max(stretch) - statistics.fmean(stretch) for stretch in stretches]

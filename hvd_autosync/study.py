@@ -322,9 +322,9 @@ class Study:
         elif any(t.kind == "confirm" for t in trials):
             reason = "the default or every candidate failed when measured again"
         elif verdicts:
-            reason = "every strategy that promises to beat it was refused for its losses"
+            reason = "lossy strategies were refused for their losses, and no other promises enough"
         else:
-            reason = "no strategy that was tried promises to beat the default"
+            reason = "no strategy that may be used promises to beat the default by much"
         default_s = first.mean_s if first else math.nan
         self.finish(
             Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))

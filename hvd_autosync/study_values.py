@@ -29,6 +29,7 @@ class StudySettings:
         seed: Of every random choice.
         transfer: Whether finished studies of related tasks are learned from.
         expected_hours: How long the training will run: tuning must pay within that.
+        anew: Whether the winner of a former study of the job was found slower in a training.
     """
 
     trials: int = 20
@@ -40,6 +41,7 @@ class StudySettings:
     seed: int = 0
     transfer: bool = True
     expected_hours: float = 10.0
+    anew: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""

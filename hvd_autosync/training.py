@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
+from hvd_autosync.search_space.trial import DRIFT_FILE
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
@@ -42,11 +44,11 @@ class Ended:
 
     Attributes:
         status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it.
-        drift: What ranks on this host said of steps that became slower for good.
+        drift: What rank 0 said of steps that became slower for good, where it is on this host.
     """
 
     status: int
-    drift: tuple[str, ...] = ()
+    drift: str = ""
 
 
 def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> Ended:
@@ -63,11 +65,15 @@ def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> En
     Raises:
         AutosyncError: The system refuses to launch it.
     """
-    with tempfile.TemporaryDirectory(prefix="hvd-autosync-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = ""
+        with contextlib.suppress(OSError):  # nothing is written down then
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
         spec = _worker_spec(strategy, known or Known(), folder)
         status = _run(job, strategy, launcher_environment(strategy, spec))
-        said = [path.read_text().splitlines() for path in sorted(Path(folder).glob("rank-*"))]
-    return Ended(status, tuple(line for lines in said for line in lines))
+        with contextlib.suppress(OSError):  # there is none
+            return Ended(status, Path(folder, DRIFT_FILE).read_text())
+    return Ended(status)
 
 
 def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:

@@ -7,6 +7,7 @@ Every face (the flag, the command, the notebook) calls :func:`tune` and watches 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -41,6 +42,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.search_space.schedule import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study import Study
@@ -120,6 +122,14 @@ def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def tuning_keys(job: Job) -> set[str]:
+    """The keys under which ``job`` may have been tuned, without a space file."""
+    subsets = itertools.chain.from_iterable(
+        itertools.permutations(LOSSY_GROUPS, count) for count in range(len(LOSSY_GROUPS) + 1)
+    )
+    return {tuning_key(job, Options(allow=allow), {}) for allow in subsets}
+
+
 def tune(
     job: Job,
     options: Options,
@@ -149,7 +159,8 @@ def tune(
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions)
     known = None if options.reuse == "never" else store.find_finished(key)
-    if known is not None and (not known.drift or options.reuse == "only"):
+    anew = known is not None and bool(known.drift)
+    if known is not None and (not anew or options.reuse == "only"):
         return known
     if options.reuse == "only":
         raise ConfigurationError(
@@ -158,16 +169,15 @@ def tune(
         )
     settings = settings_of(options)
     if known is not None:
-        # Related studies teach it: it begins around what won then.
-        settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW))
-        listener.on_notice(f"searching again around study {known.study_id}: {known.drift[0]}")
+        # Unless told otherwise it learns from related studies, and so from what won then.
+        settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW), anew=True)
+        listener.on_notice(f"searching again after study {known.study_id}: {known.drift[0]}")
     study, resumed = _open_study(store, key, job, settings, learner)
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
         runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
     with closing(runner):
-        tuning = _Tuning(job, options, restrictions, store, listener, runner)
-        return tuning.run(study, anew=options.reuse == "never" or known is not None)
+        return _Tuning(job, options, restrictions, store, listener, runner).run(study)
 
 
 def _open_study(
@@ -208,12 +218,13 @@ class _Tuning:
         self._limits = Limits()
         self._links = Links()
 
-    def run(self, study: Study, *, anew: bool) -> StudyRecord:
+    def run(self, study: Study) -> StudyRecord:
         default = default_result(study.trials)
         if study.record.space is None:
             self._links = links_of(
                 self._job, self._store, self._runner, self._listener.on_notice,
-                lambda progress: self._beat(study), anew=anew,
+                lambda progress: self._beat(study),
+                anew=self._options.reuse == "never" or study.settings.anew,
             )  # fmt: skip
         if default is not None:
             self._after_default(study, default)
@@ -270,7 +281,7 @@ class _Tuning:
             return
         task, space = self.describe(result)
         study.describe(space, task)
-        if self._options.reuse == "auto":
+        if self._options.reuse == "auto" and not study.settings.anew:
             self._reuse(study, task, space, result.step_time.mean_s)
 
     def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Fewest measured steps from which a step time is believed.
 MIN_MEASURED_STEPS = 5
+#: Where rank 0 writes that steps have become slower, in the folder of the driver.
+DRIFT_FILE = "drift"
 #: Steps over which the losses of a guarded training are averaged.
 LOSS_WINDOW = 32
 _TRIM = 0.1
@@ -72,7 +74,7 @@ class TrialSpec:
         loss_ceilings: Highest healthy mean loss of each window of ``LOSS_WINDOW`` steps from the
             beginning of a real training; the last holds for all that follow.
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
-        drift_folder: Where this is on the same host, ranks write there that steps are slower.
+        drift_folder: Where this is on its host, rank 0 writes there that steps are slower.
     """
 
     trial_id: str

@@ -139,10 +139,26 @@ def test_ceilings_follow_the_default_with_room_for_noise_and_lag() -> None:
     seeds = [[2.0 - step / 320 + 0.01 * seed for step in range(320)] for seed in SEEDS]
     ceilings = loss_ceilings(seeds)
     assert len(ceilings) == 10 and list(ceilings) == sorted(ceilings, reverse=True)
-    # The first window's mean is about 1.96; 6 deviations of the seeds are 0.06, 5 % are 0.1.
-    assert ceilings[0] == ceilings[2] == pytest.approx(1.96 * 1.05, rel=0.01)
+    # 6 deviations of the seeds are 0.06, 5 % are 0.1. A third of the first window is 10 steps.
+    assert ceilings[0] == pytest.approx((2.01 - 5 / 320) * 1.05, rel=0.01)
     # The last window's own mean is 1.06, but one may lag as far behind as the fourth.
-    assert ceilings[-1] == pytest.approx((2.0 - 3.5 * 0.1) * 1.05, rel=0.02)
+    assert ceilings[-1] == pytest.approx((2.01 - 101 / 320) * 1.05, rel=0.01)
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.2, 1.5, 2.0, 2.5, 3.0])
+def test_slower_curves_stay_below_the_ceilings(slower: float) -> None:
+    """Those that tuning may admit because they come there in time."""
+    seeds = [[0.3 + 2 * math.exp(-step / 40) for step in range(320)] for _ in SEEDS]
+    own = [0.3 + 2 * math.exp(-step / 40 / slower) for step in range(320)]
+    means = [sum(own[i : i + 32]) / 32 for i in range(0, 320, 32)]
+    assert all(mean <= top for mean, top in zip(means, loss_ceilings(seeds), strict=True))
+
+
+def test_much_slower_curves_do_not() -> None:
+    seeds = [[0.3 + 2 * math.exp(-step / 40) for step in range(320)] for _ in SEEDS]
+    own = [0.3 + 2 * math.exp(-step / 400) for step in range(320)]
+    means = [sum(own[i : i + 32]) / 32 for i in range(0, 320, 32)]
+    assert any(mean > top for mean, top in zip(means, loss_ceilings(seeds), strict=True))
 
 
 def test_noisy_seeds_raise_the_ceilings() -> None:
@@ -184,6 +200,17 @@ def test_replicas_whose_average_is_bad_may_not(round_steps: int) -> None:
         losses[step] += 1.0
     found = local(tuple(losses), round_steps)
     assert not found.admissible and "average" in found.reason
+    assert found.excess >= 2.0  # although its own loss is low
+
+
+def test_losses_of_the_default_that_are_no_numbers_judge_nobody() -> None:
+    curves = {**BASE, (DEFAULT, 1): (*falling(1.0)[:-1], math.inf), (FAST, 0): falling(1.0)}
+    (found,) = check(curves, [FAST]).verdicts()
+    assert not found.admissible and "no numbers" in found.reason
+
+
+def test_nobody_worth_judging_costs_no_trial() -> None:
+    assert QualityCheck(DEFAULT, [FAST], [], lambda untried, verdicts: None).next() is None
 
 
 def test_a_round_that_is_longer_than_the_defaults_trial() -> None:

@@ -17,7 +17,7 @@ from hvd_autosync.search_space import (
     Task,
 )
 from hvd_autosync.traces import StudyStatus, TraceStore
-from hvd_autosync.tuning import _classes, tune, tuning_key
+from hvd_autosync.tuning import _classes, tune, tuning_key, tuning_keys
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
 TASK = Task(
@@ -68,9 +68,17 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
     with pytest.raises(Launched):
         tune(job, options, listener, runner=runner)
     (running,) = (s for s in store.studies() if s.study_id != first.study_id)
-    assert running.settings["trials"] == 8 < options.trials
+    assert running.settings["trials"] == 8 < options.trials and running.settings["anew"]
     (notice,) = (call.args[0] for call in listener.on_notice.mock_calls[:1])
     assert first.study_id in notice and "steps take 9 ms for good" in notice
 
     only = Options(store=options.store, reuse="only")
     assert tune(job, only, listener, runner=runner).study_id == first.study_id
+
+
+def test_a_job_knows_under_which_keys_it_was_tuned() -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    keys = tuning_keys(job)
+    assert tuning_key(job, Options(), {}) in keys
+    assert tuning_key(job, Options(allow=("codec", "schedule")), {}) in keys
+    assert tuning_key(job, Options(), {"exclude": ["buckets"]}) not in keys

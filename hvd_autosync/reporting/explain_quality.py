@@ -46,7 +46,12 @@ def trade_offs(
         for v in conclusion.verdicts
     ]
     found = [
-        TradeOff(verdict, point[0], _on_front(point, [*points, (1.0, 0.0)]))
+        TradeOff(
+            verdict, point[0],
+            # A low loss of replicas whose average is bad is no merit.
+            (verdict.admissible or verdict.loss > verdict.default_loss + verdict.allowed)
+            and _on_front(point, [*points, (1.0, 0.0)]),
+        )
         for verdict, point in zip(conclusion.verdicts, points, strict=True)
     ]
     return sorted(found, key=lambda each: -each.speedup if each.speedup > 0 else math.inf)

@@ -126,7 +126,7 @@ def _concluded(
             yield f"The best candidate was {name}: {evidence}."
     yield f"Why: {conclusion.reason}. Exploring ended because {conclusion.stopped}."
     for line in study.drift:
-        yield Text(f"Since then: {line}. The next run searches again.", style="bold yellow")
+        yield Text(f"Since then: {line}.", style="bold yellow")
 
 
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[RenderableType]:

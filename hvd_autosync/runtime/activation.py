@@ -44,7 +44,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     if current.schedule is not None:
         watch_join()
     if spec.watched and current.watch is None:
-        current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder)
+        current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
         os.register_at_fork(after_in_child=current.forget_run)
     if sender is None or current.run is not None:
         return

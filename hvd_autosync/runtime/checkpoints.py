@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from hvd_autosync.runtime import current
+
 _Hook: TypeAlias = Callable[[Any, dict[str, Any]], Any]
 #: Its entries.
 _CODEC_STATES = "hvd_autosync_codecs"
@@ -37,6 +39,7 @@ def go_exactly(self: Any) -> None:
     """Exchange gradients as they are for good."""
     self._guard, self._exact = None, True
     self._dispatcher.drop_codecs()
+    current.watch = None  # steps take longer now, as they must
 
 
 def _save_owned_states(self: Any, state_dict: dict[str, Any]) -> None:

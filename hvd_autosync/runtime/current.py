@@ -28,6 +28,14 @@ loss_ceilings: tuple[float, ...] = ()
 losses: Losses | None = None
 
 
+def waited(seconds: float) -> None:
+    """So much of the running step was spent waiting for other ranks."""
+    if run is not None:
+        run.recorder.blocked += seconds
+    if watch is not None:
+        watch.waited(seconds)
+
+
 def mark_step() -> None:
     """Say that a training step ends here.
 

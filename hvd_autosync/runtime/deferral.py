@@ -19,6 +19,7 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from horovod.torch import mpi_ops
 from torch import nn
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.buckets import Bucket
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.substitution import Substitution, own_class, steps_by_element
@@ -134,7 +136,9 @@ class Deferral:
                 )
             parameter.grad = gradient
         try:
+            began = perf_counter()
             self._dispatcher.finish_late(bucket)
+            current.waited(perf_counter() - began)
             self._step(set(bucket.parameters))
         finally:
             for parameter, new in zip(bucket.parameters, now, strict=True):

@@ -3,7 +3,8 @@
 Each rank looks at itself alone: no collective is added to what the script does. Medians over
 windows of steps are compared with what tuning measured, and the time outside of waiting with what
 it was at the beginning of this training. Rank 0 says that steps have become slower, and any rank
-that it computes more slowly: where none does, the network is what is left.
+that it computes more slowly: where none does, the network is what is left. Of accelerators, and in
+scripts that reduce by hand, it is not known who waits for whom; there only rank 0 speaks.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import os
 import socket
 import statistics
 import sys
-import weakref
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import torch
 from horovod.torch.mpi_ops import rank
+
+from hvd_autosync.runtime.counting import StepCounting
+from hvd_autosync.search_space.trial import DRIFT_FILE
 
 #: A window has at least so many steps, and lasts so many seconds.
 _WINDOW_STEPS, _WINDOW_S = 64, 5.0
@@ -59,83 +63,80 @@ class DriftWatch:
     Args:
         expected_s: Seconds of a step as tuning measured it.
         folder: Of the driver; where it is on this host, what is noticed is written there.
+        round_steps: Steps of a round of local steps; the time of a step is the mean over one.
         clock: Seconds.
         window_s: Shortest window.
     """
 
     def __init__(
-        self, expected_s: float, folder: str, clock: Callable[[], float] = perf_counter,
-        window_s: float = _WINDOW_S,
+        self, expected_s: float, folder: str, round_steps: int = 1,
+        clock: Callable[[], float] = perf_counter, window_s: float = _WINDOW_S,
     ) -> None:  # fmt: skip
-        self._folder = folder
+        self._expected_s, self._folder, self._round_steps = expected_s, folder, round_steps
         self._clock, self._window_s = clock, window_s
-        self._counted: weakref.ref[Any] | None = None
-        self._marked = False
-        self._waited = 0.0
-        self._last_end = self._began = clock()
+        self._counting = StepCounting()
+        self._steps, self._waited = 0, 0.0
+        self._round_began = self._window_began = clock()
+        #: Of each round of the window, per step: all of it, and without waiting.
         self._step_s: list[float] = []
         self._own_s: list[float] = []
         self._step, self._own = Level(expected_s), Level()
-        self._said = self._said_own = False
+        self._said = False
+        self._said_own = torch.cuda.is_available()  # where synchronize() waits for the device, too
 
     def waited(self, seconds: float) -> None:
-        """So much of the running step was spent waiting for communication."""
+        """So much of the running step was spent waiting for other ranks."""
         self._waited += seconds
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """A wrapped optimizer finished a step; the first one that does is counted."""
-        if self._counted is None or self._counted() is None:
-            self._counted = weakref.ref(optimizer)
-        if optimizer is self._counted() and not self._marked:
+        """A wrapped optimizer finished a step."""
+        if self._counting.is_step(optimizer):
             self._end_step()
 
     def mark(self) -> None:
-        """The script says that a step ends; from then on nothing else is counted."""
-        self._marked = True
+        """The script says that a step ends; it may wait anywhere, as it reduces by hand."""
+        self._counting.marked = True
+        self._said_own = True
         self._end_step()
 
     def _end_step(self) -> None:
+        self._steps += 1
+        if self._steps % self._round_steps:
+            return
         now = self._clock()
-        self._step_s.append(now - self._last_end)
-        self._own_s.append(now - self._last_end - self._waited)
-        self._last_end, self._waited = now, 0.0
-        if len(self._step_s) >= _WINDOW_STEPS and now - self._began >= self._window_s:
+        spent = now - self._round_began
+        self._step_s.append(spent / self._round_steps)
+        self._own_s.append((spent - self._waited) / self._round_steps)
+        self._round_began, self._waited = now, 0.0
+        enough = len(self._step_s) * self._round_steps >= _WINDOW_STEPS
+        if enough and now - self._window_began >= self._window_s:
             self._end_window()
-            self._began = self._last_end = self._clock()
+            self._window_began = self._round_began = self._clock()
 
     def _end_window(self) -> None:
         step, own = map(statistics.median, (self._step_s, self._own_s))
         self._step_s, self._own_s = [], []
         slower, computing = self._step.moved(step), self._own.moved(own)
         if computing is not None and not self._said_own:
-            self._said_own = True
-            self._say(
-                f"rank {rank()} on {socket.gethostname()} computes more slowly: "
-                f"{_ms(computing)} per step outside of waiting, {_ms(self._own.expected)} at the "
-                "beginning; something else runs on this host, or its clock is lower now"
-            )
+            before = self._own.expected or 0.0
+            if computing - before > (FACTOR - 1) * self._expected_s / 2:
+                self._said_own = True
+                self._say(
+                    f"rank {rank()} on {socket.gethostname()} computes more slowly: "
+                    f"{1e3 * computing:.4g} ms per step outside of waiting, {1e3 * before:.4g} ms "
+                    "at the beginning; something else runs on this host, or its clock is lower now"
+                )
         if slower is not None and not self._said and rank() == 0:
             self._said = True
-            expected = self._step.expected or 0.0
-            if computing is not None:
-                cause = "this host computes more slowly"
-            elif slower - own >= (slower - expected) / 2:
-                cause = (
-                    "it is spent waiting for others: another job is on the network, or a host is "
-                    "slow, whose ranks then say so"
-                )
-            else:
-                cause = "it is no waiting for others: the script's own steps were shorter then"
-            self._say(
-                f"steps take {_ms(slower)} for good, where tuning measured {_ms(expected)}: {cause}"
+            text = (
+                f"steps take {1e3 * slower:.4g} ms for good, where tuning measured "
+                f"{1e3 * self._expected_s:.4g} ms; unless a rank says that it computes more "
+                "slowly, another job may be on the network"
             )
+            self._say(text)
+            with contextlib.suppress(OSError):  # the driver may be on another host
+                with open(os.path.join(self._folder, DRIFT_FILE), "w") as file:
+                    file.write(text)
 
     def _say(self, text: str) -> None:
         print(f"hvd-autosync: {text}", file=sys.stderr)
-        with contextlib.suppress(OSError):  # the driver may be on another host
-            with open(os.path.join(self._folder, f"rank-{rank()}"), "a") as file:
-                file.write(f"{text}\n")
-
-
-def _ms(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{1e3 * seconds:.4g} ms"

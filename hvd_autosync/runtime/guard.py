@@ -51,30 +51,38 @@ class Band:
 
     def holds(self, mean: float, window: int) -> bool:
         """Whether ``mean``, of the window of that number, is healthy; it is remembered if so."""
-        healthy = self.bears(mean, window)
-        if healthy:
-            self._means.append(mean)
-        return healthy
+        if not math.isfinite(mean):
+            return False
+        if self._ceilings and mean > self._ceilings[min(window, len(self._ceilings) - 1)]:
+            return False
+        if len(self._means) >= _BEGINNING:
+            beginning = max(self._means[:_BEGINNING])
+            if mean > beginning + self._margin(beginning):
+                return False
+        self._means.append(mean)
+        return True
 
-    def bears(self, mean: float, window: int, fewer: float = 1.0) -> bool:
-        """Whether ``mean``, of some of a window's losses, is healthy.
+    def bears(self, mean: float, fewer: float) -> bool:
+        """Whether the mean loss of an average of replicas is healthy beside their own.
+
+        Called after :meth:`holds` of their own losses in the same window.
 
         Args:
-            mean: The mean.
-            window: The window's number.
-            fewer: How many times fewer losses it is of than the means of windows.
+            mean: The mean, of some of the window's losses.
+            fewer: How many times fewer these are.
         """
         if not math.isfinite(mean):
             return False
-        spread = _DEVIATIONS * self._noise()
-        if self._ceilings:
-            ceiling = self._ceilings[min(window, len(self._ceilings) - 1)]
-            if mean > ceiling + (math.sqrt(fewer) - 1) * spread:
-                return False
-        if len(self._means) < _BEGINNING:
-            return True
-        beginning = max(self._means[:_BEGINNING])
-        return mean <= beginning + max(math.sqrt(fewer) * spread, _MARGIN * abs(beginning))
+        own = self._means[-1]  # of the beginning the noise is not known yet
+        return len(self._means) < _BEGINNING or mean <= own + self._margin(own, fewer)
+
+    def forget_ceilings(self) -> None:
+        """Judge without them from now on."""
+        self._ceilings = ()
+
+    def _margin(self, level: float, fewer: float = 1.0) -> float:
+        """By how much a mean may be above ``level``, of so many times fewer losses."""
+        return max(_DEVIATIONS * math.sqrt(fewer) * self._noise(), _MARGIN * abs(level))
 
     def _noise(self) -> float:
         """Standard deviation of a window's mean.
@@ -150,6 +158,11 @@ class Guard:
         self._equal = equal
         return self.step // LOSS_WINDOW == window or self._judged()
 
+    def forget_ceilings(self) -> None:
+        """Judge this training by itself alone, as where several optimizers have losses."""
+        self._ceilings = ()
+        self._band.forget_ceilings()
+
     @property
     def wants_snapshot(self) -> bool:
         """Whether the last snapshot is old."""
@@ -185,7 +198,7 @@ class Guard:
         if healthy and count_of_equal:
             # Replicas that are well each by itself may have drifted too far apart for an average.
             mean = loss_of_equal / count_of_equal
-            healthy = self._band.bears(mean, window, count / count_of_equal)
+            healthy = self._band.bears(mean, count / count_of_equal)
         if healthy or not self._snapshots:
             return True
         # All ranks come to the same verdict, but for those that have gone to join() since.

@@ -158,14 +158,14 @@ def timed_synchronize(self: Any) -> None:
     """Horovod's ``synchronize``; its time is time spent waiting."""
     started = perf_counter()
     type(self)._horovod_synchronize(self)
-    _waited(perf_counter() - started)
+    current.waited(perf_counter() - started)
 
 
 def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """The same for Adasum, which waits inside ``step``."""
     started = perf_counter()
     result = type(self)._horovod_step(self, closure)
-    _waited(perf_counter() - started)
+    current.waited(perf_counter() - started)
     _stepped(self)
     return result
 
@@ -174,13 +174,6 @@ def _stepped(optimizer: Any) -> None:
     for watcher in (current.run, current.watch):
         if watcher is not None:
             watcher.optimizer_stepped(optimizer)
-
-
-def _waited(seconds: float) -> None:
-    if current.run is not None:
-        current.run.recorder.blocked += seconds
-    if current.watch is not None:
-        current.watch.waited(seconds)
 
 
 for _step in (timed_step, timed_adasum_step):

@@ -15,6 +15,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ from hvd_autosync.search_space.schedule import Schedule
 _horovods_class = horovod_optimizer._DistributedOptimizer
 #: Of the optimizers of this process, in the order in which they are made.
 _NUMBERS = itertools.count()
+#: The guards that were made, in their order; the same on all ranks.
+_GUARDS: list[weakref.ref[Guard]] = []
 #: What Horovod's methods take for a gradient that has been sent.
 _SENT = (0, None)
 
@@ -182,10 +185,22 @@ def _register_hooks(self: Any) -> None:
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)
-        self._guard = Guard(own_name, current.loss_ceilings)
+        self._guard = _new_guard(own_name)
     keep_in_checkpoints(self)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(_hook(reference))
+
+
+def _new_guard(name: str) -> Guard:
+    """A guard that knows the losses of exact trainings, unless there are several of them.
+
+    Their ceilings are those of one optimizer's losses, and nobody knows which.
+    """
+    guard = Guard(name, () if _GUARDS else current.loss_ceilings)
+    if len(_GUARDS) == 1 and (first := _GUARDS[0]()) is not None:
+        first.forget_ceilings()
+    _GUARDS.append(weakref.ref(guard))
+    return guard
 
 
 def _owners(self: Any, name: str) -> Owners:
@@ -265,9 +280,11 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             self._deferral.put_back()
         if self._owners is not None:
             by_owners = self._owners.put_back()
+    began = perf_counter()
     if by_owners:
         self._owners.share()
     _after_step(self)
+    current.waited(perf_counter() - began)
     return result
 
 

@@ -21,6 +21,7 @@ from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime import current, ending
 from hvd_autosync.runtime.agreement import agree_steps
+from hvd_autosync.runtime.counting import StepCounting
 from hvd_autosync.runtime.recorder import Recorder
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.search_space.trial import TrialSpec
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Measured steps between two votes on whether the trial is hopeless.
 _VOTE_EVERY = 8
-#: An optimizer that steps this often while the counted one rests is counted instead.
-_PATIENCE = 32
 
 
 class TrialRun:
@@ -56,9 +55,7 @@ class TrialRun:
         # Weakly, so that what the script drops is gone.
         self._optimizers: list[weakref.ref[Any]] = []
         self._owned: list[frozenset[str]] = []
-        self._counted: weakref.ref[Any] | None = None
-        self._others_steps = 0
-        self._marked = False
+        self._counting = StepCounting()
         self._begun = False
         self._steps = 0
         self._last_step = spec.warmup_steps + spec.measured_steps
@@ -90,27 +87,15 @@ class TrialRun:
             self.recorder.restart_clock()
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """A wrapped optimizer finished a step.
-
-        The first that steps is counted; the steps of others, as of a second network's, are part
-        of its steps. One that is never used again is replaced.
-        """
-        if self._marked:
-            return
-        counted = self._counted() if self._counted is not None else None
-        if optimizer is not counted:
-            self._others_steps += 1
-            if counted is not None and self._others_steps < _PATIENCE:
-                return
-            self._counted = weakref.ref(optimizer)
-        self._others_steps = 0
-        self._end_step()
+        """A wrapped optimizer finished a step."""
+        if self._counting.is_step(optimizer):
+            self._end_step()
 
     def mark(self) -> None:
         """The script says that a step ends; from the first time on nothing else is counted."""
         if not self._begun:
             self._begin()
-        first, self._marked = not self._marked, True
+        first, self._counting.marked = not self._counting.marked, True
         # The step that the first mark ends may have been counted at its optimizer's step.
         if not first or not self.recorder.step_s:
             self._end_step()

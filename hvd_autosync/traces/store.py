@@ -14,6 +14,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select
@@ -310,5 +311,10 @@ class TraceStore:
 
 
 def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str, Any]]:
-    """Everything, for comparing: as JSON, because there unknown times (NaN) equal each other."""
+    """Everything, for comparing: as JSON, because there unknown times (NaN) equal each other.
+
+    But for what later trainings said: a copy may have been made before.
+    """
+    outcome = study.outcome and {k: v for k, v in study.outcome.items() if k != DRIFT}
+    study = replace(study, outcome=outcome)
     return [study.to_json(), *(trial.to_json() for trial in trials)]

@@ -37,7 +37,7 @@ def case_steps_slower_than_tuning_measured():
         with strategy(**knobs):
             said, written = watched(1e-7, 64 * 9)
         assert ("steps take" in said) == (hvd.rank() == 0), said
-        assert ("rank-0" in written) == (hvd.rank() == 0), written
+        assert bool(written) == (hvd.rank() == 0), written
 
 
 def case_steps_as_fast_as_tuning_measured():
@@ -48,5 +48,5 @@ def case_a_rank_that_becomes_slow_is_told_from_those_that_wait():
     slow = 1
     pause = (lambda step: 0.01 if step > 64 * 5 else 0.0) if hvd.rank() == slow else lambda _: 0.0
     said, _ = watched(0.005, 64 * 14, pause)
-    assert ("computes more slowly" in said) == (hvd.rank() == slow), said
-    assert ("waiting for others" in said) == (hvd.rank() == 0), said
+    assert ("outside of waiting" in said) == (hvd.rank() == slow), said
+    assert ("steps take" in said) == (hvd.rank() == 0), said

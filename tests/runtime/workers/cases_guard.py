@@ -9,7 +9,7 @@ import torch
 from cases_local_steps import loader, local, together
 from common import batch, mlp
 
-from hvd_autosync.runtime import current
+from hvd_autosync.runtime import current, planned
 from hvd_autosync.runtime.guard import Band
 from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
@@ -24,6 +24,7 @@ def real_training():
     """As outside of a trial; what is said meanwhile."""
     before, current.run = current.run, None
     losses, current.losses = current.losses, Losses()
+    planned._GUARDS.clear()
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -143,6 +144,43 @@ def case_bands_under_ceilings():
     assert not band.holds(3.1, 0) and band.holds(2.9, 0)
     assert not band.holds(2.1, 1) and band.holds(1.9, 1)
     assert not band.holds(2.1, 7) and band.holds(1.9, 7)
+
+
+def case_an_average_is_judged_beside_its_replicas():
+    band = Band([9.0] * 10)
+    assert band.holds(2.0, 0) and band.bears(99.0, 16)  # what is noise is not known yet
+    for window in range(1, 12):
+        assert band.holds(2.0 - 0.05 * window, window)
+    assert band.bears(1.5, 16) and not band.bears(4.0, 16) and not band.bears(math.nan, 16)
+
+
+def case_ceilings_leave_healthy_local_steps_alone():
+    """The first steps of a training have the highest losses, and equal parameters."""
+    before, current.loss_ceilings = current.loss_ceilings, (1.1,)
+    try:
+        with real_training() as said:
+            model, optimizer = local(Schedule(8))
+            for number in loader(6 * WINDOW):
+                optimizer.zero_grad()
+                model(batch(int(number))).pow(2).mean().backward()
+                current.losses.seen(torch.tensor(0.1 + 1.5 * math.exp(-int(number) / 20)))
+                optimizer.step()
+            assert optimizer._guard is not None
+        assert not said.getvalue()
+    finally:
+        current.loss_ceilings = before
+
+
+def case_several_optimizers_have_no_ceilings():
+    before, current.loss_ceilings = current.loss_ceilings, (1e-6,)
+    try:
+        with real_training():
+            model, optimizer = local(None, plan=CODED)
+            _, second = local(None, plan=CODED)
+            train(model, optimizer, 6 * WINDOW)
+            assert optimizer._guard is not None and second._guard is not None
+    finally:
+        current.loss_ceilings = before
 
 
 def case_a_loss_that_lags_ends_a_codec():
