@@ -67,10 +67,10 @@ class Example:
 
 EXAMPLES = {
     "digits": Example(
-        "train_digits.py", "--hidden 256 --epochs 40", r"test accuracy ([\d.]+)%", 1
+        "train_digits.py", "--hidden 256 --epochs 28", r"test accuracy ([\d.]+)%", 1
     ),
     "lm": Example(
-        "train_lm.py", "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 8",
+        "train_lm.py", "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 6",
         r"held-out ([\d.]+) bits", -1,
     ),
 }  # fmt: skip
