@@ -42,10 +42,13 @@ _BASELINE = "parallel"
 def schedules(steps: int, peak: float) -> dict[str, Schedule | None]:
     """Name -> schedule, for a training of so many steps with this peak learning rate.
 
-    The powers' coefficients let rounds begin to grow right after the peak.
+    The powers' coefficients let rounds begin to grow right after the peak; those of "QSR from 2"
+    lie between the published ones for SGD (0.25 times the peak) and for AdamW (2.2 times it).
     """
     return {
         _BASELINE: None,
+        "H = 2": Schedule(2),
+        "QSR from 2": Schedule(2, 2, 1.0 * peak),
         "H = 4": Schedule(4),
         "H = 8": Schedule(8),
         "post-local 8": Schedule(8, start=steps // 2),
