@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from rich.table import Table
 
 from hvd_autosync.errors import StudyError
 from hvd_autosync.quality import Verdict
-from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
@@ -65,27 +62,26 @@ def _on_front(point: tuple[float, float], points: Sequence[tuple[float, float]])
     return not any(s >= speedup and g <= gap and (s, g) != point for s, g in points)
 
 
-def quality_table(
+def quality_lines(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
-) -> Table:
-    """One row for each lossy strategy that was judged, fastest first."""
-    table = plain_table(
-        "", "speed-up", "loss", "default's", "may be above by", "Pareto", "verdict", "strategy"
-    )
-    for number, each in enumerate(trade_offs(space, trials, conclusion), start=1):
+) -> Iterator[str]:
+    """Some lines for each lossy strategy that was judged, fastest first, with their rows."""
+    for row, each in enumerate(trade_offs(space, trials, conclusion), start=1):
         verdict = each.verdict
+        speedup = speedup_text(each.speedup) if math.isfinite(each.speedup) else "not measured"
         word = "may be used" if verdict.admissible else "refused"
-        table.add_row(
-            str(number), speedup_text(each.speedup) if math.isfinite(each.speedup) else "-",
-            *map(_number, (verdict.loss, verdict.default_loss, verdict.allowed)),
-            "front" if each.on_front else "", f"{word}: {verdict.reason}",
-            space.describe(verdict.strategy),
-        )  # fmt: skip
-    return table
+        front = ", on the Pareto front" if each.on_front else ""
+        yield f"{row}  {space.describe(verdict.strategy)}"
+        yield f"   {speedup}{front}; {word}: {verdict.reason}"
+        if math.isfinite(verdict.loss):
+            yield (
+                f"   loss {verdict.loss:.4g}, the default's {verdict.default_loss:.4g}, which it "
+                f"may be above by {verdict.allowed:.2g}"
+            )
 
 
 def trade_off_file(store: TraceStore, study: StudyRecord, number: int) -> str:
-    """The strategy file of row ``number`` of :func:`quality_table`.
+    """The strategy file of row ``number`` of :func:`quality_lines`.
 
     Raises:
         StudyError: There is no such row.
@@ -113,7 +109,3 @@ def _step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy,
         for trial in trials
         if trial.kind == "quality" and trial.result is not None and trial.result.step_time
     }
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "-"

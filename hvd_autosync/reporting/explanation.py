@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hvd_autosync.reporting.explain_experts import experts_table
 from hvd_autosync.reporting.explain_knobs import knob_table
-from hvd_autosync.reporting.explain_quality import quality_table
+from hvd_autosync.reporting.explain_quality import quality_lines
 from hvd_autosync.reporting.explain_task import task_table
 from hvd_autosync.reporting.explain_trials import (
     failed_trials,
@@ -60,10 +60,10 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
         if lost := list(lost_strategies(study.space, trials, conclusion)):
             yield _section("Why others lost", *lost)
         if conclusion.verdicts:
-            table = quality_table(study.space, trials, conclusion)
             take = f"hvd-autosync show {study.study_id} --take ROW > strategy.toml"
             yield _section(
-                "Whether the model stays as good", table,
+                "Whether the model stays as good",
+                *quality_lines(study.space, trials, conclusion),
                 "On the Pareto front no other is both as fast and as good. To take one yourself:",
                 Verbatim(take),
             )  # fmt: skip

@@ -68,10 +68,25 @@ def runner_ups(
         lost = _confirmed(strategy, conclusion) or _explored(
             trial, time, default, spread, conclusion
         )
+        speedup, low, high, why = lost
         predicted_s = trial.info_number("predicted_step_s")
         step_s = confirmed.get(strategy, time.mean_s)
-        found.append(RunnerUp(strategy, step_s, predicted_s, *lost))
+        refusal = _refused(space, strategy, conclusion) if high >= 1 else ""
+        found.append(
+            RunnerUp(strategy, step_s, predicted_s, speedup, low, high, refusal or why)
+        )
     return sorted(found, key=lambda each: (each.strategy not in confirmed, -each.speedup))
+
+
+def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion) -> str:
+    """Why a lossy strategy could not be confirmed; empty where it could."""
+    verdicts = {verdict.strategy: verdict for verdict in conclusion.verdicts}
+    if strategy in verdicts:
+        verdict = verdicts[strategy]
+        return "" if verdict.admissible else f"refused, because {verdict.reason}"
+    if verdicts and not space.is_exact(strategy):
+        return "its losses were not judged, as too much like those of others, or not fast enough"
+    return ""
 
 
 def launch_spread(space: SearchSpace, trials: Sequence[TrialRecord]) -> float:
