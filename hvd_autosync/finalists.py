@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hvd_autosync import learner as learning
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.quality import MOST_STEPS_FACTOR, Verdict
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space import SearchSpace, Strategy
+
+if TYPE_CHECKING:
+    from hvd_autosync.learner.admissibility import Admissibility
 
 #: A second candidate is confirmed too when it is expected within this of the first.
 _CLOSE_RACE = 0.03
@@ -19,6 +23,13 @@ _MOST_CONFIRMED = 2
 _MOST_LOSSY, _MOST_JUDGED = 12, 6
 #: Another one is judged only if that is expected to save this share of a step.
 _WORTH_JUDGING = 0.01
+
+
+def admissibility(space: SearchSpace, verdicts: Sequence[Verdict]) -> Admissibility:
+    """What verdicts say of strategies that were not judged."""
+    from hvd_autosync.learner.admissibility import Admissibility
+
+    return Admissibility(space, [v.strategy for v in verdicts], [v.excess for v in verdicts])
 
 
 class Finalists:
@@ -61,18 +72,13 @@ class Finalists:
         """
         import numpy as np
 
-        from hvd_autosync.learner.admissibility import Admissibility
-
         if len(verdicts) >= _MOST_JUDGED:
             return None
         usable = [verdict.strategy for verdict in verdicts if verdict.admissible]
         usable += [each for each in leaders if self._space.is_exact(each)]
         best = min(self._log_step([self._space.default, *usable]))
         saved = np.maximum(best - np.array(self._log_step(untried)), 0.0)
-        known = Admissibility(
-            self._space, [v.strategy for v in verdicts], [v.excess for v in verdicts]
-        )
-        worth = saved * known.chances(untried)
+        worth = saved * admissibility(self._space, verdicts).chances(untried)
         most = int(np.argmax(worth))
         return untried[most] if worth[most] > _WORTH_JUDGING else None
 

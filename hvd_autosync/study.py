@@ -22,7 +22,7 @@ from typing import Any
 from hvd_autosync import learner as learning
 from hvd_autosync.confirm import Comparison, Confirmation, Measurement
 from hvd_autosync.errors import StudyError
-from hvd_autosync.finalists import Finalists
+from hvd_autosync.finalists import Finalists, admissibility
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.quality import QualityCheck, QualityTrial, Verdict, losses_of
@@ -43,6 +43,7 @@ from hvd_autosync.traces import (
     TrialRecord,
     default_result,
 )
+from hvd_autosync.turns import explored, turn_to_explore
 from hvd_autosync.versions import versions
 
 #: Exploring stops when the next trial is expected to save a smaller share of a step, but not
@@ -165,26 +166,16 @@ class Study:
         if not self.space.holds_job and all(t.strategy != self.space.default for t in trials):
             return self._asked(self.space.default, "default", {}, began)
         confirming = [t for t in trials if t.kind == "confirm"]
-        judging = [t for t in trials if t.kind == "quality"]
-        if not confirming and not judging:
-            suggestion, stopped = self._explore(trials)
-            if suggestion is not None:
-                return self._asked(suggestion.strategy, suggestion.kind, suggestion.info, began)
-            leaders = self._finalists(trials).leaders()
+        if not confirming:
+            wanted, stopped, leaders = self._before_confirming(trials, began)
+            if wanted is not None:
+                return wanted
         else:
-            stopped, leaders = _agenda((judging or confirming)[0])
-        check = self._check(trials, leaders)
-        wanted = None if confirming else check.next()
-        if wanted is not None:
-            strategy, seed = wanted
-            agenda = {"stopped": stopped, "candidates": [dict(c) for c in leaders], "seed": seed}
-            steps = self._finalists(trials).steps_in_time(strategy, self.settings.quality_steps)
-            return self._asked(strategy, "quality", agenda, began, steps, seed)
-        verdicts = check.verdicts()
+            stopped, leaders = _agenda(confirming[0])
+        verdicts = self._check(trials, leaders).verdicts()
         candidates = (
-            _agenda(confirming[0])[1] if confirming
-            else self._finalists(trials).candidates(leaders, verdicts)
-        )  # fmt: skip
+            leaders if confirming else self._finalists(trials).candidates(leaders, verdicts)
+        )
         confirmation = Confirmation(
             self.space.default, candidates, [self._measurement(t) for t in confirming]
         )
@@ -194,6 +185,28 @@ class Study:
             return None
         agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
         return self._asked(next_one, "confirm", agenda, began)
+
+    def _before_confirming(
+        self, trials: Sequence[TrialRecord], began: float
+    ) -> tuple[Trial | None, str, list[Strategy]]:
+        """The next trial that explores or judges; else why there is none, and who is best."""
+        stopped = ""
+        first = turn_to_explore(self.space, trials, self.settings.trials)
+        for exploring in (first, not first):
+            if exploring:
+                suggestion, stopped = self._explore(trials)
+                if suggestion is not None:
+                    info = suggestion.info
+                    asked = self._asked(suggestion.strategy, suggestion.kind, info, began)
+                    return asked, "", []
+                continue
+            wanted = self._check(trials, self._finalists(trials).leaders()).next()
+            if wanted is not None:
+                strategy, seed = wanted
+                steps = self.settings.quality_steps
+                steps = self._finalists(trials).steps_in_time(strategy, steps)
+                return self._asked(strategy, "quality", {"seed": seed}, began, steps, seed), "", []
+        return None, stopped, self._finalists(trials).leaders()
 
     def _measurement(self, trial: TrialRecord) -> Measurement:
         time_s = trial.result.step_time if trial.result is not None else None
@@ -238,8 +251,10 @@ class Study:
         if trial.kind not in ("sobol", "model"):
             return math.inf
         seen = observations_of(self.space, self.trials)  # a job outside of the space is no rival
-        best = min((o.step_s for o in seen if o.step_s is not None), default=math.inf)
-        return best * _HOPELESS_FACTOR
+        verdicts = self._check(self.trials, ()).verdicts()
+        usable = {verdict.strategy for verdict in verdicts if verdict.admissible}
+        rivals = [o.step_s for o in seen if self.space.is_exact(o.strategy) or o.strategy in usable]
+        return min((s for s in rivals if s is not None), default=math.inf) * _HOPELESS_FACTOR
 
     def _explore(self, trials: Sequence[TrialRecord]) -> tuple[Suggestion | None, str]:
         """What to try next, or ``None`` with the reason to stop exploring."""
@@ -247,6 +262,9 @@ class Study:
         if exhausted:
             return None, exhausted
         observations, problem = observations_of(self.space, trials), self.problem
+        if not all(knob.exact for knob in self.space.knobs):
+            verdicts = self._check(trials, ()).verdicts()
+            problem = replace(problem, usable=admissibility(self.space, verdicts).at)
         suggestion = self._learner.suggest(
             problem, observations, list(self._mine.values()), seed=self.settings.seed
         )
@@ -264,7 +282,7 @@ class Study:
             return ""
         if gain < SMALL_GAIN:
             return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
-        durations = [t.result.total_s for t in trials if t.result is not None]
+        durations = [t.result.total_s for t in explored(trials) if t.result is not None]
         known = [seconds for seconds in durations if math.isfinite(seconds)]
         trial_s = sum(known) / len(known) if known else 0.0
         saved_s = gain * 3600 * self.settings.expected_hours
@@ -280,7 +298,7 @@ class Study:
         settings = self.settings
         if self.space.dimension == 0:
             return "no knob can matter for this job"
-        if len(trials) >= settings.trials:
+        if len(explored(trials)) >= settings.trials:
             return f"all {settings.trials} trials were used"
         if settings.minutes is not None and _used_s(trials) >= 60 * settings.minutes:
             return f"the {settings.minutes:g} minutes were used"
@@ -301,7 +319,9 @@ class Study:
             for trial in trials
             if trial.kind == "quality"
         ]  # fmt: skip
+        judged = [each.strategy for each in tried if not self.space.is_exact(each.strategy)]
         lossy = [strategy for strategy in leaders if not self.space.is_exact(strategy)]
+        lossy = list(dict.fromkeys([*judged, *lossy]))
         return QualityCheck(
             self.space.default, lossy, tried,
             lambda untried, verdicts: self._finalists(trials).to_judge(leaders, untried, verdicts),

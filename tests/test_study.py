@@ -21,7 +21,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
     restrict_space,
 )
-from hvd_autosync.search_space.knobs import categorical_knob, float_knob
+from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
 from hvd_autosync.study import FEWEST_TRIALS, Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore
@@ -118,6 +118,40 @@ def test_a_strategy_that_ruins_the_model_is_refused(tmp_path: Path) -> None:
     assert all(len(t.result.ranks[0].losses) > 200 for t in judging[3:] if t.result is not None)
     record = TraceStore(str(tmp_path / "traces.db")).study(one.study_id)
     assert Conclusion.of(record) == conclusion
+
+
+def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: Path) -> None:
+    """The more a strategy loses the faster it is; more than a little of that ruins the model."""
+    space = SearchSpace(
+        (
+            float_knob("cycle_time_ms", 0.1, 100.0, 1.0, scale="log", help=""),
+            integer_knob("local_steps", 1, 16, 1, scale="log", help="", exact=False),
+        )
+    )
+    noise = np.random.default_rng(0)
+
+    def result(trial: Trial) -> TrialResult:
+        local = int(space.complete(trial.strategy)["local_steps"])
+        seconds = 0.1 / local**0.7 * math.exp(noise.normal(0, 0.01))
+        ruin = 0.0 if local <= 3 else 0.3 * math.log2(local)
+        losses = tuple(
+            1.0 + ruin + math.exp(-step / 10) + float(noise.normal(0, 0.01))
+            for step in range(trial.steps or 40)
+        )
+        report = RankReport(0, "", (seconds,) * 40, (), losses)
+        return TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+
+    one = study(tmp_path, space, trials=16)
+    while (trial := one.ask()) is not None:
+        one.tell(trial, result(trial))
+    conclusion = one.conclusion
+    assert conclusion is not None and conclusion.winner["local_steps"] in (2, 3)
+    refused = [v.strategy["local_steps"] for v in conclusion.verdicts if not v.admissible]
+    assert refused and min(int(each) for each in refused) > 3
+    kinds = [trial.kind for trial in one.trials]
+    judged = kinds.index("quality")
+    assert "model" in kinds[judged:]  # a verdict has sent it exploring again
+    assert sum(kind in ("default", "sobol", "model") for kind in kinds) <= 16
 
 
 def test_without_losses_nothing_lossy_wins(tmp_path: Path) -> None:

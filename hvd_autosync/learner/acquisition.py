@@ -26,7 +26,7 @@ from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
 from hvd_autosync.learner.numerics import isolated
-from hvd_autosync.learner.points import FloatArray, distinct, keys
+from hvd_autosync.learner.points import BoolArray, FloatArray, distinct, keys
 from hvd_autosync.learner.pool import candidate_pool, one_knob_away
 from hvd_autosync.learner.surrogate import Surrogate
 
@@ -50,7 +50,7 @@ _CENTERS = 8
 
 def propose(
     surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int,
-    worth: Worth | None = None,
+    worth: Worth | None = None, rivals: BoolArray | None = None,
 ) -> tuple[FloatArray, float] | None:  # fmt: skip
     """The most promising point that is neither tried nor pending.
 
@@ -60,12 +60,14 @@ def propose(
         pending: Snapped points that are being tried, shape ``m x d``.
         seed: Of samples and candidates.
         worth: What an improvement counts; the same everywhere if ``None``.
+        rivals: Which of ``tried`` are to be improved on, ``(n,)``; all if ``None`` or none.
 
     Returns:
         The point, shape ``(d,)``, and the logarithm of its expected improvement with that added;
         ``None`` when every candidate is tried or pending.
     """
-    tried, pending = distinct(tried), distinct(pending)
+    best_so_far = tried if rivals is None or not rivals.any() else tried[rivals]
+    tried, pending, best_so_far = distinct(tried), distinct(pending), distinct(best_so_far)
     ranked = tried[np.argsort(surrogate.mean_at(tried), kind="stable")]
     pool, complete = candidate_pool(surrogate.space, ranked[:_CENTERS], seed)
     excluded = {*keys(tried), *keys(pending)}
@@ -73,7 +75,7 @@ def propose(
     if len(pool) == 0:
         return None
     with isolated(seed), torch.no_grad():
-        score = _score(surrogate, tried, pending, seed, worth)
+        score = _score(surrogate, best_so_far, pending, seed, worth)
         inputs = surrogate.inputs(pool)
         if not complete:
             kept = _promising(surrogate.mean_of(inputs))

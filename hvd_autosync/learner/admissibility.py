@@ -41,7 +41,7 @@ class Admissibility:
     ) -> None:
         self._space = space
         self._lossy = [index for index, knob in enumerate(space.knobs) if not knob.exact]
-        self._judged = self._rows(judged)
+        self._judged = self._rows(encode_all(space, judged))
         values = np.clip(np.array(excess, dtype=np.float64), _LEAST, _MOST) - _MEAN
         covariance = self._covariance(self._judged, self._judged)
         self._inverse = np.linalg.inv(covariance + _NOISE**2 * np.eye(len(values)))
@@ -49,16 +49,23 @@ class Admissibility:
 
     def chances(self, strategies: Sequence[Strategy]) -> FloatArray:
         """The chance that each of ``strategies`` may be used, shape ``(m,)``."""
-        shared = self._covariance(self._rows(strategies), self._judged)
+        return self.at(encode_all(self._space, strategies))
+
+    def at(self, points: FloatArray) -> FloatArray:
+        """The same of snapped points, ``m x d``; exact strategies surely may."""
+        exact = (points == self._space.encode(self._space.default))[:, self._lossy].all(axis=1)
+        return np.where(exact, 1.0, self._lossy_chances(points))
+
+    def _lossy_chances(self, points: FloatArray) -> FloatArray:
+        shared = self._covariance(self._rows(points), self._judged)
         mean = _MEAN + shared @ self._weights
         explained = np.einsum("ij,jk,ik->i", shared, self._inverse, shared)
         deviation = np.sqrt(np.maximum(_TOGETHER**2 + _ALONE**2 - explained, 1e-12))
         chances: FloatArray = norm.cdf((1.0 - mean) / deviation)
         return chances
 
-    def _rows(self, strategies: Sequence[Strategy]) -> FloatArray:
+    def _rows(self, points: FloatArray) -> FloatArray:
         """Lossy knobs' positions; those without effect are NaN. Shape ``n x l``."""
-        points = encode_all(self._space, strategies)
         return np.where(active(self._space, points), points, math.nan)[:, self._lossy]
 
     def _covariance(self, first: FloatArray, second: FloatArray) -> FloatArray:

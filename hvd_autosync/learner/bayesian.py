@@ -1,7 +1,7 @@
 """The learner that hvd_autosync uses: a model, after a few Sobol points where nothing is known.
 
 What it maximizes is the expected improvement times the chance that the trial can be measured at
-all, per second of the trial [Snoek2012]_.
+all, per second of the trial [Snoek2012]_, and times the chance that the strategy may be used.
 
 .. [Snoek2012] J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms",
    NeurIPS 2012, section 3.2.
@@ -30,6 +30,8 @@ from hvd_autosync.search_space import Strategy
 
 #: Seconds of a trial beside its steps (benchmarks/trial_overhead.py).
 _OVERHEAD_S = 1.0
+#: A strategy that may be used with less than this chance is nobody's rival; and the least chance.
+_RIVAL, _LEAST = 0.5, 0.01
 
 
 class BayesianLearner:
@@ -79,10 +81,13 @@ def _from_model(
     """The model's suggestion; ``None`` when all its candidates are taken."""
     space = problem.space
     tried = encode_all(space, [seen.strategy for seen in observations])
-    chance = feasibility(space, observations)
+    measurable = feasibility(space, observations)
+
+    def chance(points: FloatArray) -> FloatArray:
+        return measurable(points) * _usable(problem, points)
 
     def worth(points: FloatArray, log_step: FloatArray) -> FloatArray:
-        """An improvement counts if it can be measured, and per second of its trial."""
+        """An improvement counts if it can be had, and per second of its trial."""
         trial_s = _OVERHEAD_S + problem.steps * np.exp(log_step)
         worth: FloatArray = np.log(chance(points)) - np.log(trial_s)
         return worth
@@ -90,17 +95,26 @@ def _from_model(
     call = np.random.SeedSequence([seed, len(observations), len(pending)])
     found = propose(
         surrogate, tried, encode_all(space, pending), int(call.generate_state(1)[0] >> 1),
-        worth,
+        worth, _usable(problem, tried) >= _RIVAL,
     )  # fmt: skip
     if found is None:
         return None
     point, acquisition = found
     strategy = space.decode(point)
     measured = encode_all(space, [seen.strategy for seen in observations if seen.measured])
+    measured = measured[_usable(problem, measured) >= _RIVAL]
     info = _explain(surrogate, strategy, acquisition)
     can_be = float(chance(point[np.newaxis])[0])
-    info["expected_gain"] = can_be * expected_gain(surrogate, measured, point)
+    gain = expected_gain(surrogate, measured, point) if len(measured) else math.inf
+    info["expected_gain"] = can_be * gain
     return Suggestion(strategy, "model", info)
+
+
+def _usable(problem: Problem, points: FloatArray) -> FloatArray:
+    """The chance that what stands at ``points`` may be used, not told below a hundredth."""
+    if problem.usable is None:
+        return np.ones(len(points))
+    return np.maximum(problem.usable(points), _LEAST)
 
 
 def _explain(surrogate: Surrogate, strategy: Strategy, acquisition: float) -> dict[str, Any]:

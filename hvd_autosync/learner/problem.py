@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.search_space import SearchSpace, Task
+
+if TYPE_CHECKING:
+    from hvd_autosync.learner.points import FloatArray
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,12 @@ class Problem:
         sources: Related tasks, the most similar first.
         steps: Steps of a trial, which take longer under a slow strategy; 0: all trials cost
             the same.
+        usable: The chance that what stands at each of some points may be used at all, ``n x d`` to
+            ``(n,)``; ``None``: everything may.
     """
 
     space: SearchSpace
     task: Task | None = None
     sources: tuple[Source, ...] = ()
     steps: int = 0
+    usable: Callable[[FloatArray], FloatArray] | None = None
