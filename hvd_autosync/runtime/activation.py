@@ -11,7 +11,6 @@ from horovod.torch import optimizer as horovod_optimizer
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.backward import watch_backward
-from hvd_autosync.runtime.drift import DriftWatch
 from hvd_autosync.runtime.ending import leaving_join
 from hvd_autosync.runtime.joining import watch_join
 from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optimizer_state
@@ -44,6 +43,8 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     if current.schedule is not None:
         watch_join()
     if spec.watched and current.watch is None:
+        from hvd_autosync.runtime.drift import DriftWatch  # trials need it not
+
         current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
         os.register_at_fork(after_in_child=current.forget_run)
     if sender is None or current.run is not None:

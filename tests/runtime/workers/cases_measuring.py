@@ -1,7 +1,6 @@
 """What is measured while ranks train together, and what ranks decide together."""
 
 import time
-import weakref
 
 import horovod.torch as hvd
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from hvd_autosync.runtime import agreement, ending
 from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS
+from hvd_autosync.runtime.counting import StepCounting
 from hvd_autosync.runtime.profiler import Profiler
 
 
@@ -17,7 +17,7 @@ def case_steps_and_waiting():
     slept_s, count = 0.2, 4
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counted = weakref.ref(distributed)
+    RUN._counting = StepCounting()
     recorder = RUN.recorder
     hvd.barrier()
     recorder.restart_clock()
@@ -42,7 +42,7 @@ def case_second_optimizer_is_part_of_the_step():
     model, other = mlp(), nn.Linear(12, 1)
     first = wrap(OURS, model)
     second = wrap(OURS, other, named_parameters=other.named_parameters(prefix="other"))
-    RUN._counted = weakref.ref(first)
+    RUN._counting = StepCounting()
     before = len(RUN.recorder.step_s)
     for step in range(3):
         for network, distributed in ((model, first), (other, second), (other, second)):
@@ -55,7 +55,7 @@ def case_second_optimizer_is_part_of_the_step():
 def case_losses():
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counted = weakref.ref(distributed)
+    RUN._counting = StepCounting()
     RUN.recorder.take_news(wait_for_device=True)
     expected = []
     for step in range(3):
@@ -70,7 +70,7 @@ def case_losses():
 def case_scaled_losses():
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counted = weakref.ref(distributed)
+    RUN._counting = StepCounting()
     RUN.recorder.take_news(wait_for_device=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     loss = model(batch(0)).pow(2).mean()
