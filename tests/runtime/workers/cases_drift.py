@@ -9,8 +9,9 @@ import time
 import horovod.torch as hvd
 from common import OURS, batch, mlp, strategy, wrap
 
-from hvd_autosync.runtime import current
-from hvd_autosync.runtime.drift import DriftWatch
+from hvd_autosync.runtime import current, drift
+
+WINDOW = drift._WINDOW_STEPS = 16
 
 
 def watched(expected_s, steps, pause_s=lambda step: 0.0):
@@ -18,7 +19,7 @@ def watched(expected_s, steps, pause_s=lambda step: 0.0):
     run, current.run = current.run, None
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(said):
-        current.watch = DriftWatch(expected_s, folder, window_s=0.0)
+        current.watch = drift.DriftWatch(expected_s, folder, window_s=0.0)
         try:
             model = mlp()
             optimizer = wrap(OURS, model)
@@ -35,18 +36,20 @@ def watched(expected_s, steps, pause_s=lambda step: 0.0):
 def case_steps_slower_than_tuning_measured():
     for knobs in ({}, {"buckets": 2}):
         with strategy(**knobs):
-            said, written = watched(1e-7, 64 * 9)
+            said, written = watched(1e-7, WINDOW * 9)
         assert ("steps take" in said) == (hvd.rank() == 0), said
         assert bool(written) == (hvd.rank() == 0), written
 
 
 def case_steps_as_fast_as_tuning_measured():
-    assert watched(100.0, 64 * 12) == ("", [])
+    assert watched(100.0, WINDOW * 12) == ("", [])
 
 
 def case_a_rank_that_becomes_slow_is_told_from_those_that_wait():
     slow = 1
-    pause = (lambda step: 0.01 if step > 64 * 5 else 0.0) if hvd.rank() == slow else lambda _: 0.0
-    said, _ = watched(0.005, 64 * 14, pause)
+    pause = (
+        (lambda step: 0.05 if step > WINDOW * 6 else 0.0) if hvd.rank() == slow else lambda _: 0.0
+    )
+    said, _ = watched(0.03, WINDOW * 16, pause)
     assert ("outside of waiting" in said) == (hvd.rank() == slow), said
     assert ("steps take" in said) == (hvd.rank() == 0), said
