@@ -117,9 +117,10 @@ class DriftWatch:
         step, own = map(statistics.median, (self._step_s, self._own_s))
         self._step_s, self._own_s = [], []
         slower, computing = self._step.moved(step), self._own.moved(own)
-        if computing is not None and not self._said_own:
+        if slower is not None and computing is not None and not self._said_own:
             before = self._own.expected or 0.0
-            if computing - before > (FACTOR - 1) * self._expected_s / 2:
+            # Who waits more also computes a little more slowly: waiting takes processors, too.
+            if computing - before >= (slower - self._expected_s) / 2:
                 self._said_own = True
                 self._say(
                     f"rank {rank()} on {socket.gethostname()} computes more slowly: "

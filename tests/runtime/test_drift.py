@@ -92,20 +92,30 @@ def test_a_rank_that_computes_more_slowly_says_so(
 ) -> None:
     training = Training(tmp_path, monkeypatch, rank=3)
     training.windows(10)
-    training.windows(30, computing=0.12, waiting=0.0)
+    training.windows(30, computing=0.15, waiting=0.0)
     (text,) = said()
     assert numbers(text, "rank 3 on .*: (.*) ms per step outside of waiting, (.*) ms at") == [
-        pytest.approx(120, rel=0.05), pytest.approx(60, rel=0.05)
+        pytest.approx(150, rel=0.05), pytest.approx(60, rel=0.05)
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_nothing_to_a_step_is_no_news(
+def test_what_makes_no_step_slower_is_no_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     training = Training(tmp_path, monkeypatch)
     training.windows(10, computing=0.001, waiting=0.1)
     training.windows(30, computing=0.003, waiting=0.1)
+    assert said() == []
+
+
+def test_who_waits_more_is_not_the_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """Though it computes more slowly while it waits."""
+    training = Training(tmp_path, monkeypatch, rank=1)
+    training.windows(10)
+    training.windows(30, computing=0.08, waiting=0.14)
     assert said() == []
 
 
