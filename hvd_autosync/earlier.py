@@ -21,9 +21,7 @@ def known_of(study: StudyRecord, location: str | None) -> Known:
         location: Of the store, as the user named it.
     """
     conclusion = Conclusion.of(study)
-    best = conclusion.best if conclusion is not None else None
-    default_s = conclusion.default_s if conclusion is not None else 0.0
-    expected_s = default_s / best.speedup if best is not None else default_s
+    expected_s = conclusion.winner_s if conclusion is not None else 0.0
     return Known(
         parameter_classes(study.task.model) if study.task is not None else {},
         known_ceilings(location, {study.job_key}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hvd_autosync import learner as learning
@@ -51,8 +52,9 @@ class Finalists:
         Many lossy ones, down to the best exact one: they may be refused.
         """
         worth = learning.worth_confirming(
-            self._problem, self._observations, self._space.default, len(self._observations)
-        )
+            self._problem, self._observations, self._space.default, len(self._observations),
+            self._surrogate,
+        )  # fmt: skip
         exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
         lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)
         return [*itertools.islice(lossy, _MOST_LOSSY), *exact[:_MOST_CONFIRMED]]
@@ -103,6 +105,10 @@ class Finalists:
         default, own = self._log_step([self._space.default, strategy])
         return math.ceil(steps * min(max(math.exp(default - own), 1.0), MOST_STEPS_FACTOR))
 
+    @cached_property
+    def _surrogate(self) -> learning.Surrogate:
+        return learning.fit(self._problem, self._observations)
+
     def _log_step(self, strategies: Sequence[Strategy]) -> list[float]:
-        log_step, _ = learning.fit(self._problem, self._observations).predict(strategies)
+        log_step, _ = self._surrogate.predict(strategies)
         return [float(y) for y in log_step]

@@ -166,16 +166,15 @@ class Study:
         if not self.space.holds_job and all(t.strategy != self.space.default for t in trials):
             return self._asked(self.space.default, "default", {}, began)
         confirming = [t for t in trials if t.kind == "confirm"]
+        finalists = self._finalists(trials)
         if not confirming:
-            wanted, stopped, leaders = self._before_confirming(trials, began)
+            wanted, stopped, leaders = self._before_confirming(trials, finalists, began)
             if wanted is not None:
                 return wanted
         else:
             stopped, leaders = _agenda(confirming[0])
-        verdicts = self._check(trials, leaders).verdicts()
-        candidates = (
-            leaders if confirming else self._finalists(trials).candidates(leaders, verdicts)
-        )
+        verdicts = self._check(trials, leaders, finalists).verdicts()
+        candidates = leaders if confirming else finalists.candidates(leaders, verdicts)
         confirmation = Confirmation(
             self.space.default, candidates, [self._measurement(t) for t in confirming]
         )
@@ -187,7 +186,7 @@ class Study:
         return self._asked(next_one, "confirm", agenda, began)
 
     def _before_confirming(
-        self, trials: Sequence[TrialRecord], began: float
+        self, trials: Sequence[TrialRecord], finalists: Finalists, began: float
     ) -> tuple[Trial | None, str, list[Strategy]]:
         """The next trial that explores or judges; else why there is none, and who is best."""
         stopped = ""
@@ -200,13 +199,12 @@ class Study:
                     asked = self._asked(suggestion.strategy, suggestion.kind, info, began)
                     return asked, "", []
                 continue
-            wanted = self._check(trials, self._finalists(trials).leaders()).next()
+            wanted = self._check(trials, finalists.leaders(), finalists).next()
             if wanted is not None:
                 strategy, seed = wanted
-                steps = self.settings.quality_steps
-                steps = self._finalists(trials).steps_in_time(strategy, steps)
+                steps = finalists.steps_in_time(strategy, self.settings.quality_steps)
                 return self._asked(strategy, "quality", {"seed": seed}, began, steps, seed), "", []
-        return None, stopped, self._finalists(trials).leaders()
+        return None, stopped, finalists.leaders()
 
     def _measurement(self, trial: TrialRecord) -> Measurement:
         time_s = trial.result.step_time if trial.result is not None else None
@@ -251,7 +249,7 @@ class Study:
         if trial.kind not in ("sobol", "model"):
             return math.inf
         seen = observations_of(self.space, self.trials)  # a job outside of the space is no rival
-        verdicts = self._check(self.trials, ()).verdicts()
+        verdicts = self._verdicts(self.trials)
         usable = {verdict.strategy for verdict in verdicts if verdict.admissible}
         rivals = [o.step_s for o in seen if self.space.is_exact(o.strategy) or o.strategy in usable]
         return min((s for s in rivals if s is not None), default=math.inf) * _HOPELESS_FACTOR
@@ -262,8 +260,8 @@ class Study:
         if exhausted:
             return None, exhausted
         observations, problem = observations_of(self.space, trials), self.problem
-        if not all(knob.exact for knob in self.space.knobs):
-            verdicts = self._check(trials, ()).verdicts()
+        if self.space.has_lossy:
+            verdicts = self._verdicts(trials)
             problem = replace(problem, usable=admissibility(self.space, verdicts).at)
         suggestion = self._learner.suggest(
             problem, observations, list(self._mine.values()), seed=self.settings.seed
@@ -307,8 +305,12 @@ class Study:
     def _finalists(self, trials: Sequence[TrialRecord]) -> Finalists:
         return Finalists(self.problem, observations_of(self.space, trials))
 
+    def _verdicts(self, trials: Sequence[TrialRecord]) -> list[Verdict]:
+        """What is said of the strategies that were judged so far."""
+        return self._check(trials, (), self._finalists(trials)).verdicts()
+
     def _check(
-        self, trials: Sequence[TrialRecord], leaders: Sequence[Strategy]
+        self, trials: Sequence[TrialRecord], leaders: Sequence[Strategy], finalists: Finalists
     ) -> QualityCheck:
         tried = [
             QualityTrial(
@@ -324,7 +326,7 @@ class Study:
         lossy = list(dict.fromkeys([*judged, *lossy]))
         return QualityCheck(
             self.space.default, lossy, tried,
-            lambda untried, verdicts: self._finalists(trials).to_judge(leaders, untried, verdicts),
+            lambda untried, verdicts: finalists.to_judge(leaders, untried, verdicts),
         )  # fmt: skip
 
     def _conclude(

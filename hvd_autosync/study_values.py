@@ -110,6 +110,11 @@ class Conclusion:
         """The comparison that decided for a strategy other than the default, if any."""
         return next((c for c in self.comparisons if c.strategy == self.winner), None)
 
+    @property
+    def winner_s(self) -> float:
+        """Step time of the winner, seconds, as the default's and the speed-up tell it."""
+        return self.default_s / self.best.speedup if self.best is not None else self.default_s
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary; numbers that are not finite become ``None``."""
         comparisons = [

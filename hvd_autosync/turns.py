@@ -31,7 +31,7 @@ def turn_to_explore(space: SearchSpace, trials: Sequence[TrialRecord], most: int
         trials: All trials so far, in order.
         most: How many may be explored in all.
     """
-    if all(knob.exact for knob in space.knobs):
+    if not space.has_lossy:
         return True
     judging = [trial for trial in trials if trial.kind == "quality"]
     if not judging:

@@ -105,6 +105,11 @@ class SearchSpace:
             return Strategy()
         return self._assemble({**{k.name: k.default for k in self.knobs}, **strategy})
 
+    @property
+    def has_lossy(self) -> bool:
+        """Whether some knob can change what is trained."""
+        return not all(knob.exact for knob in self.knobs)
+
     def is_exact(self, strategy: Mapping[str, Value]) -> bool:
         """Whether ``strategy`` leaves all knobs alone that can change what is trained.
 

@@ -34,8 +34,7 @@ def step_times(
     confirmed = confirmed_step_s(space, trials)
     if conclusion.winner in confirmed and space.default in confirmed:
         return confirmed[space.default], confirmed[conclusion.winner]
-    speedup = conclusion.best.speedup if conclusion.best else 1.0
-    return conclusion.default_s, conclusion.default_s / speedup
+    return conclusion.default_s, conclusion.winner_s
 
 
 def lost_strategies(
