@@ -6,13 +6,14 @@ other seeds: a convolutional network with batch normalization on handwritten dig
 transformer on text. The time is that of training, without evaluations; the bytes are those that
 leave a host's interface, headers included.
 
-    python benchmarks/schedules.py --seeds 1 --jobs digits
+    python benchmarks/schedules.py --seeds 1 --jobs "digits,digits*3"
     python benchmarks/schedules.py --output schedules.csv
     python benchmarks/schedules.py --show schedules.csv
 
 A schedule is as good as the parallel baseline where the intervals of their last qualities overlap;
 "time to baseline" is that until a pass after which the quality is within one standard deviation
-of the baseline's last. Leave the machine alone meanwhile: about 40 minutes.
+of the baseline's last. A file that exists already is gone on with: what is in it is not trained
+again. Leave the machine alone meanwhile: about 8 minutes per job and seed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import csv
 import json
 import math
 import os
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -35,7 +37,8 @@ from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.testing import Testbed, testbed_missing
 
 _HOSTS, _SLOTS = 2, 2
-_COLUMNS = ("job", "schedule", "seed", "pass", "quality", "train_s", "sent_bytes", "averages")
+_COLUMNS = ("job", "schedule", "seed", "pass", "passes", "quality", "train_s", "sent_bytes",
+            "averages")  # fmt: skip
 _BASELINE = "parallel"
 
 
@@ -71,8 +74,10 @@ def work(job: str, names: list[str], seed: int, output: str) -> None:
     hvd.init()
     torch.set_num_threads(1)
     for name in names:
-        own = JOBS[job](seed)
-        steps = own.passes * len(own.loader)
+        kind, _, times = job.partition("*")
+        own = JOBS[kind](seed)
+        passes = own.passes * int(times or 1)
+        steps = passes * len(own.loader)
         peak = max(group["lr"] for group in own.optimizer.param_groups)
         schedule = schedules(steps, peak)[name]
         named = [(f"{name}.{each}", p) for each, p in own.model.named_parameters()]
@@ -90,7 +95,7 @@ def work(job: str, names: list[str], seed: int, output: str) -> None:
             optimizer, lambda step, steps=steps: rate_factor(step, steps)
         )
         spent, sent, averages = 0.0, 0, 0
-        for number in range(own.passes):
+        for number in range(passes):
             own.begin_pass(number)
             hvd.barrier()
             begun, before = perf_counter(), sent_bytes()
@@ -104,7 +109,7 @@ def work(job: str, names: list[str], seed: int, output: str) -> None:
             quality = own.quality()
             most = hvd.allreduce(torch.tensor([spent, float(sent)]), op=hvd.Max, name="most")
             if hvd.rank() == 0:
-                row = (job, name, seed, number + 1, quality, *most.tolist(), averages)
+                row = (job, name, seed, number + 1, passes, quality, *most.tolist(), averages)
                 with open(output, "a", newline="") as file:
                     csv.writer(file).writerow(row)
 
@@ -175,6 +180,19 @@ def _median(values: list[float], digits: int = 1) -> str:
     return f"{statistics.median(finite):.{digits}f}{never}" if finite else "never"
 
 
+def _trained(output: str, job: str, seed: int) -> set[str]:
+    """The schedules under which this training is in the file; drops those that were broken off."""
+    with open(output) as file:
+        rows = list(csv.DictReader(file))
+    own = [row for row in rows if (row["job"], row["seed"]) == (job, str(seed))]
+    whole = {row["schedule"] for row in own if row["pass"] == row["passes"]}
+    with open(output, "w", newline="") as file:
+        writer = csv.DictWriter(file, _COLUMNS)
+        writer.writeheader()
+        writer.writerows(r for r in rows if r not in own or r["schedule"] in whole)
+    return whole
+
+
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
     about, _, usage = (__doc__ or "").partition("\n\n    python")
@@ -184,7 +202,8 @@ def main() -> None:
     )  # fmt: skip
     names = list(schedules(100, 0.1))
     add = parser.add_argument
-    add("--jobs", default="digits,text", metavar="J,...", help="(default: %(default)s)")
+    add("--jobs", default="digits,text", metavar="J,...",
+        help="digits, text, or digits*3 for three times as many passes (default: %(default)s)")
     add("--schedules", default=",".join(names), metavar="S,...", help="(default: %(default)s)")
     add("--seeds", type=int, default=5, help="(default: %(default)s)")
     add("--rate", type=float, default=100.0, metavar="MBIT", help="(default: %(default)s)")
@@ -200,15 +219,23 @@ def main() -> None:
         return
     if missing := testbed_missing():
         sys.exit(f"this benchmark needs several hosts: {missing}")
-    if os.path.exists(args.output):
-        parser.error(f"{args.output} exists already; name another, or --show it")
+    for job in args.jobs.split(","):
+        if not re.fullmatch(r"(digits|text)(\*[1-9]\d*)?", job):
+            parser.error(f"{job!r} is not a job; one is, for example, digits*3")
+    if unknown := set(args.schedules.split(",")) - set(names):
+        parser.error(f"unknown schedules: {', '.join(unknown)}; known are {', '.join(names)}")
     output = os.path.abspath(args.output)
-    with open(output, "w", newline="") as file:
-        csv.writer(file).writerow(_COLUMNS)
+    if not os.path.exists(output):
+        with open(output, "w", newline="") as file:
+            csv.writer(file).writerow(_COLUMNS)
     for job in args.jobs.split(","):
         for seed in range(args.seeds):
-            print(f"{job}: seed {seed + 1} of {args.seeds}", flush=True)
-            part = {"job": job, "names": args.schedules.split(","), "seed": seed, "output": output}
+            known = _trained(output, job, seed)
+            wanted = [name for name in args.schedules.split(",") if name not in known]
+            if not wanted:
+                continue
+            print(f"{job}: seed {seed + 1} of {args.seeds}: {', '.join(wanted)}", flush=True)
+            part = {"job": job, "names": wanted, "seed": seed, "output": output}
             script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(part)]
             with Testbed(_HOSTS, args.rate) as bed:
                 command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
