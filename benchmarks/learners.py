@@ -39,7 +39,8 @@ from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.relatives import LEAST_SIMILAR, MOST_RELATED
 
-_TABLES = Path(__file__).resolve().parent / "traces"
+#: Where the tables are.
+TABLES = Path(__file__).resolve().parent / "traces"
 _SOURCE_TRIALS = 20
 _CLOSE = (0.05, 0.02)
 _AFTER = (5, 10, 20, 40)
@@ -167,7 +168,8 @@ def read(path: str) -> list[Row]:
         ]
 
 
-def _installed(names: Sequence[str]) -> list[str]:
+def installed(names: Sequence[str]) -> list[str]:
+    """Those of the contestants whose libraries are here; of others a line says so."""
     needs = {"optuna-tpe": "optuna", "optuna-gp": "optuna", "ax": "ax", "smac": "smac"}
     found = []
     for name in names:
@@ -189,7 +191,7 @@ def main() -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--contestants", default=",".join(CONTESTANTS), metavar="C,...", help="(default: all)")
-    add("--tables", default=str(_TABLES), metavar="FOLDER", help="traces (default: %(default)s)")
+    add("--tables", default=str(TABLES), metavar="FOLDER", help="traces (default: %(default)s)")
     add("--only", default="", metavar="T,...", help="of the tables, play these")
     add("--seeds", type=int, default=20, help="games of each on each table (default: %(default)s)")
     add("--trials", type=int, default=41, help="with the default's (default: %(default)s)")
@@ -207,7 +209,7 @@ def main() -> None:
         print(name, emulators(args.tables)[name].quality(), flush=True)
     plans = [
         (args.tables, name, contestant, seed, args.trials)
-        for contestant in _installed(args.contestants.split(","))
+        for contestant in installed(args.contestants.split(","))
         for name in names
         for seed in range(args.seeds)
     ]
