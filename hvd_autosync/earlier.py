@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hvd_autosync.errors import StoreError
+from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.quality import loss_ceilings, losses_of
-from hvd_autosync.search_space import ModelProfile
+from hvd_autosync.search_space import ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
@@ -24,7 +24,7 @@ def known_of(study: StudyRecord, location: str | None) -> Known:
     expected_s = conclusion.winner_s if conclusion is not None else 0.0
     return Known(
         parameter_classes(study.task.model) if study.task is not None else {},
-        known_ceilings(location, {study.job_key}),
+        known_ceilings(location, {study.job_key}, study.winner or Strategy()),
         expected_s if expected_s > 0 else 0.0,
     )
 
@@ -46,34 +46,56 @@ def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | 
     return newest.task.model if newest is not None and newest.task is not None else None
 
 
-def known_ceilings(location: str | None, job_keys: Collection[str]) -> tuple[float, ...]:
-    """The losses that exact trainings of a job stay below, by windows of steps.
+def known_ceilings(
+    location: str | None, job_keys: Collection[str], strategy: Strategy
+) -> tuple[float, ...]:
+    """The losses that a healthy training of a job stays below, by windows of steps.
 
     From its newest study in which lossy strategies were judged; none without one.
 
     Args:
         location: Of the store, as the user named it.
         job_keys: Of the job's studies (``StudyRecord.job_key``).
+        strategy: What the training runs under.
     """
     try:
         store = TraceStore(location)
         studies = [study for study in store.studies() if study.job_key in job_keys]
         for study in sorted(studies, key=lambda each: each.created_at, reverse=True):
-            if found := loss_ceilings(_default_losses(store, study)):
+            if study.space is None:
+                continue
+            own = _losses(store, study, strategy) if _may_be_used(study, strategy) else []
+            default = _losses(store, study, study.space.default)
+            if found := loss_ceilings(default, own[-1] if own else ()):
                 return found
     except StoreError:
         pass  # the job needs no store
     return ()
 
 
-def _default_losses(store: TraceStore, study: StudyRecord) -> list[tuple[float, ...]]:
-    """Losses of each trial of the default that judged others."""
-    if study.space is None:
-        return []
-    default = study.space.default
+def _may_be_used(study: StudyRecord, strategy: Strategy) -> bool:
+    """Whether a study has found that ``strategy`` may be used."""
+    conclusion = Conclusion.of(study)
+    verdicts = () if conclusion is None else conclusion.verdicts
+    return any(v.admissible and _same(study, v.strategy, strategy) for v in verdicts)
+
+
+def _losses(
+    store: TraceStore, study: StudyRecord, strategy: Strategy
+) -> list[tuple[float, ...]]:
+    """Losses of each trial under ``strategy`` that judged."""
     return [
         losses
         for trial in store.trials(study.study_id)
         if trial.kind == "quality" and trial.result is not None
-        if study.space.complete(trial.strategy) == default and (losses := losses_of(trial.result))
+        if _same(study, trial.strategy, strategy) and (losses := losses_of(trial.result))
     ]
+
+
+def _same(study: StudyRecord, one: Strategy, other: Strategy) -> bool:
+    """Whether two strategies are one in the space of ``study``; not where one lies outside."""
+    assert study.space is not None, "a study that judged knows its space"
+    try:
+        return study.space.complete(one) == study.space.complete(other)
+    except SpaceError:
+        return False

@@ -196,7 +196,7 @@ def _run_file(job: Job, options: Options) -> int:
         model = known_model(options.store, line)
         if model is not None:
             check_model(strategy, classes, model)
-        ceilings = known_ceilings(options.store, tuning_keys(job))
+        ceilings = known_ceilings(options.store, tuning_keys(job), strategy)
     return run_training(job, strategy, Known(classes, ceilings)).status
 
 

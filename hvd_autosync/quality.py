@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from hvd_autosync.search_space import Strategy, TrialResult
 from hvd_autosync.search_space.trial import LOSS_WINDOW
@@ -97,15 +98,17 @@ def losses_of(result: TrialResult) -> tuple[float, ...]:
     return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
 
 
-def loss_ceilings(trials: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def loss_ceilings(
+    trials: Sequence[Sequence[float]], own: Sequence[float] = ()
+) -> tuple[float, ...]:
     """The highest healthy mean loss of each window of a training under a lossy strategy.
 
-    A lossy strategy may take up to ``MOST_STEPS_FACTOR`` times as many steps to a loss as the
-    default, for its steps are faster: its window is compared with the steps of the default in
-    which that has come as far.
+    A strategy that was judged and may be used is expected to be as it was then: its losses may lag
+    behind the default's, where its steps are so much faster. Any other has to keep up.
 
     Args:
         trials: Losses of the steps of the default's trials, one sequence for each seed.
+        own: Losses of the steps of the strategy's own trial, where it may be used.
 
     Returns:
         One for each window of ``LOSS_WINDOW`` steps; none where there is too little to judge by.
@@ -117,17 +120,16 @@ def loss_ceilings(trials: Sequence[Sequence[float]]) -> tuple[float, ...]:
     windows = [[statistics.fmean(own[i : i + LOSS_WINDOW]) for own in trials] for i in starts]
     if not windows:
         return ()
-    means = [statistics.fmean(step) for step in zip(*trials, strict=False)]
     noise = math.sqrt(statistics.fmean(statistics.variance(window) for window in windows))
     allowed = _GUARD_DEVIATIONS * noise
-    ceilings = []
-    for start in starts:
-        lagging = max(
-            statistics.fmean(means[int(start / slower) : int((start + LOSS_WINDOW) / slower)])
-            for slower in (1.0, 1.5, 2.0, MOST_STEPS_FACTOR)
-        )
-        ceilings.append(lagging + max(allowed, _GUARD_TOLERANCE * abs(lagging)))
-    return tuple(ceilings)
+    levels = [statistics.fmean(window) for window in windows]
+    if all(math.isfinite(loss) for loss in own):
+        own_levels = [
+            statistics.fmean(own[i : i + LOSS_WINDOW])
+            for i in range(0, len(own) - LOSS_WINDOW + 1, LOSS_WINDOW)
+        ]
+        levels = [max(pair) for pair in zip_longest(levels, own_levels, fillvalue=-math.inf)]
+    return tuple(level + max(allowed, _GUARD_TOLERANCE * abs(level)) for level in levels)
 
 
 class QualityCheck:

@@ -1,0 +1,67 @@
+"""What earlier studies know of a job that is about to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.earlier import known_ceilings
+from hvd_autosync.quality import Verdict
+from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus, catalogue_knob
+from hvd_autosync.search_space.space import SearchSpace
+from hvd_autosync.search_space.trial import RankReport
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+SPACE = SearchSpace((catalogue_knob("local_steps"),))
+SLOW = Strategy({"local_steps": 4})
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    return str(tmp_path / "traces.db")
+
+
+def judged(location: str, *, admissible: bool) -> None:
+    """A study whose default has a loss of 1, and ``SLOW`` twice that."""
+    store = TraceStore(location)
+    study = store.create_study(job_key="job", command=(), settings={}, versions={})
+    store.describe_task(study.study_id, None, SPACE)
+    for strategy, loss, steps in [(SPACE.default, 1.0, 64)] * 3 + [(SLOW, 2.0, 96)]:
+        number = store.ask(study.study_id, strategy, "quality", {"seed": 0})
+        losses = (loss,) * steps
+        result = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", losses=losses),))
+        store.tell(study.study_id, number, result)
+    verdict = Verdict(SLOW, admissible, 2.0, 1.0, 0.1, "it was said so")
+    conclusion = Conclusion(SPACE.default, "", "", 0.1, verdicts=(verdict,))
+    store.finish(
+        study.study_id, StudyStatus.FINISHED, conclusion.to_json(), conclusion.winner
+    )  # fmt: skip
+
+
+def test_an_unknown_strategy_keeps_up_with_the_default(location: str) -> None:
+    judged(location, admissible=True)
+    other = Strategy({"local_steps": 8})
+    assert known_ceilings(location, {"job"}, other) == pytest.approx([1.05] * 2)
+
+
+def test_one_that_may_be_used_is_as_it_was_when_it_was_judged(location: str) -> None:
+    judged(location, admissible=True)
+    assert known_ceilings(location, {"job"}, SLOW) == pytest.approx([2.1] * 3)
+
+
+def test_one_that_was_refused_keeps_up_with_the_default(location: str) -> None:
+    judged(location, admissible=False)
+    assert known_ceilings(location, {"job"}, SLOW) == pytest.approx([1.05] * 2)
+
+
+def test_a_strategy_from_outside_of_the_space_is_no_error(location: str) -> None:
+    judged(location, admissible=True)
+    outside = Strategy({"large_codec": "topk"})
+    assert known_ceilings(location, {"job"}, outside) == pytest.approx([1.05] * 2)
+
+
+def test_other_jobs_know_nothing(location: str) -> None:
+    judged(location, admissible=True)
+    assert known_ceilings(location, {"another"}, SLOW) == ()
