@@ -56,6 +56,11 @@ class CostModel:
         self._resources = resources
         self._gradients = Gradients.of(model)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that get gradients, in the order of their arrival."""
+        return self._gradients.names
+
     def predict(
         self, strategies: Sequence[Mapping[str, Value]], coefficients: Coefficients = UNCALIBRATED
     ) -> FloatArray:

@@ -17,6 +17,7 @@ class Gradients:
     """One entry per parameter that got a gradient, all of shape ``(k,)``.
 
     Attributes:
+        names: Of the parameters.
         classes: Class of parameters.
         size_bytes: Bytes of the dense gradient.
         ready_s: Arrival, seconds from the start of backward; not falling.
@@ -27,6 +28,7 @@ class Gradients:
         item_bytes: Bytes of an element.
     """
 
+    names: tuple[str, ...]
     classes: npt.NDArray[np.str_]
     size_bytes: FloatArray
     ready_s: FloatArray
@@ -52,6 +54,7 @@ class Gradients:
         timed = column([p.ready_s for p in arrived])
         ready = np.where(np.isfinite(timed), timed, spread)
         return cls(
+            names=tuple(p.name for p in arrived),
             classes=np.array([classes.get(p.name, REST) for p in arrived], dtype=np.str_),
             size_bytes=column([p.size_bytes for p in arrived]),
             ready_s=np.maximum.accumulate(ready),

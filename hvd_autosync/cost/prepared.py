@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 
@@ -59,6 +59,28 @@ class Prepared:
         host_s = np.tile(self.host_s, len(coefficients)) * host
         total: FloatArray = forward_s + REST_S * rest + end_s + host_s
         return total.reshape(shape)
+
+    def ends(self, coefficients: Coefficients) -> FloatArray:
+        """When each item that travels is through, of one strategy (``c`` is 1), in order.
+
+        In seconds from the start of backward, or from the start of an average of parameters.
+        Each is the end of a step that sends nothing after that item.
+        """
+        if self.items is None:
+            return np.empty(0)
+        there = np.flatnonzero(self.items.size_bytes[:, 0] > 0)
+        count = len(there)
+        upto = {
+            f.name: np.repeat(getattr(self.items, f.name), count, axis=1) for f in fields(Items)
+        }
+        later = np.arange(len(self.items.size_bytes))[:, None] > there
+        upto["size_bytes"] = np.where(later, 0.0, upto["size_bytes"])
+        loop = Loop(*(np.repeat(getattr(self.loop, f.name), count) for f in fields(Loop)))
+        factors = np.exp(astuple(coefficients))
+        latency, byte, _, compute, _, _ = np.repeat(factors[:, None], count, axis=1)
+        steps = replace(self, items=Items(**upto), loop=loop)
+        end_s, _ = steps._communication(1, latency, byte, compute)
+        return end_s
 
     def _communication(
         self, times: int, latency: FloatArray, byte: FloatArray, compute: FloatArray

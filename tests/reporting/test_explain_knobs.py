@@ -32,7 +32,7 @@ def test_factors_on_the_step_time_are_told_as_speedups(
     winner = author.space.complete({"buckets": 8})
     console = Console(width=120, markup=False)
     with console.capture() as captured:
-        console.print(knob_table(Problem(author.space), author.study.trials, winner))
+        console.print(knob_table(Problem(author.space), author.study.history, winner))
     groups, controller, cycle = (line.split() for line in captured.get().splitlines()[1:4])
     assert groups == ["buckets", "0", "8", "1.25x", "1.18x", "to", "1.33x", "helps"]
     assert controller[-3:] == ["may", "be", "nothing"]

@@ -1,0 +1,89 @@
+"""What happens when in one step under one strategy, as the cost model sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_autosync.cost.coefficients import UNCALIBRATED, Coefficients
+from hvd_autosync.cost.columns import Columns
+from hvd_autosync.cost.cost_model import CostModel
+from hvd_autosync.search_space import Value
+
+
+@dataclass(frozen=True)
+class Message:
+    """A gradient, or a bucket of gradients, on its way.
+
+    Attributes:
+        name: The parameter, for a bucket the last one that came into it.
+        size_bytes: Bytes of its gradients.
+        ready_s: When all of it has been computed, seconds from the start of the step.
+        begin_s: When the wire is free for it, likewise.
+        end_s: When it is equal on all ranks, likewise.
+    """
+
+    name: str
+    size_bytes: float
+    ready_s: float
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """One step; all times in seconds from its start.
+
+    Attributes:
+        forward_s: End of forward.
+        backward_s: End of backward.
+        messages: In the order of their sending; those of an average of parameters where steps are
+            local, which come once in so many steps.
+        step_s: End of the step.
+        local: Steps between two averages of parameters; 1: gradients travel in every step.
+    """
+
+    forward_s: float
+    backward_s: float
+    messages: tuple[Message, ...]
+    step_s: float
+    local: int
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of communication after backward, which nothing hides."""
+        return max([m.end_s - self.backward_s for m in self.messages], default=0.0)
+
+
+def anatomy(
+    model: CostModel, strategy: Mapping[str, Value], coefficients: Coefficients = UNCALIBRATED
+) -> Anatomy:
+    """A step of ``model`` under ``strategy``.
+
+    Args:
+        model: The cost model of the task.
+        strategy: Knobs by name; what is absent stands at its default.
+        coefficients: What trials of the task have taught.
+    """
+    prepared = model.prepare(Columns.of([strategy]))
+    compute = float(np.exp(coefficients.compute))
+    forward_s, backward_s = prepared.forward_s * compute, prepared.backward_s * compute
+    (step_s,) = prepared.seconds([coefficients])[0]
+    local = int(prepared.local[0])
+    start = forward_s if local == 1 else forward_s + backward_s
+    messages: list[Message] = []
+    ends = prepared.ends(coefficients)
+    if prepared.items is not None and len(ends):
+        there = np.flatnonzero(prepared.items.size_bytes[:, 0] > 0)
+        ready = start + prepared.items.arrival_s[there, 0] * compute
+        begin = np.maximum(ready, start + np.concatenate([[-np.inf], ends[:-1]]))
+        for index, item in enumerate(there):
+            messages.append(
+                Message(
+                    model.names[item], float(prepared.items.size_bytes[item, 0]),
+                    float(ready[index]), float(begin[index]), float(start + ends[index]),
+                )
+            )  # fmt: skip
+    return Anatomy(forward_s, forward_s + backward_s, tuple(messages), float(step_s), local)
