@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hvd_autosync.learner.candidates import best_tried, worth_confirming
     from hvd_autosync.learner.effects import KnobEffect, knob_effects
     from hvd_autosync.learner.gp import fit
+    from hvd_autosync.learner.importance import knob_importance
     from hvd_autosync.learner.observation import Observation
     from hvd_autosync.learner.problem import Problem, Source
     from hvd_autosync.learner.sobol import SobolLearner
@@ -42,6 +43,7 @@ _MODULES = {
     "expected_gain": "stopping",
     "fit": "gp",
     "knob_effects": "effects",
+    "knob_importance": "importance",
     "worth_confirming": "candidates",
 }
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "expected_gain",
     "fit",
     "knob_effects",
+    "knob_importance",
     "worth_confirming",
 ]
 
