@@ -137,11 +137,11 @@ class Study:
             StoreError: The store cannot be read.
         """
         if self._problem is None or self._problem.space is not self.space:
-            self._problem = problem_of(self._store, self.record, self.trials)
+            self._problem = problem_of(self._store, self.record, self.history)
         return self._problem
 
     @property
-    def trials(self) -> list[TrialRecord]:
+    def history(self) -> list[TrialRecord]:
         """All trials so far, in order."""
         return self._store.trials(self.study_id)
 
@@ -160,7 +160,7 @@ class Study:
         if self.record.status is not StudyStatus.RUNNING:
             return None
         began = time.monotonic()
-        trials = [t for t in self.trials if t.result is not None or t.number in self._mine]
+        trials = [t for t in self.history if t.result is not None or t.number in self._mine]
         if not trials:
             return self._asked(Strategy(), "default", {}, began)
         if not self.space.holds_job and all(t.strategy != self.space.default for t in trials):
@@ -235,7 +235,7 @@ class Study:
         if not isinstance(outcome, TrialResult):
             report = RankReport(0, "", tuple(float(s) for s in outcome))
             outcome = TrialResult(TrialStatus.COMPLETED, ranks=(report,))
-        default = default_result(self.trials)
+        default = default_result(self.history)
         if outcome.diverged and default is not None and not default.diverged:
             outcome = replace(
                 outcome, status=TrialStatus.DIVERGED,
@@ -248,8 +248,8 @@ class Study:
         """Step time above which ``trial`` need not go on, seconds; infinite when it must."""
         if trial.kind not in ("sobol", "model"):
             return math.inf
-        seen = observations_of(self.space, self.trials)  # a job outside of the space is no rival
-        verdicts = self._verdicts(self.trials)
+        seen = observations_of(self.space, self.history)  # a job outside of the space is no rival
+        verdicts = self._verdicts(self.history)
         usable = {verdict.strategy for verdict in verdicts if verdict.admissible}
         rivals = [o.step_s for o in seen if self.space.is_exact(o.strategy) or o.strategy in usable]
         return min((s for s in rivals if s is not None), default=math.inf) * _HOPELESS_FACTOR

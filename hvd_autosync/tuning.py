@@ -12,13 +12,13 @@ import json
 import math
 import time
 import uuid
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from hvd_autosync.cluster import links_of
 from hvd_autosync.documents import read_toml
-from hvd_autosync.errors import ConfigurationError, DefaultTrialError
+from hvd_autosync.errors import ConfigurationError, DefaultTrialError, StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
@@ -176,8 +176,13 @@ def tune(
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
         runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
-    with closing(runner):
-        return _Tuning(job, options, restrictions, store, listener, runner).run(study)
+    try:
+        with closing(runner):
+            return _Tuning(job, options, restrictions, store, listener, runner).run(study)
+    except BaseException:
+        with suppress(StoreError):  # this process may live on, as that of a notebook does
+            store.let_go(study.study_id)
+        raise
 
 
 def _open_study(
@@ -219,7 +224,7 @@ class _Tuning:
         self._links = Links()
 
     def run(self, study: Study) -> StudyRecord:
-        default = default_result(study.trials)
+        default = default_result(study.history)
         if study.record.space is None:
             self._links = links_of(
                 self._job, self._store, self._runner, self._listener.on_notice,

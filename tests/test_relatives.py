@@ -86,19 +86,19 @@ def test_a_study_starts_from_what_related_ones_found(store: TraceStore, task: Ta
     second.tell(default, [1.0] * 20)
     trial = second.ask()
     assert trial is not None and trial.kind == "model"
-    info = second.trials[-1].info
+    info = second.history[-1].info
     assert [entry[0] for entry in info["related"]] == [first.study_id]
     assert info["experts"] == ["cost model", first.study_id]
     sources = second.problem.sources
     assert [source.study_id for source in sources] == [first.study_id]
-    assert len(sources[0].observations) == len(first.trials)
+    assert len(sources[0].observations) == len(first.history)
 
 
 def test_without_transfer_nothing_is_related(store: TraceStore, task: Task) -> None:
     tuned(store, slower(task, 2.0), 4)
     alone = tuned(store, task, 4, transfer=False)
     assert alone.problem.sources == ()
-    assert all(trial.info.get("related", []) == [] for trial in alone.trials)
+    assert all(trial.info.get("related", []) == [] for trial in alone.history)
 
 
 def test_what_was_decided_stays_when_the_store_grows(store: TraceStore, task: Task) -> None:

@@ -96,7 +96,7 @@ def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
         while (trial := one.ask()) is not None:
             report = RankReport(0, "", tuple(job.steps(trial.strategy)))
             one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=60.0))
-        used.append(sum(trial.kind != "confirm" for trial in one.trials))
+        used.append(sum(trial.kind != "confirm" for trial in one.history))
         if folder:
             assert one.conclusion is not None
             assert "of 0.1 hours of training" in one.conclusion.stopped
@@ -110,7 +110,7 @@ def test_a_strategy_that_ruins_the_model_is_refused(tmp_path: Path) -> None:
     assert conclusion.winner["compression"] == "none" and conclusion.best is not None
     assert conclusion.verdicts and not any(v.admissible for v in conclusion.verdicts)
     assert all(v.strategy["compression"] == "fp16" for v in conclusion.verdicts)
-    judging = [trial for trial in one.trials if trial.kind == "quality"]
+    judging = [trial for trial in one.history if trial.kind == "quality"]
     assert [trial.info["seed"] for trial in judging[:3]] == [0, 1, 2]
     assert all(SPACE.complete(trial.strategy) == SPACE.default for trial in judging[:3])
     assert len(judging) == 3 + len(conclusion.verdicts)
@@ -148,7 +148,7 @@ def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: P
     assert conclusion is not None and conclusion.winner["local_steps"] in (2, 3)
     refused = [v.strategy["local_steps"] for v in conclusion.verdicts if not v.admissible]
     assert refused and min(int(each) for each in refused) > 3
-    kinds = [trial.kind for trial in one.trials]
+    kinds = [trial.kind for trial in one.history]
     judged = kinds.index("quality")
     assert "model" in kinds[judged:]  # a verdict has sent it exploring again
     assert sum(kind in ("default", "sobol", "model") for kind in kinds) <= 16
@@ -173,7 +173,7 @@ def test_a_study_goes_on_after_any_of_its_trials(tmp_path: Path) -> None:
     while (trial := again.ask()) is not None:
         again.tell(trial, job.result(trial))
         again = Study(store, store.study(again.study_id))
-    assert [t.kind for t in again.trials] == [t.kind for t in whole.trials]
+    assert [t.kind for t in again.history] == [t.kind for t in whole.history]
     assert store.study(again.study_id).winner == expected.winner
 
 
@@ -188,7 +188,7 @@ def test_a_job_outside_the_space_is_measured_but_not_learnt_from(tmp_path: Path)
     space = restrict_space(SPACE, {"knobs": {"cycle_time_ms": {"low": 20.0}}})
     one = study(tmp_path, space, trials=6)
     conclusion = finish(one, SimulatedJob())
-    trials = one.trials
+    trials = one.history
     assert [(t.kind, t.strategy) for t in trials[:2]] == [
         ("default", Strategy()), ("default", space.default),
     ]  # fmt: skip
@@ -209,7 +209,7 @@ def test_a_fast_strategy_that_ruins_the_loss_has_failed(
         assert trial is not None
         report = RankReport(0, "", (0.1,) * 10, (), (*losses, math.nan) if diverges else losses)
         one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
-    told = one.trials[1].result
+    told = one.history[1].result
     assert told is not None
     assert (told.status is TrialStatus.DIVERGED) == (not default_diverges)
     assert (told.step_time is None) == (not default_diverges)
@@ -218,7 +218,7 @@ def test_a_fast_strategy_that_ruins_the_loss_has_failed(
 def test_the_default_comes_first_then_sobol_then_the_model(tmp_path: Path) -> None:
     one = study(tmp_path, trials=8)
     finish(one, SimulatedJob())
-    kinds = [trial.kind for trial in one.trials]
+    kinds = [trial.kind for trial in one.history]
     assert kinds[0] == "default" and kinds[1] == "sobol"
     assert kinds.index("sobol") < kinds.index("confirm")
     assert kinds == sorted(kinds, key=["default", "sobol", "model", "confirm"].index)
@@ -228,7 +228,7 @@ def test_the_default_comes_first_then_sobol_then_the_model(tmp_path: Path) -> No
 def test_confirmation_measures_in_turn(tmp_path: Path) -> None:
     one = study(tmp_path, trials=10)
     finish(one, SimulatedJob())
-    confirmed = [SPACE.complete(t.strategy) for t in one.trials if t.kind == "confirm"]
+    confirmed = [SPACE.complete(t.strategy) for t in one.history if t.kind == "confirm"]
     assert len(confirmed) >= 6
     width = len(set(confirmed))
     assert confirmed[0] == SPACE.default
@@ -260,7 +260,7 @@ def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     for name in ("a", "b"):
         one = study(tmp_path / name, trials=9, seed=3)
         finish(one, SimulatedJob())
-        asked.append([trial.strategy for trial in one.trials])
+        asked.append([trial.strategy for trial in one.history])
     assert asked[0] == asked[1]
 
 
@@ -274,7 +274,7 @@ def test_the_minutes_are_kept(tmp_path: Path) -> None:
 
         ranks = (RankReport(0, "a", tuple(steps)),)
         one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=ranks, total_s=10.0))
-    assert sum(t.kind != "confirm" for t in one.trials) == 3
+    assert sum(t.kind != "confirm" for t in one.history) == 3
 
 
 def test_an_empty_space_concludes_with_the_default(tmp_path: Path) -> None:
@@ -349,13 +349,13 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
     record = traces.claim_resumable("j")
     assert record is not None and record.status is StudyStatus.RUNNING
     resumed = Study(traces, record)
-    before = [t.strategy for t in resumed.trials if t.result is not None]
+    before = [t.strategy for t in resumed.history if t.result is not None]
     assert len(before) == 4
-    lost, again = resumed.trials[4], resumed.ask()
+    lost, again = resumed.history[4], resumed.ask()
     assert lost.result is None and again is not None
     assert again.strategy == lost.strategy and again.number == 5
     resumed.tell(again, SimulatedJob(seed=1).steps(again.strategy))
     finish(resumed, SimulatedJob(seed=1))
-    told = [t for t in resumed.trials if t.result is not None]
+    told = [t for t in resumed.history if t.result is not None]
     assert [t.strategy for t in told[:4]] == before
     assert traces.study(record.study_id).status is StudyStatus.FINISHED

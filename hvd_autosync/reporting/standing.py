@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.reporting.words import first_line
+from hvd_autosync.reporting.words import (
+    evidence_text,
+    first_line,
+    seconds_text,
+    speedup_text,
+)
 from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study_values import Trial
 
@@ -70,7 +75,7 @@ class Standing:
     def start(self, study: Study) -> None:
         """Begin to follow ``study``; trials of an interrupted one count."""
         self.most_trials = study.settings.trials
-        for record in study.trials:
+        for record in study.history:
             if record.result is not None:
                 trial = Trial(record.number, record.kind, record.strategy)
                 self._take(study, trial, record.result)
@@ -86,7 +91,7 @@ class Standing:
     def begin(self, study: Study, trial: Trial) -> None:
         """A trial is launched."""
         if trial.kind == "confirm" and not self._confirming:
-            self._contenders = _contenders(study.trials[-1], self._contenders)
+            self._contenders = _contenders(study.history[-1], self._contenders)
 
     def hint(self, trial: Trial, progress: TrialProgress) -> str | None:
         """What may be wrong with a trial that does not come to its first step; said once."""
@@ -146,6 +151,18 @@ class Standing:
         """The fastest trial of the exploration."""
         measured = [t for t in self.ended if t.kind != "confirm" and t.time is not None]
         return max(measured, key=lambda t: t.speedup, default=None)
+
+    def best_text(self, study: Study) -> str:
+        """What is confirmed so far, else what was fastest, in one line."""
+        if study.record.space is not None:
+            for comparison in self.comparisons(study)[:1]:
+                speedup = f"{speedup_text(comparison.speedup)} ({evidence_text(comparison)})"
+                return f"confirmed so far {speedup}: {study.space.describe(comparison.strategy)}"
+        best = self.best
+        if best is None or best.time is None:
+            return "best so far: nothing was measured yet"
+        step = seconds_text(best.time.mean_s)
+        return f"best so far {speedup_text(best.speedup)}, {step} per step: {best.strategy}"
 
     def comparisons(self, study: Study) -> list[Comparison]:
         """The candidates against the default, as far as they are confirmed; best first."""

@@ -19,13 +19,7 @@ from rich.text import Text
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.standing import EndedTrial, Standing
-from hvd_autosync.reporting.words import (
-    evidence_text,
-    seconds_text,
-    span_text,
-    speedup_text,
-    step_time_text,
-)
+from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study_values import Conclusion, Trial
 
@@ -113,7 +107,8 @@ class TerminalProgress:
         head = Table.grid(padding=(0, 2))
         head.add_row(Text(f"study {study.study_id}", style="bold"), Text(left, style="dim"))
         self._live.update(
-            Group(head, activity, self._best_so_far(study), self._table), refresh=True
+            Group(head, activity, one_line(self._standing.best_text(study)), self._table),
+            refresh=True,
         )
         self._drawn_at = time.monotonic()
 
@@ -135,20 +130,6 @@ class TerminalProgress:
             Text(span_text(progress.elapsed_s), style="dim"),
         )  # fmt: skip
         return Group(line, bar)
-
-    def _best_so_far(self, study: Study) -> RenderableType:
-        standing = self._standing
-        if study.record.space is not None:
-            for comparison in standing.comparisons(study)[:1]:
-                speedup = f"{speedup_text(comparison.speedup)} ({evidence_text(comparison)})"
-                name = study.space.describe(comparison.strategy)
-                return one_line(f"confirmed so far {speedup}: {name}")
-        best = standing.best
-        if best is None or best.time is None:
-            return one_line("best so far: nothing was measured yet")
-        step = seconds_text(best.time.mean_s)
-        speedup = speedup_text(best.speedup)
-        return one_line(f"best so far {speedup}, {step} per step: {best.strategy}")
 
 
 def one_line(text: str) -> Text:

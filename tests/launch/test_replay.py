@@ -54,7 +54,7 @@ def played(runner: ReplayRunner, strategy: Strategy) -> float:
 
 
 def test_the_same_strategy_answers_and_repetitions_in_turn(study: Study) -> None:
-    runner = ReplayRunner(study.record, study.trials)
+    runner = ReplayRunner(study.record, study.history)
     for step_ms in (11, 12, 11):
         assert played(runner, Strategy()) == pytest.approx(step_ms)
         assert runner.distance == 0
@@ -62,7 +62,7 @@ def test_the_same_strategy_answers_and_repetitions_in_turn(study: Study) -> None
 
 def test_else_the_nearest_answers(study: Study) -> None:
     """A number may be far before a choice differs."""
-    runner = ReplayRunner(study.record, study.trials)
+    runner = ReplayRunner(study.record, study.history)
     assert played(runner, Strategy({"pause": 6.0})) == pytest.approx(15)
     assert runner.distance == pytest.approx(1.0 / 9.9)
     assert played(runner, Strategy({"coding": "fp16"})) == pytest.approx(10)
@@ -79,6 +79,6 @@ def test_a_trace_is_a_table_in_one_line(study: Study, store: TraceStore, tmp_pat
     export_study(store, study.study_id, tmp_path / "trace.jsonl.gz")
     frame = read_trials(tmp_path / "trace.jsonl.gz")
     assert frame.columns[0] == "study" and set(frame["study"]) == {study.study_id}
-    assert len(frame) == len(study.trials)
+    assert len(frame) == len(study.history)
     assert frame["step_ms"].iloc[0] == pytest.approx(11.0)
     assert frame["coding"].isna().tolist() == [True, True, False, True]

@@ -53,7 +53,7 @@ def judged(author: Any) -> tuple[Study, SearchSpace]:
 def test_the_front_holds_what_nothing_beats_in_both(judged: tuple[Study, SearchSpace]) -> None:
     study, space = judged
     assert study.conclusion is not None
-    found = trade_offs(space, study.trials, study.conclusion)
+    found = trade_offs(space, study.history, study.conclusion)
     codecs = [str(each.verdict.strategy["large_codec"]) for each in found]
     assert codecs[0] == "topk" and set(codecs[1:3]) == {"powersgd", "int8"}
     on_front = {codec for codec, each in zip(codecs, found, strict=True) if each.on_front}

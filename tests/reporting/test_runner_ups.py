@@ -14,7 +14,7 @@ WINNER = {"buckets": 8, "cycle_time_ms": 5.0, "controller": "mpi"}
 def reasons(author: Any) -> dict[str, str]:
     """Strategy in words -> why it lost, in order."""
     conclusion = author.study.conclusion
-    found = runner_ups(author.space, author.study.trials, conclusion)
+    found = runner_ups(author.space, author.study.history, conclusion)
     return {author.space.describe(each.strategy): each.why for each in found}
 
 
@@ -49,7 +49,7 @@ def test_intervals_allow_for_launches_that_differ(author: Any) -> None:
     author.trial("default", {}, mean_s=0.05)
     author.trial("sobol", {"cycle_time_ms": 4.0}, mean_s=0.045)
     author.confirm()
-    steady = runner_ups(author.space, author.study.trials, author.study.conclusion)[0]
+    steady = runner_ups(author.space, author.study.history, author.study.conclusion)[0]
     author.record = author.store.create_study(
         job_key="job", command=(), settings=author.record.settings, versions={}
     )
@@ -59,7 +59,7 @@ def test_intervals_allow_for_launches_that_differ(author: Any) -> None:
     author.trial("sobol", {"cycle_time_ms": 4.0}, mean_s=0.045)
     author.trial("sobol", {"cycle_time_ms": 4.0}, mean_s=0.055)
     author.confirm()
-    shaky = runner_ups(author.space, author.study.trials, author.study.conclusion)[0]
+    shaky = runner_ups(author.space, author.study.history, author.study.conclusion)[0]
     assert shaky.high - shaky.low > 2 * (steady.high - steady.low)
 
 
@@ -67,21 +67,21 @@ def test_the_spread_of_launches_is_the_pooled_standard_deviation(author: Any) ->
     for mean_s in (0.05, 0.05 * 1.1):
         author.trial("default", {}, mean_s=mean_s)
     author.trial("sobol", {"cycle_time_ms": 4.0})
-    spread = launch_spread(author.space, author.study.trials)
+    spread = launch_spread(author.space, author.study.history)
     assert spread == pytest.approx(0.0953 / 2**0.5, rel=0.05)
 
 
 def test_without_repetition_no_spread_is_known(author: Any) -> None:
     author.explore()
-    assert launch_spread(author.space, author.study.trials) == 0.0
+    assert launch_spread(author.space, author.study.history) == 0.0
 
 
 def test_a_confirmed_runner_up_has_its_confirmed_step_time(author: Any) -> None:
     author.trial("default", {})
     author.trial("model", WINNER, mean_s=0.03)  # luck
     author.confirm(factor=1.35)
-    (lost,) = runner_ups(author.space, author.study.trials, author.study.conclusion)
-    confirmed = confirmed_step_s(author.space, author.study.trials)
+    (lost,) = runner_ups(author.space, author.study.history, author.study.conclusion)
+    confirmed = confirmed_step_s(author.space, author.study.history)
     assert lost.step_s == confirmed[lost.strategy] == pytest.approx(0.0513, rel=0.01)
     assert lost.speedup == pytest.approx(0.975, abs=0.01)
 
@@ -91,7 +91,7 @@ def test_five_are_shown_and_the_rest_counted(author: Any) -> None:
     for number in range(4):
         author.trial("model", {"cycle_time_ms": 30.0 + number}, status=TrialStatus.ENDED_EARLY)
     author.confirm()
-    shown = list(lost_strategies(author.space, author.study.trials, author.study.conclusion))
+    shown = list(lost_strategies(author.space, author.study.history, author.study.conclusion))
     assert len(shown) == 5 * 2 + 1
     assert str(shown[-1]).startswith("and 2 more")
 

@@ -125,7 +125,7 @@ def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -
     number = author.store.ask(author.study_id, default, "confirm", agenda)
     standing.begin(author.study, Trial(number, "confirm", default))
     if resumed:
-        author.store.tell(author.study_id, number, author.study.trials[0].result)
+        author.store.tell(author.study_id, number, author.study.history[0].result)
         standing = Standing()
         standing.start(author.study)
     # 14 trials are left to explore as long as nothing is confirmed, each of five seconds.
