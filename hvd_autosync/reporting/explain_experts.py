@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -11,24 +12,59 @@ from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.traces import TrialRecord
 
 
+@dataclass(frozen=True)
+class Heard:
+    """An expert in one study.
+
+    Attributes:
+        name: For people.
+        similarity: Of its task to the study's, where it is a related study.
+        heard: Numbers of the trials that it had a say in.
+    """
+
+    name: str
+    similarity: float | None
+    heard: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """Name and similarity."""
+        return self.name if self.similarity is None else f"{self.name} ({self.similarity:.2f})"
+
+
 def experts_table(trials: Sequence[TrialRecord]) -> Table | None:
     """Each expert, how similar its task is, and in which trials it was heard; ``None``: nobody.
 
     Args:
         trials: All trials of a study.
     """
+    experts = heard_by(trials)
+    if not experts:
+        return None
+    last = max(trial.number for trial in trials if trial.kind == "model")
+    table = plain_table("expert", "similarity", "heard")
+    for each in experts:
+        alike = "" if each.similarity is None else f"{each.similarity:.2f}"
+        table.add_row(each.name, alike, _heard_text(each.heard, last))
+    return table
+
+
+def heard_by(trials: Sequence[TrialRecord]) -> list[Heard]:
+    """Each expert of a study with the trials in which it was heard.
+
+    Args:
+        trials: All trials of the study.
+    """
     asked = [trial for trial in trials if trial.kind == "model"]
     similar = _similarities(trials)
-    names = list(dict.fromkeys([*(name for t in asked for name in _experts(t)), *similar]))
-    if not names or not asked:
-        return None
-    table = plain_table("expert", "similarity", "heard")
-    for name in names:
-        heard = [trial.number for trial in asked if name in _experts(trial)]
-        kind = f"study {name}" if name in similar else name
-        alike = f"{similar[name]:.2f}" if name in similar else ""
-        table.add_row(kind, alike, _heard_text(heard, asked[-1].number))
-    return table
+    names = dict.fromkeys([*(name for t in asked for name in _experts(t)), *similar])
+    return [
+        Heard(
+            f"study {name}" if name in similar else name, similar.get(name),
+            tuple(trial.number for trial in asked if name in _experts(trial)),
+        )
+        for name in (names if asked else ())
+    ]  # fmt: skip
 
 
 def _heard_text(heard: Sequence[int], last: int) -> str:

@@ -1,0 +1,114 @@
+"""Figures of a study, each with a sentence that says what to look for.
+
+They take a study that runs, has ended, or was imported. Everything drawn here can be had as
+numbers, too: ``study.trials``, ``hvd-autosync show``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.figures.evidence import Evidence
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["Evidence", "Figures"]
+
+
+class Figures:
+    """All figures of one study, as ``study.plot``.
+
+    Args:
+        evidence: The study.
+
+    Raises:
+        ConfigurationError: Plotly is not installed.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        try:
+            import plotly  # noqa: F401
+        except ImportError:
+            raise ConfigurationError(
+                "figures need Plotly, which is not installed",
+                hint="Install it: pip install 'hvd-autosync[notebook]'",
+            ) from None
+        self._evidence = evidence
+
+    def convergence(self) -> go.Figure:
+        """Step time of each trial, and of the fastest so far."""
+        from hvd_autosync.figures.course import convergence
+
+        return convergence(self._evidence)
+
+    def step_times(self) -> go.Figure:
+        """How the single steps spread, of the default and of those that were confirmed."""
+        from hvd_autosync.figures.course import step_times
+
+        return step_times(self._evidence)
+
+    def importance(self) -> go.Figure:
+        """How much each knob matters over the whole space."""
+        from hvd_autosync.figures.knobs import importance
+
+        return importance(self._evidence)
+
+    def parallel(self) -> go.Figure:
+        """All trials as lines through their values of all knobs, coloured by step time."""
+        from hvd_autosync.figures.knobs import parallel
+
+        return parallel(self._evidence)
+
+    def slice(self, knob: str) -> go.Figure:
+        """Step time along one knob, the others as in the best strategy.
+
+        Args:
+            knob: Its name.
+
+        Raises:
+            SpaceError: It was not searched.
+        """
+        from hvd_autosync.figures.knobs import slice
+
+        return slice(self._evidence, knob)
+
+    def contour(self, a: str, b: str) -> go.Figure:
+        """Expected step time over two knobs, the others as in the best strategy.
+
+        Args:
+            a: Name of the knob across.
+            b: Name of the knob upwards.
+
+        Raises:
+            SpaceError: One was not searched, or both are the same.
+        """
+        from hvd_autosync.figures.knobs import contour
+
+        return contour(self._evidence, a, b)
+
+    def pareto(self) -> go.Figure:
+        """Speed against loss, of the lossy strategies that were judged."""
+        from hvd_autosync.figures.quality import pareto
+
+        return pareto(self._evidence)
+
+    def transfer(self) -> go.Figure:
+        """Whom the learner heard in which trial: the cost model, related studies."""
+        from hvd_autosync.figures.course import transfer
+
+        return transfer(self._evidence)
+
+    def timeline(self, trial: int) -> go.Figure:
+        """One step of a trial: forward, backward, each message, and what nothing hides.
+
+        Args:
+            trial: Its number.
+
+        Raises:
+            StudyError: There is no such trial.
+        """
+        from hvd_autosync.figures.step import timeline
+
+        return timeline(self._evidence, trial)

@@ -1,0 +1,158 @@
+"""How a study went: what was tried, how its steps spread, whom the learner heard."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import plotly.graph_objects as go
+
+from hvd_autosync.figures.evidence import EXPLORING, Evidence, step_ms
+from hvd_autosync.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    KINDS,
+    MEANINGS,
+    RED,
+    SKY,
+    dressed,
+    log_axis,
+    nothing,
+    wrapped,
+)
+from hvd_autosync.reporting.explain_experts import heard_by
+from hvd_autosync.traces import TrialRecord
+
+
+def convergence(evidence: Evidence) -> go.Figure:
+    """Step time of each trial, and of the fastest so far."""
+    title = "Step time, trial by trial"
+    caption = (
+        "Look for a line that has been flat for a while: then more trials would hardly find more. "
+        "Crosses failed; confirmation measures the best and the default again, in turn."
+    )
+    told = [trial for trial in evidence.trials if trial.result is not None]
+    if not any(math.isfinite(step_ms(trial)) for trial in told):
+        return nothing(title, caption, "No trial has been measured yet.")
+    figure = go.Figure()
+    for kind in dict.fromkeys(trial.kind for trial in told):
+        own = [trial for trial in told if trial.kind == kind and math.isfinite(step_ms(trial))]
+        if own:
+            figure.add_trace(_points(evidence, own, kind))
+    failed = [trial for trial in told if not math.isfinite(step_ms(trial))]
+    highest = max(step_ms(trial) for trial in told if math.isfinite(step_ms(trial)))
+    if failed:
+        figure.add_trace(
+            go.Scatter(
+                x=[t.number for t in failed], y=[highest] * len(failed), mode="markers",
+                marker={"symbol": "x", "color": RED, "size": 9}, name="failed",
+                text=[wrapped(t.result.reason) for t in failed if t.result],
+                hovertemplate="trial %{x} failed: %{text}<extra></extra>",
+            )
+        )  # fmt: skip
+    exploring = [t for t in told if t.kind in EXPLORING and math.isfinite(step_ms(t))]
+    fastest = np.minimum.accumulate([step_ms(trial) for trial in exploring])
+    figure.add_trace(
+        go.Scatter(
+            x=[t.number for t in exploring], y=fastest, mode="lines", name="fastest so far",
+            line={"color": BLUE, "shape": "hv", "width": 2}, hoverinfo="skip",
+        )
+    )  # fmt: skip
+    if math.isfinite(evidence.default_s):  # a line across would lie elsewhere on a log axis
+        figure.add_trace(
+            go.Scatter(
+                x=[told[0].number, told[-1].number], y=[1e3 * evidence.default_s] * 2,
+                mode="lines", name="the default's first trial", hoverinfo="skip",
+                line={"color": BLACK, "dash": "dot", "width": 1},
+            )
+        )  # fmt: skip
+    figure.update_xaxes(title="trial", rangemode="tozero")
+    figure.update_yaxes(title="step time, ms", **log_axis(step_ms(trial) for trial in told))
+    return dressed(figure, title, caption)
+
+
+def _points(evidence: Evidence, trials: list[TrialRecord], kind: str) -> go.Scatter:
+    times = [t.result.step_time for t in trials if t.result is not None]
+    return go.Scatter(
+        x=[t.number for t in trials], y=[step_ms(t) for t in trials], mode="markers",
+        name=MEANINGS.get(kind, kind),
+        marker={"color": KINDS.get(kind, SKY), "size": 8},
+        error_y={"array": [1e3 * t.standard_error_s for t in times if t is not None],
+                 "thickness": 1, "width": 0},
+        text=[wrapped(_name(evidence, trial)) for trial in trials],
+        hovertemplate="trial %{x}: %{y:.4g} ms<br>%{text}<extra></extra>",
+    )  # fmt: skip
+
+
+def _name(evidence: Evidence, trial: TrialRecord) -> str:
+    if evidence.study.space is None:
+        return ", ".join(f"{name} = {value}" for name, value in trial.strategy.items())
+    return evidence.name(evidence.space.complete(trial.strategy))
+
+
+def step_times(evidence: Evidence) -> go.Figure:
+    """How the single steps spread, of the default and of those that were confirmed."""
+    title = "Single steps"
+    caption = (
+        "Look whether the boxes overlap: a gain smaller than the spread of the steps may be real, "
+        "but nobody will notice it. Each box is one trial; the line in it is the median."
+    )
+    confirmed = [trial for trial in evidence.trials if trial.kind == "confirm"]
+    shown = [
+        trial for trial in confirmed or evidence.trials
+        if trial.result is not None and math.isfinite(step_ms(trial))
+    ]  # fmt: skip
+    if not confirmed and shown:
+        others = sorted(shown[1:], key=step_ms)[:5]
+        shown = [shown[0], *others]
+    if not shown:
+        return nothing(title, caption, "No trial has been measured yet.")
+    figure = go.Figure()
+    default = evidence.study.space.default if evidence.study.space else shown[0].strategy
+    named: set[str] = set()
+    for trial in shown:
+        assert trial.result is not None, "it was measured"
+        strategy = evidence.study.space.complete(trial.strategy) if evidence.study.space else None
+        is_default = strategy == default
+        name = "the default" if is_default else wrapped(_name(evidence, trial), 40)
+        figure.add_trace(
+            go.Box(
+                x=[f"trial {trial.number}"] * len(trial.result.measured_durations()),
+                y=1e3 * trial.result.measured_durations(), name=name, legendgroup=name,
+                showlegend=name not in named, boxpoints="outliers",
+                marker={"color": BLACK if is_default else GREEN, "size": 4},
+            )
+        )  # fmt: skip
+        named.add(name)
+    figure.update_yaxes(title="step time, ms")
+    return dressed(figure, title, caption)
+
+
+def transfer(evidence: Evidence) -> go.Figure:
+    """Whom the learner heard in which trial: the cost model, related studies."""
+    title = "Whom the learner heard"
+    caption = (
+        "Look for rows that end early: who misled in the first trials is not heard any more. "
+        "A study's similarity to this one, from 0 to 1, stands in brackets."
+    )
+    heard = heard_by(evidence.trials)
+    if not heard:
+        return nothing(title, caption, "No expert was heard: the learner knew the trials alone.")
+    figure = go.Figure()
+    asked = [trial.number for trial in evidence.trials if trial.kind == "model"]
+    for expert in heard:
+        figure.add_trace(
+            go.Scatter(
+                x=asked, y=[expert.label] * len(asked), mode="markers", showlegend=False,
+                marker={
+                    "symbol": "square", "size": 12,
+                    "color": [BLUE if number in expert.heard else "#dddddd" for number in asked],
+                },
+                text=["heard" if number in expert.heard else "not heard" for number in asked],
+                hovertemplate="%{y}, trial %{x}: %{text}<extra></extra>",
+            )
+        )  # fmt: skip
+    figure.update_xaxes(title="trial")
+    figure.update_yaxes(autorange="reversed")
+    return dressed(figure, title, caption, height=160 + 30 * len(heard))

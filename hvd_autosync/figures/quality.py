@@ -1,0 +1,79 @@
+"""What lossy strategies cost in quality, and what they save in time."""
+
+from __future__ import annotations
+
+import math
+
+import plotly.graph_objects as go
+
+from hvd_autosync.figures.evidence import Evidence
+from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, dressed, nothing, wrapped
+from hvd_autosync.reporting.explain_quality import TradeOff, trade_offs
+
+
+def pareto(evidence: Evidence) -> go.Figure:
+    """Speed against loss, of the lossy strategies that were judged."""
+    title = "Speed against loss"
+    caption = (
+        "Look along the line from the default to the right: on it no other strategy is both as "
+        "fast and as good. What lies above the grey band lost more than seeds make of the "
+        "default's own loss, and was refused."
+    )
+    conclusion = evidence.conclusion
+    if conclusion is None or not conclusion.verdicts:
+        return nothing(
+            title, caption,
+            "No lossy strategy was judged: exact strategies train the same model. "
+            "Lossy ones are tried with --autosync-allow codec,schedule."
+            if evidence.study.space is None or not evidence.space.has_lossy
+            else "No lossy strategy has been judged yet.",
+        )  # fmt: skip
+    offers = [
+        each for each in trade_offs(evidence.space, evidence.trials, conclusion)
+        if math.isfinite(each.speedup) and math.isfinite(each.verdict.loss)
+    ]  # fmt: skip
+    figure = go.Figure()
+    allowed = max((each.verdict.allowed for each in offers), default=0.0)
+    figure.add_hrect(
+        y0=-allowed, y1=allowed, fillcolor=BLACK, opacity=0.08, line_width=0,
+        annotation={"text": "what seeds make of the default", "xanchor": "left"},
+        annotation_position="bottom left",
+    )  # fmt: skip
+    front = [(1.0, 0.0), *((each.speedup, _gap(each)) for each in offers if each.on_front)]
+    front.sort()
+    figure.add_trace(
+        go.Scatter(
+            x=[x for x, _ in front], y=[y for _, y in front], mode="lines", name="Pareto front",
+            line={"color": BLUE, "width": 1, "dash": "dot"}, hoverinfo="skip",
+        )
+    )  # fmt: skip
+    figure.add_trace(_dots("the default", [(1.0, 0.0)], [""], BLACK, "circle"))
+    for admissible, name, color, symbol in (
+        (True, "may be used", GREEN, "circle"), (False, "refused", RED, "x"),
+    ):  # fmt: skip
+        own = [each for each in offers if each.verdict.admissible == admissible]
+        if own:
+            points = [(each.speedup, _gap(each)) for each in own]
+            texts = [
+                f"{wrapped(evidence.name(each.verdict.strategy))}<br>"
+                f"<i>{wrapped(each.verdict.reason)}</i>"
+                for each in own
+            ]
+            figure.add_trace(_dots(name, points, texts, color, symbol))
+    figure.update_xaxes(title="steps per second, times the default's")
+    figure.update_yaxes(title="loss above the default's")
+    return dressed(figure, title, caption)
+
+
+def _gap(each: TradeOff) -> float:
+    return each.verdict.loss - each.verdict.default_loss
+
+
+def _dots(
+    name: str, points: list[tuple[float, float]], texts: list[str], color: str, symbol: str
+) -> go.Scatter:
+    return go.Scatter(
+        x=[x for x, _ in points], y=[y for _, y in points], mode="markers", name=name, text=texts,
+        marker={"color": color, "symbol": symbol, "size": 10},
+        hovertemplate="%{x:.2f}x, loss %{y:+.3g}<br>%{text}<extra></extra>",
+    )  # fmt: skip

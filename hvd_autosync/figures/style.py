@@ -1,0 +1,81 @@
+"""What all figures have in common: colours, fonts, and a caption that says what to look for."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import plotly.graph_objects as go
+
+#: Okabe and Ito's colours, which people who see few colours can tell apart.
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
+    "#333333", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
+)  # fmt: skip
+#: Colour of each kind of trial.
+KINDS = {
+    "default": BLACK, "sobol": SKY, "model": BLUE, "survey": SKY, "quality": PINK,
+    "confirm": GREEN, "horovod-autotune": ORANGE,
+}  # fmt: skip
+#: What each kind of trial is for, in few words.
+MEANINGS = {
+    "default": "the job as it is", "sobol": "spread over the space",
+    "model": "the learner's choice", "survey": "survey", "quality": "judged by its loss",
+    "confirm": "confirmation",
+    "horovod-autotune": "Horovod's autotune",
+}  # fmt: skip
+#: From fast to slow; light is slow.
+SCALE = "Viridis"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+_CAPTION_WIDTH = 110
+
+
+def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> go.Figure:
+    """``figure`` with its title and, under that, its caption; ``layout.meta`` has both as text."""
+    subtitle = "<br>".join(textwrap.wrap(caption, _CAPTION_WIDTH))
+    lines = subtitle.count("<br>") + 1
+    figure.update_layout(
+        template="plotly_white",
+        title={"text": title, "x": 0.0, "xanchor": "left", "xref": "container", "pad": {"l": 12},
+               "yref": "container", "y": 0.97, "yanchor": "top",
+               "subtitle": {"text": subtitle, "font": {"size": 12, "color": "#555555"}}},
+        font={"family": _FONT, "size": 13},
+        margin={"l": 70, "r": 24, "t": 64 + 16 * lines, "b": 96},
+        height=height + 16 * lines,
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container",
+                "yanchor": "bottom"},
+        meta={"title": title, "caption": caption},
+    )  # fmt: skip
+    return figure
+
+
+def log_axis(values: Iterable[float]) -> dict[str, Any]:
+    """Options of a logarithmic axis that holds ``values``, with whole numbers at 1, 2 and 5.
+
+    None, where they are so close to each other that it would have hardly a number.
+    """
+    finite = [value for value in values if 0 < value < math.inf]
+    low, high = min(finite), max(finite)
+    if high < 4 * low:
+        return {}
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [first * 10.0**decade for decade in decades for first in (1, 2, 5)]
+    margin = (high / low) ** 0.05
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks],
+            "range": [math.log10(low / margin), math.log10(high * margin)]}  # fmt: skip
+
+
+def nothing(title: str, caption: str, reason: str) -> go.Figure:
+    """A figure that says why there is nothing to see."""
+    figure = go.Figure()
+    figure.add_annotation(text=reason, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper",
+                          font={"size": 14, "color": "#555555"})  # fmt: skip
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return dressed(figure, title, caption, height=160)
+
+
+def wrapped(text: str, width: int = 60) -> str:
+    """``text`` in lines, for what is shown at the pointer."""
+    return "<br>".join(textwrap.wrap(text, width))

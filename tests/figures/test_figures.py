@@ -1,0 +1,169 @@
+"""Figures of a measured table, of an empty study, and of one that has judged lossy strategies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hvd_autosync
+from hvd_autosync.errors import SpaceError, StoreError, StudyError
+from hvd_autosync.quality import Verdict
+from hvd_autosync.results import Study
+from hvd_autosync.search_space import (
+    RankReport,
+    SearchSpace,
+    Strategy,
+    TrialResult,
+    TrialStatus,
+    catalogue_knob,
+)
+from hvd_autosync.study_values import Conclusion
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study.load(TABLE)
+
+
+@pytest.fixture(scope="module")
+def every(study: Study) -> dict[str, Any]:
+    """All figures of a table."""
+    plot, last = study.plot, len(study.trials) - 1
+    return {
+        "convergence": plot.convergence(), "step_times": plot.step_times(),
+        "importance": plot.importance(), "parallel": plot.parallel(),
+        "slice of a number": plot.slice("cycle_time_ms"),
+        "slice of bytes": plot.slice("fusion_threshold_bytes"),
+        "slice of choices": plot.slice("large_codec"),
+        "contour": plot.contour("cycle_time_ms", "large_exchange"),
+        "pareto": plot.pareto(), "transfer": plot.transfer(),
+        "timeline": plot.timeline(0), "timeline of the last": plot.timeline(last),
+    }  # fmt: skip
+
+
+def test_each_says_what_to_look_for(every: dict[str, Any]) -> None:
+    for name, figure in every.items():
+        caption = figure.layout.meta["caption"]
+        assert caption.startswith("Look "), name
+        assert caption[:30] in figure.layout.title.subtitle.text.replace("<br>", " "), name
+        assert figure.to_json(), name
+
+
+def test_convergence_never_rises(study: Study, every: dict[str, Any]) -> None:
+    lines = {trace.name: trace for trace in every["convergence"].data}
+    fastest = np.array(lines["fastest so far"].y)
+    assert (np.diff(fastest) <= 0).all()
+    explored = study.trials[study.trials.kind != "confirm"]
+    assert fastest[-1] == pytest.approx(explored.step_ms.min())
+    points = [len(trace.x) for trace in every["convergence"].data if trace.mode == "markers"]
+    assert sum(points) == len(study.trials)
+
+
+def test_step_times_shows_the_steps_of_each_confirmation(
+    study: Study, every: dict[str, Any]
+) -> None:
+    confirmed = [trial for trial in study.history if trial.kind == "confirm"]
+    boxes = every["step_times"].data
+    assert len(boxes) == len(confirmed)
+    assert len(boxes[0].y) == len(confirmed[0].result.measured_durations())  # type: ignore[union-attr]
+
+
+def test_importance_ranks_what_moves_the_step_time(every: dict[str, Any]) -> None:
+    bars = dict(zip(every["importance"].data[0].y, every["importance"].data[0].x, strict=True))
+    # Sharding and codecs of the one large tensor change this job's step time tenfold.
+    assert min(bars["large_codec"], bars["large_exchange"]) > 0.2 > 0.05 > bars["order"]
+
+
+def test_a_slice_has_the_model_and_the_trials(every: dict[str, Any]) -> None:
+    by_name = {trace.name: trace for trace in every["slice of a number"].data}
+    expected = np.array(by_name["expected"].y)
+    assert expected[-1] > 2 * expected.min(), "a cycle of 100 ms is slow"
+    assert len(by_name["trials"].x) > 50
+    in_bytes = {trace.name: trace for trace in every["slice of bytes"].data}
+    assert max(in_bytes["expected"].x) == pytest.approx(256), "in MiB"
+    assert list(every["slice of choices"].data[0].x) == list(catalogue_knob("large_codec").choices)  # type: ignore[union-attr]
+
+
+def test_a_contour_has_both_knobs(every: dict[str, Any]) -> None:
+    heat = every["contour"].data[0]
+    assert heat.z.shape == (len(heat.y), len(heat.x)) == (2, 25)
+
+
+def test_a_timeline_ends_about_where_the_step_was_measured(
+    study: Study, every: dict[str, Any]
+) -> None:
+    bars = every["timeline"].data
+    ends = [base + length for bar in bars for base, length in zip(bar.base, bar.x, strict=True)]
+    measured = float(study.trials.step_ms[0])
+    assert max(ends) == pytest.approx(measured, rel=0.25)
+    assert [bar.name for bar in bars][0] == "computation"
+    assert f"{measured:.1f} ms" in every["timeline"].layout.annotations[-1].text
+
+
+@pytest.mark.parametrize(("call", "name"), [("slice", ("nothing",)), ("contour", ("order", "no"))])
+def test_knobs_that_were_not_searched_are_named(
+    study: Study, call: str, name: tuple[str, ...]
+) -> None:
+    with pytest.raises(SpaceError, match=f"'{name[-1]}' was not searched"):
+        getattr(study.plot, call)(*name)
+
+
+def test_a_trial_that_is_not_there_is_named(study: Study) -> None:
+    with pytest.raises(StudyError, match="no trial 999"):
+        study.plot.timeline(999)
+
+
+def test_a_study_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:
+    begun = Study.create(SearchSpace((catalogue_knob("buckets"),)), store=str(tmp_path / "t.db"))
+    for figure in (
+        begun.plot.convergence(), begun.plot.step_times(), begun.plot.importance(),
+        begun.plot.parallel(), begun.plot.slice("buckets"), begun.plot.pareto(),
+        begun.plot.transfer(),
+    ):  # fmt: skip
+        assert not figure.data and figure.layout.annotations[0].text
+    assert begun.best.strategy == begun.space.default and math.isnan(begun.best.step_s)
+
+
+def test_the_pareto_front_leaves_refused_ones_out(tmp_path: Path) -> None:
+    space = SearchSpace((catalogue_knob("local_steps"),))
+    study = Study.create(space, store=str(tmp_path / "t.db"))
+    verdicts = []
+    for steps, step_s, loss in ((1, 0.1, 1.0), (2, 0.06, 1.05), (4, 0.05, 1.5)):
+        strategy = space.complete({"local_steps": steps})
+        number = study._store.ask(study.study_id, strategy, "quality", {"seed": 0})
+        ranks = (RankReport(0, "a", (step_s,) * 40, losses=(loss,) * 40),)
+        study._store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
+        if steps > 1:
+            verdicts.append(Verdict(strategy, loss < 1.1, loss, 1.0, 0.1, "so it is"))
+    study.finish(Conclusion(space.default, "", "", 0.1, verdicts=tuple(verdicts)))
+    by_name = {trace.name: trace for trace in study.plot.pareto().data}
+    assert by_name["may be used"].x[0] == pytest.approx(0.1 / 0.06)
+    assert by_name["may be used"].y[0] == pytest.approx(0.05)
+    assert by_name["refused"].y[0] == pytest.approx(0.5)
+    assert by_name["Pareto front"].x[0] == 1.0
+
+
+def test_what_won_is_best(study: Study) -> None:
+    best = study.best
+    assert best.confirmed and best.strategy == study.record.winner
+    assert best.low < best.speedup < best.high and best.speedup > 3
+    assert "confirmed" in str(best) and f"{best.speedup:.2f}x" in str(best)
+
+
+def test_only_a_file_with_one_study_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nowhere"):
+        Study.load("nowhere", store=str(tmp_path / "t.db"))
+
+
+def test_the_public_study_is_this_one() -> None:
+    assert hvd_autosync.Study is Study
+
+
+def test_a_strategy_under_way_is_not_best(study: Study) -> None:
+    assert not Strategy() == study.best.strategy
