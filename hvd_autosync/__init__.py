@@ -1,10 +1,10 @@
 """hvd_autosync finds the fastest synchronization strategy of a Horovod job, unchanged script.
 
-The flag ``horovodrun --autosync`` needs no import at all. For people with an own launcher there
-is :class:`Study`, for scripts that reduce gradients by hand :func:`step`, for those that evaluate
-or save at places of their own :func:`average`, for those with losses of their own :func:`report`.
-Names load when they are first used, so that a
-worker never pays for the driver's libraries.
+The flag ``horovodrun --autosync`` needs no import at all. From Python, as in a notebook, there is
+:func:`tune`; for people with an own launcher :class:`Study`, for scripts that reduce gradients by
+hand :func:`step`, for those that evaluate or save at places of their own :func:`average`, for those
+with losses of their own :func:`report`. Names load when they are first used, so that a worker
+never pays for the driver's libraries.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hvd_autosync.errors import AutosyncError
+    from hvd_autosync.notebook import tune
+    from hvd_autosync.results import Study
     from hvd_autosync.runtime import average, report
     from hvd_autosync.runtime import mark_step as step
     from hvd_autosync.search_space import SearchSpace, Strategy
-    from hvd_autosync.study import Study
     from hvd_autosync.study_values import StudySettings
     from hvd_autosync.traces import TraceStore
 
@@ -27,16 +28,17 @@ _HOME = {
     "AutosyncError": ("hvd_autosync.errors", "AutosyncError"),
     "SearchSpace": ("hvd_autosync.search_space", "SearchSpace"),
     "Strategy": ("hvd_autosync.search_space", "Strategy"),
-    "Study": ("hvd_autosync.study", "Study"),
+    "Study": ("hvd_autosync.results", "Study"),
     "StudySettings": ("hvd_autosync.study_values", "StudySettings"),
     "average": ("hvd_autosync.runtime", "average"),
     "TraceStore": ("hvd_autosync.traces", "TraceStore"),
     "report": ("hvd_autosync.runtime", "report"),
     "step": ("hvd_autosync.runtime", "mark_step"),
+    "tune": ("hvd_autosync.notebook", "tune"),
 }
 
 __all__ = ["AutosyncError", "SearchSpace", "Strategy", "Study", "StudySettings", "TraceStore",
-           "average", "report", "step"]
+           "average", "report", "step", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -137,7 +137,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     if options.strategy is not None:
         return _run_file(job, options)
-    _check_hosts(job)
+    check_hosts(job)
     # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
     command = " ".join(redact(job.command))
     print(f"{_PREFIX}: tuning {command} on {job.world_size} ranks", file=sys.stderr)
@@ -191,7 +191,7 @@ def _run_file(job: Job, options: Options) -> int:
     check_fits(strategy, job.hosts, dict(job.held))
     ceilings: tuple[float, ...] = ()
     if beyond_horovod(strategy):  # workers need this package then
-        _check_hosts(job)
+        check_hosts(job)
         line = redact(job.command)
         model = known_model(options.store, line)
         if model is not None:
@@ -262,8 +262,12 @@ def _file_section(path: str | None) -> Mapping[str, Any]:
     return section
 
 
-def _check_hosts(job: Job) -> None:
-    """Refuse hosts that cannot take part, before the job is tried on them."""
+def check_hosts(job: Job) -> None:
+    """Refuse hosts that cannot take part, before the job is tried on them.
+
+    Raises:
+        ConfigurationError: Names them, and why.
+    """
     from hvd_autosync.launch.remote import hosts_without_package, unreachable_hosts
 
     if unreachable := unreachable_hosts(job):

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, TextIO, TypeAlias
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.plain import PREFIX, PlainProgress
 from hvd_autosync.reporting.terminal import TerminalProgress
+from hvd_autosync.reporting.widget import WidgetProgress
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study_values import Conclusion, Trial
 
 if TYPE_CHECKING:
     from hvd_autosync.study import Study
 
-Display: TypeAlias = TerminalProgress | PlainProgress
+Display: TypeAlias = TerminalProgress | PlainProgress | WidgetProgress
 
 
 class GuardedProgress:

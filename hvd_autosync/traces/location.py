@@ -60,7 +60,7 @@ class Location:
 
 
 def default_store_url() -> str:
-    """The user's own store: ``hvd-autosync/traces.db`` under ``$XDG_DATA_HOME``.
+    """The user's own store: ``traces.db`` in :func:`data_folder`.
 
     Raises:
         StoreError: There is no home folder.
@@ -69,6 +69,15 @@ def default_store_url() -> str:
 
 
 def _default_file() -> Path:
+    return data_folder() / "traces.db"
+
+
+def data_folder() -> Path:
+    """Where this user's things are kept: ``hvd-autosync`` under ``$XDG_DATA_HOME``.
+
+    Raises:
+        StoreError: There is no home folder.
+    """
     data = os.environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(data):  # the specification says to ignore a relative one
         data = os.path.expanduser("~/.local/share")
@@ -77,7 +86,7 @@ def _default_file() -> Path:
             "there is no home folder to keep traces in",
             hint="Set HOME or XDG_DATA_HOME, or name a store.",
         )
-    return Path(data) / "hvd-autosync" / "traces.db"
+    return Path(data) / "hvd-autosync"
 
 
 def resolve_location(location: str | os.PathLike[str] | None) -> Location:

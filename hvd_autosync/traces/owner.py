@@ -40,6 +40,11 @@ class Owner:
         pid = os.getpid()
         return cls(socket.gethostname(), _machine(), pid, _process_start(pid) or "")
 
+    @classmethod
+    def nobody(cls) -> Owner:
+        """Who owns what was let go."""
+        return cls("", "", 0, "")
+
     def alive(self, heartbeat_age_s: float) -> bool:
         """Whether this owner still runs, as far as can be told from here.
 

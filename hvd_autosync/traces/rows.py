@@ -209,6 +209,13 @@ def beat(connection: Connection, study_id: str) -> bool:
     return connection.execute(update).rowcount > 0
 
 
+def let_go(connection: Connection, study_id: str) -> None:
+    """Leave a study to whoever claims it, where it is this process's own."""
+    mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == asdict(Owner.current()))
+    nobody = {"owner": asdict(Owner.nobody()), "heartbeat_s": 0.0}
+    connection.execute(STUDIES.update().where(mine).values(**nobody))
+
+
 def _ownership(owner: Owner | None) -> dict[str, Any]:
     if owner is None:
         return {"owner": None, "heartbeat_s": None}

@@ -298,6 +298,17 @@ class TraceStore:
                     hint="It has ended, or another driver has taken it over: stop this one.",
                 )
 
+    def let_go(self, study_id: str) -> None:
+        """Leave a running study of this process to whoever claims it next, this process included.
+
+        A driver that ends need not: the dead own nothing.
+
+        Args:
+            study_id: Its whole id; of a study that this process does not own nothing changes.
+        """
+        with self._database.writing() as connection:
+            rows.let_go(connection, study_id)
+
     def claim_resumable(self, job_key: str) -> StudyRecord | None:
         """Take over the newest running study of this job whose owner is dead.
 

@@ -1,0 +1,210 @@
+"""Progress in a notebook: a widget that moves, and a button that stops.
+
+A cell that runs keeps its kernel from hearing the button, so events of the page are taken in
+between: whenever the tuning tells what it does, which is several times a second while a trial runs.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.reporting.standing import EndedTrial, Standing
+from hvd_autosync.reporting.words import (
+    answer_text,
+    span_text,
+    speedup_text,
+    step_time_text,
+)
+from hvd_autosync.search_space import TrialResult, TrialStatus
+from hvd_autosync.study_values import Conclusion, Trial
+
+if TYPE_CHECKING:
+    from hvd_autosync.study import Study
+
+_REDRAW_EVERY_S = 0.5
+_EVENTS_AT_ONCE = 10
+_TABLE = (
+    "max-height:18em;overflow:auto;margin-top:.5em;"
+    "border:1px solid var(--jp-border-color2,#ddd);border-radius:4px"
+)
+_CELL = "padding:.1em .8em .1em .4em;text-align:{align};white-space:nowrap"
+_DIM = "opacity:.65"
+
+
+class StopRequested(KeyboardInterrupt):
+    """The widget's Stop button was pressed; all that was measured is in the store.
+
+    Args:
+        study_id: Of the study that was running.
+    """
+
+    def __init__(self, study_id: str) -> None:
+        super().__init__("Stop was pressed")
+        self.study_id = study_id
+
+
+class WidgetProgress:
+    """Shows how a tuning goes, below the cell that runs.
+
+    Raises:
+        ImportError: ``ipywidgets`` or ``jupyter_ui_poll`` is not installed.
+    """
+
+    def __init__(self) -> None:
+        import ipywidgets
+        from IPython.display import display
+        from jupyter_ui_poll import ui_events
+
+        self._standing = Standing()
+        self._drawn_at = -math.inf
+        self._stopped = False
+        self._open = ExitStack()
+        self._poll = self._open.enter_context(ui_events())
+        self._head = ipywidgets.HTML()
+        self._bar = ipywidgets.FloatProgress(
+            min=0.0, max=1.0, layout=ipywidgets.Layout(width="60%")
+        )
+        self._stop = ipywidgets.Button(
+            description="Stop", icon="stop", button_style="warning",
+            tooltip="End the tuning; what was measured is kept, and the next call goes on with it",
+        )  # fmt: skip
+        self._stop.on_click(self._pressed)
+        self._activity = ipywidgets.HTML()
+        self._best = ipywidgets.HTML()
+        self._trials = ipywidgets.HTML()
+        self._notices = ipywidgets.HTML()
+        row = ipywidgets.HBox(
+            [self._bar, self._stop], layout=ipywidgets.Layout(align_items="center")
+        )
+        self._all = ipywidgets.VBox(
+            [self._head, row, self._activity, self._best, self._trials, self._notices]
+        )
+        self._all.add_class("hvd-autosync")
+        display(self._all)
+
+    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.start(study)
+        self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
+        self._trials.value = trials_html(self._standing.ended)
+        if resumed:
+            self.on_notice(f"goes on after {len(self._standing.ended)} trials")
+        self._heed(study)
+
+    def on_ask_start(self, study: Study) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.waiting()
+        self._draw(study, "choosing what to try next")
+        self._heed(study)
+
+    def on_trial_start(self, study: Study, trial: Trial) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.begin(study, trial)
+        self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
+        self._heed(study)
+
+    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        if hint := self._standing.hint(trial, progress):
+            self.on_notice(hint)
+        if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
+            self._draw(study, self._running(study, trial, progress))
+            self._heed(study)
+
+    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._standing.end(study, trial, result)
+        self._trials.value = trials_html(self._standing.ended)
+
+    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
+        self._bar.value, self._bar.bar_style = 1.0, "success"
+        self._activity.value = html.escape(f"{count} trials in {spent}; {conclusion.stopped}")
+        self._best.value = f"<b>{html.escape(answer_text(conclusion, study.space))}</b>"
+
+    def on_notice(self, text: str) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._notices.value += f"<div style='{_DIM}'>{html.escape(text)}</div>"
+
+    def close(self) -> None:
+        """Leave what is drawn; the kernel hears its events by itself again."""
+        self._stop.disabled = True
+        if self._stopped:
+            self._bar.bar_style = "warning"
+            self._stop.description = "Stopped"
+            self._activity.value = "stopped; the same call goes on where it was stopped"
+        self._open.close()
+
+    def _pressed(self, button: Any) -> None:
+        self._stopped = True
+        button.disabled, button.description = True, "Stopping ..."
+
+    def _heed(self, study: Study) -> None:
+        """Take in what was clicked meanwhile.
+
+        Raises:
+            StopRequested: It was the Stop button.
+        """
+        self._poll(_EVENTS_AT_ONCE)
+        if self._stopped:
+            raise StopRequested(study.study_id)
+
+    def _draw(self, study: Study, activity: str) -> None:
+        self._drawn_at = time.monotonic()
+        standing = self._standing
+        left_s = standing.left_s(study)
+        left = f"about {span_text(left_s)} left" if math.isfinite(left_s) else ""
+        self._head.value = (
+            f"<b>hvd-autosync</b> study {study.study_id} "
+            f"<span style='{_DIM}'>{html.escape(left)}</span>"
+        )
+        if math.isfinite(left_s):
+            self._bar.value = standing.spent_s / max(standing.spent_s + left_s, 1e-9)
+        self._activity.value = html.escape(activity)
+        self._best.value = html.escape(standing.best_text(study))
+
+    def _running(self, study: Study, trial: Trial, progress: TrialProgress) -> str:
+        standing = self._standing
+        round_ = standing.next_round(study, trial)
+        what = f"confirming, round {round_}" if round_ else f"exploring ({trial.kind})"
+        steps = f"step {progress.steps} of {progress.of}" if progress.of else progress.phase
+        return f"trial {trial.number}, {what}, {steps}: {standing.describe(study, trial)}"
+
+
+def trials_html(ended: list[EndedTrial]) -> str:
+    """All ended trials as a table, the newest first."""
+    if not ended:
+        return ""
+    best = max(
+        (t.speedup for t in ended if t.kind != "confirm" and t.time is not None), default=math.nan
+    )
+    columns = ("trial", "kind", "step time", "speed-up", "strategy")
+    aligned = ("right", "left", "right", "right", "left")
+    head = "".join(
+        f"<th style='{_CELL.format(align=align)};{_DIM}'>{name}</th>"
+        for name, align in zip(columns, aligned, strict=True)
+    )
+    rows = []
+    for trial in reversed(ended):
+        note = "" if trial.status is TrialStatus.COMPLETED else f"{trial.status.value}: "
+        if trial.time is None and trial.reason:
+            note += f"{trial.reason}: "
+        cells = (
+            str(trial.number), f"confirm {trial.round}" if trial.round else trial.kind,
+            step_time_text(trial.time) if trial.time else "-",
+            speedup_text(trial.speedup) if trial.time else "", note + trial.strategy,
+        )  # fmt: skip
+        color = "#d55e00" if trial.time is None else "#009e73" if trial.speedup == best else ""
+        style = f" style='color:{color}'" if color else ""
+        filled = "".join(
+            f"<td style='{_CELL.format(align=align)}'>{html.escape(cell)}</td>"
+            for cell, align in zip(cells, aligned, strict=True)
+        )
+        rows.append(f"<tr{style}>{filled}</tr>")
+    return f"<div style='{_TABLE}'><table><tr>{head}</tr>{''.join(rows)}</table></div>"
