@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hvd_autosync import __version__
-from hvd_autosync.commands import doctor, jobs, simulate, testbed, traces
+from hvd_autosync.commands import doctor, jobs, replay, report, simulate, testbed, traces
 from hvd_autosync.commands.common import Commands, StoreOption, StudyArgument, console, open_store
 
 app = typer.Typer(
@@ -75,6 +75,8 @@ app.add_typer(traces.app, name="traces")
 app.add_typer(testbed.app, name="testbed")
 
 
+replay.add_command(app)
+report.add_command(app)
 simulate.add_command(app)
 doctor.add_command(app)
 

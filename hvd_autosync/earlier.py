@@ -13,12 +13,12 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.training import Known
 
 
-def known_of(study: StudyRecord, location: str | None) -> Known:
+def known_of(study: StudyRecord, location: str | TraceStore | None) -> Known:
     """What the finished study of a job knows of its training, and earlier ones of the same job.
 
     Args:
         study: The study whose winner it runs under.
-        location: Of the store, as the user named it.
+        location: The store, or where it is, as the user named it.
     """
     conclusion = Conclusion.of(study)
     expected_s = conclusion.winner_s if conclusion is not None else 0.0
@@ -47,19 +47,19 @@ def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | 
 
 
 def known_ceilings(
-    location: str | None, job_keys: Collection[str], strategy: Strategy
+    location: str | TraceStore | None, job_keys: Collection[str], strategy: Strategy
 ) -> tuple[float, ...]:
     """The losses that a healthy training of a job stays below, by windows of steps.
 
     From its newest study in which lossy strategies were judged; none without one.
 
     Args:
-        location: Of the store, as the user named it.
+        location: The store, or where it is, as the user named it.
         job_keys: Of the job's studies (``StudyRecord.job_key``).
         strategy: What the training runs under.
     """
     try:
-        store = TraceStore(location)
+        store = location if isinstance(location, TraceStore) else TraceStore(location)
         studies = [study for study in store.studies() if study.job_key in job_keys]
         for study in sorted(studies, key=lambda each: each.created_at, reverse=True):
             if study.space is None:

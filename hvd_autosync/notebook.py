@@ -24,7 +24,7 @@ from hvd_autosync.tuning import Listener
 from hvd_autosync.tuning import tune as tune_job
 
 #: Options of the flag that say what happens after tuning, or instead of it.
-_OF_THE_FLAG = ("tune_only", "dry_run", "strategy")
+_OF_THE_FLAG = ("tune_only", "dry_run", "strategy", "replay")
 
 
 def tune(

@@ -101,6 +101,11 @@ class Options:
         "Run the job under the strategy of a TOML file, without tuning; hvd-autosync show writes "
         "one.",
     )
+    replay: str | None = _option(
+        None, str, "TRACE",
+        "Run the job under the winner of a trace file, or of a study of the store (its id, or "
+        "last), without tuning; in what the job differs from that study is said.",
+    )
     store: str | None = _option(
         None, str, "URL-or-PATH",
         "Where traces are kept: an SQLite file or an SQLAlchemy URL. "

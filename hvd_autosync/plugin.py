@@ -137,6 +137,8 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     if options.strategy is not None:
         return _run_file(job, options)
+    if options.replay is not None:
+        return _run_winner(job, options, options.replay)
     check_hosts(job)
     # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
     command = " ".join(redact(job.command))
@@ -198,6 +200,31 @@ def _run_file(job: Job, options: Options) -> int:
             check_model(strategy, classes, model)
         ceilings = known_ceilings(options.store, tuning_keys(job), strategy)
     return run_training(job, strategy, Known(classes, ceilings)).status
+
+
+def _run_winner(job: Job, options: Options, trace: str) -> int:
+    """Run ``job`` under the winner of a study that was recorded, here or elsewhere."""
+    from dataclasses import replace
+
+    from hvd_autosync.earlier import known_of
+    from hvd_autosync.fitting import classes_for, differences, winner_for
+    from hvd_autosync.reporting import answer_line
+    from hvd_autosync.search_space.schedule import beyond_horovod
+    from hvd_autosync.traces.opening import open_trace
+    from hvd_autosync.training import run_training
+
+    store, study = open_trace(trace, options.store)
+    strategy, classes = winner_for(study, job), classes_for(study, job, options.store)
+    if beyond_horovod(strategy):  # workers need this package then
+        check_hosts(job)
+    print(f"{_PREFIX}: study {study.study_id}: {answer_line(study)}", file=sys.stderr)
+    apart = list(differences(study, job))
+    for line in apart:
+        print(f"{_PREFIX}: {line}", file=sys.stderr)
+    known = replace(known_of(study, store), classes=classes)
+    if apart:  # then steps need not take as long as there
+        known = replace(known, expected_step_s=0.0)
+    return run_training(job, strategy, known).status
 
 
 def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:

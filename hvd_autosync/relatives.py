@@ -13,6 +13,8 @@ from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.search_space import SearchSpace, Task
 from hvd_autosync.traces import TraceStore, TrialRecord
 
+#: Entry of a trial's information: the studies that were learned from, with their similarity.
+RELATED = "related"
 #: Most studies that are learned from, and what they must have in common with the task.
 MOST_RELATED, LEAST_SIMILAR = 5, 0.1
 #: Most observations of each.
@@ -34,6 +36,15 @@ def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
             if alike >= LEAST_SIMILAR:
                 related.append((study_id, round(alike, 3)))
     return sorted(related, key=lambda each: -each[1])[:MOST_RELATED]
+
+
+def named_sources(trials: Iterable[TrialRecord]) -> list[str]:
+    """Ids of the studies that a study learned from, as its trials say."""
+    entries = [trial.info.get(RELATED) for trial in trials]
+    lists = [entry for entry in entries if isinstance(entry, list)]
+    return list(
+        dict.fromkeys(str(e[0]) for each in lists for e in each if isinstance(e, list) and e)
+    )
 
 
 def load_sources(

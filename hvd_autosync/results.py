@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvd_autosync import study as loop
-from hvd_autosync.errors import TraceFormatError
 from hvd_autosync.reporting.words import seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.traces import TraceStore, import_studies
+from hvd_autosync.traces.opening import open_trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hvd_autosync.figures import Evidence, Figures
+    from hvd_autosync.traces import TraceStore
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,21 @@ class Study(loop.Study):
         """A study that runs elsewhere, has ended, or was exported.
 
         Args:
-            source: Its id, the beginning of one, ``"last"``, or the path of a trace file with one
-                study.
+            source: Its id, the beginning of one, ``"last"``, or the path of a trace file, of which
+                the first study is taken.
             store: Where studies are kept; the usual place if ``None``. Of a trace file nothing is
                 written there.
 
         Raises:
             StoreError: There is no such study, or the store cannot be read.
-            TraceFormatError: The file is damaged, of a newer version, or has several studies.
+            TraceFormatError: The file is damaged, of a newer version, or not a trace.
         """
-        if os.path.exists(source):
-            traces = TraceStore("sqlite://")
-            found = import_studies(traces, source)
-            if len(found) != 1:
-                raise TraceFormatError(
-                    f"{os.fspath(source)} has {len(found)} studies",
-                    hint="Bring them into the store (hvd-autosync traces import), and load one.",
-                )
-            return cls(traces, traces.study(found[0]))
-        traces = TraceStore(store)
-        return cls(traces, traces.study(os.fspath(source)))
+        return cls(*open_trace(os.fspath(source), store))
+
+    @property
+    def store(self) -> TraceStore:
+        """Where it is kept."""
+        return self._store
 
     @property
     def best(self) -> Best:

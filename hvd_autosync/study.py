@@ -17,16 +17,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hvd_autosync import learner as learning
-from hvd_autosync.confirm import Comparison, Confirmation, Measurement
+from hvd_autosync.decision import Decision, Question
 from hvd_autosync.errors import StudyError
-from hvd_autosync.finalists import Finalists, admissibility
-from hvd_autosync.learner.base import Learner, Suggestion
+from hvd_autosync.learner.base import Learner
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.quality import QualityCheck, QualityTrial, Verdict, losses_of
-from hvd_autosync.relatives import load_sources, observations_of, related_studies
+from hvd_autosync.relatives import RELATED, load_sources, observations_of, related_studies
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -43,16 +40,10 @@ from hvd_autosync.traces import (
     TrialRecord,
     default_result,
 )
-from hvd_autosync.turns import explored, turn_to_explore
 from hvd_autosync.versions import versions
 
-#: Exploring stops when the next trial is expected to save a smaller share of a step, but not
-#: before so many trials, the default's included.
-SMALL_GAIN, FEWEST_TRIALS = 0.01, 4
 #: Trials cut short are those clearly slower than the best by more than launches differ.
 _HOPELESS_FACTOR = 1.1
-#: Entry of a trial's information: the studies that were learned from, with their similarity.
-_RELATED = "related"
 
 
 class Study:
@@ -150,6 +141,16 @@ class Study:
         """How the study ended; ``None`` while it runs."""
         return Conclusion.of(self.record)
 
+    def decide(self) -> Question | Conclusion:
+        """What :meth:`ask` would do now; nothing is written.
+
+        Raises:
+            StudyError: The space is not described though the default was told.
+            StoreError: The store cannot be read.
+        """
+        trials = [t for t in self.history if t.result is not None or t.number in self._mine]
+        return self._decision(trials).next() if trials else Question(Strategy(), "default")
+
     def ask(self) -> Trial | None:
         """The next trial, committed to the store; ``None`` when the study has concluded.
 
@@ -160,65 +161,17 @@ class Study:
         if self.record.status is not StudyStatus.RUNNING:
             return None
         began = time.monotonic()
-        trials = [t for t in self.history if t.result is not None or t.number in self._mine]
-        if not trials:
-            return self._asked(Strategy(), "default", {}, began)
-        if not self.space.holds_job and all(t.strategy != self.space.default for t in trials):
-            return self._asked(self.space.default, "default", {}, began)
-        confirming = [t for t in trials if t.kind == "confirm"]
-        finalists = self._finalists(trials)
-        if not confirming:
-            wanted, stopped, leaders = self._before_confirming(trials, finalists, began)
-            if wanted is not None:
-                return wanted
-        else:
-            stopped, leaders = _agenda(confirming[0])
-        verdicts = self._check(trials, leaders, finalists).verdicts()
-        candidates = leaders if confirming else finalists.candidates(leaders, verdicts)
-        confirmation = Confirmation(
-            self.space.default, candidates, [self._measurement(t) for t in confirming]
-        )
-        next_one = confirmation.next()
-        if next_one is None:
-            self._conclude(trials, confirmation.comparisons(), stopped, verdicts)
+        wanted = self.decide()
+        if isinstance(wanted, Conclusion):
+            self.finish(wanted)
             return None
-        agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
-        return self._asked(next_one, "confirm", agenda, began)
+        info = {**wanted.info, "ask_s": round(time.monotonic() - began, 3)}
+        number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, info)
+        self._mine[number] = wanted.strategy
+        return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
 
-    def _before_confirming(
-        self, trials: Sequence[TrialRecord], finalists: Finalists, began: float
-    ) -> tuple[Trial | None, str, list[Strategy]]:
-        """The next trial that explores or judges; else why there is none, and who is best."""
-        stopped = ""
-        first = turn_to_explore(self.space, trials, self.settings.trials)
-        for exploring in (first, not first):
-            if exploring:
-                suggestion, stopped = self._explore(trials)
-                if suggestion is not None:
-                    info = suggestion.info
-                    asked = self._asked(suggestion.strategy, suggestion.kind, info, began)
-                    return asked, "", []
-                continue
-            wanted = self._check(trials, finalists.leaders(), finalists).next()
-            if wanted is not None:
-                strategy, seed = wanted
-                steps = finalists.steps_in_time(strategy, self.settings.quality_steps)
-                return self._asked(strategy, "quality", {"seed": seed}, began, steps, seed), "", []
-        return None, stopped, finalists.leaders()
-
-    def _measurement(self, trial: TrialRecord) -> Measurement:
-        time_s = trial.result.step_time if trial.result is not None else None
-        strategy = self.space.complete(trial.strategy)
-        return Measurement(strategy, time_s, running=trial.result is None)
-
-    def _asked(
-        self, strategy: Strategy, kind: str, info: dict[str, Any], began: float,
-        steps: int | None = None, seed: int = 0,
-    ) -> Trial:  # fmt: skip
-        info = {**info, "ask_s": round(time.monotonic() - began, 3)}
-        number = self._store.ask(self.study_id, strategy, kind, info)
-        self._mine[number] = strategy
-        return Trial(number, kind, strategy, steps, seed)
+    def _decision(self, trials: Sequence[TrialRecord]) -> Decision:
+        return Decision(self.problem, self.settings, self._learner, trials)
 
     def tell(self, trial: Trial, outcome: TrialResult | Sequence[float]) -> None:
         """Record what a trial gave: a result, or the durations of its measured steps in seconds.
@@ -249,108 +202,10 @@ class Study:
         if trial.kind not in ("sobol", "model"):
             return math.inf
         seen = observations_of(self.space, self.history)  # a job outside of the space is no rival
-        verdicts = self._verdicts(self.history)
+        verdicts = self._decision(self.history).verdicts()
         usable = {verdict.strategy for verdict in verdicts if verdict.admissible}
         rivals = [o.step_s for o in seen if self.space.is_exact(o.strategy) or o.strategy in usable]
         return min((s for s in rivals if s is not None), default=math.inf) * _HOPELESS_FACTOR
-
-    def _explore(self, trials: Sequence[TrialRecord]) -> tuple[Suggestion | None, str]:
-        """What to try next, or ``None`` with the reason to stop exploring."""
-        exhausted = self._exhausted(trials)
-        if exhausted:
-            return None, exhausted
-        observations, problem = observations_of(self.space, trials), self.problem
-        if self.space.has_lossy:
-            verdicts = self._verdicts(trials)
-            problem = replace(problem, usable=admissibility(self.space, verdicts).at)
-        suggestion = self._learner.suggest(
-            problem, observations, list(self._mine.values()), seed=self.settings.seed
-        )
-        if suggestion is None:
-            return None, "every strategy of the space was tried"
-        info = {**suggestion.info, _RELATED: [[s.study_id, s.similarity] for s in problem.sources]}
-        if suggestion.kind != "model":
-            return replace(suggestion, info=info), ""
-        enough = self._enough(trials, float(info.get("expected_gain", math.inf)))
-        return (None, enough) if enough else (replace(suggestion, info=info), "")
-
-    def _enough(self, trials: Sequence[TrialRecord], gain: float) -> str:
-        """Why the next trial, with its expected gain, is not worth its time; empty if it is."""
-        if len(trials) < FEWEST_TRIALS:
-            return ""
-        if gain < SMALL_GAIN:
-            return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
-        durations = [t.result.total_s for t in explored(trials) if t.result is not None]
-        known = [seconds for seconds in durations if math.isfinite(seconds)]
-        trial_s = sum(known) / len(known) if known else 0.0
-        saved_s = gain * 3600 * self.settings.expected_hours
-        if saved_s < trial_s:
-            return (
-                f"another trial takes {trial_s:.0f} s and is expected to save {saved_s:.0f} s of "
-                f"{self.settings.expected_hours:g} hours of training"
-            )
-        return ""
-
-    def _exhausted(self, trials: Sequence[TrialRecord]) -> str:
-        """Why no further trial may be spent; empty while some may."""
-        settings = self.settings
-        if self.space.dimension == 0:
-            return "no knob can matter for this job"
-        if len(explored(trials)) >= settings.trials:
-            return f"all {settings.trials} trials were used"
-        if settings.minutes is not None and _used_s(trials) >= 60 * settings.minutes:
-            return f"the {settings.minutes:g} minutes were used"
-        return ""
-
-    def _finalists(self, trials: Sequence[TrialRecord]) -> Finalists:
-        return Finalists(self.problem, observations_of(self.space, trials))
-
-    def _verdicts(self, trials: Sequence[TrialRecord]) -> list[Verdict]:
-        """What is said of the strategies that were judged so far."""
-        return self._check(trials, (), self._finalists(trials)).verdicts()
-
-    def _check(
-        self, trials: Sequence[TrialRecord], leaders: Sequence[Strategy], finalists: Finalists
-    ) -> QualityCheck:
-        tried = [
-            QualityTrial(
-                self.space.complete(trial.strategy), int(trial.info["seed"]),
-                () if trial.result is None else losses_of(trial.result), trial.result is None,
-                1 if trial.result is None else trial.result.round_steps,
-            )
-            for trial in trials
-            if trial.kind == "quality"
-        ]  # fmt: skip
-        judged = [each.strategy for each in tried if not self.space.is_exact(each.strategy)]
-        lossy = [strategy for strategy in leaders if not self.space.is_exact(strategy)]
-        lossy = list(dict.fromkeys([*judged, *lossy]))
-        return QualityCheck(
-            self.space.default, lossy, tried,
-            lambda untried, verdicts: finalists.to_judge(leaders, untried, verdicts),
-        )  # fmt: skip
-
-    def _conclude(
-        self, trials: Sequence[TrialRecord], comparisons: list[Comparison], stopped: str,
-        verdicts: Sequence[Verdict],
-    ) -> None:  # fmt: skip
-        best = comparisons[0] if comparisons else None
-        default = default_result(trials)
-        first = default.step_time if default else None
-        winner = self.space.default
-        if best is not None and best.proven:
-            winner, reason = best.strategy, "it was faster than the default when measured again"
-        elif best is not None:
-            reason = "no candidate was faster with confidence when measured again"
-        elif any(t.kind == "confirm" for t in trials):
-            reason = "the default or every candidate failed when measured again"
-        elif verdicts:
-            reason = "lossy strategies were refused for their losses, and no other promises enough"
-        else:
-            reason = "no strategy that may be used promises to beat the default by much"
-        default_s = first.mean_s if first else math.nan
-        self.finish(
-            Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
-        )
 
     def finish(self, conclusion: Conclusion) -> None:
         """Close the study with ``conclusion``."""
@@ -361,18 +216,6 @@ class Study:
         self.record = replace(
             self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
         )
-
-
-def _agenda(trial: TrialRecord) -> tuple[str, list[Strategy]]:
-    """Why exploring stopped and who was chosen then, as a later trial has it written down."""
-    return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]
-
-
-def _used_s(trials: Sequence[TrialRecord]) -> float:
-    """Seconds that the trials and the thinking before them took."""
-    ran = [t.result.total_s for t in trials if t.result is not None]
-    thought = [float(t.info.get("ask_s", 0.0)) for t in trials]
-    return sum(s for s in ran if not math.isnan(s)) + sum(thought)
 
 
 def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]) -> Problem:
@@ -388,7 +231,7 @@ def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialReco
     """
     assert study.space is not None, "nothing is asked of a learner before"
     settings = StudySettings.from_json(study.settings)
-    written = [t.info[_RELATED] for t in trials if isinstance(t.info.get(_RELATED), list)]
+    written = [t.info[RELATED] for t in trials if isinstance(t.info.get(RELATED), list)]
     related = written[0] if written else None
     running = study.status is StudyStatus.RUNNING
     if related is None and running and settings.transfer and study.task is not None:

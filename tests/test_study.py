@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hvd_autosync.decision import FEWEST_TRIALS
 from hvd_autosync.errors import StudyError
 from hvd_autosync.relatives import observations_of
 from hvd_autosync.search_space import (
@@ -22,7 +23,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
-from hvd_autosync.study import FEWEST_TRIALS, Study
+from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore
 

@@ -77,15 +77,23 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the file if it exists.")
     ] = False,
+    related: Annotated[
+        bool,
+        typer.Option("--related", help="With the studies that it learned from, for --verify."),
+    ] = False,
     store: StoreOption = None,
 ) -> None:
-    """Write a study to a file that can be mailed, compared and imported elsewhere."""
+    """Write a study to a file that can be mailed, compared, replayed and imported elsewhere."""
+    from hvd_autosync.relatives import named_sources
     from hvd_autosync.traces import export_study
 
     traces = open_store(store)
     study_id = traces.study(study).study_id
     path = output or Path(f"{study_id}.jsonl")
-    export_study(traces, study_id, path, overwrite=overwrite)
+    here = {each.study_id for each in traces.studies()}
+    named = named_sources(traces.trials(study_id)) if related else ()
+    others = [each for each in named if each in here]
+    export_study(traces, study_id, path, overwrite=overwrite, others=others)
     print(path)
 
 

@@ -54,7 +54,7 @@ def importance(evidence: Evidence) -> go.Figure:
             hovertemplate="%{y}: %{x:.1%}<br>%{customdata}<extra></extra>",
         )
     )  # fmt: skip
-    figure.update_xaxes(title="share of the spread of step times", tickformat=".0%", range=[0, 1.1])
+    figure.update_xaxes(title="share of the spread", tickformat=".0%", range=[0, 1.1])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return dressed(figure, title, caption, height=130 + 26 * len(names))
 

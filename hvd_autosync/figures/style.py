@@ -35,13 +35,15 @@ def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> g
     """``figure`` with its title and, under that, its caption; ``layout.meta`` has both as text."""
     subtitle = "<br>".join(textwrap.wrap(caption, _CAPTION_WIDTH))
     lines = subtitle.count("<br>") + 1
+    named = [t for t in figure.data if "showlegend" not in t or t.showlegend is not False]
+    below = 96 if len(named) > 1 else 60
     figure.update_layout(
         template="plotly_white",
         title={"text": title, "x": 0.0, "xanchor": "left", "xref": "container", "pad": {"l": 12},
                "yref": "container", "y": 0.97, "yanchor": "top",
                "subtitle": {"text": subtitle, "font": {"size": 12, "color": "#555555"}}},
         font={"family": _FONT, "size": 13},
-        margin={"l": 70, "r": 24, "t": 64 + 16 * lines, "b": 96},
+        margin={"l": 70, "r": 24, "t": 64 + 16 * lines, "b": below},
         height=height + 16 * lines,
         legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container",
                 "yanchor": "bottom"},

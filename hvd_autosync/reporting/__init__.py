@@ -7,13 +7,14 @@ would be tuned.
 
 from __future__ import annotations
 
-from hvd_autosync.reporting.closing import closing_lines
+from hvd_autosync.reporting.closing import answer_line, closing_lines
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.plan import print_plan
 from hvd_autosync.reporting.progress import progress_listener
 from hvd_autosync.reporting.space import catalogue_table, space_table
 
 __all__ = [
+    "answer_line",
     "catalogue_table",
     "closing_lines",
     "explain",

@@ -20,10 +20,11 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
     name = resolve_location(store).name
     option = "" if store is None else f" --store {shlex.quote(name)}"
     trace = f"trace: hvd-autosync show {study.study_id}{option}"
-    return _answer(study), trace if store is not None else f"{trace} (in {name})"
+    return answer_line(study), trace if store is not None else f"{trace} (in {name})"
 
 
-def _answer(study: StudyRecord) -> str:
+def answer_line(study: StudyRecord) -> str:
+    """What a study found, in one line."""
     conclusion = Conclusion.of(study)
     if conclusion is None or study.space is None:
         return f"study {study.study_id} found nothing to compare"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -34,7 +35,29 @@ class Verbatim(Text):
         super().__init__(line, style="cyan", no_wrap=True, overflow="ignore")
 
 
-def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
+@dataclass(frozen=True)
+class Section:
+    """A part of an explanation; rich prints it, with its content indented under the title.
+
+    Attributes:
+        title: What it is about; empty for the first.
+        content: Paragraphs, tables, and lines to be copied.
+    """
+
+    title: str
+    content: tuple[RenderableType, ...]
+
+    def __rich__(self) -> RenderableType:
+        """The section on a terminal."""
+        if not self.title:
+            return Group(*self.content)
+        body = [
+            c if isinstance(c, Verbatim) else Padding(c, (0, 0, 0, 2)) for c in self.content
+        ]  # fmt: skip
+        return Group("", Text(self.title, style="bold"), *body)
+
+
+def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
     """What a study found and why, section by section, each made when it is asked for.
 
     Print them with ``crop=False``, so that lines to be copied stay whole.
@@ -52,60 +75,57 @@ def explain(store: TraceStore, study_id: str) -> Iterator[RenderableType]:
     yield _head(study)
     yield from _answer(study, trials, conclusion)
     if study.task is not None:
-        yield _section("Task", task_table(study.task, trials))
+        yield Section("Task", (task_table(study.task, trials),))
     if study.space is not None and conclusion is not None:
         if conclusion.winner != study.space.default:
             effects = knob_table(problem_of(store, study, trials), trials, conclusion.winner)
-            yield _section("The winner against the default, knob by knob", effects)
+            yield Section("The winner against the default, knob by knob", (effects,))
         if lost := list(lost_strategies(study.space, trials, conclusion)):
-            yield _section("Why others lost", *lost)
+            yield Section("Why others lost", tuple(lost))
         if conclusion.verdicts:
             take = f"hvd-autosync show {study.study_id} --take ROW > strategy.toml"
-            yield _section(
+            yield Section(
                 "Whether the model stays as good",
-                *quality_lines(study.space, trials, conclusion),
-                "On the Pareto front no other is both as fast and as good. To take one yourself:",
-                Verbatim(take),
-            )  # fmt: skip
+                (
+                    *quality_lines(study.space, trials, conclusion),
+                    "On the Pareto front no other is both as fast and as good. To take one "
+                    "yourself:",
+                    Verbatim(take),
+                ),
+            )
     if (experts := experts_table(trials)) is not None:
-        yield _section("Learned from", experts)
+        yield Section("Learned from", (experts,))
     if failed := list(failed_trials(study, trials)):
-        yield _section("Failed trials", *failed)
+        yield Section("Failed trials", tuple(failed))
     yield from _recipe(study, conclusion)
 
 
-def _section(title: str, *content: RenderableType) -> RenderableType:
-    """A heading and what belongs under it, indented except for lines to be copied."""
-    body = [c if isinstance(c, Verbatim) else Padding(c, (0, 0, 0, 2)) for c in content]
-    return Group("", Text(title, style="bold"), *body)
-
-
-def _head(study: StudyRecord) -> RenderableType:
+def _head(study: StudyRecord) -> Section:
     begun = study.created_at[:16].replace("T", " ")
     lines = [Text(f"Study {study.study_id}, begun {begun} UTC, {study.status.value}")]
     if study.command:
         lines.append(Text(shlex.join(study.command), style="dim"))
-    return Group(*lines)
+    return Section("", tuple(lines))
 
 
 def _answer(
     study: StudyRecord, trials: list[TrialRecord], conclusion: Conclusion | None
-) -> Iterator[RenderableType]:
+) -> Iterator[Section]:
     if conclusion is not None and study.space is not None:
-        yield _section("Answer", *_concluded(study, trials, conclusion))
+        yield Section("Answer", tuple(_concluded(study, trials, conclusion)))
     elif study.status is StudyStatus.RUNNING:
         told = sum(trial.result is not None for trial in trials)
-        yield _section(
-            "Answer",
+        said = (
             f"None yet: {told} trials so far. If its driver was stopped, the same horovodrun line "
-            "goes on with it.",
+            "goes on with it."
         )
+        yield Section("Answer", (said,))
     elif study.status is StudyStatus.FAILED:
         reason = (study.outcome or {}).get("reason", "unknown")
-        yield _section("Answer", f"None: the study could not end as planned: {reason}")
+        yield Section("Answer", (f"None: the study could not end as planned: {reason}",))
     else:
-        yield _section("Answer", "The best sample by Horovod's own score, which is no step time:",
-                       sample_table(study, trials))  # fmt: skip
+        said = "The best sample by Horovod's own score, which is no step time:"
+        yield Section("Answer", (said, sample_table(study, trials)))
 
 
 def _concluded(
@@ -124,20 +144,21 @@ def _concluded(
             name = study.space.describe(closest.strategy)
             evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
             yield f"The best candidate was {name}: {evidence}."
-    yield f"Why: {conclusion.reason}. Exploring ended because {conclusion.stopped}."
+    why = f"Why: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
+    yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
         yield Text(f"Since then: {line}.", style="bold yellow")
 
 
-def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[RenderableType]:
+def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:
     if study.winner is None:
         return
     if conclusion is not None and conclusion.best is None and _is_default(study, study.winner):
-        yield _section("Without hvd_autosync", "Run the job as it is.")
+        yield Section("Without hvd_autosync", ("Run the job as it is.",))
         return
     found = recipe(study, study.winner)
     title = "Without tuning" if found.file else "Without hvd_autosync"
-    yield _section(title, *_recipe_lines(found))
+    yield Section(title, tuple(_recipe_lines(found)))
 
 
 def _is_default(study: StudyRecord, strategy: Strategy) -> bool:

@@ -34,6 +34,11 @@ def anonymous_id(study_id: str) -> str:
     return hashlib.sha256(study_id.encode()).hexdigest()[:12]
 
 
+def is_anonymous(study: StudyRecord) -> bool:
+    """Whether a study has been shared, and so has no names."""
+    return study.job_key == _JOB_KEY
+
+
 def anonymous(
     study: StudyRecord, trials: Sequence[TrialRecord]
 ) -> tuple[StudyRecord, list[TrialRecord]]:

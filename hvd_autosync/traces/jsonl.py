@@ -17,7 +17,7 @@ import logging
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -46,6 +46,7 @@ def export_study(
     *,
     overwrite: bool = False,
     anonymously: bool = False,
+    others: Sequence[str] = (),
 ) -> None:
     """Write a study to a file that only the user can read, or to an open text stream.
 
@@ -56,15 +57,18 @@ def export_study(
             compressed.
         overwrite: Whether a file of that name may be replaced.
         anonymously: Without what tells whose it is (:mod:`hvd_autosync.traces.anonymous`).
+        others: Ids of studies that come after it in the file, as those that it learned from.
 
     Raises:
         StoreError: There is no such study, the file exists, or it cannot be written.
     """
-    study = store.study(study_id)
-    trials = store.trials(study.study_id)
-    if anonymously:
-        study, trials = anonymous(study, trials)
-    text = "".join(_lines(study, trials))
+    text = ""
+    for each in (study_id, *others):
+        study = store.study(each)
+        trials = store.trials(study.study_id)
+        if anonymously:
+            study, trials = anonymous(study, trials)
+        text += "".join(_lines(study, trials))
     if isinstance(path_or_stream, (str, os.PathLike)):
         _write(Path(path_or_stream), text, overwrite)
     else:

@@ -1,0 +1,144 @@
+"""``hvd-autosync replay``."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hvd_autosync.commands.common import StoreOption, console
+from hvd_autosync.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
+
+
+def add_command(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(replay)
+
+
+def replay(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE", help="A trace file, a study's id, the beginning of one, or 'last'."
+        ),
+    ] = "last",
+    speed: Annotated[
+        str, typer.Option(metavar="X", help="So many times as fast as it was, or 'max'.")
+    ] = "10",
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Ask again what the study asked, and say where the answer differs."
+        ),
+    ] = False,
+    learner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="What other learners would have found on the same measurements: transfer (ours), "
+            "cost-model, botorch (ours without its knowledge), optuna-tpe, optuna-gp, sobol, "
+            "random.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=2, help="Of each of these learners; as many as the study's by default."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Games of each of these learners.")] = 3,
+    store: StoreOption = None,
+) -> None:
+    """Play a study again, verify it, or give its measurements to other learners; no cluster needed.
+
+    \b
+      hvd-autosync replay last --speed 50
+      hvd-autosync replay trace.jsonl.gz --verify
+      hvd-autosync replay trace.jsonl.gz --learner transfer,optuna-tpe,random
+    """
+    from hvd_autosync.traces.opening import open_trace
+
+    if verify and learner is not None:
+        raise ConfigurationError("--verify and --learner are two questions", hint="Ask one.")
+    traces, study = open_trace(trace, store)
+    recorded = traces.trials(study.study_id)
+    if verify:
+        raise typer.Exit(_verify(traces, study, recorded))
+    if learner is not None:
+        _rerun(traces, study, recorded, learner.split(","), trials, seeds)
+        return
+    from contextlib import closing
+
+    from hvd_autosync.replay import play
+    from hvd_autosync.reporting import progress_listener
+
+    factor = _speed(speed)
+    try:
+        with closing(progress_listener()) as listener:
+            play(study, recorded, listener, factor)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _speed(text: str) -> float:
+    try:
+        factor = math.inf if text == "max" else float(text)
+    except ValueError:
+        factor = math.nan
+    if not factor > 0:
+        raise ConfigurationError(f"--speed {text!r} is no speed", hint="Write 10, 0.5, or max.")
+    return factor
+
+
+def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord]) -> int:
+    from hvd_autosync.replay import verify
+    from hvd_autosync.reporting.replayed import differences_table, missing_sources, version_lines
+
+    for line in [*version_lines(study), *missing_sources(traces, recorded)]:
+        print(line, file=sys.stderr)
+    checks = []
+    for check in verify(traces, study, recorded):
+        checks.append(check)
+        if sys.stderr.isatty():
+            print(f"\rasking again: {len(checks)} of {len(recorded)}", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    others = sum(check.again is None and check.same for check in checks)
+    wrong = [check for check in checks if not check.same]
+    asked = len(checks) - others
+    if wrong:
+        console().print(differences_table(study, wrong))
+    print(f"{asked - len(wrong)} of {asked} questions are the same, bit for bit")
+    if others:
+        print(f"{others} more were asked by a learner that is not part of this program")
+    return 1 if wrong else 0
+
+
+def _rerun(
+    traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord], learners: list[str],
+    trials: int | None, seeds: int,
+) -> None:  # fmt: skip
+    from hvd_autosync.learner.by_name import named
+    from hvd_autosync.replay import explored_count, rerun
+    from hvd_autosync.reporting.replayed import reruns_table
+
+    for name in learners:
+        named(name)  # before minutes of thinking
+    count = trials or explored_count(recorded)
+    found = []
+    for name in learners:
+        for seed in range(seeds):
+
+            def tell(number: int, name: str = name, seed: int = seed) -> None:
+                if sys.stderr.isatty():
+                    line = f"\r{name}, game {seed + 1} of {seeds}: trial {number + 1} of {count} "
+                    print(line, end="", file=sys.stderr)
+
+            found.append(rerun(traces, study, recorded, name, count, seed, tell))
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    for part in reruns_table(study, recorded, found):
+        console().print(part)

@@ -1,0 +1,221 @@
+"""What a study does next: a function of its settings and of the trials so far.
+
+Nothing here writes, runs or remembers, so the same trials lead to the same question: after a crash,
+and when a trace is replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from hvd_autosync.confirm import Comparison, Confirmation, Measurement
+from hvd_autosync.finalists import Finalists, admissibility
+from hvd_autosync.learner.base import Learner, Suggestion
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.quality import QualityCheck, QualityTrial, Verdict, losses_of
+from hvd_autosync.relatives import RELATED, observations_of
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.study_values import Conclusion, StudySettings
+from hvd_autosync.traces import TrialRecord, default_result
+from hvd_autosync.turns import explored, turn_to_explore
+
+#: Exploring stops when the next trial is expected to save a smaller share of a step, but not
+#: before so many trials, the default's included.
+SMALL_GAIN, FEWEST_TRIALS = 0.01, 4
+
+
+@dataclass(frozen=True)
+class Question:
+    """A trial that is wanted.
+
+    Attributes:
+        strategy: What to run under.
+        kind: Why (``TrialRecord.kind``).
+        info: What the learner says of it, plain JSON.
+        steps: Steps to measure, where they are others than those of the settings.
+        seed: Added to the script's own seeds.
+    """
+
+    strategy: Strategy
+    kind: str
+    info: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    seed: int = 0
+
+
+class Decision:
+    """What comes after some trials.
+
+    Args:
+        problem: What the learner works on.
+        settings: Of the study.
+        learner: Who proposes strategies.
+        trials: Those that were told, or that still run.
+    """
+
+    def __init__(
+        self, problem: Problem, settings: StudySettings, learner: Learner,
+        trials: Sequence[TrialRecord],
+    ) -> None:  # fmt: skip
+        self._problem, self._space = problem, problem.space
+        self._settings = settings
+        self._learner = learner
+        self._trials = trials
+
+    def next(self) -> Question | Conclusion:
+        """The next trial, or how the study ends."""
+        default = self._space.default
+        if not self._space.holds_job and all(t.strategy != default for t in self._trials):
+            return Question(default, "default")
+        confirming = [t for t in self._trials if t.kind == "confirm"]
+        if confirming:
+            stopped, leaders = _agenda(confirming[0])
+        else:
+            wanted, stopped, leaders = self._before_confirming()
+            if wanted is not None:
+                return wanted
+        verdicts = self._check(leaders).verdicts()
+        candidates = leaders if confirming else self._finalists.candidates(leaders, verdicts)
+        measured = [self._measurement(t) for t in confirming]
+        confirmation = Confirmation(default, candidates, measured)
+        next_one = confirmation.next()
+        if next_one is None:
+            return self._concluded(confirmation.comparisons(), stopped, verdicts)
+        agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
+        return Question(next_one, "confirm", agenda)
+
+    def verdicts(self) -> list[Verdict]:
+        """What is said of the strategies that were judged so far."""
+        return self._check(()).verdicts()
+
+    def _before_confirming(self) -> tuple[Question | None, str, list[Strategy]]:
+        """The next trial that explores or judges; else why there is none, and who is best."""
+        stopped = ""
+        first = turn_to_explore(self._space, self._trials, self._settings.trials)
+        for exploring in (first, not first):
+            if exploring:
+                suggestion, stopped = self._explore()
+                if suggestion is not None:
+                    info = suggestion.info
+                    return Question(suggestion.strategy, suggestion.kind, info), "", []
+                continue
+            wanted = self._check(self._finalists.leaders()).next()
+            if wanted is not None:
+                strategy, seed = wanted
+                steps = self._finalists.steps_in_time(strategy, self._settings.quality_steps)
+                return Question(strategy, "quality", {"seed": seed}, steps, seed), "", []
+        return None, stopped, self._finalists.leaders()
+
+    def _measurement(self, trial: TrialRecord) -> Measurement:
+        time_s = trial.result.step_time if trial.result is not None else None
+        strategy = self._space.complete(trial.strategy)
+        return Measurement(strategy, time_s, running=trial.result is None)
+
+    def _explore(self) -> tuple[Suggestion | None, str]:
+        """What to try next, or ``None`` with the reason to stop exploring."""
+        exhausted = self._exhausted()
+        if exhausted:
+            return None, exhausted
+        problem = self._problem
+        if self._space.has_lossy:
+            usable = admissibility(self._space, self.verdicts()).at
+            problem = replace(problem, usable=usable)
+        running = [trial.strategy for trial in self._trials if trial.result is None]
+        suggestion = self._learner.suggest(
+            problem, observations_of(self._space, self._trials), running, seed=self._settings.seed
+        )
+        if suggestion is None:
+            return None, "every strategy of the space was tried"
+        info = {**suggestion.info, RELATED: [[s.study_id, s.similarity] for s in problem.sources]}
+        if suggestion.kind != "model":
+            return replace(suggestion, info=info), ""
+        enough = self._enough(float(info.get("expected_gain", math.inf)))
+        return (None, enough) if enough else (replace(suggestion, info=info), "")
+
+    def _enough(self, gain: float) -> str:
+        """Why the next trial, with its expected gain, is not worth its time; empty if it is."""
+        if len(self._trials) < FEWEST_TRIALS:
+            return ""
+        if gain < SMALL_GAIN:
+            return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
+        durations = [t.result.total_s for t in explored(self._trials) if t.result is not None]
+        known = [seconds for seconds in durations if math.isfinite(seconds)]
+        trial_s = sum(known) / len(known) if known else 0.0
+        saved_s = gain * 3600 * self._settings.expected_hours
+        if saved_s < trial_s:
+            return (
+                f"another trial takes {trial_s:.0f} s and is expected to save {saved_s:.0f} s of "
+                f"{self._settings.expected_hours:g} hours of training"
+            )
+        return ""
+
+    def _exhausted(self) -> str:
+        """Why no further trial may be spent; empty while some may."""
+        settings = self._settings
+        if self._space.dimension == 0:
+            return "no knob can matter for this job"
+        if len(explored(self._trials)) >= settings.trials:
+            return f"all {settings.trials} trials were used"
+        if settings.minutes is not None and _used_s(self._trials) >= 60 * settings.minutes:
+            return f"the {settings.minutes:g} minutes were used"
+        return ""
+
+    @cached_property
+    def _finalists(self) -> Finalists:
+        return Finalists(self._problem, observations_of(self._space, self._trials))
+
+    def _check(self, leaders: Sequence[Strategy]) -> QualityCheck:
+        tried = [
+            QualityTrial(
+                self._space.complete(trial.strategy), int(trial.info["seed"]),
+                () if trial.result is None else losses_of(trial.result), trial.result is None,
+                1 if trial.result is None else trial.result.round_steps,
+            )
+            for trial in self._trials
+            if trial.kind == "quality"
+        ]  # fmt: skip
+        judged = [each.strategy for each in tried if not self._space.is_exact(each.strategy)]
+        lossy = [strategy for strategy in leaders if not self._space.is_exact(strategy)]
+        lossy = list(dict.fromkeys([*judged, *lossy]))
+        return QualityCheck(
+            self._space.default, lossy, tried,
+            lambda untried, verdicts: self._finalists.to_judge(leaders, untried, verdicts),
+        )  # fmt: skip
+
+    def _concluded(
+        self, comparisons: list[Comparison], stopped: str, verdicts: Sequence[Verdict]
+    ) -> Conclusion:
+        best = comparisons[0] if comparisons else None
+        default = default_result(self._trials)
+        first = default.step_time if default else None
+        winner = self._space.default
+        if best is not None and best.proven:
+            winner, reason = best.strategy, "it was faster than the default when measured again"
+        elif best is not None:
+            reason = "no candidate was faster with confidence when measured again"
+        elif any(t.kind == "confirm" for t in self._trials):
+            reason = "the default or every candidate failed when measured again"
+        elif verdicts:
+            reason = "lossy strategies were refused for their losses, and no other promises enough"
+        else:
+            reason = "no strategy that may be used promises to beat the default by much"
+        default_s = first.mean_s if first else math.nan
+        return Conclusion(
+            winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts)
+        )  # fmt: skip
+
+
+def _agenda(trial: TrialRecord) -> tuple[str, list[Strategy]]:
+    """Why exploring stopped and who was chosen then, as a later trial has it written down."""
+    return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]
+
+
+def _used_s(trials: Sequence[TrialRecord]) -> float:
+    """Seconds that the trials and the thinking before them took."""
+    ran = [t.result.total_s for t in trials if t.result is not None]
+    thought = [float(t.info.get("ask_s", 0.0)) for t in trials]
+    return sum(s for s in ran if not math.isnan(s)) + sum(thought)

@@ -1,0 +1,73 @@
+"""Learners by name, with what each of them is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.learner.base import Learner
+from hvd_autosync.learner.baseline import RandomLearner
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.sobol import SobolLearner
+
+
+@dataclass(frozen=True)
+class Named:
+    """A learner that can be asked for by name.
+
+    Attributes:
+        help: What it is, in a few words.
+        make: Makes it.
+        physics: Whether it is told the task, and so has the cost model.
+        sources: Whether it is told what related studies have taught.
+    """
+
+    help: str
+    make: Callable[[], Learner]
+    physics: bool = False
+    sources: bool = False
+
+    def told(self, problem: Problem) -> Problem:
+        """What of ``problem`` it is told."""
+        task = problem.task if self.physics else None
+        sources = problem.sources if self.sources else ()
+        if not self.physics:
+            sources = tuple(replace(source, task=None) for source in sources)
+        return replace(problem, task=task, sources=sources)
+
+
+def _ours() -> Learner:
+    from hvd_autosync.learner.bayesian import BayesianLearner
+
+    return BayesianLearner()
+
+
+def _optuna(sampler: str) -> Learner:
+    from hvd_autosync.learner.optuna_samplers import OptunaLearner
+
+    return OptunaLearner(sampler)
+
+
+LEARNERS = {
+    "transfer": Named("ours: cost model, related studies, GP", _ours, physics=True, sources=True),
+    "cost-model": Named("ours without related studies", _ours, physics=True),
+    "botorch": Named("ours without cost model and related studies: a GP alone", _ours),
+    "optuna-tpe": Named("Optuna's multivariate TPE", lambda: _optuna("tpe")),
+    "optuna-gp": Named("Optuna's Gaussian process", lambda: _optuna("gp")),
+    "sobol": Named("a Sobol sequence", SobolLearner),
+    "random": Named("random search", RandomLearner),
+}
+
+
+def named(name: str) -> Named:
+    """The learner of that name.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if name not in LEARNERS:
+        raise ConfigurationError(
+            f"no learner is called {name!r}", hint=f"Choose from {', '.join(LEARNERS)}."
+        )
+    return LEARNERS[name]

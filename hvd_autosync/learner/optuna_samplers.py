@@ -1,0 +1,112 @@
+"""Optuna's samplers as learners: the peers that people know, on the same space and the same trials.
+
+Optuna has no condition on what was asked before by others, so all trials are told to a new study at
+each call. Numbers are searched on the scales of their knobs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.learner.base import Suggestion
+from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.points import encode_all, keys
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy, Value
+
+#: A strategy that was tried already is asked for again at most so often.
+_ATTEMPTS = 20
+#: A trial that failed counts as so many times slower than the slowest that did not.
+_FAILED = 2.0
+
+
+class OptunaLearner:
+    """``TPESampler`` (multivariate, as its authors advise) or ``GPSampler``.
+
+    Args:
+        sampler: ``"tpe"`` or ``"gp"``.
+
+    Raises:
+        ConfigurationError: Optuna is not installed.
+    """
+
+    def __init__(self, sampler: str) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise ConfigurationError(
+                f"optuna-{sampler} needs Optuna, which is not installed",
+                hint="Install it: pip install optuna",
+            ) from None
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.name = f"optuna-{sampler}"
+        self._optuna = optuna
+        self._sampler = sampler
+
+    def suggest(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Strategy] = (),
+        *,
+        seed: int,
+    ) -> Suggestion | None:
+        """See :class:`hvd_autosync.learner.base.Learner`."""
+        space = problem.space
+        tried = [*(seen.strategy for seen in observations), *pending]
+        taken = keys(encode_all(space, tried))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of features that Optuna calls experimental
+            study = self._told(space, observations, seed)
+            for _ in range(_ATTEMPTS):
+                strategy = self._asked(space, study.ask())
+                if not keys(encode_all(space, [strategy])) <= taken:
+                    return Suggestion(strategy, self.name)
+        return None
+
+    def _told(self, space: SearchSpace, observations: Sequence[Observation], seed: int) -> Any:
+        optuna = self._optuna
+        seed = seed * 1000 + len(observations)  # each call is a study of its own
+        sampler = (
+            optuna.samplers.TPESampler(seed=seed, multivariate=True)
+            if self._sampler == "tpe" else optuna.samplers.GPSampler(seed=seed)
+        )  # fmt: skip
+        study = optuna.create_study(sampler=sampler)
+        slowest = max((o.log_step for o in observations if o.measured), default=0.0)
+        for seen in observations:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=_parameters(space, seen.strategy),
+                    distributions=self._distributions(space),
+                    value=seen.log_step if seen.measured else slowest + _FAILED,
+                )
+            )
+        return study
+
+    def _distributions(self, space: SearchSpace) -> dict[str, Any]:
+        kinds = self._optuna.distributions
+        return {
+            knob.name: kinds.CategoricalDistribution(knob.choices)
+            if isinstance(knob, CategoricalKnob) else kinds.FloatDistribution(0.0, 1.0)
+            for knob in space.knobs
+        }  # fmt: skip
+
+    def _asked(self, space: SearchSpace, trial: Any) -> Strategy:
+        chosen: dict[str, Value] = {}
+        for knob in space.knobs:
+            if isinstance(knob, CategoricalKnob):
+                chosen[knob.name] = trial.suggest_categorical(knob.name, knob.choices)
+            else:
+                chosen[knob.name] = knob.from_unit(trial.suggest_float(knob.name, 0.0, 1.0))
+        return space.complete(chosen)
+
+
+def _parameters(space: SearchSpace, strategy: Strategy) -> dict[str, Value]:
+    values = {}
+    for knob in space.knobs:
+        value = strategy.get(knob.name, knob.default)
+        values[knob.name] = value if isinstance(knob, CategoricalKnob) else knob.to_unit(value)
+    return values

@@ -1,0 +1,29 @@
+"""Where people name a study: a trace file, or a study of their store."""
+
+from __future__ import annotations
+
+import os
+
+from hvd_autosync.traces.jsonl import import_studies
+from hvd_autosync.traces.records import StudyRecord
+from hvd_autosync.traces.store import TraceStore
+
+
+def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecord]:
+    """The study that ``trace`` names, and a store that has it.
+
+    Args:
+        trace: Path of a trace file, whose first study is meant, or a study's id, the beginning of
+            one, or ``"last"``.
+        location: Of the user's store, where the study is no file; nothing of a file is written
+            there.
+
+    Raises:
+        StoreError: There is no such study, or the store cannot be read.
+        TraceFormatError: The file is damaged, of a newer version, or not a trace.
+    """
+    if os.path.exists(trace):
+        store = TraceStore("sqlite://")
+        return store, store.study(import_studies(store, trace)[0])
+    store = TraceStore(location)
+    return store, store.study(trace)
