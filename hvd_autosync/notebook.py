@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import fields
 from typing import Any
 
+from hvd_autosync import study as loop
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.function import function_command
 from hvd_autosync.launch.job import Job
@@ -18,7 +19,9 @@ from hvd_autosync.reporting import progress_listener
 from hvd_autosync.reporting.progress import GuardedProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
 from hvd_autosync.results import Study
-from hvd_autosync.traces import TraceStore
+from hvd_autosync.search_space import TrialResult
+from hvd_autosync.study_values import Trial
+from hvd_autosync.traces import TraceStore, TrialRecord
 from hvd_autosync.traces.location import data_folder
 from hvd_autosync.tuning import Listener
 from hvd_autosync.tuning import tune as tune_job
@@ -35,7 +38,7 @@ def tune(
     options: Sequence[str] = (),
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    listener: Listener | None = None,
+    on_trial_end: Callable[[Study, TrialRecord], None] | None = None,
     **settings: Any,
 ) -> Study:
     """Find the fastest synchronization strategy of a job, by running it for a few steps at a time.
@@ -54,7 +57,8 @@ def tune(
         options: More options of ``horovodrun``, for example ``["--gloo"]``.
         args: Arguments of the function.
         kwargs: Its named arguments.
-        listener: Watches the tuning; a widget or the terminal if ``None``.
+        on_trial_end: Called after each trial with the study so far and the trial's record, for
+            TensorBoard, MLflow and the like; what it raises ends the tuning, resumably.
         settings: The options of ``--autosync`` without that prefix: ``trials``, ``minutes``,
             ``steps``, ``warmup``, ``allow``, ``space``, ``store``, ``reuse``, ``transfer``,
             ``runner``, ``seed``, ``expected_hours``, ``quality_steps``.
@@ -73,14 +77,31 @@ def tune(
     check_hosts(job)
     store = TraceStore(chosen.store)
     try:
-        if listener is not None:
-            record = tune_job(job, chosen, listener)
-        else:
-            with closing(_progress()) as progress:
-                record = tune_job(job, chosen, progress)
+        with closing(_progress()) as progress:
+            record = tune_job(job, chosen, _Telling(progress, on_trial_end))
     except StopRequested as stop:
         record = store.study(stop.study_id)
     return Study(store, record)
+
+
+class _Telling:
+    """A display, and a function of the user's that hears of every trial."""
+
+    def __init__(
+        self, display: Listener, on_trial_end: Callable[[Study, TrialRecord], None] | None
+    ) -> None:
+        self._display = display
+        self._on_trial_end = on_trial_end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._display, name)
+
+    def on_trial_end(self, study: loop.Study, trial: Trial, result: TrialResult) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._display.on_trial_end(study, trial, result)
+        if self._on_trial_end is not None:
+            so_far = Study(study.store, study.record)
+            self._on_trial_end(so_far, so_far.history[trial.number])
 
 
 def _words(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hvd_autosync.figures import Evidence, Figures
-    from hvd_autosync.traces import TraceStore
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,6 @@ class Study(loop.Study):
             TraceFormatError: The file is damaged, of a newer version, or not a trace.
         """
         return cls(*open_trace(os.fspath(source), store))
-
-    @property
-    def store(self) -> TraceStore:
-        """Where it is kept."""
-        return self._store
 
     @property
     def best(self) -> Best:

@@ -101,6 +101,11 @@ class Study:
         self.record = replace(self.record, space=space, task=task)
 
     @property
+    def store(self) -> TraceStore:
+        """Where it is kept."""
+        return self._store
+
+    @property
     def study_id(self) -> str:
         """The study's name in the store."""
         return self.record.study_id

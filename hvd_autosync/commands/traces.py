@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, console, open_store
+from hvd_autosync.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from hvd_autosync.traces import TraceStore
+    from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -81,20 +82,43 @@ def export(
         bool,
         typer.Option("--related", help="With the studies that it learned from, for --verify."),
     ] = False,
+    to: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--to", metavar="optuna URL",
+            help="Write it into a storage of Optuna instead, for optuna-dashboard: "
+            "--to optuna sqlite:///optuna.db",
+        ),
+    ] = None,
     store: StoreOption = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write a study to a file that can be mailed, compared, replayed and imported elsewhere."""
     from hvd_autosync.relatives import named_sources
     from hvd_autosync.traces import export_study
 
     traces = open_store(store)
-    study_id = traces.study(study).study_id
+    record = traces.study(study)
+    study_id = record.study_id
+    if to is not None:
+        print(_export_to(to, record, traces.trials(study_id)))
+        return
     path = output or Path(f"{study_id}.jsonl")
     here = {each.study_id for each in traces.studies()}
     named = named_sources(traces.trials(study_id)) if related else ()
     others = [each for each in named if each in here]
     export_study(traces, study_id, path, overwrite=overwrite, others=others)
     print(path)
+
+
+def _export_to(to: tuple[str, str], study: StudyRecord, trials: list[TrialRecord]) -> str:
+    from hvd_autosync.traces.optuna_export import export_to_optuna
+
+    kind, url = to
+    if kind != "optuna":
+        raise ConfigurationError(
+            f"--to {kind!r} is not known", hint="Write --to optuna sqlite:///optuna.db."
+        )
+    return export_to_optuna(study, trials, url)
 
 
 @app.command()
