@@ -118,12 +118,12 @@ Row = dict[str, Any]
 
 
 def trainings(rows: list[Row], job: str, name: str) -> list[list[Row]]:
-    """The passes of each training, in order."""
+    """The passes of each training that came to its end, in order."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         if (row["job"], row["schedule"]) == (job, name):
             found.setdefault(row["seed"], []).append(row)
-    return list(found.values())
+    return [each for each in found.values() if each[-1]["pass"] == each[-1]["passes"]]
 
 
 def show(output: str) -> None:

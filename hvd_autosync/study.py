@@ -132,7 +132,8 @@ class Study:
             StudyError: The space was not described yet.
             StoreError: The store cannot be read.
         """
-        if self._problem is None or self._problem.space is not self.space:
+        space = self.space
+        if self._problem is None or self._problem.space is not space:
             self._problem = problem_of(self._store, self.record, self.history)
         return self._problem
 

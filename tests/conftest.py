@@ -14,6 +14,7 @@ import sysconfig
 import time
 import uuid
 
+import hypothesis
 import psutil
 import pytest
 
@@ -44,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Sets what must hold before the first test module imports torch."""
     os.environ[_SESSION_VARIABLE] = uuid.uuid4().hex
     os.environ["OMP_NUM_THREADS"] = "1"
+    # A busy machine is no fault of what is tested.
+    hypothesis.settings.register_profile("any machine", deadline=None)
+    hypothesis.settings.load_profile("any machine")
     scripts = sysconfig.get_path("scripts")
     os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
 

@@ -72,7 +72,7 @@ def test_else_the_nearest_answers(study: Study) -> None:
 def test_without_trials_there_is_nothing_to_play(store: TraceStore) -> None:
     empty = Study.create(SPACE, store=store)
     with pytest.raises(StudyError, match="no trials to play"):
-        ReplayRunner(empty.record, empty.trials)
+        ReplayRunner(empty.record, empty.history)
 
 
 def test_a_trace_is_a_table_in_one_line(study: Study, store: TraceStore, tmp_path: Path) -> None:

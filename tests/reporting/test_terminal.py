@@ -116,7 +116,7 @@ def test_the_cursor_comes_back_when_nobody_closes_the_display(terminal: Terminal
         "import sys\n"
         "from types import SimpleNamespace as N\n"
         "from hvd_autosync.reporting.progress import progress_listener\n"
-        "study = N(settings=N(trials=20), trials=[], study_id='0' * 12)\n"
+        "study = N(settings=N(trials=20), history=[], study_id='0' * 12)\n"
         "progress_listener().on_study_start(study, resumed=False)\n"
         "sys.exit(3)\n"
     )

@@ -1,0 +1,56 @@
+"""Functions as jobs: written here, called there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.function import function_command
+
+
+def make_writer(word: str) -> object:
+    def write(path: str, *, times: int = 1) -> None:
+        Path(path).write_text(word * times)
+
+    return write
+
+
+def test_a_function_is_called_with_its_arguments_elsewhere(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    command = function_command(make_writer("ho"), [str(said)], {"times": 3}, tmp_path / "kept")  # type: ignore[arg-type]
+    assert command[0] == sys.executable
+    subprocess.run(command, check=True)
+    assert said.read_text() == "hohoho"
+
+
+def test_the_same_call_is_the_same_command(tmp_path: Path) -> None:
+    write = make_writer("a")
+    one, again, other = (
+        function_command(write, [str(path)], {}, tmp_path)  # type: ignore[arg-type]
+        for path in ("x", "x", "y")
+    )
+    assert one == again != other
+    assert "write-" in one[-1] and (Path(one[-1]).stat().st_mode & 0o077) == 0
+
+
+def test_what_cannot_be_sent_is_said(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def train() -> None:
+        lock.acquire()
+
+    with pytest.raises(ConfigurationError, match="the function train cannot be sent"):
+        function_command(train, (), {}, tmp_path)
+
+
+def test_a_host_without_the_file_says_so(tmp_path: Path) -> None:
+    command = function_command(make_writer("a"), ["x"], {}, tmp_path)  # type: ignore[arg-type]
+    Path(command[-1]).unlink()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "Share the user's data folder" in done.stderr
+    assert "Traceback" not in done.stderr
