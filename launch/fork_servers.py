@@ -26,6 +26,8 @@ from hvd_autosync.search_space import Strategy
 _MODULE = "hvd_autosync.launch.fork_server"
 _HANG_UP_S = 3.0
 _LOOK_S = 0.5
+#: Output of a launcher that has ended is waited for so long.
+_LAST_WORDS_S = 2.0
 
 
 class ForkServersError(Exception):
@@ -58,6 +60,7 @@ class ForkServers:
         self._tail = Tail()
         self._controls: dict[int, ControlSender] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._readers: list[threading.Thread] = []
         try:
             with signals_deferred():
                 self._process = start_launcher(
@@ -65,7 +68,9 @@ class ForkServers:
                 )
             for stream in (self._process.stdout, self._process.stderr):
                 assert stream is not None
-                threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+                reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
+                reader.start()
+                self._readers.append(reader)
             self._connect(waiting)
         except BaseException:
             self.kill()
@@ -159,6 +164,10 @@ class ForkServers:
             while len(self._hellos) < len(ranks) and self.alive and time.monotonic() < deadline:
                 waiting()
                 self._greeted.wait(_LOOK_S)
+        if not self.alive:  # what it said last may still be on its way
+            for reader in self._readers:
+                reader.join(_LAST_WORDS_S)
+        with self._greeted:
             missing = [str(rank) for rank in ranks if rank not in self._hellos]
             if missing:
                 said = self._tail.whole().strip().rpartition("\n")[2]
