@@ -83,10 +83,12 @@ class Study(loop.Study):
             return Best(
                 strategy, conclusion.winner_s, won.speedup, won.low, won.high, True, text
             )  # fmt: skip
+        confirmed = conclusion is not None
+        if strategy == self.space.default:
+            return Best(strategy, evidence.default_s, 1.0, math.nan, math.nan, confirmed, text)
         seen = [o.step_s for o in evidence.observations if o.measured and o.strategy == strategy]
         step_s = min((s for s in seen if s is not None), default=math.nan)
         speedup = evidence.default_s / step_s
-        confirmed = conclusion is not None
         return Best(strategy, step_s, speedup, math.nan, math.nan, confirmed, text)
 
     @property

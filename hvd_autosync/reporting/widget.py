@@ -1,7 +1,8 @@
 """Progress in a notebook: a widget that moves, and a button that stops.
 
-A cell that runs keeps its kernel from hearing the button, so events of the page are taken in
-between: whenever the tuning tells what it does, which is several times a second while a trial runs.
+A cell that runs keeps its kernel's main thread busy. The button is heard all the same, in a thread
+of its own: JupyterLab from 4.4 sends what happens to widgets to a subshell of the kernel (IPython's
+kernel from 7.0). Other pages have the kernel's own interrupt, which stops a tuning just as cleanly.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import html
 import math
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.launch.runner import TrialProgress
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hvd_autosync.study import Study
 
 _REDRAW_EVERY_S = 0.5
-_EVENTS_AT_ONCE = 10
 _TABLE = (
     "max-height:18em;overflow:auto;margin-top:.5em;"
     "border:1px solid var(--jp-border-color2,#ddd);border-radius:4px"
@@ -52,26 +51,24 @@ class WidgetProgress:
     """Shows how a tuning goes, below the cell that runs.
 
     Raises:
-        ImportError: ``ipywidgets`` or ``jupyter_ui_poll`` is not installed.
+        ImportError: ``ipywidgets`` is not installed.
     """
 
     def __init__(self) -> None:
         import ipywidgets
         from IPython.display import display
-        from jupyter_ui_poll import ui_events
 
         self._standing = Standing()
         self._drawn_at = -math.inf
         self._stopped = False
-        self._open = ExitStack()
-        self._poll = self._open.enter_context(ui_events())
         self._head = ipywidgets.HTML()
         self._bar = ipywidgets.FloatProgress(
             min=0.0, max=1.0, layout=ipywidgets.Layout(width="60%")
         )
         self._stop = ipywidgets.Button(
             description="Stop", icon="stop", button_style="warning",
-            tooltip="End the tuning; what was measured is kept, and the next call goes on with it",
+            tooltip="End the tuning; what was measured is kept, and the next call goes on with it. "
+            "Interrupting the kernel does the same.",
         )  # fmt: skip
         self._stop.on_click(self._pressed)
         self._activity = ipywidgets.HTML()
@@ -86,6 +83,9 @@ class WidgetProgress:
         )
         self._all.add_class("hvd-autosync")
         display(self._all)
+        # Since 7.4 the kernel sends a click to where its button was last used from, this busy cell,
+        # and not to the subshell that the page has asked for.
+        vars(self._stop.comm).pop("_reply_subshell_id", None)
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
@@ -133,25 +133,23 @@ class WidgetProgress:
         self._notices.value += f"<div style='{_DIM}'>{html.escape(text)}</div>"
 
     def close(self) -> None:
-        """Leave what is drawn; the kernel hears its events by itself again."""
+        """Leave what is drawn."""
         self._stop.disabled = True
         if self._stopped:
             self._bar.bar_style = "warning"
             self._stop.description = "Stopped"
             self._activity.value = "stopped; the same call goes on where it was stopped"
-        self._open.close()
 
     def _pressed(self, button: Any) -> None:
         self._stopped = True
         button.disabled, button.description = True, "Stopping ..."
 
     def _heed(self, study: Study) -> None:
-        """Take in what was clicked meanwhile.
+        """End the tuning where Stop was pressed, which a thread of the kernel has heard.
 
         Raises:
-            StopRequested: It was the Stop button.
+            StopRequested: It was.
         """
-        self._poll(_EVENTS_AT_ONCE)
         if self._stopped:
             raise StopRequested(study.study_id)
 
