@@ -48,8 +48,8 @@ lint: setup ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test-deps: ## as root on Debian: what the tests of several hosts need
-	apt-get install -y -qq --no-install-recommends openssh-server openssh-client iproute2
+test-deps: ## as root on Debian: what the tests of several hosts and of pages need
+	apt-get install -y -qq --no-install-recommends openssh-server openssh-client iproute2 chromium
 
 clean: ## remove what builds, tests and linters left
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
