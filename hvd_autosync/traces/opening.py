@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from hvd_autosync.errors import StoreError
 from hvd_autosync.traces.jsonl import import_studies
 from hvd_autosync.traces.records import StudyRecord
 from hvd_autosync.traces.store import TraceStore
@@ -25,5 +26,7 @@ def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecor
     if os.path.exists(trace):
         store = TraceStore("sqlite://")
         return store, store.study(import_studies(store, trace)[0])
+    if "." in trace or os.sep in trace:  # no id has one
+        raise StoreError(f"there is no file {trace}", hint="Check the path of the trace.")
     store = TraceStore(location)
     return store, store.study(trace)

@@ -16,7 +16,6 @@ from hvd_autosync.results import Study
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
-    Strategy,
     TrialResult,
     TrialStatus,
     catalogue_knob,
@@ -156,14 +155,12 @@ def test_what_won_is_best(study: Study) -> None:
     assert "confirmed" in str(best) and f"{best.speedup:.2f}x" in str(best)
 
 
-def test_only_a_file_with_one_study_is_loaded(tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere"):
         Study.load("nowhere", store=str(tmp_path / "t.db"))
+    with pytest.raises(StoreError, match="no file .*gone.jsonl"):
+        Study.load(tmp_path / "gone.jsonl")
 
 
 def test_the_public_study_is_this_one() -> None:
     assert hvd_autosync.Study is Study
-
-
-def test_a_strategy_under_way_is_not_best(study: Study) -> None:
-    assert not Strategy() == study.best.strategy
