@@ -215,7 +215,13 @@ def resolve_options(
             f"unknown entry autosync.{next(iter(section))} in the configuration file",
             hint=f"Known entries are {', '.join(each.name for each in fields(Options))}.",
         )
-    return Options(**values)
+    options = Options(**values)
+    if options.strategy is not None and options.replay is not None:
+        raise ConfigurationError(
+            f"{option_name('strategy')} and {option_name('replay')} both say what to run under",
+            hint="Leave one of them out.",
+        )
+    return options
 
 
 def without_our_options(words: Sequence[str]) -> tuple[str, ...]:

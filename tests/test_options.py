@@ -63,3 +63,9 @@ def test_switches_come_from_variables_too() -> None:
 def test_only_our_options_are_taken_out() -> None:
     words = ["-np", "2", "--autosync", "--autosync-trials", "4", "-H", "a:1", "--mpi-args=--x y"]
     assert without_our_options(words) == ("-np", "2", "-H", "a:1", "--mpi-args=--x y")
+
+
+def test_two_answers_to_one_question_are_refused() -> None:
+    words = ("--autosync-strategy", "a.toml", "--autosync-replay", "b.jsonl")
+    with pytest.raises(ConfigurationError, match="--autosync-strategy and --autosync-replay both"):
+        resolve_options(parsed(*words), {})
