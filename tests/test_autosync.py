@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.study_values import Conclusion
-from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -70,6 +70,16 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(job: Job) -> None
     assert "trial 0" not in again.stderr and "trained 60 steps" in again.stdout
     assert again.stderr.strip().splitlines()[-3:] == [answer, answer, trace]
     assert len(job.store.studies()) == 1
+
+    path = job.folder / "trace.jsonl"
+    export_study(job.store, study.study_id, path)
+    job.store_path = job.folder / "another.db"
+    replayed = job.run("--status", "3", options=("--gloo", "--autosync-replay", str(path)))
+    assert replayed.returncode == 1, "horovodrun says so of a training that ends with 3"
+    assert "trained 60 steps" in replayed.stdout and "trial 0" not in replayed.stderr
+    assert f"study {study.study_id}: {answer.removeprefix('hvd-autosync: ')}" in replayed.stderr
+    assert "the command is another" in replayed.stderr
+    assert not job.store_path.exists(), "a file is all that is needed"
 
 
 def test_the_trainings_exit_status_is_horovodruns_own(job: Job) -> None:
