@@ -13,7 +13,7 @@ from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, 
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import is_anonymous
-from hvd_autosync.versions import versions
+from hvd_autosync.versions import other_versions
 
 
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
@@ -91,10 +91,7 @@ def differences(study: StudyRecord, job: Job) -> Iterator[str]:
         there, here = _layout(study.task.resources.hosts), _layout(job.hosts)
         if there != here:
             yield f"the layout is another: {there} there, {here} here"
-    known = versions()
-    for package, recorded in study.versions.items():
-        if known.get(package) != recorded:
-            yield f"{package} was {recorded}, here it is {known.get(package, 'missing')}"
+    yield from other_versions(study.versions)
 
 
 def _layout(hosts: tuple[Host, ...]) -> str:

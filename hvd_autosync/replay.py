@@ -12,12 +12,11 @@ import numpy as np
 from hvd_autosync.decision import Decision, Question
 from hvd_autosync.errors import StudyError
 from hvd_autosync.launch.limits import Limits
-from hvd_autosync.launch.replay import ReplayRunner
+from hvd_autosync.launch.replay import ReplayRunner, distances
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.learner import BayesianLearner, Observation
 from hvd_autosync.learner.by_name import named
 from hvd_autosync.search_space import (
-    CategoricalKnob,
     SearchSpace,
     Strategy,
     TrialResult,
@@ -195,12 +194,8 @@ def _as_known(trial: TrialRecord, moment: str | None) -> TrialRecord | None:
 
 
 def distance(space: SearchSpace, one: Strategy, other: Strategy) -> float:
-    """Of two strategies: each choice that differs counts 1, each number its share of the range."""
-    apart = np.abs(space.encode(one) - space.encode(other))
-    for index, knob in enumerate(space.knobs):
-        if isinstance(knob, CategoricalKnob):
-            apart[index] = float(apart[index] > 0)
-    return float(apart.sum())
+    """Of two strategies, as of :func:`hvd_autosync.launch.replay.distances`."""
+    return float(distances(space, space.encode(one)[np.newaxis], space.encode(other))[0])
 
 
 @dataclass(frozen=True)
@@ -269,11 +264,6 @@ def rerun(
     winner = min(measured, key=lambda o: o.log_step).strategy
     mean = sum(far) / len(far) if far else 0.0
     return Rerun(learner, tuple(best), len(apart) - len(far), mean, winner)
-
-
-def explored_count(trials: Sequence[TrialRecord]) -> int:
-    """How many trials a study had before it confirmed and judged, the default's included."""
-    return sum(trial.kind not in ("confirm", "quality") for trial in trials)
 
 
 def default_ms(trials: Sequence[TrialRecord]) -> float:

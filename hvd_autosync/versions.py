@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 _PACKAGES = ("hvd-autosync", "horovod", "torch", "botorch", "gpytorch", "numpy")
@@ -17,3 +18,11 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def other_versions(recorded: Mapping[str, str]) -> Iterator[str]:
+    """A line for each package that has another version here than ``recorded`` says."""
+    here = versions()
+    for package, version_there in recorded.items():
+        if here.get(package) != version_there:
+            yield f"{package} was {version_there}, here it is {here.get(package, 'missing')}"

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_autosync.errors import StudyError
 from hvd_autosync.launch.limits import Limits
@@ -24,8 +25,8 @@ class ReplayRunner:
         trials: Its trials, some of which have ended.
 
     Attributes:
-        distance: Of the strategy played last from the one that was asked for, 0: the same. Each
-            choice that differs counts 1, and each number its share of the knob's range.
+        distance: Of the strategy played last from the one that was asked for, 0: the same; as of
+            :func:`distances`.
 
     Raises:
         StudyError: There is nothing to play.
@@ -52,13 +53,9 @@ class ReplayRunner:
     ) -> TrialResult:
         """The recorded result; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
         wanted = self._space.complete(spec.strategy)
-        difference = np.abs(self._points - self._space.encode(wanted))
-        for index, knob in enumerate(self._space.knobs):
-            if isinstance(knob, CategoricalKnob):
-                difference[:, index] = difference[:, index] > 0
-        distances = difference.sum(axis=1)
-        nearest = int(distances.argmin())
-        self.distance = float(distances[nearest])
+        apart = distances(self._space, self._points, self._space.encode(wanted))
+        nearest = int(apart.argmin())
+        self.distance = float(apart[nearest])
         strategy = list(self._told)[nearest]
         results = self._told[strategy]
         result = results[self._played[strategy] % len(results)]
@@ -67,3 +64,18 @@ class ReplayRunner:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def distances(
+    space: SearchSpace, points: npt.NDArray[np.float64], point: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """How far each of ``points``, ``n x d``, is from one, shape ``(n,)``.
+
+    Each choice that differs counts 1, and each number its share of the knob's range.
+    """
+    apart = np.abs(points - point)
+    for index, knob in enumerate(space.knobs):
+        if isinstance(knob, CategoricalKnob):
+            apart[:, index] = apart[:, index] > 0
+    total: npt.NDArray[np.float64] = apart.sum(axis=1)
+    return total

@@ -95,9 +95,10 @@ def _speed(text: str) -> float:
 
 def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord]) -> int:
     from hvd_autosync.replay import verify
-    from hvd_autosync.reporting.replayed import differences_table, missing_sources, version_lines
+    from hvd_autosync.reporting.replayed import differences_table, missing_sources
+    from hvd_autosync.versions import other_versions
 
-    for line in [*version_lines(study), *missing_sources(traces, recorded)]:
+    for line in [*other_versions(study.versions), *missing_sources(traces, recorded)]:
         print(line, file=sys.stderr)
     checks = []
     for check in verify(traces, study, recorded):
@@ -122,12 +123,13 @@ def _rerun(
     trials: int | None, seeds: int,
 ) -> None:  # fmt: skip
     from hvd_autosync.learner.by_name import named
-    from hvd_autosync.replay import explored_count, rerun
+    from hvd_autosync.replay import rerun
     from hvd_autosync.reporting.replayed import reruns_table
+    from hvd_autosync.turns import explored
 
     for name in learners:
         named(name)  # before minutes of thinking
-    count = trials or explored_count(recorded)
+    count = trials or len(explored(recorded))
     found = []
     for name in learners:
         for seed in range(seeds):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import plotly.graph_objects as go
 
-from hvd_autosync.figures.evidence import EXPLORING, Evidence, step_ms
+from hvd_autosync.figures.evidence import Evidence, step_ms
 from hvd_autosync.figures.style import (
     BLACK,
     BLUE,
@@ -23,6 +23,7 @@ from hvd_autosync.figures.style import (
 )
 from hvd_autosync.reporting.explain_experts import heard_by
 from hvd_autosync.traces import TrialRecord
+from hvd_autosync.turns import explored
 
 
 def convergence(evidence: Evidence) -> go.Figure:
@@ -51,7 +52,7 @@ def convergence(evidence: Evidence) -> go.Figure:
                 hovertemplate="trial %{x} failed: %{text}<extra></extra>",
             )
         )  # fmt: skip
-    exploring = [t for t in told if t.kind in EXPLORING and math.isfinite(step_ms(t))]
+    exploring = [t for t in explored(told) if math.isfinite(step_ms(t))]
     fastest = np.minimum.accumulate([step_ms(trial) for trial in exploring])
     figure.add_trace(
         go.Scatter(

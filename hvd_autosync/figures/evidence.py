@@ -15,9 +15,6 @@ from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
 
-#: Kinds of trials whose measurements a learner sees.
-EXPLORING = ("default", "sobol", "model", "survey", "horovod-autotune")
-
 
 @dataclass(frozen=True)
 class Evidence:

@@ -13,20 +13,11 @@ from hvd_autosync.relatives import named_sources
 from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
-from hvd_autosync.versions import versions
 
 if TYPE_CHECKING:
     from hvd_autosync.replay import Check, Rerun
 
 _AFTER = (5, 10, 20, 40)
-
-
-def version_lines(study: StudyRecord) -> Iterator[str]:
-    """A line for each package whose version is another than when the study was recorded."""
-    here = versions()
-    for package, recorded in study.versions.items():
-        if here.get(package) != recorded:
-            yield f"{package} was {recorded}, here it is {here.get(package, 'missing')}"
 
 
 def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterator[str]:
