@@ -34,6 +34,7 @@ from hvd_autosync.search_space.knobs import (
     integer_knob,
 )
 from hvd_autosync.search_space.model_profile import ModelProfile
+from hvd_autosync.search_space.protocol import MOMENTUM_MODES, STRAGGLER_POLICIES
 from hvd_autosync.search_space.resources import Resources
 from hvd_autosync.search_space.schedule import DEFAULT_CAP
 from hvd_autosync.search_space.space import SearchSpace
@@ -161,6 +162,49 @@ SCHEDULE_KNOBS: tuple[Knob, ...] = (
     LOCAL_STEPS, LOCAL_POWER, LOCAL_ALPHA, LOCAL_START, LOCAL_CAP,
 )  # fmt: skip
 
+PROTOCOL = categorical_knob(
+    "protocol", ("bsp", "asp", "ssp"), "bsp", group="protocol", exact=False,
+    help="Whether ranks wait for each other in every step (bsp), never (asp), or for those that "
+    "are too far behind (ssp).",
+)
+_NO_BARRIER = Condition(PROTOCOL.name, ("asp", "ssp"))
+STALENESS = integer_knob(
+    "staleness", 0, 64, 2, group="protocol", exact=False, scale="log", log_offset=1.0,
+    help="Most steps that a rank is ahead of the slowest under ssp.",
+    condition=Condition(PROTOCOL.name, ("ssp",)),
+)
+SYNC_SHARE = float_knob(
+    "sync_share", 0.0, 1.0, 0.0, group="protocol", exact=False,
+    help="Share of the work, in samples, that is trained under bsp (Sync-Switch).",
+    condition=_NO_BARRIER,
+)
+ASYNC_FIRST = categorical_knob(
+    "async_first", (False, True), False, group="protocol", exact=False,
+    help="Train that share at the end and not at the beginning.", condition=_NO_BARRIER,
+)
+SWITCH_RATE = categorical_knob(
+    "switch_rate", ("divided", "kept"), "divided", group="protocol", exact=False,
+    help="Whether the learning rate is divided by the number of ranks while these do not wait.",
+)
+SWITCH_MOMENTUM = categorical_knob(
+    "switch_momentum", MOMENTUM_MODES, "kept", group="protocol", exact=False,
+    help="What happens to momentum while ranks do not wait for each other.",
+)
+STRAGGLERS = categorical_knob(
+    "stragglers", STRAGGLER_POLICIES, "none", group="protocol", exact=False,
+    help="What is done about a rank that is slower than the others: nothing, no barrier while "
+    "there is one (greedy), or the others go on without it (elastic).",
+)
+TOTAL_SAMPLES = integer_knob(
+    "total_samples", 0, 10**15, 0, group="protocol", exact=False, scale="log", log_offset=1.0,
+    help="Samples of the whole training, of all ranks together, of which sync_share is a share; 0: "
+    "as many as in an earlier run.",
+)
+PROTOCOL_KNOBS: tuple[Knob, ...] = (
+    PROTOCOL, STALENESS, SYNC_SHARE, ASYNC_FIRST, SWITCH_RATE, SWITCH_MOMENTUM, STRAGGLERS,
+    TOTAL_SAMPLES,
+)  # fmt: skip
+
 _OF = {
     EMBEDDING: "of tables of which a batch touches few rows",
     LARGE: "of large matrices",
@@ -190,7 +234,7 @@ CATALOGUE: tuple[Knob, ...] = (
     HIERARCHICAL_ALLREDUCE, TORUS_ALLREDUCE, HIERARCHICAL_ALLGATHER, NUM_NCCL_STREAMS,
     BATCHED_COPIES, BUCKETS, BUCKET_RULE, ORDER,
     EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE, LARGE_SLICES,
-    *_CODEC_KNOBS, *SCHEDULE_KNOBS,
+    *_CODEC_KNOBS, *SCHEDULE_KNOBS, *PROTOCOL_KNOBS,
 )  # fmt: skip
 
 _BY_NAME = {knob.name: knob for knob in CATALOGUE}
