@@ -29,9 +29,9 @@ from collections.abc import Callable
 from horovod.torch.mpi_ops import rank, shutdown, size
 
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.addresses import own_address
 from hvd_autosync.runtime.agreement import gather_texts, tell_all
-from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE
-from hvd_autosync.sockets import address_towards, interface_address, keep_alive, read_exactly
+from hvd_autosync.sockets import keep_alive, read_exactly
 
 _STATES, _END = b"s", b"e"
 _LENGTH = struct.Struct("!Q")
@@ -52,7 +52,7 @@ class Peers:
         self._answer = answer
         self._rank = rank()
         self._secret = tell_all(os.urandom(32), f"peers.{name}")
-        self._listener = socket.create_server((_own_address(name), 0), backlog=size())
+        self._listener = socket.create_server((own_address(name), 0), backlog=size())
         own = "{}:{}".format(*self._listener.getsockname())
         addresses = [text.rpartition(":") for text in gather_texts(own, f"addresses.{name}")]
         self._addresses = [(host, int(port)) for host, _, port in addresses]
@@ -153,13 +153,3 @@ class Peers:
 
     def _mac(self, direction: bytes, asked: bytes, asking: bytes, text: bytes) -> bytes:
         return hmac.digest(self._secret, direction + asked + asking + text, hashlib.sha256)
-
-
-def _own_address(name: str) -> str:
-    """The address at which the other ranks reach this host; a collective."""
-    hosts = gather_texts(socket.gethostname(), f"hosts.{name}")
-    others = [host for host in hosts if host != hosts[rank()]]
-    if not others:
-        return "127.0.0.1"
-    interface = os.environ.get(OWN_INTERFACE)  # set by Horovod's launcher for Gloo
-    return interface_address(interface) if interface else address_towards(others[0])
