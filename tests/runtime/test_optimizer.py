@@ -18,6 +18,7 @@ PLAIN = (
 EXAMPLES = ("cases_examples",)
 EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs")
 TWO_LEVELS = ("cases_two_levels",)
+MAIL = ("cases_mail",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 
 
@@ -89,3 +90,10 @@ def test_exchanges_of_examples(outcomes: Outcomes, case: str) -> None:
 @pytest.mark.parametrize("case", cases(TWO_LEVELS))
 def test_exchanges_of_two_levels(outcomes: Outcomes, case: str) -> None:
     check(outcomes("two levels", TWO_LEVELS), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", cases(MAIL))
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
+def test_mail(outcomes: Outcomes, launcher: str, case: str) -> None:
+    check(outcomes(launcher, MAIL), case)

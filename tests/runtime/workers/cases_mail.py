@@ -1,0 +1,143 @@
+"""Letters between ranks, over what the job's controller brings."""
+
+import contextlib
+import os
+import queue
+import random
+import signal
+import threading
+
+import horovod.torch as hvd
+import torch
+from common import raises
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.mail import open_mailbox
+
+LONG_S = 60.0
+#: Rank ends the process with it open.
+LEFT_OPEN = []
+
+
+@contextlib.contextmanager
+def opened(name, heed=None):
+    """A mailbox and the letters of which ``heed`` makes nothing; echoes what asks for it."""
+    letters = queue.SimpleQueue()
+
+    def heed_or_keep(source, head, body):
+        if heed is not None:
+            heed(source, head, body)
+        if head.startswith(b"ask"):
+            mailbox.send(source, b"reply" + head[3:], body)
+        else:
+            letters.put((source, head, body))
+
+    mailbox = open_mailbox(name, heed_or_keep)
+    hvd.barrier()  # heed may be called before open_mailbox() returns, here it is not
+    yield mailbox, letters
+    mailbox.close()
+
+
+def case_order_and_sizes_with_everyone_at_once():
+    chosen = random.Random(hvd.rank())
+    sizes = [0, 1, 5000, 65_536, 20_000_000, *(chosen.randrange(3_000_000) for _ in range(6))]
+    with opened("sizes") as (mailbox, letters):
+        sent = []
+        for number, size in enumerate(sizes):
+            for to in range(hvd.size()):
+                body = torch.full((size,), (number + hvd.rank()) % 256, dtype=torch.uint8)
+                mailbox.send(to, b"ask%d" % number, memoryview(body.numpy()))
+                sent.append((to, number, body))
+        came = {to: [] for to in range(hvd.size())}
+        for _ in sent:
+            source, head, body = letters.get(timeout=LONG_S)
+            came[source].append((head, torch.frombuffer(body, dtype=torch.uint8) if body else None))
+        for to, number, body in sent:
+            head, back = came[to][number]
+            assert head == b"reply%d" % number
+            assert len(body) == 0 if back is None else torch.equal(back, body)
+        mailbox.check()
+
+
+def case_letters_pass_while_ranks_wait_in_collectives_and_compute():
+    with opened("beside") as (mailbox, letters):
+        other = (hvd.rank() + 1) % hvd.size()
+        for number in range(30):
+            mailbox.send(other, b"ask%d" % number, memoryview(bytes(100_000)))
+            total = hvd.allreduce(torch.ones(50_000), op=hvd.Sum, name=f"beside.{number}")
+            assert total[0] == hvd.size()
+            torch.randn(200, 200) @ torch.randn(200, 200)
+        heads = [letters.get(timeout=LONG_S)[1] for _ in range(30)]
+        assert heads == [b"reply%d" % number for number in range(30)]
+
+
+def case_close_delivers_what_is_under_way():
+    count = [0]
+
+    def heed(source, head, body):
+        assert len(body) == 1_000_000
+        count[0] += 1
+
+    with opened("under way", heed) as (mailbox, _):
+        for to in range(hvd.size()):
+            for _ in range(10):
+                mailbox.send(to, b"last", memoryview(bytes(1_000_000)))
+    assert count[0] == 10 * hvd.size()
+    with raises(AutosyncError, "after close()"):
+        mailbox.send(0, b"")
+
+
+def case_several_mailboxes_and_uneven_ends():
+    with opened("one") as (one, letters_1), opened("two") as (two, letters_2):
+        one.send(0, b"1")
+        two.send(0, b"2")
+        if hvd.rank() == 0:
+            ranks = list(range(hvd.size()))
+            for letters, head in ((letters_1, b"1"), (letters_2, b"2")):
+                came = [letters.get(timeout=LONG_S) for _ in ranks]
+                assert sorted(source for source, *_ in came) == ranks
+                assert {letter[1] for letter in came} == {head}
+        else:
+            threading.Event().wait(0.2)  # closes later than the other
+
+
+def case_a_failure_of_heed_is_known_on_all_ranks():
+    def heed(source, head, body):
+        if head == b"bad":
+            raise KeyError("no such parameter")
+
+    said = "rank 1 failed on a letter of rank 0: KeyError: 'no such parameter'"
+    with raises(AutosyncError, said), opened("failing", heed) as (mailbox, _):
+        if hvd.rank() == 0:
+            mailbox.send(1, b"bad", memoryview(bytes(200_000)))
+        late = threading.Event()
+        for _ in range(int(LONG_S / 0.01)):
+            mailbox.check()
+            late.wait(0.01)
+    with raises(AutosyncError, said):
+        mailbox.check()
+    mailbox.close()
+    hvd.barrier()
+
+
+def case_forked_children_are_no_concern_of_a_mailbox():
+    with opened("forking") as (mailbox, letters):
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(AutosyncError):
+                mailbox.send(0, b"from a child")
+                os._exit(1)
+            mailbox.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        loader = torch.utils.data.DataLoader(range(8), num_workers=1)
+        assert len(list(loader)) == 8
+        mailbox.send((hvd.rank() + 1) % hvd.size(), b"from a parent")
+        assert letters.get(timeout=LONG_S)[1] == b"from a parent"
+
+
+def case_zz_an_open_mailbox_does_not_keep_the_process():
+    """The last case: the job must end with status 0 all the same."""
+    LEFT_OPEN.append(open_mailbox("left open", lambda *letter: None))
+    LEFT_OPEN[0].send((hvd.rank() + 1) % hvd.size(), b"last", memoryview(bytes(1_000_000)))
+    signal.alarm(int(LONG_S))
