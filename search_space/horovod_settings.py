@@ -44,6 +44,14 @@ RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 
+def launched_by_mpi(environment: Mapping[str, str]) -> bool:
+    """Whether a process with these variables is a rank of a job under MPI.
+
+    Horovod's launcher for Gloo, which may itself run in a rank of MPI's, tells its own rank.
+    """
+    return OWN_RANK not in environment and any(name in environment for name in RANK_VARIABLES)
+
+
 @dataclass(frozen=True)
 class HorovodSettings:
     """What a strategy means to Horovod.

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from horovod.torch.mpi_ops import rank, size
+from horovod.torch.mpi_ops import mpi_enabled, rank, size
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.addresses import own_address
 from hvd_autosync.runtime.agreement import gather_texts
 from hvd_autosync.runtime.carrier import Carrier
 from hvd_autosync.runtime.mailbox import Heed, Mailbox
+from hvd_autosync.search_space.horovod_settings import launched_by_mpi
 
-__all__ = ["Heed", "Mailbox", "open_mailbox"]
+__all__ = ["Heed", "Mailbox", "open_mailbox", "prepare_mail"]
 
 #: Longest wait for connections to all other ranks.
 _CONNECTING_S = 60.0
 _T = TypeVar("_T")
+
+
+def prepare_mail() -> None:
+    """Import mpi4py in a job under MPI; to be called before ``hvd.init()`` if letters may be sent.
+
+    The import initializes MPI, which Horovod then finds initialized. The other order crashes.
+    """
+    if launched_by_mpi(os.environ):
+        with contextlib.suppress(ImportError):  # open_mailbox() tells
+            import mpi4py.MPI  # noqa: F401
 
 
 def open_mailbox(name: str, heed: Heed) -> Mailbox:
@@ -31,7 +45,8 @@ def open_mailbox(name: str, heed: Heed) -> Mailbox:
     Raises:
         AutosyncError: Some rank cannot open it, or cannot reach another; on all ranks.
     """
-    mailbox = Mailbox(rank(), size(), _over_zmq(name), heed)
+    carrier = _over_mpi(name) if mpi_enabled() else _over_zmq(name)
+    mailbox = Mailbox(rank(), size(), carrier, heed)
     try:
         _on_all(lambda: mailbox.await_connections(_CONNECTING_S), f"{name}.connections")
     except AutosyncError as error:
@@ -40,13 +55,17 @@ def open_mailbox(name: str, heed: Heed) -> Mailbox:
     return mailbox
 
 
-def _over_zmq(name: str) -> Carrier:
-    def make() -> ZmqCarrier:
-        return ZmqCarrier(own_address(name))
+def _over_mpi(name: str) -> Carrier:
+    from hvd_autosync.runtime.mail_mpi import MpiCarrier, own_world_rank
 
+    own = _on_all(own_world_rank, f"{name}.world")
+    return MpiCarrier([int(text) for text in gather_texts(str(own), f"{name}.ranks")])
+
+
+def _over_zmq(name: str) -> Carrier:
     from hvd_autosync.runtime.mail_zmq import ZmqCarrier
 
-    carrier = _on_all(make, f"{name}.ports")
+    carrier = _on_all(lambda: ZmqCarrier(own_address(name)), f"{name}.ports")
     carrier.connect(rank(), gather_texts(carrier.card, f"{name}.cards"))
     return carrier
 
@@ -57,18 +76,19 @@ def _on_all(make: Callable[[], _T], name: str) -> _T:
     Raises:
         AutosyncError: It fails on some rank.
     """
-    trouble = "none"
+    trouble = None
     try:
         made = make()
     except AutosyncError as error:
-        trouble = error.message
+        trouble = (error.message, error.hint)
     except Exception as error:
-        trouble = f"{type(error).__name__}: {error}"
-    for other, told in enumerate(gather_texts(trouble, f"mail.{name}")):
-        if told != "none":
+        trouble = (f"{type(error).__name__}: {error}", "")
+    for other, told in enumerate(gather_texts(json.dumps(trouble), f"mail.{name}")):
+        if (theirs := json.loads(told)) is not None:
+            message, hint = theirs
             raise AutosyncError(
-                f"ranks cannot send each other letters; rank {other}: {told}",
-                hint="Let the hosts of the job reach each other at any port of its network, or "
-                "choose a strategy under which ranks wait for each other.",
+                f"ranks cannot send each other letters; rank {other}: {message}",
+                hint=hint or "Let the hosts of the job reach each other at any port of its "
+                "network, or choose a strategy under which ranks wait for each other.",
             )
     return made

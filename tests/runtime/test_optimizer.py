@@ -13,7 +13,7 @@ import pytest
 WORKERS = Path(__file__).parent / "workers"
 PLAIN = (
     "cases_arguments", "cases_drop_in", "cases_exactness", "cases_measuring", "cases_state",
-    "cases_local_steps", "cases_guard", "cases_drift",
+    "cases_local_steps", "cases_guard", "cases_drift", "cases_no_mail",
 )  # fmt: skip
 EXAMPLES = ("cases_examples",)
 EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs")

@@ -4,6 +4,7 @@ import pytest
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space import CATALOGUE, Strategy, held_by_environment, horovod_settings
+from hvd_autosync.search_space.horovod_settings import launched_by_mpi
 
 
 def test_defaults_set_no_variable() -> None:
@@ -71,3 +72,9 @@ def test_values_outside_our_domain_are_held_all_the_same() -> None:
 
 def test_a_library_chosen_by_variable_is_held() -> None:
     assert held_by_environment({"HOROVOD_CPU_OPERATIONS": "MPI"}) == {"controller": "mpi"}
+
+
+def test_which_launcher_has_started_a_rank() -> None:
+    assert launched_by_mpi({"OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "mpi"})
+    assert not launched_by_mpi({"HOROVOD_RANK": "0", "PMIX_RANK": "0"})
+    assert not launched_by_mpi({"HOME": "/"})

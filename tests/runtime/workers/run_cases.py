@@ -16,6 +16,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.mail import prepare_mail
 
 
 def run(case) -> str:
@@ -32,6 +33,8 @@ def run(case) -> str:
 
 def main(folder: str, *modules: str) -> None:
     torch.set_num_threads(1)
+    if "cases_mail" in modules:
+        prepare_mail()
     hvd.init(process_sets="dynamic")
     current.run._sender.stop()  # the cases look at news themselves
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:

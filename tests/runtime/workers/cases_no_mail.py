@@ -1,0 +1,17 @@
+"""Letters where nobody has prepared for them."""
+
+import unittest
+
+import horovod.torch as hvd
+from common import raises
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.mail import open_mailbox
+
+
+def case_mpi4py_has_to_be_imported_before_init():
+    if not hvd.mpi_enabled():
+        raise unittest.SkipTest("ZeroMQ needs nothing beforehand")
+    for _ in range(2):
+        with raises(AutosyncError, "rank 0: mpi4py.MPI was not imported before hvd.init()"):
+            open_mailbox("unprepared", lambda *letter: None)

@@ -1,0 +1,23 @@
+"""Rank 1 is killed while ranks have a mailbox; the others print what ``check`` raises."""
+
+import os
+import signal
+import time
+
+import horovod.torch as hvd
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.mail import open_mailbox
+
+hvd.init()
+mailbox = open_mailbox("killed", lambda *letter: None)
+mailbox.send(1, b"", memoryview(bytes(1000)))
+hvd.barrier()
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    for _ in range(6000):
+        mailbox.check()
+        time.sleep(0.01)
+except AutosyncError as error:
+    print("told:", error.message, flush=True)
