@@ -32,6 +32,7 @@ from hvd_autosync.runtime.tuned import best_known, of_rank_0
 from hvd_autosync.search_space import Strategy, Value
 from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan
 from hvd_autosync.search_space.horovod_settings import horovod_settings
+from hvd_autosync.search_space.protocol import protocol_of
 from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.strategy_file import read_strategy
 
@@ -88,12 +89,13 @@ def DistributedOptimizer(
     if strategy is None:
         owned = owned_knobs(arguments)
         return distribute(
-            optimizer, named, arguments, current.plan, current.classes, owned, current.schedule
-        )
+            optimizer, named, arguments, current.plan, current.classes, owned, current.schedule,
+            current.protocol,
+        )  # fmt: skip
     chosen, members = _chosen(strategy, classes, optimizer, named)
     return distribute(
         optimizer, named, arguments, exchange_plan(chosen), members, EXCHANGE_KNOBS,
-        schedule_of(chosen),
+        schedule_of(chosen), protocol_of(chosen),
     )  # fmt: skip
 
 

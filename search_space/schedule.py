@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.search_space.protocol import protocol_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def rounds(schedule: Schedule, rates: Sequence[float]) -> Iterator[int]:
 
 def beyond_horovod(strategy: Mapping[str, Value]) -> bool:
     """Whether ``strategy`` needs an optimizer of ours, and is not only settings of Horovod's."""
-    return exchange_plan(strategy) is not None or schedule_of(strategy) is not None
+    ours = (exchange_plan(strategy), schedule_of(strategy), protocol_of(strategy))
+    return any(each is not None for each in ours)
 
 
 #: Most steps of a round, unless a strategy says otherwise: the rules have none, and too long a

@@ -18,6 +18,7 @@ from hvd_autosync.runtime.seeds import shift_seeds
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.runtime.trial_run import TrialRun
 from hvd_autosync.search_space.exchange_plan import exchange_plan
+from hvd_autosync.search_space.protocol import protocol_of
 from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.trial import TrialSpec
 
@@ -33,15 +34,19 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         sender: Speaks to the driver; needed by a trial only.
     """
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
-    current.schedule = schedule_of(spec.strategy)
+    current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
     current.loss_ceilings = spec.loss_ceilings
     # Scripts may also import it from where it is defined.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
     for owner in (module, horovod_functions):
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
-    if current.schedule is not None:
+    if current.schedule is not None or current.protocol is not None:
         watch_join()
+    if current.protocol is not None:
+        from hvd_autosync.runtime.mail import prepare_mail  # few strategies need it
+
+        prepare_mail()
     if spec.watched and current.watch is None:
         from hvd_autosync.runtime.drift import DriftWatch  # trials need it not
 

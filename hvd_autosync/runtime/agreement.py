@@ -122,7 +122,17 @@ def gather_texts(text: str, name: str) -> list[str]:
         text: What this rank has to say; not empty.
         name: Name of the operation.
     """
-    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    return [each.decode() for each in gather_bytes(text.encode(), name)]
+
+
+def gather_bytes(data: bytes, name: str) -> list[bytes]:
+    """Every rank's ``data``, in order of rank; a collective.
+
+    Args:
+        data: What this rank has to say; not empty.
+        name: Name of the operation.
+    """
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     lengths = allgather(torch.tensor([len(own)]), name=f"hvd_autosync.lengths.{name}").tolist()
     texts = allgather(own, name=f"hvd_autosync.texts.{name}").split(lengths)
-    return [bytes(each.tolist()).decode() for each in texts]
+    return [each.numpy().tobytes() for each in texts]

@@ -14,6 +14,7 @@ _Hook: TypeAlias = Callable[[Any, dict[str, Any]], Any]
 #: Its entries.
 _CODEC_STATES = "hvd_autosync_codecs"
 _ROUNDS = "hvd_autosync_rounds"
+_PHASES = "hvd_autosync_phases"
 _EXACT = "hvd_autosync_exact"
 
 
@@ -26,6 +27,9 @@ def keep_in_checkpoints(optimizer: Any) -> None:
     if optimizer._local is not None:
         saved.append(_save_rounds)
         loaded.append(_load_rounds)
+    if optimizer._protocols is not None:
+        saved.append(_save_phases)
+        loaded.append(_load_phases)
     if optimizer._guard is not None:
         saved.append(_save_exact)
         loaded.append(_load_exact)
@@ -73,3 +77,14 @@ def _load_rounds(self: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     saved = state_dict.get(_ROUNDS)
     own = self._local.load(saved) if saved else None
     return state_dict if own is None else {**state_dict, "state": own}
+
+
+def _save_phases(self: Any, state_dict: dict[str, Any]) -> None:
+    state_dict["state"].update(self._protocols.whole_states())
+    state_dict[_PHASES] = self._protocols.save()
+
+
+def _load_phases(self: Any, state_dict: dict[str, Any]) -> None:
+    saved = state_dict.get(_PHASES)
+    if saved:
+        self._protocols.load(saved)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hvd_autosync.runtime.losses import Losses
     from hvd_autosync.runtime.trial_run import TrialRun
     from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+    from hvd_autosync.search_space.protocol import Protocol
     from hvd_autosync.search_space.schedule import Schedule
 
 #: How gradients travel; ``None``: as Horovod's own optimizer sends them.
@@ -17,6 +18,8 @@ plan: ExchangePlan | None = None
 classes: Classes = {}
 #: When replicas are made equal; ``None``: after every step.
 schedule: Schedule | None = None
+#: Whether ranks wait for each other; ``None``: in every step.
+protocol: Protocol | None = None
 
 #: The trial that is measured; ``None`` in the real training and outside of any job of ours.
 run: TrialRun | None = None
@@ -58,9 +61,9 @@ def average(optimizer: Any) -> None:
     Args:
         optimizer: The wrapped optimizer.
     """
-    local = getattr(optimizer, "_local", None)
-    if local is not None:
-        local.average_for_script()
+    for part in (getattr(optimizer, "_local", None), getattr(optimizer, "_protocols", None)):
+        if part is not None:
+            part.average_for_script()
 
 
 def report(metric: Any) -> None:

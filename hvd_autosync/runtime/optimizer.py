@@ -21,6 +21,7 @@ from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_se
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.arguments import owned_knobs
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
@@ -60,7 +61,7 @@ def DistributedOptimizer(
     }
     return distribute(
         optimizer, named_parameters, arguments, current.plan, current.classes,
-        owned_knobs(arguments), current.schedule,
+        owned_knobs(arguments), current.schedule, current.protocol,
     )  # fmt: skip
 
 
@@ -72,6 +73,7 @@ def distribute(
     classes: Classes,
     owned: frozenset[str],
     schedule: Schedule | None = None,
+    protocol: Protocol | None = None,
 ) -> torch.optim.Optimizer:
     """Wrap ``optimizer``, and put it under our clock in a trial.
 
@@ -84,19 +86,22 @@ def distribute(
         classes: Which parameters are in which class of the plan.
         owned: Knobs that the script decides.
         schedule: When replicas are made equal; ``None``: after every step.
+        protocol: Whether ranks wait for each other; ``None``: in every step.
     """
     distributed: torch.optim.Optimizer
     decided = owned_knobs(arguments)
     if "local_steps" in decided:
         schedule = None
-    if (plan is None and schedule is None) or "buckets" in decided:
+    ours = (plan, schedule, protocol)
+    if "buckets" in decided or all(each is None for each in ours):
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
         from hvd_autosync.runtime.planned import planned_optimizer
 
         distributed = planned_optimizer(
-            optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule
-        )
+            optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule,
+            protocol,
+        )  # fmt: skip
     if current.run is not None or current.watch is not None:
         adasum = arguments["op"] == Adasum and size() > 1
         _put_under_clock(type(distributed), adasum=adasum)
@@ -118,6 +123,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     owners = getattr(optimizer, "_owners", None)
     if owners is not None:
         owners.collect()
+    protocols = getattr(optimizer, "_protocols", None)
+    if protocols is not None:
+        protocols.leave()
     _horovods_broadcast(optimizer, root_rank)
     local = getattr(optimizer, "_local", None)
     if local is not None:

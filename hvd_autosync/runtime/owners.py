@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
 
-from hvd_autosync.errors import AutosyncError, ConfigurationError
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.sharded import Piece, ShardedBucket
-from hvd_autosync.runtime.states import Entry, decode_entries, encode_entries
+from hvd_autosync.runtime.states import (
+    Entry,
+    decode_entries,
+    encode_entries,
+    put_together,
+    take_states,
+)
 from hvd_autosync.runtime.substitution import Substitution, steps_by_element
 
 
@@ -119,22 +124,7 @@ class Owners:
         if self._apart:
             whole = self._whole_states()
             self.forget()
-            parameters = self._parameters()
-            for place, state in whole.items():
-                parameter = parameters[place]
-                self._optimizer.state[parameter] = {
-                    name: self._placed(parameter, value) for name, value in state.items()
-                }
-
-    def _placed(self, parameter: torch.nn.Parameter, value: Any) -> Any:
-        """``value`` where the optimizer expects it: some keep counts of steps on the device."""
-        if not isinstance(value, torch.Tensor) or value.device == parameter.device:
-            return value
-        for group in self._optimizer.param_groups:
-            if any(each is parameter for each in group["params"]):
-                if group.get("fused") or group.get("capturable"):
-                    return value.to(parameter.device)
-        return value
+            take_states(self._optimizer, whole)
 
     def forget(self) -> None:
         """The optimizer is about to load states from elsewhere."""
@@ -198,36 +188,8 @@ class Owners:
         ]
 
     def _whole_states(self) -> dict[int, dict[str, Any]]:
-        parameters = self._parameters()
         entries = [e for answer in self._ask_all() for e in decode_entries(answer)]
-        states: dict[int, dict[str, Any]] = {}
-        found: dict[tuple[int, str], int] = {}
-        for entry in [*self._entries(), *entries]:
-            whole = parameters[entry.place]
-            state = states.setdefault(entry.place, {})
-            for name, value in entry.state.items():
-                if not _per_element(value):
-                    state.setdefault(name, copy.deepcopy(value))
-                    continue
-                if name not in state:
-                    state[name] = torch.empty_like(whole, dtype=value.dtype)
-                end = entry.begin + value.numel()
-                state[name].view(-1)[entry.begin : end].copy_(value)
-                key = (entry.place, name)
-                found[key] = found.get(key, 0) + value.numel()
-        for (place, name), count in found.items():
-            if count != parameters[place].numel():
-                raise AutosyncError(
-                    f"only {count} of {parameters[place].numel()} elements of {name} are known, "
-                    "because ranks have taken different steps",
-                    hint="Save the optimizer on a rank that has taken all of them.",
-                )
-        return states
-
-
-def _per_element(value: Any) -> bool:
-    """Whether an entry of a piece's state has one number for each of its elements."""
-    return isinstance(value, torch.Tensor) and value.dim() == 1
+        return put_together([*self._entries(), *entries], self._parameters())
 
 
 def _cut(value: Any, piece: Piece) -> Any:

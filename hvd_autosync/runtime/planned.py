@@ -40,7 +40,9 @@ from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.owners import Owners, Told
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.planning import Planning
+from hvd_autosync.runtime.protocols import Protocols
 from hvd_autosync.runtime.scalers import watch_scalers
+from hvd_autosync.runtime.substitution import Substitution
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
     Classes,
@@ -51,6 +53,7 @@ from hvd_autosync.search_space.exchange_plan import (
     replicated,
 )
 from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
+from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
@@ -69,6 +72,7 @@ def planned_optimizer(
     classes: Classes,
     arguments: dict[str, Any],
     schedule: Schedule | None = None,
+    protocol: Protocol | None = None,
 ) -> torch.optim.Optimizer:
     """A distributed optimizer whose gradients travel as ``plan`` says, when ``schedule`` says.
 
@@ -80,6 +84,7 @@ def planned_optimizer(
         arguments: ``compression`` (none), ``backward_passes_per_step``, ``op`` and
             ``gradient_predivide_factor``.
         schedule: When replicas are made equal; ``None``: after every step.
+        protocol: Whether ranks wait for each other; ``None``: in every step.
 
     Raises:
         ConfigurationError: The ranks have different parameters or plans, or the job is elastic.
@@ -95,10 +100,10 @@ def planned_optimizer(
         "average": _average,
     }
     base = type(optimizer)
-    if schedule is not None:
+    if schedule is not None or protocol is not None:
         plan = replicated(plan)
-    methods["_hvd_autosync_plan"] = (plan, classes, schedule)
-    methods |= dict.fromkeys(("_owners", "_deferral", "_local", "_guard"))
+    methods["_hvd_autosync_plan"] = (plan, classes, schedule, protocol)
+    methods |= dict.fromkeys(("_owners", "_deferral", "_local", "_protocols", "_guard"))
     methods |= {"_in_step": False, "_exact": False, "_hvd_autosync_after_skip": _after_skip}
     cls = type(base.__name__, (base,), methods)
     planned: torch.optim.Optimizer = cls(
@@ -129,7 +134,7 @@ def _check(arguments: dict[str, Any]) -> None:
 
 
 def _register_hooks(self: Any) -> None:
-    plan, classes, schedule = type(self)._hvd_autosync_plan
+    plan, classes, schedule, protocol = type(self)._hvd_autosync_plan
     parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
     self._requires_update.update(parameters)
     names = {}
@@ -141,7 +146,10 @@ def _register_hooks(self: Any) -> None:
     first = names[parameters[0]][0]
     agree_parameters(
         [
-            ("the plan", f"{plan} with {self.op}, {self.gradient_predivide_factor}, {schedule}"),
+            (
+                "the plan",
+                f"{plan} with {self.op}, {self.gradient_predivide_factor}, {schedule}, {protocol}",
+            ),
             *(
                 (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class}")
                 for parameter, (name, parameter_class) in names.items()
@@ -181,6 +189,9 @@ def _register_hooks(self: Any) -> None:
         watch_scalers()
         averaging = Averaging(own_name, names, plan)
         self._local = LocalSteps(own_name, self, schedule, averaging)
+    if protocol is not None:
+        watch_scalers()
+        self._protocols = _phases(self, own_name, protocol)
     if (plan.lossy or schedule is not None) and current.run is None:
         if current.losses is None:
             current.losses = Losses()
@@ -201,6 +212,21 @@ def _new_guard(name: str) -> Guard:
         first.forget_ceilings()
     _GUARDS.append(weakref.ref(guard))
     return guard
+
+
+def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
+    local = self._local
+
+    def equal() -> bool:
+        return local is None or local.equal
+
+    def settle() -> None:
+        if local is not None:
+            local.stop()
+
+    return Protocols(
+        name, self, protocol, summed=self.op != Average, equal=equal, settle=settle
+    )
 
 
 def _owners(self: Any, name: str) -> Owners:
@@ -258,6 +284,10 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
         self._handles[parameter] = _SENT
         if delay[parameter] > 0:
             return
+        if self._protocols is not None:
+            self._protocols.arrived(parameter)
+            if self._protocols.running:
+                return
         if self._local is not None and self._local.running:
             self._local.gradient_arrived()
         else:
@@ -271,11 +301,16 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
     by_owners = False
     apart = self._local is not None and self._local.running
+    substitution = Substitution(self)
+    if self._protocols is not None and self._protocols.running:
+        substitution.make(lambda _: ())  # the owners of parameters step them
     try:
         with self._local.states.lock if apart else contextlib.nullcontext():
             result = _horovods_class.step(self, closure)
     finally:
         self._in_step = False
+        by_others = substitution.made
+        substitution.undo()
         if self._deferral is not None:
             self._deferral.put_back()
         if self._owners is not None:
@@ -283,6 +318,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     began = perf_counter()
     if by_owners:
         self._owners.share()
+    if by_others:
+        self._protocols.exchange()
     _after_step(self)
     current.waited(perf_counter() - began)
     return result
@@ -291,6 +328,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 def _after_step(self: Any) -> None:
     if self._local is not None:
         self._local.stepped()
+    if self._protocols is not None:
+        self._protocols.stepped()
     if self._guard is not None:
         _guard(self)
 
@@ -338,7 +377,11 @@ def _has_hooks(self: Any) -> bool:
 
 
 def _synchronize(self: Any) -> None:
-    if self._local is not None and self._local.running:
+    if self._protocols is not None and not self._in_step:
+        self._protocols.looked_at()
+    if self._protocols is not None and self._protocols.running:
+        pass  # gradients stay this rank's own
+    elif self._local is not None and self._local.running:
         if self._handles or not self._synchronized:  # else a second time for the same gradients
             self._local.synchronized()
     elif self._requires_update and size() > 1:

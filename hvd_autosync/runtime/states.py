@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from hvd_autosync.errors import AutosyncError
 
 _LENGTH = struct.Struct("!Q")
 
@@ -79,6 +82,56 @@ def decode_entries(data: bytes) -> list[Entry]:
     except (struct.error, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"no states of an optimizer: {error}") from error
     return entries
+
+
+def put_together(
+    entries: Iterable[Entry], parameters: Sequence[torch.nn.Parameter]
+) -> dict[int, dict[str, Any]]:
+    """Whole states of the parts that ranks have: place of the parameter -> its state.
+
+    Args:
+        entries: Of all ranks.
+        parameters: Those of the optimizer.
+
+    Raises:
+        AutosyncError: Parts are missing.
+    """
+    states: dict[int, dict[str, Any]] = {}
+    found: dict[tuple[int, str], int] = {}
+    for entry in entries:
+        whole = parameters[entry.place]
+        state = states.setdefault(entry.place, {})
+        for name, value in entry.state.items():
+            if not (isinstance(value, torch.Tensor) and value.dim() == 1):
+                state.setdefault(name, copy.deepcopy(value))
+                continue
+            if name not in state:
+                state[name] = torch.empty(whole.shape, dtype=value.dtype, device=whole.device)
+            end = entry.begin + value.numel()
+            state[name].view(-1)[entry.begin : end].copy_(value)
+            found[entry.place, name] = found.get((entry.place, name), 0) + value.numel()
+    for (place, name), count in found.items():
+        if count != parameters[place].numel():
+            raise AutosyncError(
+                f"only {count} of {parameters[place].numel()} elements of {name} are known, "
+                "because ranks have taken different steps",
+                hint="Save the optimizer on a rank that has taken all of them.",
+            )
+    return states
+
+
+def take_states(optimizer: Any, states: Mapping[int, Mapping[str, Any]]) -> None:
+    """Let an optimizer have states by the place of their parameter, beside those that it has."""
+    parameters = [(each, group) for group in optimizer.param_groups for each in group["params"]]
+    for place, state in states.items():
+        parameter, group = parameters[place]
+        # Some keep counts of steps on the device.
+        there = bool(group.get("fused") or group.get("capturable"))
+        optimizer.state[parameter] = {
+            name: value.to(parameter.device)
+            if there and isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }  # fmt: skip
 
 
 def _memory(tensor: torch.Tensor) -> bytes:

@@ -1,0 +1,280 @@
+"""Phases of a training: steps that all ranks make together, and steps without a barrier.
+
+All ranks go from one phase to the other at once. From BSP they do so after a vote in some step;
+without a barrier only where all of them stop: at the end of a pass over the training data, or when
+rank 0 has told them to. What a script evaluates or saves after a pass is the same on all ranks::
+
+    BSP ... | vote: begin | steps without a barrier | meet: all have ended the pass, or end | ...
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from horovod.torch import mpi_ops
+from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, poll, rank, size, synchronize
+
+from hvd_autosync.runtime.agreement import agree_steps, gather_bytes
+from hvd_autosync.runtime.asynchronous import Asynchronous
+from hvd_autosync.runtime.joining import tell_after_join
+from hvd_autosync.runtime.normalization import running_statistics
+from hvd_autosync.runtime.passes import Passes
+from hvd_autosync.runtime.peers import Peers
+from hvd_autosync.runtime.rank_states import parameters_of
+from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
+from hvd_autosync.search_space.protocol import Protocol
+
+#: Steps between two votes on the phase, and after how many it is said why there is none.
+_VOTE_EVERY, _TELL_AFTER = 8, 64
+#: How often a rank that waits for the others looks whether they are still there.
+_LOOK_S = 0.001
+
+
+class Protocols:
+    """The phases of one optimizer; a collective when it is made.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+        optimizer: Horovod's optimizer, of our class.
+        protocol: What the phases are.
+        summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
+        equal: Whether parameters are the same on all ranks, in the phase with barriers.
+        settle: Called before the first step without one, to have the same states on all ranks.
+
+    Attributes:
+        running: Whether steps have no barrier now.
+        step: Steps of this rank so far.
+    """
+
+    def __init__(
+        self, name: str, optimizer: Any, protocol: Protocol, *, summed: bool,
+        equal: Callable[[], bool], settle: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.running = False
+        self.step = 0
+        self._name = f"hvd_autosync.protocols.{name}"
+        self._own_name = name
+        self._optimizer = weakref.ref(optimizer)
+        self._protocol = protocol
+        self._summed = summed
+        self._equal, self._settle = equal, settle
+        self._passes = Passes(self)
+        tell_after_join(self)
+        self._peers = Peers(f"protocols.{name}", self._answer)
+        weakref.finalize(optimizer, self._peers.retire).atexit = False
+        self._asynchronous: Asynchronous | None = None
+        #: Gradients in the order in which they arrived in the first step.
+        self._order: dict[torch.nn.Parameter, None] = {}
+        #: Whether the script looks at gradients before the optimizer uses them.
+        self._looks = False
+        self._script_averages = False
+        #: Samples of all ranks, as they knew it last, and how many of this rank that includes.
+        self._samples, self._included = 0, 0
+        self._voted = 0
+        self._unequal_steps = False
+        self._statistics: list[torch.Tensor] | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether parameters are the same on all ranks, and all have made the same steps."""
+        if self._asynchronous is not None and self.running:
+            return self._asynchronous.clock == 0
+        return not self._unequal_steps
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """By how many steps of others the parameters of a gradient were old -> how often."""
+        return {} if self._asynchronous is None else self._asynchronous.staleness
+
+    def arrived(self, parameter: torch.nn.Parameter) -> None:
+        """A gradient is complete."""
+        if self.running:
+            assert self._asynchronous is not None, "it runs"
+            if not self._looks:
+                self._asynchronous.arrived(parameter)
+        elif self.step == 0:
+            self._order[parameter] = None
+
+    def looked_at(self) -> None:
+        """The script looks at gradients itself: from now on they are sent when it is done."""
+        self._looks = True
+
+    def exchange(self) -> None:
+        """The optimizer's turn, in a step without a barrier.
+
+        Raises:
+            AutosyncError: Another rank is gone.
+        """
+        assert self._asynchronous is not None, "it runs"
+        self._asynchronous.exchange()
+
+    def stepped(self) -> None:
+        """A step was made."""
+        self.step += 1
+        self._passes.stepped()
+        if not self.running and self._equal() and self._due():
+            self._vote()
+
+    def average(self) -> None:
+        """A pass is over: stop where all ranks do; a collective."""
+        if self.running:
+            self._meet(ended=True)
+        elif self._unequal_steps:
+            mpi_ops.join()
+
+    def average_for_script(self) -> None:
+        """The script says that parameters must be the same; it need not have passes."""
+        self._script_averages = True
+        if not self.equal:
+            self.average()
+
+    def all_joined(self) -> None:
+        """All ranks have just left ``join()``; a collective."""
+        self._unequal_steps = False
+        self.step = agree_steps(self.step, self._name)
+        self._voted = self.step
+
+    def leave(self) -> None:
+        """Let parameters and states be whole on all ranks; a collective."""
+        if self.running:
+            self._meet(ended=False, leaving=True)
+
+    def whole_states(self) -> dict[int, dict[str, Any]]:
+        """The states that owners have: place of the parameter -> its state.
+
+        Raises:
+            AutosyncError: A rank cannot be reached.
+        """
+        if not self.running:
+            return {}
+        answers = [self._answer(), *self._peers.ask_all()]
+        entries = [entry for answer in answers for entry in decode_entries(answer)]
+        return put_together(entries, parameters_of(self._owner))
+
+    def save(self) -> dict[str, Any]:
+        """What has to be saved for the phases to go on."""
+        unknown = (self._passes.samples - self._included) * size()
+        return {"step": self.step, "samples": self._samples + unknown}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on where :meth:`save` was called, whose states the optimizer loads, too."""
+        if self._asynchronous is not None and self.running:
+            self._asynchronous.end()
+        self.running = False
+        self.step, self._samples = saved["step"], saved["samples"]
+        self._included = self._passes.samples
+        self._voted = self.step - _VOTE_EVERY
+
+    def _answer(self) -> bytes:
+        asynchronous = self._asynchronous
+        return encode_entries([] if asynchronous is None else asynchronous.entries())
+
+    @property
+    def _owner(self) -> Any:
+        optimizer = self._optimizer()
+        assert optimizer is not None, "its owner is alive"
+        return optimizer
+
+    def _due(self) -> bool:
+        if self._protocol.needs_total and not self._protocol.total:
+            if self.step == 1 and rank() == 0:
+                _say(
+                    "how many samples this training takes is not known yet, so that ranks wait for "
+                    "each other all the time; set total_samples"
+                )
+            return False
+        return self.step == 1 or self.step - self._voted >= _VOTE_EVERY
+
+    def _vote(self) -> None:
+        """Begin steps without a barrier if it is time; a collective."""
+        self._voted = self.step
+        known = self._passes.seen or self._script_averages
+        votes = torch.tensor([float(known), self._new_samples()], dtype=torch.float64)
+        in_favour, samples = allreduce(votes, op=Sum, name=f"{self._name}.vote").tolist()
+        self._samples += round(samples)
+        if self._protocol.synchronous(self._samples) or self._unequal_steps:
+            return
+        if in_favour == size():
+            self._begin()
+        elif rank() == 0 and not known and self.step >= _TELL_AFTER > self.step - _VOTE_EVERY:
+            _say(
+                "ranks go on to wait for each other until an end of a pass is known; feed the "
+                "training by a torch.utils.data.DataLoader that has a length, or call "
+                "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
+            )
+
+    def _new_samples(self) -> int:
+        """Samples of this rank that no other knows of."""
+        new = self._passes.samples - self._included
+        self._included = self._passes.samples
+        return new
+
+    def _begin(self) -> None:
+        self._settle()
+        if self._asynchronous is None:
+            everything = parameters_of(self._owner)
+            order = list(dict.fromkeys([*self._order, *everything]))
+            self._asynchronous = Asynchronous(
+                self._own_name, self._owner, self._protocol, summed=self._summed,
+                order=[each for each in order if each.requires_grad], heed=self._heed,
+            )  # fmt: skip
+        self._asynchronous.begin()
+        self.running = True
+
+    def _heed(self, source: int, letter: dict[str, Any]) -> None:
+        """A letter that is not about parameters."""
+
+    def _meet(self, *, ended: bool, leaving: bool = False) -> None:
+        """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
+
+        Args:
+            ended: Whether this rank's pass is over.
+            leaving: Whether this phase is.
+        """
+        asynchronous = self._asynchronous
+        assert asynchronous is not None, "it runs"
+        asynchronous.rest()
+        votes = torch.tensor([ended, leaving, self._new_samples()], dtype=torch.float64)
+        handle = allreduce_async_(votes, op=Sum, name=f"{self._name}.meet")
+        while not poll(handle):
+            asynchronous.check()
+            time.sleep(_LOOK_S)
+        synchronize(handle)
+        at_their_end, leaving_ranks, samples = votes.tolist()
+        self._samples += round(samples)
+        asynchronous.refresh()
+        self._average_statistics()
+        # Nobody changes what another is about to take.
+        allreduce(torch.ones(1), op=Sum, name=f"{self._name}.met")
+        if not leaving_ranks and not self._protocol.synchronous(self._samples):
+            asynchronous.go_on()
+            return
+        texts = gather_bytes(self._answer(), f"{self._name}.states")
+        entries = [entry for text in texts for entry in decode_entries(text)]
+        take_states(self._owner, put_together(entries, parameters_of(self._owner)))
+        asynchronous.end()
+        self.running = False
+        self.step = self._voted = agree_steps(self.step, self._name)
+        self._unequal_steps = at_their_end not in (0, size())
+        if self._unequal_steps and ended:
+            mpi_ops.join()
+
+    def _average_statistics(self) -> None:
+        if self._statistics is None:
+            self._statistics = running_statistics(parameters_of(self._owner))
+        if not self._statistics:
+            return
+        flat = torch.cat([each.detach().double().cpu().view(-1) for each in self._statistics])
+        mean = allreduce(flat, op=Sum, name=f"{self._name}.statistics") / size()
+        parts = mean.split([each.numel() for each in self._statistics])
+        for statistic, part in zip(self._statistics, parts, strict=True):
+            statistic.detach().copy_(part.view(statistic.shape))
+
+
+def _say(text: str) -> None:
+    print(f"hvd-autosync: {text}", file=sys.stderr)
