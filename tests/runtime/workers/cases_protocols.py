@@ -1,0 +1,305 @@
+"""Phases with and without a barrier: what they train, where they end, what is saved of them."""
+
+import contextlib
+
+import horovod.torch as hvd
+import torch
+from cases_local_steps import adam, batch, loader, momentum, step, together
+from common import OURS, assert_close, assert_identical, assert_same_on_all_ranks, mlp, wrap
+from torch import nn
+
+import hvd_autosync
+from hvd_autosync.runtime import current
+from hvd_autosync.search_space.exchange_plan import ExchangePlan
+from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.schedule import Schedule
+
+ASP = Protocol("asp")
+
+
+@contextlib.contextmanager
+def phased(protocol, schedule=None, plan=None):
+    before = current.protocol, current.schedule, current.plan
+    current.protocol, current.schedule, current.plan = protocol, schedule, plan
+    try:
+        yield
+    finally:
+        current.protocol, current.schedule, current.plan = before
+
+
+def phases(protocol, base=momentum, model=None, schedule=None, plan=None, **options):
+    """A model and its optimizer under a protocol."""
+    model = mlp() if model is None else model
+    with phased(protocol, schedule, plan):
+        return model, wrap(OURS, model, base(model), **options)
+
+
+def passes(model, optimizer, *lengths, first=0):
+    """Trains through passes of some lengths; after each of them ranks must be equal."""
+    for length in lengths:
+        for number in loader(length):
+            step(model, optimizer, first + int(number))
+        assert together(model)
+        first += 100
+
+
+def plain(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def clipped(model, optimizer, number):
+    optimizer.zero_grad()
+    model(batch(int(number))).pow(2).mean().backward()
+    optimizer.synchronize()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def case_ssp_of_no_staleness_is_bsp():
+    for base in (momentum, adam):
+        found = []
+        for protocol in (Protocol("ssp", 0), None):
+            model, optimizer = phases(protocol, base, plan=ExchangePlan(buckets=2))
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+            for length in (5, 9, 3):
+                for number in loader(length):
+                    step(model, optimizer, number)
+                    scheduler.step()
+            found.append(list(model.parameters()))
+            if protocol is not None:
+                assert optimizer._protocols.running
+                assert set(optimizer._protocols.staleness) == {0}
+        assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def case_asp_and_ssp_train_and_are_equal_after_every_pass():
+    for protocol in (ASP, Protocol("ssp", 2), Protocol("asp", momentum="ramped")):
+        model, optimizer = phases(protocol)
+        before = model(batch(999)).pow(2).mean()
+        passes(model, optimizer, 10, 10, 10)
+        assert optimizer._protocols.running and optimizer._protocols.step == 30
+        after = model(batch(999)).pow(2).mean()
+        assert hvd.allreduce(after, name="after") < hvd.allreduce(before, name="before")
+        staleness = optimizer._protocols.staleness
+        # One step of BSP, then every gradient of both ranks.
+        buckets = len(optimizer._protocols._asynchronous._buckets)
+        assert sum(staleness.values()) == buckets * hvd.size() * 29
+        if protocol.kind == "ssp":
+            # s steps of each other rank ahead, those that it catches up, and the running ones.
+            assert max(staleness) <= 2 * (protocol.staleness + 1) * (hvd.size() - 1)
+
+
+def case_ranks_with_less_data_wait_for_the_others_after_their_pass():
+    for protocol in (ASP, Protocol("ssp", 1), Protocol("ssp", 0)):
+        model, optimizer = phases(protocol)
+        passes(model, optimizer, 4)
+        uneven = 5 + 4 * (hvd.rank() == 0)
+        passes(model, optimizer, uneven, 3, uneven, first=100)
+        assert optimizer._protocols.running
+
+
+def case_leaving_a_pass_early_is_its_end():
+    model, optimizer = phases(ASP)
+    for _ in range(2):
+        for index, number in enumerate(loader(50)):
+            step(model, optimizer, number)
+            if index == 6 + hvd.rank():
+                break
+        assert together(model)
+
+
+def case_an_evaluation_in_the_middle_of_a_pass_sees_equal_parameters():
+    model, optimizer = phases(ASP)
+    iterator = iter(loader(50))
+    for index in range(12):
+        step(model, optimizer, next(iterator))
+        if index == 4:
+            for _ in loader(2):
+                assert together(model)
+    hvd_autosync.average(optimizer)
+    assert together(model)
+
+
+def case_without_a_known_end_of_a_pass_ranks_wait_for_each_other():
+    model, optimizer = phases(ASP)
+    for number in range(20):
+        step(model, optimizer, number)
+        assert together(model)
+    assert not optimizer._protocols.running
+
+
+def case_bsp_comes_first_for_its_share():
+    # Batches of 4: 10 steps of 2 ranks are 80 samples; votes are in every eighth step.
+    for schedule in (None, Schedule(3)):
+        protocol = Protocol("asp", share=0.5, total=160 * hvd.size() // 2)
+        model, optimizer = phases(protocol, schedule=schedule)
+        data = torch.utils.data.DataLoader(range(40), batch_size=4)
+        ran = []
+        for _ in range(2):
+            for numbers in data:
+                step(model, optimizer, numbers[0])
+                ran.append(optimizer._protocols.running)
+            assert together(model)
+        first = ran.index(True)
+        assert all(ran[first:]) and 9 <= first <= 17 + 3 * (schedule is not None), ran
+
+
+def case_bsp_may_come_last():
+    share = Protocol("asp", share=0.5, async_first=True, total=80 * hvd.size())
+    for base in (momentum, adam):
+        model, optimizer = phases(share, base)
+        data = torch.utils.data.DataLoader(range(40), batch_size=4)
+        ran = []
+        for _ in range(3):
+            for numbers in data:
+                step(model, optimizer, numbers[0])
+                ran.append(optimizer._protocols.running)
+            assert together(model)
+        assert ran == [False or index < 10 for index in range(30)] or ran[1:9] == [True] * 8
+        assert not any(ran[10:])
+        states = [v for p in model.parameters() for v in optimizer.state[p].values()]
+        assert len(states) >= 4
+        assert_same_on_all_ranks([value for value in states if value.dim()])
+        step(model, optimizer, 1)
+        assert together(model), "gradients are exchanged again"
+
+
+def case_momentum_is_kept_when_ranks_cease_to_wait_and_when_they_wait_again():
+    """Back and forth under SSP(0) is BSP all the time, moments included."""
+    protocol = Protocol("ssp", 0, share=0.5, async_first=True, total=80 * hvd.size())
+    found = []
+    for chosen in (protocol, None):
+        model, optimizer = phases(chosen, adam, plan=ExchangePlan(buckets=2))
+        for _ in range(3):
+            for numbers in torch.utils.data.DataLoader(range(40), batch_size=4):
+                step(model, optimizer, numbers[0])
+        state = [v for p in model.parameters() for _, v in sorted(optimizer.state[p].items())]
+        found.append([*model.parameters(), *state])
+    assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+def case_without_a_known_total_ranks_wait_for_each_other():
+    model, optimizer = phases(Protocol("asp", share=0.5))
+    passes(model, optimizer, 10, 10)
+    assert not optimizer._protocols.running
+
+
+def case_gradients_may_be_clipped():
+    found = []
+    for protocol in (Protocol("ssp", 0), ASP):
+        model, optimizer = phases(protocol, plain)
+        start = [p.detach().clone() for p in model.parameters()]
+        for number in loader(11):
+            clipped(model, optimizer, number)
+        assert together(model)
+        # Eleven steps of two gradients of 0.01, each times half the rate.
+        far = [(a - b).norm() for a, b in zip(start, model.parameters(), strict=True)]
+        found.append(torch.stack(far).norm())
+        assert optimizer._protocols._looks
+    assert max(found) <= 11 * 0.01 * 0.05 * 1.001
+
+
+def case_accumulated_gradients_are_sent_once():
+    for protocol in (Protocol("ssp", 0), None):
+        model, optimizer = phases(protocol, backward_passes_per_step=2)
+        for number in loader(20):
+            if int(number) % 2 == 0:
+                optimizer.zero_grad()
+            model(batch(int(number))).pow(2).mean().backward()
+            if int(number) % 2:
+                optimizer.step()
+        if protocol is not None:
+            found = list(model.parameters())
+            assert optimizer._protocols.running and optimizer._protocols.step == 10
+    assert_close(found, model.parameters(), rtol=1e-5, atol=1e-6)
+
+
+def case_sums_of_gradients():
+    found = []
+    for protocol in (Protocol("ssp", 0), None):
+        model, optimizer = phases(protocol, op=hvd.Sum)
+        for number in loader(7):
+            step(model, optimizer, number)
+        found.append(list(model.parameters()))
+    assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def case_parameters_without_a_gradient():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(5)
+            self.used, self.unused = nn.Linear(12, 3), nn.Linear(12, 3)
+
+        def forward(self, inputs):
+            return self.used(inputs)
+
+    model, optimizer = phases(ASP, model=Branches())
+    passes(model, optimizer, 1)  # under BSP Horovod exchanges zeros, and the optimizer decays
+    before = [p.detach().clone() for p in model.unused.parameters()]
+    passes(model, optimizer, 9, 4)
+    assert_identical(before, model.unused.parameters())
+
+
+def case_statistics_are_equal_after_a_pass():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    model, optimizer = phases(ASP, model=model)
+    for number in loader(11):
+        step(model, optimizer, number)
+    assert_same_on_all_ranks([model[1].running_mean, model[1].running_var])
+
+
+def case_a_checkpoint_has_what_all_owners_have():
+    """Saved on rank 0 without a barrier, shared as scripts do, gone on with."""
+    for base in (momentum, adam):
+        model, optimizer = phases(Protocol("ssp", 0), base)
+        passes(model, optimizer, 8)
+        assert optimizer._protocols.running
+        # Other ranks must not go on before all is asked of them.
+        saved = optimizer.state_dict() if hvd.rank() == 0 else None
+        hvd.barrier()
+        again, resumed = phases(Protocol("ssp", 0), base, model=mlp())
+        again.load_state_dict(model.state_dict())
+        if saved:
+            assert len(saved["state"]) == len(list(model.parameters()))
+            resumed.load_state_dict(saved)
+        hvd.broadcast_optimizer_state(resumed, root_rank=0)
+        # After it: where there is no state yet it makes a step, which decays.
+        hvd.broadcast_parameters(again.state_dict(), root_rank=0)
+        for trained, by in ((model, optimizer), (again, resumed)):
+            for number in loader(9):
+                step(trained, by, 50 + int(number))
+            assert by._protocols.running
+        assert_close(model.parameters(), again.parameters(), rtol=1e-5, atol=1e-6)
+
+
+def case_a_learning_rate_is_divided_where_ranks_do_not_wait():
+    """Two ranks with one gradient each: half the rate each makes up one step of the mean."""
+    moved = []
+    for rate in ("divided", "kept"):
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        model, optimizer = phases(
+            Protocol("asp", rate=rate), lambda m: torch.optim.SGD(m.parameters(), lr=0.5),
+            model=model,
+        )  # fmt: skip
+        for _ in loader(5):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        moved.append(-model.weight[0, 0].item())
+    # A step of BSP, then four of each rank.
+    assert abs(moved[0] - 0.5 * 5) < 1e-5
+    assert abs(moved[1] - 0.5 * (1 + 4 * hvd.size())) < 1e-5
+
+
+def case_two_optimizers_of_one_job():
+    first, one = phases(ASP)
+    second, two = phases(ASP, adam, model=mlp(sizes=(12, 5, 3)))
+    for number in loader(12):
+        step(first, one, number)
+        step(second, two, number)
+    assert together(first) and together(second)
+    assert one._protocols.running and two._protocols.running
