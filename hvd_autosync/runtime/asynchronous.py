@@ -51,6 +51,7 @@ class Asynchronous:
 
     Attributes:
         clock: This rank's steps in this stretch.
+        stretch: Its number, from 1.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Asynchronous:
         #: Bucket and owner -> version of what this rank has of it.
         self._versions: dict[tuple[int, int], int] = {}
         self._owned: Ownership | None = None
-        self._stretch = 0
+        self.stretch = 0
         self._awaited = 0
         #: Guards what letters change, in the thread that reads them.
         self._changed = threading.Condition()
@@ -110,7 +111,7 @@ class Asynchronous:
         assert self._owned is not None, "it has begun"
         with self._changed:
             self._owned.begin_stretch()
-            self._stretch += 1
+            self.stretch += 1
             self._changed.notify_all()
         self.clock = 0
         self._expect_gradients()
@@ -165,6 +166,18 @@ class Asynchronous:
         for owner in range(size()):
             self._send(owner, {"kind": _REST})
 
+    def await_rest(self) -> None:
+        """Wait until all letters of this stretch but those of :meth:`refresh` have come.
+
+        Raises:
+            AutosyncError: As of :meth:`check`.
+        """
+        assert self._owned is not None, "it has begun"
+        with self._changed:
+            while not self._owned.all_rest:
+                self._changed.wait(_LOOK_S)
+                self._mailbox.check()
+
     def refresh(self) -> None:
         """Take over what owners have: the same on all ranks, where all of them rest.
 
@@ -201,7 +214,7 @@ class Asynchronous:
             self._send(owner, {**head, "bucket": bucket.number, "version": version}, body)
 
     def _send(self, to: int, head: Letter, body: torch.Tensor | None = None) -> None:
-        text = json.dumps({**head, "stretch": self._stretch}).encode()
+        text = json.dumps({**head, "stretch": self.stretch}).encode()
         self._mailbox.send(to, text, None if body is None else _memory(body))
 
     def _take_answers(self) -> None:
@@ -221,7 +234,7 @@ class Asynchronous:
             self._heed_answer(source, letter, body)
         elif kind in (_PUSH, _REST, _PULL):
             with self._changed:
-                while letter["stretch"] > self._stretch:
+                while letter["stretch"] > self.stretch:
                     self._changed.wait()  # this rank is about to begin it, too
                 self._heed_as_owner(source, letter, body)
         else:
@@ -244,6 +257,8 @@ class Asynchronous:
             ready = owned.rested(source)
         for each in ready:
             self._answer(each.source, each.bucket, each.version)
+        if owned.all_rest:
+            self._changed.notify_all()
 
     def _answer(self, to: int, bucket: int, version: int) -> None:
         """Send a share as it is, unless that version is known to whom asks."""

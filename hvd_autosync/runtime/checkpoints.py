@@ -43,6 +43,8 @@ def go_exactly(self: Any) -> None:
     """Exchange gradients as they are for good."""
     self._guard, self._exact = None, True
     self._dispatcher.drop_codecs()
+    if self._protocols is not None:
+        self._protocols.stop()
     current.watch = None  # steps take longer now, as they must
 
 

@@ -118,6 +118,9 @@ class Guard:
         self._seen = 0
         #: What was sent of the window before, and its handle.
         self._sent: tuple[torch.Tensor, int] | None = None
+        #: Losses of any rank that were not judged yet, and windows of such since :attr:`step`.
+        self._loose: list[float] = []
+        self._loose_windows = 0
         #: The last two snapshots: what came after the first was healthy.
         self._snapshots: list[_Snapshot] = []
         self._statistics: list[torch.Tensor] | None = None
@@ -157,6 +160,43 @@ class Guard:
                 self._of_equal.add(loss)
         self._equal = equal
         return self.step // LOSS_WINDOW == window or self._judged()
+
+    def bears_one(self, loss: float) -> bool:
+        """Whether one rank's loss is well, in steps that ranks make without waiting for others.
+
+        One rank looks at the losses of all; it tells them what it finds.
+        """
+        if not math.isfinite(loss):
+            self.verdict = f"a loss, {loss:.4g}, is no number"
+            return False
+        self._loose.append(loss)
+        if len(self._loose) < LOSS_WINDOW * size():
+            return True
+        mean = math.fsum(self._loose) / len(self._loose)
+        self._loose.clear()
+        self._loose_windows += 1
+        if self._band.holds(mean, self.step // LOSS_WINDOW + self._loose_windows - 1):
+            return True
+        self.verdict = f"the loss, {mean:.4g}, has left its band"
+        return False
+
+    def at_rest(self, step: int, *, waiting: bool) -> None:
+        """Ranks stop together, after steps that they made without waiting for each other.
+
+        Args:
+            step: Steps of the training so far; the same on all ranks.
+            waiting: Whether they wait for each other from now on. Their bands begin anew then, for
+                one of them has seen what the others have not.
+        """
+        self.step = step
+        self._loose_windows = 0
+        if waiting:
+            if self._sent is not None:
+                synchronize(self._sent[1])
+            self._sent = None
+            self._all, self._of_equal = _Sum(), _Sum()
+            self._band = Band(self._ceilings)
+            self._loose.clear()
 
     def forget_ceilings(self) -> None:
         """Judge this training by itself alone, as where several optimizers have losses."""

@@ -89,6 +89,11 @@ class Ownership:
         """By bucket."""
         return [owned.share for owned in self._owned]
 
+    @property
+    def all_rest(self) -> bool:
+        """Whether every rank has made its last step of this stretch."""
+        return len(self._resting) == self._ranks
+
     def begin_stretch(self) -> None:
         """All ranks make steps again, each its first one of the stretch."""
         self._resting.clear()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable
@@ -29,7 +28,7 @@ from hvd_autosync.runtime.agreement import agree_any, agree_order, agree_paramet
 from hvd_autosync.runtime.averaging import Averaging
 from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.buckets import Bucket
-from hvd_autosync.runtime.checkpoints import go_exactly, keep_in_checkpoints
+from hvd_autosync.runtime.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.deferral import Deferral
 from hvd_autosync.runtime.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchanges import Scaling
@@ -43,6 +42,7 @@ from hvd_autosync.runtime.planning import Planning
 from hvd_autosync.runtime.protocols import Protocols
 from hvd_autosync.runtime.scalers import watch_scalers
 from hvd_autosync.runtime.substitution import Substitution
+from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
     Classes,
@@ -98,13 +98,15 @@ def planned_optimizer(
         "synchronize": _synchronize,
         "load_state_dict": _load_state_dict,
         "average": _average,
+        "_settle_steps": _settle,
     }
     base = type(optimizer)
     if schedule is not None or protocol is not None:
         plan = replicated(plan)
     methods["_hvd_autosync_plan"] = (plan, classes, schedule, protocol)
     methods |= dict.fromkeys(("_owners", "_deferral", "_local", "_protocols", "_guard"))
-    methods |= {"_in_step": False, "_exact": False, "_hvd_autosync_after_skip": _after_skip}
+    methods |= {"_in_step": False, "_exact": False, "_supervision": None}
+    methods["_hvd_autosync_after_skip"] = _after_skip
     cls = type(base.__name__, (base,), methods)
     planned: torch.optim.Optimizer = cls(
         optimizer.param_groups,
@@ -183,6 +185,7 @@ def _register_hooks(self: Any) -> None:
     if plan.order == "priority":
         self._deferral = Deferral(self, self._dispatcher)
         self.register_state_dict_pre_hook(_settle)
+    self._supervision = Supervision(self)
     # Several optimizers may have first parameters of one name.
     own_name = f"{next(_NUMBERS)}.{first}"
     if schedule is not None:
@@ -192,7 +195,8 @@ def _register_hooks(self: Any) -> None:
     if protocol is not None:
         watch_scalers()
         self._protocols = _phases(self, own_name, protocol)
-    if (plan.lossy or schedule is not None) and current.run is None:
+    lossy = plan.lossy or schedule is not None or protocol is not None
+    if lossy and current.run is None:
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)
@@ -225,8 +229,9 @@ def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
             local.stop()
 
     return Protocols(
-        name, self, protocol, summed=self.op != Average, equal=equal, settle=settle
-    )
+        name, self, protocol, self._supervision, summed=self.op != Average, equal=equal,
+        settle=settle,
+    )  # fmt: skip
 
 
 def _owners(self: Any, name: str) -> Owners:
@@ -330,37 +335,13 @@ def _after_step(self: Any) -> None:
         self._local.stepped()
     if self._protocols is not None:
         self._protocols.stepped()
-    if self._guard is not None:
-        _guard(self)
+    if self._protocols is None or not self._protocols.running:
+        self._supervision.stepped()
 
 
 def _after_skip(self: Any) -> None:
     if self._local is not None and self._local.running and self._local.owed:
         _after_step(self)
-
-
-def _guard(self: Any) -> None:
-    """Let the guard look at the step that was made, and heed it."""
-    assert current.losses is not None, "who is guarded has losses"
-    guard, local = self._guard, self._local
-    equal, step = (True, None) if local is None else (local.equal, local.step)
-    if guard.stepped(current.losses, step, equal=equal):
-        if equal and guard.wants_snapshot:
-            _settle(self)
-            guard.take_snapshot(self)
-        return
-    _settle(self)
-    if self._owners is not None:
-        self._owners.forget()  # states of shards are in no snapshot: they begin anew
-    back = guard.restore(self)
-    if rank() == 0:
-        print(
-            f"hvd-autosync: {guard.verdict} at step {guard.step}: the training goes on exactly, "
-            f"from the parameters after step {back}", file=sys.stderr,
-        )  # fmt: skip
-    go_exactly(self)
-    if local is not None:
-        local.stop()
 
 
 def _average(self: Any) -> None:

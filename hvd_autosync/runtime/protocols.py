@@ -17,18 +17,37 @@ from typing import Any
 
 import torch
 from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, poll, rank, size, synchronize
+from horovod.torch.mpi_ops import (
+    Sum,
+    allreduce,
+    allreduce_async_,
+    broadcast_,
+    poll,
+    rank,
+    size,
+    synchronize,
+)
 
-from hvd_autosync.runtime.agreement import agree_steps, gather_bytes
-from hvd_autosync.runtime.asynchronous import Asynchronous
+from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, tell_all
+from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.joining import tell_after_join
 from hvd_autosync.runtime.normalization import running_statistics
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.rank_states import parameters_of
-from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
+from hvd_autosync.runtime.states import (
+    Entry,
+    decode_entries,
+    encode_entries,
+    flat_state,
+    put_together,
+    take_states,
+)
+from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.protocol import Protocol
 
+#: Kinds of letters: to rank 0, the loss of a step; from it, that the training is broken.
+_LOSS, _BROKEN = "loss", "broken"
 #: Steps between two votes on the phase, and after how many it is said why there is none.
 _VOTE_EVERY, _TELL_AFTER = 8, 64
 #: How often a rank that waits for the others looks whether they are still there.
@@ -42,6 +61,7 @@ class Protocols:
         name: Tells its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
         protocol: What the phases are.
+        supervision: Its guard's side.
         summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
         equal: Whether parameters are the same on all ranks, in the phase with barriers.
         settle: Called before the first step without one, to have the same states on all ranks.
@@ -52,8 +72,8 @@ class Protocols:
     """
 
     def __init__(
-        self, name: str, optimizer: Any, protocol: Protocol, *, summed: bool,
-        equal: Callable[[], bool], settle: Callable[[], None],
+        self, name: str, optimizer: Any, protocol: Protocol, supervision: Supervision, *,
+        summed: bool, equal: Callable[[], bool], settle: Callable[[], None],
     ) -> None:  # fmt: skip
         self.running = False
         self.step = 0
@@ -61,6 +81,7 @@ class Protocols:
         self._own_name = name
         self._optimizer = weakref.ref(optimizer)
         self._protocol = protocol
+        self._supervision = supervision
         self._summed = summed
         self._equal, self._settle = equal, settle
         self._passes = Passes(self)
@@ -77,6 +98,11 @@ class Protocols:
         self._samples, self._included = 0, 0
         self._voted = 0
         self._unequal_steps = False
+        #: Whether ranks wait for each other for good.
+        self._stopped = False
+        #: What rank 0 has told this rank about the running stretch, and whether it has.
+        self._told: Letter | None = None
+        self._broken = False
         self._statistics: list[torch.Tensor] | None = None
 
     @property
@@ -117,7 +143,9 @@ class Protocols:
         """A step was made."""
         self.step += 1
         self._passes.stepped()
-        if not self.running and self._equal() and self._due():
+        if self.running:
+            self._step_without_barrier()
+        elif self._equal() and self._due():
             self._vote()
 
     def average(self) -> None:
@@ -125,7 +153,7 @@ class Protocols:
         if self.running:
             self._meet(ended=True)
         elif self._unequal_steps:
-            mpi_ops.join()
+            self._catch_up()
 
     def average_for_script(self) -> None:
         """The script says that parameters must be the same; it need not have passes."""
@@ -138,6 +166,10 @@ class Protocols:
         self._unequal_steps = False
         self.step = agree_steps(self.step, self._name)
         self._voted = self.step
+
+    def stop(self) -> None:
+        """Let ranks wait for each other for good."""
+        self._stopped = True
 
     def leave(self) -> None:
         """Let parameters and states be whole on all ranks; a collective."""
@@ -181,6 +213,8 @@ class Protocols:
         return optimizer
 
     def _due(self) -> bool:
+        if self._stopped:
+            return False
         if self._protocol.needs_total and not self._protocol.total:
             if self.step == 1 and rank() == 0:
                 _say(
@@ -216,6 +250,7 @@ class Protocols:
 
     def _begin(self) -> None:
         self._settle()
+        self._supervision.at_rest(self.step, waiting=True)
         if self._asynchronous is None:
             everything = parameters_of(self._owner)
             order = list(dict.fromkeys([*self._order, *everything]))
@@ -226,8 +261,27 @@ class Protocols:
         self._asynchronous.begin()
         self.running = True
 
-    def _heed(self, source: int, letter: dict[str, Any]) -> None:
-        """A letter that is not about parameters."""
+    def _step_without_barrier(self) -> None:
+        asynchronous = self._asynchronous
+        assert asynchronous is not None, "it runs"
+        told, self._told = self._told, None
+        if told is not None and told["stretch"] == asynchronous.stretch:
+            self._meet(ended=False, leaving=True)
+            return
+        loss = self._supervision.loss()
+        if loss is not None:
+            letter = {"kind": _LOSS, "stretch": asynchronous.stretch, "loss": loss}
+            asynchronous.tell(0, letter)
+
+    def _heed(self, source: int, letter: Letter) -> None:
+        """A letter that is not about parameters; called in the thread that reads them."""
+        asynchronous = self._asynchronous
+        if letter["kind"] == _BROKEN:
+            self._told = letter
+        elif asynchronous is not None and not self._supervision.healthy(letter["loss"]):
+            self._broken = True
+            for each in range(size()):
+                asynchronous.tell(each, {"kind": _BROKEN, "stretch": letter["stretch"]})
 
     def _meet(self, *, ended: bool, leaving: bool = False) -> None:
         """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
@@ -239,40 +293,73 @@ class Protocols:
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
         asynchronous.rest()
-        votes = torch.tensor([ended, leaving, self._new_samples()], dtype=torch.float64)
+        counts = [ended, leaving, self._new_samples(), self.step]
+        votes = torch.tensor(counts, dtype=torch.float64)
         handle = allreduce_async_(votes, op=Sum, name=f"{self._name}.meet")
         while not poll(handle):
             asynchronous.check()
             time.sleep(_LOOK_S)
         synchronize(handle)
-        at_their_end, leaving_ranks, samples = votes.tolist()
+        at_their_end, leaving_ranks, samples, steps = votes.tolist()
         self._samples += round(samples)
         asynchronous.refresh()
         self._average_statistics()
+        asynchronous.await_rest()  # after their losses
         # Nobody changes what another is about to take.
-        allreduce(torch.ones(1), op=Sum, name=f"{self._name}.met")
-        if not leaving_ranks and not self._protocol.synchronous(self._samples):
+        broken = torch.tensor([float(self._broken)])
+        broken_ranks = allreduce(broken, op=Sum, name=f"{self._name}.met").item()
+        waiting = leaving_ranks + broken_ranks > 0 or self._protocol.synchronous(self._samples)
+        if waiting:
+            self._take_back(asynchronous)
+        self._supervision.at_rest(round(steps / size()), waiting=waiting)
+        if not waiting:
             asynchronous.go_on()
             return
+        self.step = self._voted = agree_steps(self.step, self._name)
+        if broken_ranks:
+            self._supervision.fall_back()
+        self._unequal_steps = at_their_end not in (0, size())
+        if self._unequal_steps and ended:
+            self._catch_up()
+
+    def _take_back(self, asynchronous: Asynchronous) -> None:
+        """Have all states on all ranks again; a collective."""
         texts = gather_bytes(self._answer(), f"{self._name}.states")
         entries = [entry for text in texts for entry in decode_entries(text)]
         take_states(self._owner, put_together(entries, parameters_of(self._owner)))
         asynchronous.end()
         self.running = False
-        self.step = self._voted = agree_steps(self.step, self._name)
-        self._unequal_steps = at_their_end not in (0, size())
-        if self._unequal_steps and ended:
-            mpi_ops.join()
 
-    def _average_statistics(self) -> None:
+    def _catch_up(self) -> None:
+        """Wait until all ranks have ended their passes, and have what the last of them has.
+
+        Those that wait are no part of the others' steps, as Horovod's ``join()`` has it.
+        """
+        last = mpi_ops.join()
+        parameters = parameters_of(self._owner)
+        for place, tensor in enumerate([*parameters, *self._known_statistics()]):
+            broadcast_(tensor.detach(), last, name=f"{self._name}.last.{place}")
+        states = self._owner.state
+        entries = [
+            Entry(place, 0, flat_state(states[each], each))
+            for place, each in enumerate(parameters) if states.get(each)
+        ]  # fmt: skip
+        told = tell_all(encode_entries(entries), f"{self._name}.last", last)
+        take_states(self._owner, put_together(decode_entries(told), parameters))
+
+    def _known_statistics(self) -> list[torch.Tensor]:
         if self._statistics is None:
             self._statistics = running_statistics(parameters_of(self._owner))
-        if not self._statistics:
+        return self._statistics
+
+    def _average_statistics(self) -> None:
+        statistics = self._known_statistics()
+        if not statistics:
             return
-        flat = torch.cat([each.detach().double().cpu().view(-1) for each in self._statistics])
+        flat = torch.cat([each.detach().double().cpu().view(-1) for each in statistics])
         mean = allreduce(flat, op=Sum, name=f"{self._name}.statistics") / size()
-        parts = mean.split([each.numel() for each in self._statistics])
-        for statistic, part in zip(self._statistics, parts, strict=True):
+        parts = mean.split([each.numel() for each in statistics])
+        for statistic, part in zip(statistics, parts, strict=True):
             statistic.detach().copy_(part.view(statistic.shape))
 
 

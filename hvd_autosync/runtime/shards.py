@@ -19,7 +19,7 @@ import torch
 
 from hvd_autosync.runtime.buckets import split_evenly
 from hvd_autosync.runtime.sharded import even_shares
-from hvd_autosync.runtime.states import Entry
+from hvd_autosync.runtime.states import Entry, flat_state
 from hvd_autosync.runtime.substitution import own_class, steps_by_element
 
 #: Bytes of a bucket, at most, and how many of them a model has at least where it is large enough.
@@ -206,12 +206,10 @@ class Share:
             places: Parameter -> its place among those of the optimizer.
         """
         return [
-            Entry(places[piece.whole], piece.begin, {
-                name: _flat(value, part) for name, value in self._optimizer.state[part].items()
-            })
+            Entry(places[piece.whole], piece.begin, flat_state(self._optimizer.state[part], part))
             for part, piece in zip(self._parts, self._pieces, strict=True)
             if self._optimizer.state.get(part)
-        ]  # fmt: skip
+        ]
 
     def add(self, gradient: torch.Tensor, absent: Collection[int] = ()) -> None:
         """Add to the gradient of the next step.
@@ -252,12 +250,6 @@ def _scale_momentum(group: dict[str, Any], factor: float) -> None:
         group["momentum"] *= factor
     elif "betas" in group:
         group["betas"] = (group["betas"][0] * factor, *group["betas"][1:])
-
-
-def _flat(value: Any, part: torch.nn.Parameter) -> Any:
-    """A part's state as one of :class:`Entry`: of one dimension if it has a number per element."""
-    per_element = isinstance(value, torch.Tensor) and value.shape == part.shape
-    return value.detach().reshape(-1).clone() if per_element else value
 
 
 def _part_of(value: Any, piece: Piece, part: torch.nn.Parameter) -> Any:

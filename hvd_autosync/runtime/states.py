@@ -84,6 +84,20 @@ def decode_entries(data: bytes) -> list[Entry]:
     return entries
 
 
+def flat_state(state: Mapping[str, Any], part: torch.Tensor) -> dict[str, Any]:
+    """A part's state as that of an :class:`Entry`.
+
+    Args:
+        state: Its state.
+        part: The part, of which it may have a number for each element.
+    """
+    return {
+        name: value.detach().reshape(-1).clone()
+        if isinstance(value, torch.Tensor) and value.shape == part.shape else value
+        for name, value in state.items()
+    }  # fmt: skip
+
+
 def put_together(
     entries: Iterable[Entry], parameters: Sequence[torch.nn.Parameter]
 ) -> dict[int, dict[str, Any]]:

@@ -1,9 +1,11 @@
 """Phases with and without a barrier: what they train, where they end, what is saved of them."""
 
 import contextlib
+import math
 
 import horovod.torch as hvd
 import torch
+from cases_guard import real_training
 from cases_local_steps import adam, batch, loader, momentum, step, together
 from common import OURS, assert_close, assert_identical, assert_same_on_all_ranks, mlp, wrap
 from torch import nn
@@ -303,3 +305,42 @@ def case_two_optimizers_of_one_job():
         step(second, two, number)
     assert together(first) and together(second)
     assert one._protocols.running and two._protocols.running
+
+
+def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
+    """Seen by one rank alone, in the middle of its pass; another has ended its own already."""
+    for uneven in (0, 40):
+        with real_training() as said:
+            model, optimizer = phases(ASP)
+            first = 3 * hvd.rank()  # so that they are not at the same step
+            for number in loader(120 + uneven * hvd.rank()):
+                step(model, optimizer, number)
+            checkpoint = [p.detach().clone() for p in model.parameters()]
+            for number in loader(60 + first):
+                bad = math.nan if hvd.rank() == 1 and int(number) == 55 else 1.0
+                optimizer.zero_grad()
+                loss = model(batch(int(number))).pow(2).mean() * bad
+                current.losses.seen(loss.detach())
+                loss.backward()
+                optimizer.step()
+            assert together(model) and all(p.isfinite().all() for p in model.parameters())
+            assert optimizer._guard is None and not optimizer._protocols.running
+            moved = [(a - b).norm() for a, b in zip(checkpoint, model.parameters(), strict=True)]
+            assert max(moved) < 1
+            passes(model, optimizer, 10)
+            assert not optimizer._protocols.running
+        assert ("is no number" in said.getvalue()) == (hvd.rank() == 0)
+
+
+def case_a_loss_that_rises_ends_steps_without_a_barrier():
+    with real_training() as said:
+        model, optimizer = phases(ASP)
+        for length in (40, 600):
+            for number in loader(length):
+                optimizer.zero_grad()
+                loss = model(batch(int(number))).pow(2).mean()
+                current.losses.seen(torch.tensor(1.0 if optimizer._protocols.step < 340 else 9.0))
+                loss.backward()
+                optimizer.step()
+        assert together(model) and optimizer._guard is None
+    assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
