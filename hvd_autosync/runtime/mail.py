@@ -45,6 +45,7 @@ def open_mailbox(name: str, heed: Heed) -> Mailbox:
     Raises:
         AutosyncError: Some rank cannot open it, or cannot reach another; on all ranks.
     """
+    name = f"mail.{name}"
     carrier = _over_mpi(name) if mpi_enabled() else _over_zmq(name)
     mailbox = Mailbox(rank(), size(), carrier, heed)
     try:
@@ -83,7 +84,7 @@ def _on_all(make: Callable[[], _T], name: str) -> _T:
         trouble = (error.message, error.hint)
     except Exception as error:
         trouble = (f"{type(error).__name__}: {error}", "")
-    for other, told in enumerate(gather_texts(json.dumps(trouble), f"mail.{name}")):
+    for other, told in enumerate(gather_texts(json.dumps(trouble), name)):
         if (theirs := json.loads(told)) is not None:
             message, hint = theirs
             raise AutosyncError(

@@ -112,8 +112,11 @@ class ZmqCarrier:
 
     def send(self, to: int, text: bytes, body: memoryview) -> None:
         """Queue a letter; the memory of a large body is read when it is its turn."""
-        with contextlib.suppress(zmq.ZMQError):  # of a rank of which we shall hear that it is gone
+        try:
             self._out.send_multipart([b"%d" % to, text, body], flags=zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:  # of a rank that we shall hear to be gone
+                raise
 
     def receive(self, most_s: float) -> list[Parcel]:
         """What arrived."""

@@ -2,18 +2,8 @@
 
 A letter is a head, a few bytes of the caller's, and a body, such as a gradient. Whoever sends it
 waits for nobody; whoever gets it heeds it in a thread of its own, whatever its rank does meanwhile.
-How letters travel is a carrier's business (``carrier.py``). When a mailbox may end is decided here,
-with letters of our own, so that no rank waits for one that is gone and none goes while it is
-needed::
-
-    closing rank -> each rank      goodbye   after its last letter
-    failed rank  -> each rank      failure   what has failed; nothing is heeded any more
-    each rank    -> who sent that  thanks    all of that rank's letters have been heeded
-    closing rank -> each rank      leave     it has everyone's goodbye and thanks
-
-A closing mailbox ends when everyone takes leave: nobody needs it any more, and whose connection
-breaks from then on has not failed. One that has failed, or whose rank ends without closing it,
-waits for thanks a second at most.
+How letters travel is a carrier's business (``carrier.py``); when a mailbox may end, ``farewell.py``
+says. One that has failed, or whose rank ends without closing it, has a second to tell the others.
 """
 
 from __future__ import annotations
@@ -30,19 +20,20 @@ from time import monotonic
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.carrier import Carrier
+from hvd_autosync.runtime.farewell import FAILURE, GOODBYE, LEAVE, THANKS, Farewell
 
 #: What is done with a letter: source rank, head, body. Called in the service thread, one letter
 #: after the other. The body is valid as long as somebody holds it.
 Heed = Callable[[int, bytes, memoryview], None]
 
-_LETTER, _GOODBYE, _FAILURE, _THANKS, _LEAVE = b"L", b"G", b"F", b"T", b"E"
+_LETTER = b"L"
 _EMPTY = memoryview(b"")
 #: Longest wait of a rank that has failed for the others to know.
 _LAST_WORDS_S = 1.0
-#: Longest wait of a closing rank in which nobody sends anything.
-_PATIENCE_S = 60.0
 #: Longest sleep of the service thread.
-_NAP_S = 1.0
+_NAP_S = 0.25
+#: Longest wait for its end, where it may have to tell of a failure.
+_ENDING_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -68,9 +59,8 @@ class Mailbox:
         self._carrier = carrier
         self._heed = heed
         self._outbox: deque[tuple[int, bytes, memoryview]] = deque()
-        #: Kind -> ranks of which one has come.
-        self._had: dict[bytes, set[int]] = {_GOODBYE: set(), _THANKS: set(), _LEAVE: set()}
-        self._taken_leave = False
+        self._farewell = Farewell(self._ranks)
+        self._takes_leave = False
         self._failure: _Failure | None = None
         self._told = self._leaving = False
         self._heard_at_s = monotonic()
@@ -100,9 +90,7 @@ class Mailbox:
             raise ValueError(f"a letter to rank {to} of {len(self._ranks)}")
         if not self._thread.is_alive():
             self.check()
-            raise AutosyncError(
-                f"a letter to rank {to} after close()", hint="Close when all replies have come."
-            )
+            raise AutosyncError(f"a letter to rank {to} after close()", hint="Close it later.")
         octets = body.cast("B") if body is not None and body.nbytes else _EMPTY
         self._post(to, _LETTER + head, octets)
 
@@ -118,10 +106,14 @@ class Mailbox:
                 self._failure.message, hint="See what that rank wrote last."
             ) from self._failure.cause
 
-    def close(self) -> None:
+    def close(self, patience_s: float = 60.0) -> None:
         """End, when all letters to and from this rank have been heeded; all ranks call it.
 
-        No collective of Horovod's. A rank that is gone is not waited for.
+        No collective of Horovod's: letters are heeded on while ranks wait here for others to close.
+        A rank that is gone is not waited for.
+
+        Args:
+            patience_s: Longest wait in which no letter comes.
 
         Raises:
             AutosyncError: As :meth:`check`, if that has not raised it yet; or some rank does not
@@ -131,26 +123,26 @@ class Mailbox:
             self._leaving = True
             self._heard_at_s = monotonic()
             for rank in self._ranks:
-                self._post(rank, _GOODBYE)
-            while self._thread.is_alive() and monotonic() - self._heard_at_s < _PATIENCE_S:
+                self._post(rank, GOODBYE)
+            while self._thread.is_alive() and monotonic() - self._heard_at_s < patience_s:
                 self._thread.join(0.5)
             if self._thread.is_alive():
-                late = sorted(self._ranks - self._had[_GOODBYE])
+                late = sorted(self._farewell.awaited)
                 self.abandon(f"rank {self._rank} closes its mailbox, ranks {late} do not")
             atexit.unregister(self._leave)
         if not self._told:
             self.check()
 
     def abandon(self, why: str) -> None:
-        """End within two seconds, and have the other ranks know.
+        """End within seconds, and have the other ranks know.
 
         Args:
             why: What :meth:`check` tells on all ranks, unless they know of an earlier failure.
         """
         self._leaving = True
-        self._post(self._rank, _FAILURE + why.encode())
-        self._thread.join(2 * _LAST_WORDS_S)
-        if self._failure is None:  # heed does not return
+        self._post(self._rank, FAILURE + why.encode(errors="replace"))
+        self._thread.join(_ENDING_S)
+        if self._failure is None and self._thread.is_alive():  # heed does not return
             self._failure = _Failure(why, None, monotonic())
         atexit.unregister(self._leave)
 
@@ -172,45 +164,45 @@ class Mailbox:
     def _serve(self) -> None:
         try:
             while not self._is_over():
+                self._look_around()
                 for parcel in self._carrier.receive(_NAP_S):
                     self._heard_at_s = monotonic()
                     self._take(*parcel)
                 for to, text, body in [self._outbox.popleft() for _ in range(len(self._outbox))]:
-                    if self._failure is not None and text[:1] in (_LETTER, _GOODBYE):
+                    if self._failure is not None and text[:1] in (_LETTER, GOODBYE):
                         continue
                     if to == self._rank:
                         self._take(to, text, body)
                     elif to not in self._carrier.lost:
                         self._carrier.send(to, text, body)
-                self._look_around()
-            self._carrier.end()
         except BaseException as error:
             self._fail(f"the mailbox of rank {self._rank} broke: {error!r}", error)
             raise
+        finally:
+            self._carrier.end()
 
     def _look_around(self) -> None:
         if not self._carrier.awaited:
             self._connected.set()
-        parted = self._had[_GOODBYE] & self._had[_THANKS]
         for other, how in self._carrier.lost.items():
-            if other not in parted:
+            if not self._farewell.has_parted(other):
                 self._fail(f"rank {other} is gone: {how}")
-        if self._leaving and parted == self._ranks and not self._taken_leave:
-            self._taken_leave = True
+        if self._leaving and not self._takes_leave and self._farewell.may_leave():
+            self._takes_leave = True
             for rank in self._ranks:
-                self._post(rank, _LEAVE)
+                self._post(rank, LEAVE)
 
     def _take(self, source: int, text: bytes, body: memoryview) -> None:
         kind, head = text[:1], text[1:]
         if kind == _LETTER:
             self._hand_over(source, head, body)
             return
-        if kind == _FAILURE:
+        if kind == FAILURE:
             self._fail(head.decode())
         else:
-            self._had[kind].add(source)
-        if kind in (_FAILURE, _GOODBYE):
-            self._post(source, _THANKS)
+            self._farewell.heard(kind, source)
+        if kind in (FAILURE, GOODBYE):
+            self._post(source, THANKS)
 
     def _hand_over(self, source: int, head: bytes, body: memoryview) -> None:
         if self._failure is not None:
@@ -218,34 +210,32 @@ class Mailbox:
         try:
             self._heed(source, head, body)
         except BaseException as error:
-            what = f"{type(error).__name__}: {error}"
-            self._fail(f"rank {self._rank} failed on a letter of rank {source}: {what}", error)
+            where = f"rank {self._rank} failed on a letter of rank {source}"
+            self._fail(f"{where}: {_described(error)}", error)
 
     def _fail(self, message: str, cause: BaseException | None = None) -> None:
         """Stop heeding, and tell everyone; only the first failure counts."""
         if self._failure is None:
             self._failure = _Failure(message, cause, monotonic())
             self._connected.set()
-            self._had[_THANKS].clear()
+            self._farewell.failed()
             for other in self._ranks - {self._rank}:
-                self._post(other, _FAILURE + message.encode())
+                self._post(other, FAILURE + message.encode(errors="replace"))
 
     def _is_over(self) -> bool:
         if not self._leaving:
             return False
+        lost = self._carrier.lost.keys()
         if self._failure is None:
-            gone = self._had[_LEAVE] | self._carrier.lost.keys()
-            return self._taken_leave and gone >= self._ranks
-        told = {self._rank, *self._had[_THANKS], *self._carrier.lost}
-        return told >= self._ranks or monotonic() > self._failure.at_s + _LAST_WORDS_S
+            return self._takes_leave and self._farewell.is_over(lost)
+        late = monotonic() > self._failure.at_s + _LAST_WORDS_S
+        return late or self._farewell.is_known(self._rank, lost)
 
     def _leave(self) -> None:
         """This process ends, and nobody has closed the mailbox."""
         error = getattr(sys, "last_value", None)
-        why = "without closing its mailbox"
-        if error is not None:
-            why = f"after {type(error).__name__}: {error}"
-        self.abandon(f"rank {self._rank} has ended {why}")
+        after = "without closing its mailbox" if error is None else f"after {_described(error)}"
+        self.abandon(f"rank {self._rank} has ended {after}")
 
     def _forget(self) -> None:
         """In a forked child, which has neither the thread nor any business with the letters."""
@@ -257,6 +247,16 @@ class Mailbox:
 
 #: Those of this process.
 _mailboxes: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+
+
+def abandon_all(why: str) -> None:
+    """:meth:`Mailbox.abandon` those of this process that are open, before MPI is finalized, say."""
+    for mailbox in list(_mailboxes):
+        mailbox.abandon(why)
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _forget_all() -> None:

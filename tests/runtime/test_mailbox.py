@@ -22,7 +22,6 @@ import pytest
 zmq = pytest.importorskip("zmq")
 
 from hvd_autosync.errors import AutosyncError  # noqa: E402
-from hvd_autosync.runtime import mailbox as mailbox_module  # noqa: E402
 from hvd_autosync.runtime.mail_zmq import ZmqCarrier  # noqa: E402
 from hvd_autosync.runtime.mailbox import Heed, Mailbox  # noqa: E402
 
@@ -212,12 +211,11 @@ def test_close_tells_of_a_failure_that_nobody_has_been_told() -> None:
         opened[1].close()
 
 
-def test_a_rank_that_does_not_close_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox_module, "_PATIENCE_S", 0.5)
+def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
     with mailboxes(3, lambda *letter: None) as opened:
         said = "rank 0 closes its mailbox, ranks [1, 2] do not"
         with pytest.raises(AutosyncError) as raised:
-            opened[0].close()
+            opened[0].close(patience_s=0.5)
         assert [raised.value.message, failure(opened[1]), failure(opened[2])] == [said] * 3
 
 
