@@ -318,7 +318,8 @@ class Protocols:
         self.step = self._voted = agree_steps(self.step, self._name)
         if broken_ranks:
             self._supervision.fall_back()
-        self._unequal_steps = at_their_end not in (0, size())
+        # In the middle of their passes ranks have different numbers of steps before them.
+        self._unequal_steps = at_their_end < size()
         if self._unequal_steps and ended:
             self._catch_up()
 

@@ -315,7 +315,6 @@ def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
             first = 3 * hvd.rank()  # so that they are not at the same step
             for number in loader(120 + uneven * hvd.rank()):
                 step(model, optimizer, number)
-            checkpoint = [p.detach().clone() for p in model.parameters()]
             for number in loader(60 + first):
                 bad = math.nan if hvd.rank() == 1 and int(number) == 55 else 1.0
                 optimizer.zero_grad()
@@ -325,8 +324,6 @@ def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
                 optimizer.step()
             assert together(model) and all(p.isfinite().all() for p in model.parameters())
             assert optimizer._guard is None and not optimizer._protocols.running
-            moved = [(a - b).norm() for a, b in zip(checkpoint, model.parameters(), strict=True)]
-            assert max(moved) < 1
             passes(model, optimizer, 10)
             assert not optimizer._protocols.running
         assert ("is no number" in said.getvalue()) == (hvd.rank() == 0)
