@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
-from hvd_autosync.search_space.trial import DRIFT_FILE
+from hvd_autosync.search_space.trial import DRIFT_FILE, OUTCOME_FILE
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
@@ -39,19 +40,49 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """What rank 0 of a run of a recurring job has said of it.
+
+    Attributes:
+        metric: What the script says it came to, larger is better; ``None`` where it says nothing.
+        loss: Mean of its last training losses; ``None`` where none was seen.
+        samples: Samples of all ranks together; 0 where they could not be counted.
+        steps: Steps of rank 0.
+    """
+
+    metric: float | None = None
+    loss: float | None = None
+    samples: int = 0
+    steps: int = 0
+
+    @classmethod
+    def read(cls, folder: str) -> Reported | None:
+        """What was written into ``folder``, if anything."""
+        try:
+            fields = json.loads(Path(folder, OUTCOME_FILE).read_text())
+            return cls(**fields)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclass(frozen=True)
 class Ended:
     """How a training ended.
 
     Attributes:
         status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it.
         drift: What rank 0 said of steps that became slower for good, where it is on this host.
+        outcome: What it said of a run of a recurring job, likewise.
     """
 
     status: int
     drift: str = ""
+    outcome: Reported | None = None
 
 
-def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> Ended:
+def run_training(
+    job: Job, strategy: Strategy, known: Known | None = None, *, tallied: bool = False
+) -> Ended:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     Ctrl-C reaches the job from the terminal, as it would without us; SIGTERM and SIGHUP are passed
@@ -61,6 +92,7 @@ def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> En
         job: The job.
         strategy: What it runs under.
         known: What is known of it.
+        tallied: Whether it is a run of a recurring job, whose outcome is asked for.
 
     Raises:
         AutosyncError: The system refuses to launch it.
@@ -69,11 +101,12 @@ def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> En
         folder = ""
         with contextlib.suppress(OSError):  # nothing is written down then
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
-        spec = _worker_spec(strategy, known or Known(), folder)
+        spec = _worker_spec(strategy, known or Known(), folder, tallied)
         status = _run(job, strategy, launcher_environment(strategy, spec))
+        outcome = Reported.read(folder) if tallied and folder else None
         with contextlib.suppress(OSError):  # there is none
-            return Ended(status, Path(folder, DRIFT_FILE).read_text())
-    return Ended(status)
+            return Ended(status, Path(folder, DRIFT_FILE).read_text(), outcome)
+    return Ended(status, outcome=outcome)
 
 
 def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:
@@ -99,11 +132,13 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _worker_spec(strategy: Strategy, known: Known, folder: str) -> TrialSpec | None:
+def _worker_spec(
+    strategy: Strategy, known: Known, folder: str, tallied: bool
+) -> TrialSpec | None:
     """Workers know of us only when they have something to do or to watch."""
     spec = TrialSpec(
         "training", strategy, warmup_steps=0, measured_steps=0, classes=known.classes,
         loss_ceilings=known.loss_ceilings, expected_step_s=known.expected_step_s,
-        drift_folder=folder,
+        drift_folder=folder, tallied=tallied,
     )  # fmt: skip
-    return spec if beyond_horovod(strategy) or spec.watched else None
+    return spec if beyond_horovod(strategy) or spec.watched or tallied else None

@@ -1,7 +1,8 @@
 """The binary search of Sync-Switch (Li et al., ICDCS 2021, section on the timing of the switch).
 
 Shares are halved: where runs at ``f`` keep the target, less is tried, where they do not, more,
-until ``M`` of them have been tried with ``R`` runs each. Whether runs are any faster is not looked at.
+until ``M`` of them have been tried with ``R`` runs each. Whether runs are any
+faster is not looked at.
 """
 
 from __future__ import annotations
