@@ -73,11 +73,13 @@ class Ended:
         status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it.
         drift: What rank 0 said of steps that became slower for good, where it is on this host.
         outcome: What it said of a run of a recurring job, likewise.
+        stopped: Whether somebody stopped it, as with Ctrl-C.
     """
 
     status: int
     drift: str = ""
     outcome: Reported | None = None
+    stopped: bool = False
 
 
 def run_training(
@@ -102,17 +104,24 @@ def run_training(
         with contextlib.suppress(OSError):  # nothing is written down then
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
         spec = _worker_spec(strategy, known or Known(), folder, tallied)
-        status = _run(job, strategy, launcher_environment(strategy, spec))
+        status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
         outcome = Reported.read(folder) if tallied and folder else None
         with contextlib.suppress(OSError):  # there is none
-            return Ended(status, Path(folder, DRIFT_FILE).read_text(), outcome)
-    return Ended(status, outcome=outcome)
+            drift = Path(folder, DRIFT_FILE).read_text()
+            return Ended(status, drift, outcome, stopped)
+    return Ended(status, outcome=outcome, stopped=stopped)
 
 
-def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:
+def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int, bool]:
+    """The exit status, and whether a signal came meanwhile."""
     process: subprocess.Popen[bytes] | None = None
+    signals = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
         if process is None:
             raise SystemExit(128 + number)
         timer = threading.Timer(_PASS_ON_AFTER_S, process.send_signal, [number])
@@ -124,12 +133,12 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:
         previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, pass_on)
     try:
         process = launch(job, strategy, environment)
-        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, remember)
         status = process.wait()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return status if status >= 0 else 128 - status
+    return status if status >= 0 else 128 - status, bool(signals)
 
 
 def _worker_spec(

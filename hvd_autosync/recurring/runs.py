@@ -29,7 +29,7 @@ from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.training import Ended, Known, Reported, run_training
 from hvd_autosync.tuning import load_restrictions, tuning_key
 
-#: Exit statuses from here on say that a signal ended the run: somebody stopped it.
+#: Exit statuses from here on say that a signal ended the run.
 _SIGNALS = 128
 #: Why a run is under BSP alone that should not be.
 _UNCOUNTED = (
@@ -143,7 +143,7 @@ def record_of(job: Job, plan: Plan, ended: Ended, seconds: float) -> RunRecord |
     elif said.loss is not None:
         metric, source = -said.loss, "loss"
     if ended.status:
-        if ended.status >= _SIGNALS:
+        if _was_stopped(ended):
             return None
         metric, status = math.nan, "failed"
     elif said.metric is None and said.loss is None:
@@ -163,8 +163,12 @@ def _beginning(job: Job, options: Options, plan: Plan) -> str:
     return f"{what}: f = {decision.share:.4g} of the work under BSP: {decision.reason}"
 
 
+def _was_stopped(ended: Ended) -> bool:
+    return ended.status != 0 and (ended.stopped or ended.status >= _SIGNALS)
+
+
 def _why_not(ended: Ended) -> str:
-    if ended.status >= _SIGNALS:
+    if _was_stopped(ended):
         return "it was stopped"
     return (
         "nothing is known of what it came to. Call hvd_autosync.outcome(metric) at the end of the "

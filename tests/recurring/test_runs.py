@@ -106,11 +106,12 @@ def test_a_run_that_fails_is_below_the_target_and_its_status_is_ours(
     assert "the next run tries f = 0.75" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("status", [130, 137, 143])
+@pytest.mark.parametrize(("status", "stopped"), [(137, False), (143, True), (1, True)])
 def test_a_run_that_was_stopped_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch, options: Options, status: int
+    monkeypatch: pytest.MonkeyPatch, options: Options, status: int, stopped: bool
 ) -> None:
-    Trainings(monkeypatch, Ended(status, outcome=Reported(0.9, 0.1, 100, 5)))
+    said = Reported(0.9, 0.1, 100, 5)
+    Trainings(monkeypatch, Ended(status, outcome=said, stopped=stopped))
     assert run_recurring(JOB, options) == status
     assert TraceStore(options.store).runs(JOB.key) == []
 
