@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from hvd_autosync import __version__
-from hvd_autosync.commands import doctor, jobs, replay, report, simulate, testbed, traces
+from hvd_autosync.commands import (
+    doctor,
+    jobs,
+    recurring,
+    replay,
+    report,
+    simulate,
+    testbed,
+    traces,
+)
 from hvd_autosync.commands.common import Commands, StoreOption, StudyArgument, console, open_store
 
 app = typer.Typer(
@@ -78,6 +87,7 @@ app.add_typer(testbed.app, name="testbed")
 replay.add_command(app)
 report.add_command(app)
 simulate.add_command(app)
+recurring.add_command(app)
 doctor.add_command(app)
 
 

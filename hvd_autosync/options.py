@@ -18,6 +18,7 @@ from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
+SEARCH_CHOICES = ("bayesian", "binary")
 RUNNER_CHOICES = ("auto", "cold")
 
 
@@ -35,6 +36,13 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError("must be more than 0")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not float("-inf") < value < float("inf"):
+        raise ValueError("must be a finite number")
     return value
 
 
@@ -120,6 +128,30 @@ class Options:
         "auto", _one_of(TRANSFER_CHOICES), "{auto,never}",
         "Whether finished studies of similar jobs and clusters in the store tell where to begin "
         "(auto); they are believed as long as the trials do not contradict them.",
+    )
+    recurring: bool = _option(
+        False, _switch, "",
+        "Each run of this job tries another share f of its work under BSP, the rest without a "
+        "barrier (asp), and is compared with earlier ones by what the script gives to "
+        "hvd_autosync.outcome(), until the fastest f that is as good is found. Nothing is tuned.",
+    )
+    search: str = _option(
+        "bayesian", _one_of(SEARCH_CHOICES), "{bayesian,binary}",
+        "How recurring runs look for f: by a model of its effect, or by halving as in Sync-Switch.",
+    )
+    target: float | None = _option(
+        None, _number, "METRIC",
+        "What recurring runs must come to, larger is better; what the first runs, under BSP "
+        "alone, come to if not given.",
+    )
+    tolerance: float | None = _option(
+        None, _positive, "METRIC",
+        "By how much a recurring run may be below that; 1 % of it if not given, and at least two "
+        "standard deviations of the first runs where there are several.",
+    )
+    repeats: int = _option(
+        1, _at_least(1), "N",
+        "First recurring runs under BSP alone; in the binary search runs of every f.",
     )
     runner: str = _option(
         "auto", _one_of(RUNNER_CHOICES), "{auto,cold}",
@@ -219,6 +251,12 @@ def resolve_options(
     if options.strategy is not None and options.replay is not None:
         raise ConfigurationError(
             f"{option_name('strategy')} and {option_name('replay')} both say what to run under",
+            hint="Leave one of them out.",
+        )
+    if options.recurring and (options.strategy or options.replay):
+        given = "strategy" if options.strategy else "replay"
+        raise ConfigurationError(
+            f"{option_name('recurring')} and {option_name(given)} both say what to run under",
             hint="Leave one of them out.",
         )
     return options

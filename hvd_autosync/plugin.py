@@ -130,6 +130,12 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         The exit status of the training, or 0 after tuning only.
     """
     job, options = read_job(arguments, words)
+    if options.recurring:
+        from hvd_autosync.recurring.runs import run_recurring
+
+        if not options.dry_run:
+            check_hosts(job)
+        return run_recurring(job, options)
     if options.dry_run:
         from hvd_autosync.reporting import print_plan
 

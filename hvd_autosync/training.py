@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
-from hvd_autosync.search_space.trial import DRIFT_FILE
+from hvd_autosync.search_space.trial import DRIFT_FILE, OUTCOME_FILE
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
@@ -39,19 +40,51 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """What rank 0 of a run of a recurring job has said of it.
+
+    Attributes:
+        metric: What the script says it came to, larger is better; ``None`` where it says nothing.
+        loss: Mean of its last training losses; ``None`` where none was seen.
+        samples: Samples of all ranks together; 0 where they could not be counted.
+        steps: Steps of rank 0.
+    """
+
+    metric: float | None = None
+    loss: float | None = None
+    samples: int = 0
+    steps: int = 0
+
+    @classmethod
+    def read(cls, folder: str) -> Reported | None:
+        """What was written into ``folder``, if anything."""
+        try:
+            fields = json.loads(Path(folder, OUTCOME_FILE).read_text())
+            return cls(**fields)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclass(frozen=True)
 class Ended:
     """How a training ended.
 
     Attributes:
         status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it.
         drift: What rank 0 said of steps that became slower for good, where it is on this host.
+        outcome: What it said of a run of a recurring job, likewise.
+        stopped: Whether somebody stopped it, as with Ctrl-C.
     """
 
     status: int
     drift: str = ""
+    outcome: Reported | None = None
+    stopped: bool = False
 
 
-def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> Ended:
+def run_training(
+    job: Job, strategy: Strategy, known: Known | None = None, *, tallied: bool = False
+) -> Ended:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     Ctrl-C reaches the job from the terminal, as it would without us; SIGTERM and SIGHUP are passed
@@ -61,6 +94,7 @@ def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> En
         job: The job.
         strategy: What it runs under.
         known: What is known of it.
+        tallied: Whether it is a run of a recurring job, whose outcome is asked for.
 
     Raises:
         AutosyncError: The system refuses to launch it.
@@ -69,17 +103,25 @@ def run_training(job: Job, strategy: Strategy, known: Known | None = None) -> En
         folder = ""
         with contextlib.suppress(OSError):  # nothing is written down then
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
-        spec = _worker_spec(strategy, known or Known(), folder)
-        status = _run(job, strategy, launcher_environment(strategy, spec))
+        spec = _worker_spec(strategy, known or Known(), folder, tallied)
+        status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
+        outcome = Reported.read(folder) if tallied and folder else None
         with contextlib.suppress(OSError):  # there is none
-            return Ended(status, Path(folder, DRIFT_FILE).read_text())
-    return Ended(status)
+            drift = Path(folder, DRIFT_FILE).read_text()
+            return Ended(status, drift, outcome, stopped)
+    return Ended(status, outcome=outcome, stopped=stopped)
 
 
-def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:
+def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int, bool]:
+    """The exit status, and whether a signal came meanwhile."""
     process: subprocess.Popen[bytes] | None = None
+    signals = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
         if process is None:
             raise SystemExit(128 + number)
         timer = threading.Timer(_PASS_ON_AFTER_S, process.send_signal, [number])
@@ -91,19 +133,21 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> int:
         previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, pass_on)
     try:
         process = launch(job, strategy, environment)
-        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, remember)
         status = process.wait()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return status if status >= 0 else 128 - status
+    return status if status >= 0 else 128 - status, bool(signals)
 
 
-def _worker_spec(strategy: Strategy, known: Known, folder: str) -> TrialSpec | None:
+def _worker_spec(
+    strategy: Strategy, known: Known, folder: str, tallied: bool
+) -> TrialSpec | None:
     """Workers know of us only when they have something to do or to watch."""
     spec = TrialSpec(
         "training", strategy, warmup_steps=0, measured_steps=0, classes=known.classes,
         loss_ceilings=known.loss_ceilings, expected_step_s=known.expected_step_s,
-        drift_folder=folder,
+        drift_folder=folder, tallied=tallied,
     )  # fmt: skip
-    return spec if beyond_horovod(strategy) or spec.watched else None
+    return spec if beyond_horovod(strategy) or spec.watched or tallied else None

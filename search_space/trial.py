@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MIN_MEASURED_STEPS = 5
 #: Where rank 0 writes that steps have become slower, in the folder of the driver.
 DRIFT_FILE = "drift"
+#: Where it writes what a run of a recurring job came to, there too.
+OUTCOME_FILE = "outcome"
 #: Steps over which the losses of a guarded training are averaged.
 LOSS_WINDOW = 32
 _TRIM = 0.1
@@ -75,6 +77,7 @@ class TrialSpec:
             beginning of a real training; the last holds for all that follow.
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
         drift_folder: Where this is on its host, rank 0 writes there that steps are slower.
+        tallied: Whether rank 0 writes there, too, what a real training comes to, and its samples.
     """
 
     trial_id: str
@@ -89,6 +92,7 @@ class TrialSpec:
     loss_ceilings: tuple[float, ...] = ()
     expected_step_s: float = 0.0
     drift_folder: str = ""
+    tallied: bool = False
 
     @property
     def watched(self) -> bool:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.activation import activate
-    from hvd_autosync.runtime.current import average, mark_step, report
+    from hvd_autosync.runtime.current import average, mark_step, outcome, report
     from hvd_autosync.runtime.hooks import install
     from hvd_autosync.runtime.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "activate", "average", "install", "mark_step", "report"]
+__all__ = ["DistributedOptimizer", "activate", "average", "install", "mark_step", "outcome",
+           "report"]
 
 _MODULES = {
     "DistributedOptimizer": "optimizer",
@@ -25,6 +26,7 @@ _MODULES = {
     "average": "current",
     "install": "hooks",
     "mark_step": "current",
+    "outcome": "current",
     "report": "current",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from types import ModuleType
 
@@ -13,6 +14,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.ending import leaving_join
 from hvd_autosync.runtime.joining import watch_join
+from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optimizer_state
 from hvd_autosync.runtime.seeds import shift_seeds
 from hvd_autosync.runtime.sender import Sender
@@ -51,6 +53,15 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         from hvd_autosync.runtime.drift import DriftWatch  # trials need it not
 
         current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
+        os.register_at_fork(after_in_child=current.forget_run)
+    if spec.tallied and current.tally is None:
+        from hvd_autosync.runtime.tally import Tally  # trials need it not
+
+        if current.losses is None:
+            current.losses = Losses()
+            watch_backward(current.losses)
+        current.tally = Tally(current.losses, spec.drift_folder)
+        atexit.register(current.tally.write)
         os.register_at_fork(after_in_child=current.forget_run)
     if sender is None or current.run is not None:
         return

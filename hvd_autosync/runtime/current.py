@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hvd_autosync.runtime.drift import DriftWatch
     from hvd_autosync.runtime.losses import Losses
+    from hvd_autosync.runtime.tally import Tally
     from hvd_autosync.runtime.trial_run import TrialRun
     from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
     from hvd_autosync.search_space.protocol import Protocol
@@ -25,6 +26,8 @@ protocol: Protocol | None = None
 run: TrialRun | None = None
 #: Watches the steps of a real training that was tuned.
 watch: DriftWatch | None = None
+#: Counts what a run of a recurring job comes to.
+tally: Tally | None = None
 #: Highest healthy losses of the training's windows, where another training has shown them.
 loss_ceilings: tuple[float, ...] = ()
 #: The losses of this process's steps; ``None`` where nobody asks for them.
@@ -49,6 +52,8 @@ def mark_step() -> None:
         run.mark()
     if watch is not None:
         watch.mark()
+    if tally is not None:
+        tally.mark()
 
 
 def average(optimizer: Any) -> None:
@@ -81,7 +86,21 @@ def report(metric: Any) -> None:
         losses.report(torch.as_tensor(metric).detach())
 
 
+def outcome(metric: Any) -> None:
+    """Say what this training came to, on rank 0: larger is better.
+
+    For jobs that recur (``--autosync-recurring``), whose runs are compared by it: an accuracy, or a
+    loss of data that it was not trained with, negated. The last call counts. Does nothing in any
+    other job.
+
+    Args:
+        metric: A number, or a tensor of one; the same measure in every run.
+    """
+    if tally is not None:
+        tally.outcome(float(metric))
+
+
 def forget_run() -> None:
     """Take no further part in the job; called in forked children, such as data loaders."""
-    global run, watch
-    run = watch = None
+    global run, watch, tally
+    run = watch = tally = None

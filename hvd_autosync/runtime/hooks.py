@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 def install(spec: TrialSpec) -> None:
     """Take part in the job as ``spec`` says, as soon as ``horovod.torch`` is imported.
 
-    A training that is not watched, under a strategy without an exchange plan, is left untouched:
-    everything it needs is in its environment already.
+    A training that is not watched or tallied, under a strategy without an exchange plan, is left
+    untouched: everything it needs is in its environment already.
 
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
     """
-    if spec.measured_steps == 0 and not beyond_horovod(spec.strategy) and not spec.watched:
+    needed = spec.measured_steps or spec.watched or spec.tallied
+    if not needed and not beyond_horovod(spec.strategy):
         return
     # Taken before the script can redirect or close its error output.
     sender = Sender(os.dup(2)) if spec.measured_steps else None

@@ -102,7 +102,7 @@ def distribute(
             optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule,
             protocol,
         )  # fmt: skip
-    if current.run is not None or current.watch is not None:
+    if current.run is not None or current.watch is not None or current.tally is not None:
         adasum = arguments["op"] == Adasum and size() > 1
         _put_under_clock(type(distributed), adasum=adasum)
     if current.run is not None:
@@ -179,7 +179,7 @@ def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> An
 
 
 def _stepped(optimizer: Any) -> None:
-    for watcher in (current.run, current.watch):
+    for watcher in (current.run, current.watch, current.tally):
         if watcher is not None:
             watcher.optimizer_stepped(optimizer)
 

@@ -119,6 +119,18 @@ CLUSTERS = Table(
     Column("links", PlainJson, nullable=False),
 )
 
+#: Not in stores of earlier versions, which get it when something is written into it.
+RUNS = Table(
+    "hvd_autosync_runs",
+    _TABLES,
+    Column("job_key", String(32), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("command", PlainJson, nullable=False),
+    Column("ended_at", String(32), nullable=False),
+    Column("strategy", PlainJson, nullable=False),
+    Column("result", PlainJson, nullable=False),
+)
+
 #: Columns of STUDIES that make a study's record.
 STUDY_COLUMNS = [STUDIES.c[field.name] for field in fields(StudyRecord)]
 

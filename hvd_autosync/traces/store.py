@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError
 
 from hvd_autosync.errors import StoreError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
-from hvd_autosync.traces import rows
+from hvd_autosync.traces import rows, runs
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
 from hvd_autosync.traces.owner import Owner
@@ -33,6 +33,7 @@ from hvd_autosync.traces.records import (
     TrialRecord,
     timestamp,
 )
+from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.traces.schema import CLUSTERS, STUDIES, TRIALS
 
 __all__ = ["TraceStore", "default_store_url"]
@@ -284,6 +285,25 @@ class TraceStore:
             # Another driver may write the same at this moment; what it measured is as good.
             with contextlib.suppress(IntegrityError), connection.begin_nested():
                 connection.execute(CLUSTERS.insert().values(cluster_key=cluster_key, **values))
+
+    def keep_run(self, run: RunRecord) -> int:
+        """Write down how a run of a recurring job ended.
+
+        Returns:
+            Its number: 0, 1, 2 ... without gaps; that of ``run`` is of no account.
+        """
+        with self._database.writing() as connection:
+            return runs.insert_run(connection, run)
+
+    def runs(self, job_key: str | None = None) -> list[RunRecord]:
+        """The runs of a recurring job by number; of all jobs without a key."""
+        with self._database.reading() as connection:
+            return runs.run_records(connection, job_key)
+
+    def forget_runs(self, job_key: str) -> int:
+        """Forget the runs of a recurring job, for its search to begin anew; how many they were."""
+        with self._database.writing() as connection:
+            return runs.delete_runs(connection, job_key)
 
     def heartbeat(self, study_id: str) -> None:
         """Show other machines that this process is alive; call it well within 120 s.

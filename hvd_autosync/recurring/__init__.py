@@ -1,0 +1,21 @@
+"""The share of the work under BSP, for jobs that recur: each run tries the next one.
+
+A search (:class:`BinarySearch` as in Sync-Switch, or :class:`BayesianSearch`) is a pure function of
+the outcomes so far: it gives the share that the next run tries, or the final one. The same
+searches run on recorded outcomes (:class:`Recorded`). Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from hvd_autosync.recurring.bayesian import BayesianSearch
+from hvd_autosync.recurring.binary import BinarySearch
+from hvd_autosync.recurring.outcomes import Decision, Goal, Outcome, Search, Settings
+from hvd_autosync.recurring.recorded import Game, Recorded, play
+
+#: Name -> search.
+SEARCHES: dict[str, type[BinarySearch] | type[BayesianSearch]] = {
+    "bayesian": BayesianSearch, "binary": BinarySearch,
+}  # fmt: skip
+
+__all__ = ["SEARCHES", "BayesianSearch", "BinarySearch", "Decision", "Game", "Goal", "Outcome",
+           "Recorded", "Search", "Settings", "play"]

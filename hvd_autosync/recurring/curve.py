@@ -1,0 +1,104 @@
+"""What the metric is likely to be at every share, from the runs so far.
+
+The metric of a run at share f is a Gaussian process around a curve that rises and saturates, as
+published ones do (Sync-Switch, Li et al., ICDCS 2021: most of the accuracy is won in the first
+part of the work)::
+
+    m(f) = b - A (h(f) - h(1)) / (1 - h(1)) + r(f) + noise,      h(f) = 1 / (1 + (f / k)^p)
+
+so that A >= 0 is what f = 0 costs, and k and p say where and how steeply it is won back. r is what
+such a curve leaves open. The level b has a wide normal prior, so it belongs to the covariance; A,
+k, p and the noise have priors on a grid and are integrated out there, each cell by its likelihood
+(Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.2). All is in units of the tolerance, which
+covers the noise of runs. ``n``: runs; ``c``: shares; ``g``: curves of the grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from hvd_autosync.recurring.outcomes import Goal, Outcome
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+#: Of the grid: A and the noise in tolerances, the knee k, the steepness p.
+_COSTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_NOISES, _NOISE_PRIOR = (0.125, 0.25, 0.5, 1.0, 2.0), (1.0, 2.0, 3.0, 2.0, 0.5)
+_KNEES = tuple(np.geomspace(0.01, 1.0, 9))
+_POWERS = (1.5, 3.0, 6.0, 12.0)
+#: Deviation of r and its length on the scale of :func:`_place`; deviation of b.
+_REST, _LENGTH, _LEVEL = 0.25, 0.5, 100.0
+#: A run that failed is so many tolerances below what is good enough.
+_FAILED = 2.0
+
+
+def keeps(outcomes: Sequence[Outcome], goal: Goal, shares: FloatArray, known: bool) -> FloatArray:
+    """Probability that each share keeps the target.
+
+    Args:
+        outcomes: The runs so far, at least one.
+        goal: What is wanted.
+        shares: Shape ``(c,)``.
+        known: Whether the target was given; otherwise it is what f = 1 comes to, which runs there
+            have told with their noise.
+
+    Returns:
+        Shape ``(c,)``.
+    """
+    unit = max(goal.tolerance, 1e-4 * abs(goal.target), 1e-12)
+    lowest = min([goal.bound, *(each.metric for each in outcomes if each.finite)])
+    metrics = [e.metric if e.finite else lowest - _FAILED * unit for e in outcomes]
+    seen = (np.array(metrics) - goal.target) / unit  # (n,)
+    tried = np.array([each.share for each in outcomes])
+    # Wanted: m(f) - m(1) >= -tolerance, or m(f) >= target - tolerance.
+    ends = np.ones(1)
+    means = _curves(tried), _curves(shares) - (0.0 if known else _curves(ends))  # (n, g), (c, g)
+    level = 0.0 if known else 1.0
+    across = _covariance(shares, tried) - level * _covariance(ends, tried)  # (c, n)
+    own = _covariance(shares, shares).diagonal() + level * (
+        _covariance(ends, ends)[0, 0] - 2 * _covariance(shares, ends)[:, 0]
+    )
+    likelihoods, answers = [], []
+    for noise, prior in zip(_NOISES, _NOISE_PRIOR, strict=True):
+        factor = np.linalg.cholesky(_covariance(tried, tried) + noise**2 * np.eye(len(tried)))
+        off = np.linalg.solve(factor, seen[:, None] - means[0])  # (n, g)
+        gain = np.linalg.solve(factor, across.T)  # (n, c)
+        mean = means[1] + gain.T @ off  # (c, g)
+        deviation = np.sqrt(np.maximum(own - (gain**2).sum(axis=0), 1e-12))
+        bound = -goal.tolerance / unit
+        answers.append(ndtr((mean - bound) / deviation[:, None]))
+        scale = float(np.log(factor.diagonal()).sum())
+        likelihoods.append(-0.5 * (off**2).sum(axis=0) - scale + math.log(prior))
+    weights = np.array(likelihoods)  # (noises, g)
+    weights = np.exp(weights - weights.max())
+    found: FloatArray = np.einsum("ng,ncg->c", weights / weights.sum(), np.array(answers))
+    return found
+
+
+def _curves(shares: FloatArray) -> FloatArray:
+    """The curves of the grid at ``shares``, without their level: ``(c, g)``."""
+    columns = []
+    for knee in _KNEES:
+        for power in _POWERS:
+            h, end = 1 / (1 + (shares / knee) ** power), 1 / (1 + (1 / knee) ** power)
+            columns += [-cost * (h - end) / (1 - end) for cost in _COSTS]
+    return np.stack(columns, axis=1)
+
+
+def _place(shares: FloatArray) -> FloatArray:
+    """Where shares lie for r: small ones differ by their ratio."""
+    place: FloatArray = np.log(shares + 0.05)
+    return place
+
+
+def _covariance(one: FloatArray, other: FloatArray) -> FloatArray:
+    """Of b + r at two sets of shares, a Matern-5/2 kernel: ``(len(one), len(other))``."""
+    r = math.sqrt(5) / _LENGTH * np.abs(_place(one)[:, None] - _place(other)[None, :])
+    covariance: FloatArray = _LEVEL**2 + _REST**2 * (1 + r + r**2 / 3) * np.exp(-r)
+    return covariance

@@ -1,0 +1,152 @@
+"""Which ranks are stragglers now, from how long each of them computes.
+
+Sync-Switch (Li et al., ICDCS 2021, section on online straggler detection) flags a worker whose
+throughput stays below the mean minus one standard deviation of all workers for several windows.
+With few ranks that is nearly always true of somebody: of four equal ones the slowest lies about
+one deviation off. So here a rank is compared with the median of the *others*, it has to be slower
+by a share that matters, and by more than the noise makes of it::
+
+    e        = log(own seconds / median of the others' seconds)
+    noise    = robust deviation of e between neighbouring windows, over all ranks
+    upper(n) = max(log(margin), deviations * noise / sqrt(n)),    lower = log(margin) / 2
+
+A rank becomes a straggler when its mean e of the last n windows is above ``upper(n)``: with n of
+``enter``, none of these below ``lower``; or, where noise hides it from so few, of four times as
+many, the last ``enter`` of them above the margin. It is none any more when the mean of the last
+``leave`` windows is below ``lower``, and none of them above ``upper(1)``. So a window or two
+neither make a straggler nor an end of one. What all ranks share, as a stall of the machine or
+batches that grow, cancels out of e; where most ranks are slow nobody is a straggler.
+
+Nothing here is random, and nothing depends on which rank asks: given the same numbers all ranks
+come to the same verdict.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+
+#: Neighbouring windows from which the noise is known.
+_MEMORY = 32
+#: What it is before that, and how many windows this weighs.
+_EXPECTED_NOISE, _EXPECTATION_WEIGHT = 0.1, 8.0
+#: The median of the magnitude of a normal deviate of standard deviation 1.
+_NORMAL_MEDIAN = 0.6745
+#: So many times ``enter`` windows show what fewer do not.
+_PATIENCE = 4
+
+
+class Detector:
+    """Tells stragglers, window by window.
+
+    Args:
+        ranks: How many there are.
+        margin: Times that a straggler computes longer than the others, at least.
+        deviations: Deviations of the noise that it lies above one other, at least; a little more
+            among many, of whom the slowest is further off.
+        enter: Windows that make a straggler.
+        leave: Windows that make an end of that.
+
+    Attributes:
+        slow: Those that are stragglers now.
+        noise: Standard deviation of e of a rank that is like the others.
+    """
+
+    def __init__(
+        self, ranks: int, *, margin: float = 1.25, deviations: float = 5.0, enter: int = 4,
+        leave: int = 4,
+    ) -> None:  # fmt: skip
+        self.slow: frozenset[int] = frozenset()
+        self.noise = _EXPECTED_NOISE
+        self._margin = math.log(margin)
+        # As many false alarms among any number of ranks: a normal deviate z has exp(-z^2 / 2).
+        self._deviations = math.sqrt(deviations**2 + 2 * math.log(max(ranks, 2) / 2))
+        self._enter, self._leave = enter, leave
+        #: Of each rank e of the last windows, and what it was in the very last one.
+        self._recent: list[deque[float]] = [
+            deque(maxlen=max(_PATIENCE * enter, leave)) for _ in range(ranks)
+        ]
+        self._before: list[float | None] = [None] * ranks
+        #: Of each window the median change of e since the one before.
+        self._changes: deque[float] = deque(maxlen=_MEMORY)
+
+    def window(self, seconds_of_compute_per_step: Sequence[float]) -> frozenset[int]:
+        """Take the next window; the ranks that are stragglers now.
+
+        Args:
+            seconds_of_compute_per_step: Of each rank, without waiting for others. The median over
+                the window's steps is better than their mean, for single stalls are no stragglers.
+                What is not a positive number is not known: that rank stays what it was.
+        """
+        excess = excesses(seconds_of_compute_per_step)
+        self._learn_noise(excess)
+        for rank, own in enumerate(excess):
+            if own is not None:
+                self._recent[rank].append(own)
+                changes = self._recovers if rank in self.slow else self._falls_behind
+                if changes(list(self._recent[rank])):
+                    self.slow ^= {rank}
+        return self.slow
+
+    def _falls_behind(self, recent: list[float]) -> bool:
+        last = recent[-self._enter :]
+        if len(last) < self._enter or _mean(last, 2 * self._upper(1)) <= self._margin:
+            return False
+        if min(last) >= self._margin / 2 and self._is_above(last):
+            return True
+        return len(recent) >= _PATIENCE * self._enter and self._is_above(
+            recent[-_PATIENCE * self._enter :]
+        )
+
+    def _is_above(self, last: list[float]) -> bool:
+        upper = self._upper(len(last))
+        return _mean(last, 2 * self._upper(self._enter)) > upper
+
+    def _recovers(self, recent: list[float]) -> bool:
+        last = recent[-self._leave :]
+        enough = len(last) == self._leave and max(last) <= self._upper(1)
+        return enough and statistics.fmean(last) < self._margin / 2
+
+    def _upper(self, windows: int) -> float:
+        return max(self._margin, self._deviations * self.noise / math.sqrt(windows))
+
+    def _learn_noise(self, excess: Sequence[float | None]) -> None:
+        """Of changes, so that a rank that is always a little slower is no noise."""
+        changes = [
+            abs(now - before) / math.sqrt(2)
+            for now, before in zip(excess, self._before, strict=True)
+            if now is not None and before is not None
+        ]
+        self._before = list(excess)
+        if changes:
+            self._changes.append(statistics.median(changes) / _NORMAL_MEDIAN)
+        if self._changes:
+            seen, count = statistics.median(self._changes), len(self._changes)
+            weight = _EXPECTATION_WEIGHT * (1 - count / _MEMORY)
+            self.noise = (count * seen + weight * _EXPECTED_NOISE) / (count + weight)
+
+
+def _mean(values: Sequence[float], most: float) -> float:
+    """However far off one of them is, it must not speak for all."""
+    return statistics.fmean(min(each, most) for each in values)
+
+
+def excesses(seconds: Sequence[float]) -> list[float | None]:
+    """``e`` of each rank; ``None`` where its seconds are no positive number, or no other's are."""
+    ordered = sorted(each for each in seconds if 0 < each < math.inf)
+    if len(ordered) < 2:
+        return [None] * len(seconds)
+    return [
+        math.log(each / _median_without(ordered, each)) if 0 < each < math.inf else None
+        for each in seconds
+    ]
+
+
+def _median_without(ordered: Sequence[float], one: float) -> float:
+    """The median of all numbers of a sorted sequence but one that is equal to ``one``."""
+    place, last = bisect_left(ordered, one), len(ordered) - 2
+    low, high = (ordered[i + (i >= place)] for i in (last // 2, (last + 1) // 2))
+    return low + (high - low) / 2

@@ -1,0 +1,104 @@
+"""Runs of recurring jobs: records and rows; each function works inside its caller's transaction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, func, inspect, select
+
+from hvd_autosync.errors import SpaceError, TraceFormatError
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.traces.schema import RUNS
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run of a recurring job, from its beginning to its end.
+
+    Attributes:
+        job_key: Identifies the job.
+        number: Counts its runs from 0.
+        command: The ``horovodrun`` line, without secrets.
+        ended_at: ISO 8601 with microseconds, UTC.
+        strategy: What it ran under.
+        share: Share of its work that was under BSP.
+        metric: What it came to; larger is better. NaN where it failed or diverged.
+        source: Who said so: ``script``, or ``loss``: the negative of its last training losses.
+        seconds: How long it took.
+        samples: Samples of all ranks together; 0 where they could not be counted.
+        status: ``completed``, ``diverged`` or ``failed``.
+    """
+
+    job_key: str
+    number: int
+    command: tuple[str, ...]
+    ended_at: str
+    strategy: Strategy
+    share: float
+    metric: float
+    source: str
+    seconds: float
+    samples: int
+    status: str
+
+
+_RESULT = ("share", "metric", "source", "seconds", "samples", "status")
+
+
+def insert_run(connection: Connection, run: RunRecord) -> int:
+    """Write a run as the next of its job; its number."""
+    RUNS.create(connection, checkfirst=True)
+    query = select(func.max(RUNS.c.number)).where(RUNS.c.job_key == run.job_key)
+    last = connection.execute(query).scalar()
+    run = replace(run, number=0 if last is None else int(last) + 1)
+    result: dict[str, Any] = {name: getattr(run, name) for name in _RESULT}
+    if not math.isfinite(run.metric):
+        result["metric"] = None
+    row = {
+        "job_key": run.job_key, "number": run.number, "command": list(run.command),
+        "ended_at": run.ended_at, "strategy": dict(run.strategy), "result": result,
+    }  # fmt: skip
+    connection.execute(RUNS.insert().values(**row))
+    return run.number
+
+
+def run_records(connection: Connection, job_key: str | None) -> list[RunRecord]:
+    """The runs of a job, or of all, by job and number.
+
+    Raises:
+        TraceFormatError: One of them is damaged.
+    """
+    if not inspect(connection).has_table(RUNS.name):
+        return []
+    query = select(RUNS).order_by(RUNS.c.job_key, RUNS.c.number)
+    if job_key is not None:
+        query = query.where(RUNS.c.job_key == job_key)
+    return [_record(dict(row)) for row in connection.execute(query).mappings()]
+
+
+def delete_runs(connection: Connection, job_key: str) -> int:
+    """Forget the runs of a job; how many they were."""
+    if not inspect(connection).has_table(RUNS.name):
+        return 0
+    return int(connection.execute(RUNS.delete().where(RUNS.c.job_key == job_key)).rowcount)
+
+
+def _record(row: dict[str, Any]) -> RunRecord:
+    try:
+        result = row.pop("result")
+        metric = math.nan if result["metric"] is None else float(result["metric"])
+        share, seconds = float(result["share"]), float(result["seconds"])
+        if not 0 <= share <= 1:
+            raise ValueError(f"share {share}")
+        return RunRecord(
+            row["job_key"], row["number"], tuple(row["command"]), row["ended_at"],
+            Strategy(row["strategy"]), share, metric, str(result["source"]), seconds,
+            int(result["samples"]), str(result["status"]),
+        )  # fmt: skip
+    except (LookupError, TypeError, ValueError, AttributeError, SpaceError) as error:
+        raise TraceFormatError(
+            f"run {row['number']} of job {row['job_key']} is damaged in the store: {error!r}",
+            hint=f"Forget them: hvd-autosync recurring --forget {row['job_key']}",
+        ) from error

@@ -1,0 +1,59 @@
+"""``hvd-autosync recurring``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hvd_autosync import cli
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.traces import TraceStore
+from hvd_autosync.traces.records import timestamp
+from hvd_autosync.traces.runs import RunRecord
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TraceStore:
+    monkeypatch.setenv("HVD_AUTOSYNC_STORE", str(tmp_path / "traces.db"))
+    monkeypatch.setenv("COLUMNS", "140")
+    return TraceStore(tmp_path / "traces.db")
+
+
+def keep(store: TraceStore, share: float, metric: float) -> None:
+    status = "completed" if metric == metric else "diverged"
+    run = RunRecord("abc", 0, ("horovodrun", "[x]"), timestamp(), Strategy(), share, metric,
+                    "script", 50 + 50 * share, 960, status)  # fmt: skip
+    store.keep_run(run)
+
+
+def said(*words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(cli.app, ["recurring", *words])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def test_runs_are_listed(store: TraceStore) -> None:
+    assert "no recurring job has run yet" in said()
+    keep(store, 1.0, 0.9)
+    keep(store, 0.5, float("nan"))
+    text = said("abc")
+    assert "horovodrun [x]" in text and "0.9" in text and "diverged" in text
+
+
+def test_runs_are_exported_played_and_forgotten(store: TraceStore, tmp_path: Path) -> None:
+    for share in (1.0, 1.0, 0.5, 0.25, 0.0):
+        keep(store, share, 0.9 if share else float("nan"))
+    file = str(tmp_path / "runs.csv")
+    said("abc", "--export", file)
+    text = said("--simulate", file, "--tolerance", "0.01", "--games", "3")
+    assert "binary" in text and "bayesian" in text and "6 (6 .. 6)" in text
+    assert "5 runs of job abc are forgotten" in said("abc", "--forget")
+    assert store.runs() == []
+
+
+def test_what_does_not_exist_is_named(store: TraceStore, tmp_path: Path) -> None:
+    said("nobody", status=1)
+    said("--forget", status=2)
+    said("--simulate", str(tmp_path / "none.csv"), status=2)

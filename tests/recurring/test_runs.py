@@ -1,0 +1,237 @@
+"""Recurring jobs: what a run is told, what it says, and what the store keeps of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.options import Options
+from hvd_autosync.recurring import runs as recurring_runs
+from hvd_autosync.recurring.runs import outcomes_of, plan, record_of, run_recurring, strategy_at
+from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.study_values import StudySettings
+from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.training import Ended, Known, Reported
+from hvd_autosync.tuning import tuning_key
+
+pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_recurring.py"
+JOB = Job(("-np", "2"), ("python", "train.py", "--token", "abc"), (Host("localhost", 2),))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    return Options(recurring=True, search="binary", store=str(tmp_path / "traces.db"))
+
+
+class Trainings:
+    """In place of real trainings: answers with what was prepared."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ended: Ended) -> None:
+        self.strategies: list[Strategy] = []
+        self._ended = list(ended)
+        monkeypatch.setattr(recurring_runs, "run_training", self._run)
+
+    def _run(self, job: Job, strategy: Strategy, known: Known, *, tallied: bool) -> Ended:
+        assert tallied and known.expected_step_s == 0
+        self.strategies.append(strategy)
+        return self._ended.pop(0)
+
+
+def came_to(metric: float, samples: int = 960) -> Ended:
+    return Ended(0, outcome=Reported(metric, 0.5, samples, 60))
+
+
+def test_each_run_tries_the_next_share(
+    monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = [0.9, 0.9, 0.9, 0.7, 0.7, 0.7, 0.9]
+    trainings = Trainings(monkeypatch, *map(came_to, metrics))
+    for _ in metrics:
+        assert run_recurring(JOB, options) == 0
+    assert trainings.strategies[0] == Strategy()
+    shares = [each["sync_share"] for each in trainings.strategies[1:]]
+    assert shares == [0.5, 0.25, 0.125, 0.1875, 0.21875, 0.25]
+    assert trainings.strategies[1] == Strategy(
+        {"protocol": "asp", "sync_share": 0.5, "total_samples": 960}
+    )
+    said = capsys.readouterr().err
+    assert "which is over: f = 0.25" in said and "found f = 0.25" in said
+    kept = TraceStore(options.store).runs(JOB.key)
+    assert [each.number for each in kept] == list(range(7))
+    assert [each.metric for each in kept] == metrics
+    assert "abc" not in " ".join(kept[0].command)
+
+
+def test_other_knobs_are_the_winners_of_before_and_stay(
+    monkeypatch: pytest.MonkeyPatch, options: Options
+) -> None:
+    def tuned(cycle_time_ms: float) -> None:
+        store = TraceStore(options.store)
+        study = store.create_study(
+            job_key=tuning_key(JOB, options, {}), command=(), settings=StudySettings().to_json(),
+            versions={},
+        )  # fmt: skip
+        store.finish(
+            study.study_id, StudyStatus.FINISHED, {}, Strategy({"cycle_time_ms": cycle_time_ms})
+        )
+
+    monkeypatch.setattr(recurring_runs, "known_of", lambda study, store: Known())
+    trainings = Trainings(monkeypatch, came_to(0.9), came_to(0.9))
+    tuned(5.0)
+    run_recurring(JOB, options)
+    tuned(7.0)
+    run_recurring(JOB, options)
+    assert [each["cycle_time_ms"] for each in trainings.strategies] == [5.0, 5.0]
+    assert trainings.strategies[1]["sync_share"] == 0.5
+
+
+def test_a_run_that_fails_is_below_the_target_and_its_status_is_ours(
+    monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainings(monkeypatch, came_to(0.9), Ended(3, outcome=Reported(0.95, 0.1, 100, 5)))
+    run_recurring(JOB, options)
+    assert run_recurring(JOB, options) == 3
+    last = TraceStore(options.store).runs(JOB.key)[-1]
+    assert (last.status, last.samples) == ("failed", 0) and math.isnan(last.metric)
+    assert "the next run tries f = 0.75" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "stopped"), [(137, False), (143, True), (1, True)])
+def test_a_run_that_was_stopped_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, options: Options, status: int, stopped: bool
+) -> None:
+    said = Reported(0.9, 0.1, 100, 5)
+    Trainings(monkeypatch, Ended(status, outcome=said, stopped=stopped))
+    assert run_recurring(JOB, options) == status
+    assert TraceStore(options.store).runs(JOB.key) == []
+
+
+def test_a_run_of_which_nothing_is_known_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainings(monkeypatch, Ended(0))
+    assert run_recurring(JOB, options) == 0
+    assert TraceStore(options.store).runs() == []
+    assert "call hvd_autosync.outcome" in capsys.readouterr().err.replace("Call", "call")
+
+
+def test_without_samples_every_run_is_under_bsp_alone(
+    monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainings = Trainings(monkeypatch, *[came_to(0.9, samples=0)] * 2)
+    run_recurring(JOB, options)
+    run_recurring(JOB, options)
+    assert trainings.strategies == [Strategy()] * 2
+    assert "torch.utils.data.DataLoader" in capsys.readouterr().err
+    assert [each.share for each in TraceStore(options.store).runs(JOB.key)] == [1.0, 1.0]
+
+
+def test_the_training_loss_stands_for_a_metric_that_nobody_says(
+    options: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Trainings(monkeypatch, Ended(0, outcome=Reported(None, 0.25, 960, 60)))
+    run_recurring(JOB, options)
+    (run,) = TraceStore(options.store).runs(JOB.key)
+    assert (run.metric, run.source) == (-0.25, "loss")
+    assert "the script says nothing else" in capsys.readouterr().err
+
+
+def test_metrics_of_two_kinds_are_not_compared(options: Options) -> None:
+    next_run = plan(JOB, options, TraceStore(options.store))
+    by_loss = record_of(JOB, next_run, Ended(0, outcome=Reported(None, 0.25, 960, 60)), 1.0)
+    by_script = record_of(JOB, next_run, came_to(0.9), 1.0)
+    assert by_loss is not None and by_script is not None
+    assert [each.metric for each in outcomes_of([by_loss, by_script])] == [0.9]
+
+
+def test_a_metric_that_is_no_number_is_a_divergence(options: Options) -> None:
+    next_run = plan(JOB, options, TraceStore(options.store))
+    run = record_of(JOB, next_run, came_to(math.nan), 1.0)
+    assert run is not None and run.status == "diverged"
+    store = TraceStore(options.store)
+    store.keep_run(run)
+    assert math.isnan(store.runs(JOB.key)[0].metric)
+
+
+def test_a_dry_run_launches_nothing(
+    monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Trainings(monkeypatch)
+    assert run_recurring(JOB, replace(options, dry_run=True)) == 0
+    assert "f = 1 of the work under BSP" in capsys.readouterr().err
+
+
+def test_protocol_knobs_of_a_winner_give_way() -> None:
+    base = Strategy({"cycle_time_ms": 5.0, "protocol": "ssp", "staleness": 3})
+    assert strategy_at(base, 1.0, 0) == Strategy({"cycle_time_ms": 5.0})
+    assert strategy_at(base, 0.0, 0) == Strategy(
+        {"cycle_time_ms": 5.0, "protocol": "asp", "sync_share": 0.0}
+    )
+
+
+def test_runs_are_forgotten(options: Options) -> None:
+    store = TraceStore(options.store)
+    assert store.runs("none") == [] and store.forget_runs("none") == 0
+    run = record_of(JOB, plan(JOB, options, store), came_to(0.9), 1.0)
+    assert run is not None
+    assert [store.keep_run(run), store.keep_run(run)] == [0, 1]
+    assert store.forget_runs(JOB.key) == 2
+    assert store.runs() == []
+
+
+def run_job(horovodrun: str, store: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        horovodrun, "-np", "2", "--gloo", "--autosync", "--autosync-recurring",
+        "--autosync-search", "binary", "--autosync-store", str(store), sys.executable, str(SCRIPT),
+    ]  # fmt: skip
+    return subprocess.run([*command, *words], text=True, capture_output=True, timeout=280)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_real_job_says_what_it_came_to_and_goes_on(horovodrun: str, tmp_path: Path) -> None:
+    """Also where the script ends without the end of Python."""
+    store = tmp_path / "traces.db"
+    told = []
+    for _ in range(2):
+        done = run_job(horovodrun, store, "--metric", "0.25")
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads(done.stdout[done.stdout.index("{") :].splitlines()[0]))
+    assert told == [{}, {"protocol": "asp", "sync_share": 0.5, "total_samples": 960}]
+    kept = TraceStore(store).runs()
+    assert [(each.share, each.metric, each.source) for each in kept] == [
+        (1.0, 0.25, "script"), (0.5, 0.25, "script")
+    ]  # fmt: skip
+    assert kept[0].samples == 960
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_real_job_that_says_nothing_is_known_by_its_loss(
+    horovodrun: str, tmp_path: Path
+) -> None:
+    done = run_job(horovodrun, tmp_path / "traces.db")
+    assert done.returncode == 0, done.stderr
+    (run,) = TraceStore(tmp_path / "traces.db").runs()
+    assert run.source == "loss" and -3 < run.metric < 0 and run.samples == 960
+    assert "the script says nothing else" in done.stderr
+
+
+def test_two_answers_to_what_a_job_runs_under_are_refused() -> None:
+    from hvd_autosync.plugin import parse_words, read_job
+
+    words = ["-np", "2", "--autosync-recurring", "--autosync-target", "0.9", "python", "a.py"]
+    assert read_job(parse_words(words), words)[1].target == 0.9
+    wrong = ["-np", "2", "--autosync-recurring", "--autosync-replay", "last", "python", "a.py"]
+    with pytest.raises((ConfigurationError, SystemExit)):
+        parse_words(wrong)
