@@ -44,6 +44,11 @@ RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 
+def add_variable(knob: str, variable: str) -> None:
+    """Let ``variable`` carry the value of a knob that others have added."""
+    _VARIABLES[knob] = variable
+
+
 @dataclass(frozen=True)
 class HorovodSettings:
     """What a strategy means to Horovod.
@@ -112,5 +117,8 @@ def _parse(knob: Knob, text: str) -> Value:
     convert: Callable[[str], Value]
     if isinstance(knob, CategoricalKnob) and isinstance(knob.default, bool):
         return bool(int(text))
+    if isinstance(knob, CategoricalKnob) and isinstance(knob.default, str):
+        knob.validate(text)
+        return text
     convert = int if isinstance(knob, (IntegerKnob, CategoricalKnob)) else float
     return convert(text)
