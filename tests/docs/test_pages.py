@@ -7,7 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
+from hvd_autosync import __version__
 from hvd_autosync.options import Options, option_name
 from hvd_autosync.reporting.space import APPLIES_WHEN, domain_text
 from hvd_autosync.search_space import CATALOGUE, Knob, Strategy, horovod_settings
@@ -74,3 +76,18 @@ def test_the_guide_of_the_flag_has_no_option_that_is_none() -> None:
     page = (DOCS / "flag.md").read_text(encoding="utf-8")
     known = {option_name(each.name) for each in fields(Options)}
     assert set(re.findall(r"--autosync-[a-z-]*[a-z]", page)) <= known
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_of_pages_beside_the_site_lead_somewhere(page: str) -> None:
+    path = DOCS.parent / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers() -> None:
+    cited = yaml.safe_load((DOCS.parent / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (cited["cff-version"], cited["version"]) == ("1.2.0", __version__)
+    assert [paper["year"] for paper in cited["references"]] == [2020, 2024, 2021]
+    changes = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {__version__} - " in changes
