@@ -24,15 +24,13 @@ from hvd_autosync.traces import TrialRecord
 def log_trial(study: Study, trial: TrialRecord) -> None:
     """Write down one trial that has ended, in the run that is active."""
     if trial.number == 0:
-        mlflow.set_tags({"autosync.study": study.study_id, "autosync.command": _command(study)})
+        command = " ".join(study.record.command)
+        mlflow.set_tags({"autosync.study": study.study_id, "autosync.command": command})
     step_time = trial.result.step_time if trial.result is not None else None
     if step_time is not None:  # a strategy that failed has none
         mlflow.log_metric("step_ms", 1e3 * step_time.mean_s, step=trial.number)
-    mlflow.set_tag("autosync.best", str(study.best))
-
-
-def _command(study: Study) -> str:
-    return " ".join(study.record.command)
+    knobs = ", ".join(f"{name}={value}" for name, value in trial.strategy.items())
+    mlflow.set_tag(f"autosync.trial.{trial.number:03d}", f"{trial.kind}: {knobs}")
 
 
 def main() -> None:

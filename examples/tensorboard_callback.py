@@ -33,8 +33,8 @@ class TensorBoard:
 
     def __call__(self, study: Study, trial: TrialRecord) -> None:
         """Write down one trial that has ended."""
-        text = f"{trial.kind}: {study.space.describe(trial.strategy)}"
-        self._writer.add_text("autosync/strategy", text, trial.number)
+        knobs = ", ".join(f"{name}={value}" for name, value in trial.strategy.items())
+        self._writer.add_text("autosync/strategy", f"{trial.kind}: {knobs}", trial.number)
         step_time = trial.result.step_time if trial.result is not None else None
         if step_time is not None:  # a strategy that failed has none
             self._fastest_s = min(self._fastest_s, step_time.mean_s)

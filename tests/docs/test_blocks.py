@@ -30,6 +30,12 @@ from markdown_it import MarkdownIt
 
 import hvd_autosync
 from hvd_autosync.plugin import parse_words
+from hvd_autosync.search_space.strategy_file import read_strategy
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -145,6 +151,16 @@ def test_what_is_not_run_parses(page: Path) -> None:
             compile(block.text, str(block), "exec")
 
 
+def test_strategies_that_no_block_runs_are_read() -> None:
+    blocks = [block for page in PAGES for block in ALL[page]]
+    run = " ".join(block.text for block in blocks if block.language in SHELL)
+    files = [b for b in blocks if b.language == "toml" and (not b.title or b.title not in run)]
+    assert files, "the page of exchanges has one"
+    for block in files:
+        strategy, classes = read_strategy(tomllib.loads(block.text))
+        assert strategy and classes, str(block)
+
+
 def lines_of(text: str) -> Iterator[str]:
     """The command lines of a block, continued ones in one piece, prompts and remarks left out."""
     for line in text.replace("\\\n", " ").splitlines():
@@ -246,7 +262,7 @@ class Reader:
         self.folder = folder
         self._environment = {
             **os.environ, **BRIEF, "XDG_DATA_HOME": str(data), "COLUMNS": "100",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
         }  # fmt: skip
         self._where = folder
         self._python: subprocess.Popen[str] | None = None
