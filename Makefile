@@ -28,7 +28,7 @@ IN_VENV := PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint test-deps clean distclean FORCE
+.PHONY: help setup demo test lint docs test-deps clean distclean FORCE
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=...] [TORCH=...] [MPI=...] [ARGS=...]"
@@ -47,6 +47,9 @@ test: setup ## run all tests
 lint: setup ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: setup ## build the documentation into build/site
+	$(BIN)/mkdocs build --strict
 
 test-deps: ## as root on Debian: what the tests of several hosts and of pages need
 	apt-get install -y -qq --no-install-recommends openssh-server openssh-client iproute2 chromium
@@ -90,5 +93,5 @@ $(DONE)/horovod: $(wildcard tools/horovod_*.py) $(DONE)/torch $(DONE)/mpi
 	@touch $@
 
 $(DONE)/package: setup.cfg setup.py pyproject.toml hvd_autosync.pth $(DONE)/horovod
-	$(PIP) install -e '.[dev,notebook,bench]'
+	$(PIP) install -e '.[dev,notebook,bench,docs]'
 	@touch $@

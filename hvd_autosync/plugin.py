@@ -16,6 +16,7 @@ from contextlib import closing
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hvd_autosync import extensions
 from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
 from hvd_autosync.launch.job import Job, assign_hosts, redact
 from hvd_autosync.options import (
@@ -242,6 +243,7 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
     from horovod.runner.common.util import config_parser, hosts
     from horovod.runner.util.lsf import LSFUtils
 
+    extensions.load()
     section = _file_section(arguments.config_file)
     options = resolve_options(arguments, section=section)
     _refuse(arguments)  # again: the configuration file may have switched autotune on

@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from hvd_autosync import extensions
 from hvd_autosync.cluster import links_of
 from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import ConfigurationError, DefaultTrialError, StoreError
@@ -118,7 +119,9 @@ def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
     reused whatever its trials, minutes, steps, warm-up and seed were.
     """
     build = asdict(horovod_build())
-    text = json.dumps([job.key, list(options.allow), restrictions, build], sort_keys=True)
+    text = json.dumps(
+        [job.key, list(options.allow), restrictions, build, *extensions.names()], sort_keys=True
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

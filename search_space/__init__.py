@@ -4,7 +4,12 @@ Pure values that serialize to JSON and back without loss. Everything above speak
 here starts a process, imports a framework or touches a file.
 """
 
-from hvd_autosync.search_space.catalogue import CATALOGUE, build_space, catalogue_knob
+from hvd_autosync.search_space.catalogue import (
+    CATALOGUE,
+    build_space,
+    catalogue_knob,
+    every_knob,
+)
 from hvd_autosync.search_space.horovod_settings import (
     HorovodSettings,
     held_by_environment,
@@ -59,6 +64,7 @@ __all__ = [
     "build_space",
     "catalogue_knob",
     "check_restrictions",
+    "every_knob",
     "held_by_environment",
     "horovod_settings",
     "restrict_space",

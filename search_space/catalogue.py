@@ -7,7 +7,7 @@ several flags on builds without NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from hvd_autosync.errors import SpaceError
@@ -237,7 +237,9 @@ CATALOGUE: tuple[Knob, ...] = (
     *_CODEC_KNOBS, *SCHEDULE_KNOBS, *PROTOCOL_KNOBS,
 )  # fmt: skip
 
+#: With what others have added (:mod:`hvd_autosync.extensions`).
 _BY_NAME = {knob.name: knob for knob in CATALOGUE}
+_ADDED: dict[str, Callable[[ModelProfile, Resources], bool]] = {}
 
 
 def catalogue_knob(name: str) -> Knob:
@@ -252,6 +254,36 @@ def catalogue_knob(name: str) -> Knob:
         raise SpaceError(
             f"unknown knob {name!r}", hint=f"Known knobs are {', '.join(_BY_NAME)}."
         ) from None
+
+
+def every_knob() -> tuple[Knob, ...]:
+    """The catalogue, with what others have added to it."""
+    return tuple(_BY_NAME.values())
+
+
+def add_knob(knob: Knob, applies: Callable[[ModelProfile, Resources], bool]) -> None:
+    """Let ``knob`` be in the spaces of the jobs to which it applies.
+
+    Raises:
+        SpaceError: The catalogue has a knob of that name.
+    """
+    if any(knob.name == own.name for own in CATALOGUE):
+        raise SpaceError(f"there is a knob {knob.name!r} already", hint="Choose another name.")
+    _BY_NAME[knob.name] = knob
+    _ADDED[knob.name] = applies
+
+
+def add_choice(name: str, choice: str) -> None:
+    """Let a knob of categories have one more.
+
+    Raises:
+        SpaceError: No knob of categories has that name.
+    """
+    knob = catalogue_knob(name)
+    if not isinstance(knob, CategoricalKnob):
+        raise SpaceError(f"knob {name} has no choices", hint="Name a knob of categories.")
+    if choice not in knob.choices:
+        _BY_NAME[name] = replace(knob, choices=(*knob.choices, choice))
 
 
 def build_space(
@@ -289,6 +321,7 @@ def build_space(
         *_job_knobs(model, resources, controller, default_controller),
         *(_exchange_knobs(model, resources) if model.wrapped else ()),
         *_schedule_knobs(model, resources),
+        *(_BY_NAME[name] for name, applies in _ADDED.items() if applies(model, resources)),
     ]
     groups = {*EXACT_GROUPS, *allow}
     absent: set[str] = {*held, *owned}
@@ -345,14 +378,17 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
         buckets = BUCKETS.restrict(0, len(dense))
         some = tuple(range(1, int(buckets.high) + 1))
         knobs += [buckets, replace(BUCKET_RULE, condition=Condition(BUCKETS.name, some)), ORDER]
-    for knob in (EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE):
+    for own in (EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE):
+        knob = _BY_NAME[own.name]
+        assert isinstance(knob, CategoricalKnob)
         choices = [c for c in knob.choices if c != "hierarchical" or resources.even_levels]
         if knob.name in present and len(choices) > 1:
             knobs.append(knob.restrict(choices))
     if LARGE in classes:
         knobs.append(LARGE_SLICES)
     coded = {class_of(p.name, classes) for p in dense if p.dtype in ("float32", "float64")}
-    knobs += [knob for knob in _CODEC_KNOBS if knob.name.rpartition("_")[0] in coded]
+    codecs = [_BY_NAME[knob.name] for knob in _CODEC_KNOBS]
+    knobs += [knob for knob in codecs if knob.name.rpartition("_")[0] in coded]
     # Gradients or not: the runtime checks every parameter of the class.
     large = [p for p in model.parameters if p.name in classes.get(LARGE, ())]
     ranks = [min(matrix_shape(p.shape)) for p in large]

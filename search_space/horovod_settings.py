@@ -52,6 +52,11 @@ def launched_by_mpi(environment: Mapping[str, str]) -> bool:
     return OWN_RANK not in environment and any(name in environment for name in RANK_VARIABLES)
 
 
+def add_variable(knob: str, variable: str) -> None:
+    """Let ``variable`` carry the value of a knob that others have added."""
+    _VARIABLES[knob] = variable
+
+
 @dataclass(frozen=True)
 class HorovodSettings:
     """What a strategy means to Horovod.
@@ -120,5 +125,8 @@ def _parse(knob: Knob, text: str) -> Value:
     convert: Callable[[str], Value]
     if isinstance(knob, CategoricalKnob) and isinstance(knob.default, bool):
         return bool(int(text))
+    if isinstance(knob, CategoricalKnob) and isinstance(knob.default, str):
+        knob.validate(text)
+        return text
     convert = int if isinstance(knob, (IntegerKnob, CategoricalKnob)) else float
     return convert(text)

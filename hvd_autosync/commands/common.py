@@ -38,6 +38,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
         try:
+            from hvd_autosync import extensions
+
+            extensions.load()
             return super().invoke(ctx)
         except AutosyncError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -11,15 +11,15 @@ from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.options import Options
-from hvd_autosync.reporting.space import APPLIES_WHEN, catalogue_table, space_table
+from hvd_autosync.reporting.space import applies_when, catalogue_table, space_table
 from hvd_autosync.search_space import (
-    CATALOGUE,
     Knob,
     ModelProfile,
     ParameterProfile,
     Resources,
     SearchSpace,
     build_space,
+    every_knob,
     restrict_space,
 )
 from hvd_autosync.traces import StudyRecord, TraceStore
@@ -63,7 +63,7 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
     """What can be known of the space before the default trial has shown the model."""
     spaces = [restrict_space(s, restrictions) for s in _imaginable_spaces(job, options)]
     knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}
-    names = [knob.name for knob in CATALOGUE if knob.name in knobs]
+    names = [knob.name for knob in every_knob() if knob.name in knobs]
     sure = [n for n in names if all(n in (k.name for k in space.knobs) for space in spaces)]
     held = spaces[0].fixed
     yield space_table(SearchSpace(tuple(knobs[n] for n in sure), held), "Knobs of this job")
@@ -71,10 +71,10 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
         maybe = [knobs[name] for name in names if name not in sure]
         yield ""
         yield catalogue_table(maybe, "Knobs that depend on what the default trial shows")
-    absent = [k.name for k in CATALOGUE if k.name not in knobs and k.name not in dict(held)]
+    absent = [k.name for k in every_knob() if k.name not in knobs and k.name not in dict(held)]
     if absent:
         yield "\nNot in this job:"
-        yield from (f"  {name} (applies: {APPLIES_WHEN[name]})" for name in absent)
+        yield from (f"  {name} (applies: {applies_when(name)})" for name in absent)
 
 
 def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:

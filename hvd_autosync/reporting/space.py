@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from hvd_autosync.search_space import CATALOGUE, CategoricalKnob, Knob, SearchSpace, catalogue_knob
+from hvd_autosync.search_space import (
+    CategoricalKnob,
+    Knob,
+    SearchSpace,
+    catalogue_knob,
+    every_knob,
+)
 from hvd_autosync.search_space.restrictions import condition_text
 
 _CODEC = "--autosync-allow codec; hvd.DistributedOptimizer; float32 or float64"
@@ -80,7 +86,12 @@ def space_table(space: SearchSpace, title: str) -> Table:
     return table
 
 
-def catalogue_table(knobs: Iterable[Knob] = CATALOGUE, title: str = "All knobs") -> Table:
+def applies_when(name: str) -> str:
+    """When the knob is in a job's space, in words."""
+    return APPLIES_WHEN.get(name, "as whoever added it says")
+
+
+def catalogue_table(knobs: Iterable[Knob] | None = None, title: str = "All knobs") -> Table:
     """Knobs with when each of them is tuned.
 
     Args:
@@ -88,8 +99,8 @@ def catalogue_table(knobs: Iterable[Knob] = CATALOGUE, title: str = "All knobs")
         title: Printed above.
     """
     table = _table(title)
-    for knob in knobs:
-        table.add_row(*_cells(knob, domain_text(knob), f"applies: {APPLIES_WHEN[knob.name]}"))
+    for knob in every_knob() if knobs is None else knobs:
+        table.add_row(*_cells(knob, domain_text(knob), f"applies: {applies_when(knob.name)}"))
     return table
 
 

@@ -10,6 +10,7 @@ from horovod.torch import functions as horovod_functions
 from horovod.torch import mpi_ops
 from horovod.torch import optimizer as horovod_optimizer
 
+from hvd_autosync import extensions
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.backward import watch_backward
 from hvd_autosync.runtime.ending import leaving_join
@@ -35,6 +36,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         spec: The trial; ``measured_steps == 0`` means the real training.
         sender: Speaks to the driver; needed by a trial only.
     """
+    extensions.load()
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
     current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
     current.loss_ceilings = spec.loss_ceilings

@@ -21,6 +21,8 @@ from horovod.torch.mpi_ops import (
     rank,
 )
 
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.extensions import CODECS
 from hvd_autosync.runtime.exchanges import Scaling, Steps, add_at, allreduce, gather_into
 from hvd_autosync.search_space.exchange_plan import ClassPlan
 
@@ -289,6 +291,9 @@ def make_codec(
         like: A tensor of its type, on its device.
         ranks: How many ranks reduce it.
         columns: Columns of the matrix that it is; 1 where it is none.
+
+    Raises:
+        SpaceError: No codec has that name.
     """
     if plan.codec == "fp16":
         return Half(size, like, ranks)
@@ -301,4 +306,11 @@ def make_codec(
     if plan.codec == "powersgd" and columns > 1:
         most = min(columns, math.ceil(size / columns))
         return PowerSGD(size, like, ranks, columns, min(plan.rank, most))
+    if plan.codec in CODECS:
+        return CODECS[plan.codec](plan, size, like, ranks)
+    if plan.codec not in ("none", "powersgd"):
+        raise SpaceError(
+            f"no codec is called {plan.codec!r} on this rank",
+            hint="Load the file that adds it on every rank: HVD_AUTOSYNC_EXTENSIONS=FILE.",
+        )
     return None

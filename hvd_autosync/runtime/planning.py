@@ -9,6 +9,8 @@ from typing import TypeAlias
 import torch
 from horovod.torch.mpi_ops import size
 
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.extensions import EXCHANGES
 from hvd_autosync.runtime.buckets import (
     Bucket,
     FlatBucket,
@@ -131,6 +133,13 @@ class Planning:
             own = own_bounds(count, columns, levels)
             codec = make_codec(plan, own[1] - own[0], like, levels.across.size(), columns)
             exchange = Hierarchical(levels, own, like, self._scaling, codec or allreduce)
+        elif plan.exchange in EXCHANGES:
+            codec, exchange = None, EXCHANGES[plan.exchange](count, like, self._scaling)
+        elif plan.exchange != "allreduce":
+            raise SpaceError(
+                f"no exchange is called {plan.exchange!r} on this rank",
+                hint="Load the file that adds it on every rank: HVD_AUTOSYNC_EXTENSIONS=FILE.",
+            )
         else:
             codec = make_codec(plan, count, like, size(), columns)
             exchange = Flat(self._scaling, codec) if codec else None

@@ -16,7 +16,9 @@ PLAIN = (
     "cases_local_steps", "cases_guard", "cases_drift", "cases_no_mail",
 )  # fmt: skip
 EXAMPLES = ("cases_examples",)
-EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs")
+EXCHANGES = (
+    "cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs", "cases_extensions",
+)  # fmt: skip
 TWO_LEVELS = ("cases_two_levels",)
 MAIL = ("cases_mail",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]

@@ -1,0 +1,153 @@
+"""What others add, each from one file: knobs, exchanges, codecs.
+
+A file that calls :func:`add_knob`, :func:`add_exchange` or :func:`add_codec` is named by the
+variable ``HVD_AUTOSYNC_EXTENSIONS`` (several as in ``PATH``). It is loaded in the driver, where the
+spaces are made, and on every rank, where gradients travel.
+
+This module imports the language alone, so that nobody pays for what is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from hvd_autosync.errors import ConfigurationError, SpaceError
+from hvd_autosync.search_space import Knob, ModelProfile, Resources
+from hvd_autosync.search_space import catalogue as _catalogue
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, class_knob
+from hvd_autosync.search_space.horovod_settings import add_variable
+
+if TYPE_CHECKING:
+    import torch
+
+    from hvd_autosync.runtime.codecs import Codec
+    from hvd_autosync.runtime.exchanges import Exchange, Scaling
+
+    #: Makes an exchange of tensors of some elements, like this one, with factors.
+    MakeExchange: TypeAlias = Callable[[int, torch.Tensor, Scaling], Exchange]
+    #: Makes a codec for a class's plan, of tensors of some elements, like this one, of some ranks.
+    MakeCodec: TypeAlias = Callable[[ClassPlan, int, torch.Tensor, int], Codec]
+
+#: Names the files, separated as in ``PATH``.
+VARIABLE = "HVD_AUTOSYNC_EXTENSIONS"
+
+#: What was added, by name; the runtime looks here.
+EXCHANGES: dict[str, MakeExchange] = {}
+CODECS: dict[str, MakeCodec] = {}
+
+_loaded: dict[Path, str] = {}
+
+
+def add_knob(
+    knob: Knob, variable: str,
+    applies: Callable[[ModelProfile, Resources], bool] = lambda model, resources: True,
+) -> None:  # fmt: skip
+    """Let a knob be tuned that is one variable of each rank's environment.
+
+    At its default the variable is not set. Where the user has set it, it is not tuned.
+
+    Args:
+        knob: The knob, of the group ``horovod``.
+        variable: Read when ``hvd.init()`` is called, or later: forked trials have imported torch
+            and Horovod before it is set.
+        applies: Whether it can matter for a model on some resources.
+
+    Raises:
+        SpaceError: There is a knob of that name, or it is of another group.
+    """
+    if knob.group != "horovod":
+        raise SpaceError(
+            f"knob {knob.name} is of the group {knob.group!r}",
+            hint="A knob that is a variable is of the group 'horovod'.",
+        )
+    _catalogue.add_knob(knob, applies)
+    add_variable(knob.name, variable)
+
+
+def add_exchange(
+    name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES
+) -> None:
+    """Let gradients travel by one more exchange, which has to be exact.
+
+    Args:
+        name: The value of the knobs ``..._exchange``.
+        make: Makes it for one bucket, on every rank.
+        classes: Whose gradients may travel so.
+
+    Raises:
+        SpaceError: Horovod or we have an exchange of that name.
+    """
+    _add_choices("exchange", name, EXCHANGES, classes)
+    EXCHANGES[name] = make
+
+
+def add_codec(name: str, make: MakeCodec, classes: Sequence[str] = PARAMETER_CLASSES) -> None:
+    """Let gradients be compressed by one more codec.
+
+    Args:
+        name: The value of the knobs ``..._codec``.
+        make: Makes it for one bucket, on every rank.
+        classes: Whose gradients may be compressed so.
+
+    Raises:
+        SpaceError: We have a codec of that name.
+    """
+    _add_choices("codec", name, CODECS, classes)
+    CODECS[name] = make
+
+
+def _add_choices(
+    attribute: str, name: str, added: dict[str, MakeExchange] | dict[str, MakeCodec],
+    classes: Sequence[str],
+) -> None:  # fmt: skip
+    own: set[str] = set()
+    for knob in _catalogue.CATALOGUE:
+        if knob.name.endswith(f"_{attribute}"):
+            own |= {str(choice) for choice in getattr(knob, "choices", ())}
+    if name in own - set(added):
+        raise SpaceError(f"there is a {attribute} {name!r} already", hint="Choose another name.")
+    for parameter_class in classes:
+        _catalogue.add_choice(class_knob(parameter_class, attribute), name)
+
+
+def load() -> None:
+    """Load the files that the variable names, each once.
+
+    Raises:
+        ConfigurationError: One of them cannot be loaded.
+    """
+    for text in os.environ.get(VARIABLE, "").split(os.pathsep):
+        if text and (path := Path(text).resolve()) not in _loaded:
+            _load(path)
+
+
+def names() -> list[str]:
+    """Name and digest of each file that was loaded: what a study of its knobs depends on."""
+    return [f"{path.name} {digest}" for path, digest in sorted(_loaded.items())]
+
+
+def _load(path: Path) -> None:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        name = f"hvd_autosync_extension_{digest}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError("its name does not end in .py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    except SpaceError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{VARIABLE} names {str(path)!r}, which cannot be loaded: "
+            f"{type(error).__name__}: {error}",
+            hint="Name Python files that add knobs, exchanges or codecs.",
+        ) from error
+    _loaded[path] = digest

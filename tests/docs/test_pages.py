@@ -1,0 +1,93 @@
+"""Pages that repeat what the code declares: every knob, every option, with what holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hvd_autosync import __version__
+from hvd_autosync.options import Options, option_name
+from hvd_autosync.reporting.space import APPLIES_WHEN, domain_text
+from hvd_autosync.search_space import CATALOGUE, Knob, Strategy, horovod_settings
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+
+DOCS = Path(__file__).parents[2] / "docs"
+#: The protocols are not ready for users, and the page says no more of them.
+KNOBS = [knob for knob in CATALOGUE if knob.group != "protocol"]
+
+
+def maps_to(knob: Knob) -> str:
+    """What of Horovod's, or of ours, a knob sets."""
+    if knob.name == "controller":
+        return "`--gloo`, `--mpi`"
+    value = next(v for v in map(knob.from_unit, (0.0, 0.9, 1.0)) if v != knob.default)
+    set_by = dict(horovod_settings(Strategy({knob.name: value})).environment)
+    return f"`{next(iter(set_by))}`" if set_by and knob.group == "horovod" else "our optimizer"
+
+
+def knob_row(knob: Knob) -> str:
+    """The row of a knob in the table of the page."""
+    sort = "exact" if knob.exact else f"lossy: `{knob.group}`"
+    cells = (
+        f"[`{knob.name}`](#{knob.name})", domain_text(knob), knob.format(knob.default), sort,
+        maps_to(knob), APPLIES_WHEN[knob.name].replace(" (docs/local-steps.md)", ""),
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_knobs_is_the_catalogue() -> None:
+    page = (DOCS / "knobs.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| [`")]
+    wanted = [knob_row(knob) for knob in KNOBS]
+    assert rows == wanted, "\n" + "\n".join(wanted)
+
+
+@pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
+def test_every_knob_has_a_place_of_its_own_that_says_when_it_matters(knob: Knob) -> None:
+    page = (DOCS / "knobs.md").read_text(encoding="utf-8")
+    (section,) = re.findall(
+        rf'^<span id="{knob.name}"></span>.*?(?=^## |^<span|\Z)', page, re.M | re.S
+    )
+    assert f"`{knob.name}`" in section and len(section.split()) > 25
+
+
+@pytest.mark.parametrize("option", [each.name for each in fields(Options)])
+def test_the_guide_of_the_flag_has_every_option_with_its_default(option: str) -> None:
+    page = (DOCS / "flag.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith(f"| `{option_name(option)}")]
+    if option == "allow":
+        assert {row.split("`")[1].split()[-1] for row in rows} == set(LOSSY_GROUPS) - {"protocol"}
+        return
+    (row,) = rows
+    default = getattr(Options(), option)
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        assert row.split("|")[2].strip() == f"{default:g}"
+    elif isinstance(default, str):
+        assert row.split("|")[2].strip() == f"`{default}`"
+    else:
+        assert default in (None, False)
+
+
+def test_the_guide_of_the_flag_has_no_option_that_is_none() -> None:
+    page = (DOCS / "flag.md").read_text(encoding="utf-8")
+    known = {option_name(each.name) for each in fields(Options)}
+    assert set(re.findall(r"--autosync-[a-z-]*[a-z]", page)) <= known
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_of_pages_beside_the_site_lead_somewhere(page: str) -> None:
+    path = DOCS.parent / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers() -> None:
+    cited = yaml.safe_load((DOCS.parent / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (cited["cff-version"], cited["version"]) == ("1.2.0", __version__)
+    assert [paper["year"] for paper in cited["references"]] == [2020, 2024, 2021]
+    changes = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {__version__} - " in changes

@@ -1,0 +1,150 @@
+"""Knobs, exchanges and codecs that others add: in the space, in the settings, refused if wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_autosync import extensions
+from hvd_autosync.errors import ConfigurationError, SpaceError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.options import Options
+from hvd_autosync.reporting.space import applies_when
+from hvd_autosync.search_space import (
+    CATALOGUE,
+    CategoricalKnob,
+    Host,
+    ModelProfile,
+    Resources,
+    Strategy,
+    build_space,
+    catalogue,
+    catalogue_knob,
+    every_knob,
+    held_by_environment,
+    horovod_settings,
+)
+from hvd_autosync.search_space.knobs import categorical_knob, integer_knob
+from hvd_autosync.tuning import tuning_key
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
+CORES = categorical_knob("cores", ("free", "0,1"), "free", help="Where threads run.")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test adds is gone after it."""
+    monkeypatch.setattr(catalogue, "_BY_NAME", dict(catalogue._BY_NAME))
+    monkeypatch.setattr(catalogue, "_ADDED", {})
+    for owner, name in ((extensions, "EXCHANGES"), (extensions, "CODECS"), (extensions, "_loaded")):
+        monkeypatch.setattr(owner, name, {})
+    # The package has a function of the module's name.
+    settings = sys.modules["hvd_autosync.search_space.horovod_settings"]
+    monkeypatch.setattr(settings, "_VARIABLES", dict(vars(settings)["_VARIABLES"]))
+
+
+def space_names(model: ModelProfile, resources: Resources, **options: Any) -> list[str]:
+    return [knob.name for knob in build_space(model, resources, **options).knobs]
+
+
+def test_a_knob_is_tuned_where_it_applies(model: ModelProfile, slow_network: Resources) -> None:
+    extensions.add_knob(CORES, "HOROVOD_CORES", lambda _, resources: resources.world_size == 4)
+    assert space_names(model, slow_network)[-1] == "cores"
+    alone = Resources((Host("a", 1),), "cpu", slow_network.build, slow_network.links)
+    assert "cores" not in space_names(model, alone)
+    assert "cores" not in space_names(model, slow_network, held={"cores": "0,1"})
+    assert every_knob() == (*CATALOGUE, CORES) and applies_when("cores")
+
+
+def test_a_knob_is_a_variable_both_ways() -> None:
+    extensions.add_knob(CORES, "HOROVOD_CORES")
+    assert horovod_settings(Strategy({"cores": "free"})).environment == ()
+    chosen = horovod_settings(Strategy({"cores": "0,1"}))
+    assert chosen.environment == (("HOROVOD_CORES", "0,1"),)
+    assert held_by_environment({"HOROVOD_CORES": "0,1"}) == {"cores": "0,1"}
+    with pytest.raises(ConfigurationError, match="HOROVOD_CORES='2'"):
+        held_by_environment({"HOROVOD_CORES": "2"})
+
+
+def test_knobs_that_cannot_be_added() -> None:
+    with pytest.raises(SpaceError, match="there is a knob 'cycle_time_ms'"):
+        extensions.add_knob(catalogue_knob("cycle_time_ms"), "HOROVOD_CYCLE_TIME")
+    lossy = integer_knob("x", 0, 1, 0, group="codec", exact=False, help="")
+    with pytest.raises(SpaceError, match="of the group 'codec'"):
+        extensions.add_knob(lossy, "X")
+    assert every_knob() == CATALOGUE
+
+
+def test_exchanges_and_codecs_are_choices_of_their_classes(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    make: Any = object()
+    extensions.add_exchange("gather", make, classes=("large",))
+    extensions.add_codec("sign", make, classes=("large", "rest"))
+    extensions.add_codec("sign", make, classes=("large",))  # as when a cell is run again
+    space = build_space(model, slow_network, allow=("codec",))
+
+    def choices(name: str) -> tuple[Any, ...]:
+        knob = space[name]
+        assert isinstance(knob, CategoricalKnob)
+        return knob.choices
+
+    assert choices("large_exchange") == ("allreduce", "hierarchical", "sharded", "gather")
+    assert "gather" not in choices("rest_exchange") + choices("embedding_exchange")
+    assert choices("large_codec")[-1] == "sign" and choices("rest_codec")[-1] == "sign"
+    assert choices("large_codec").count("sign") == 1 and "sign" not in choices("embedding_codec")
+    for add in (extensions.add_exchange, extensions.add_codec):
+        with pytest.raises(SpaceError, match="already"):
+            add("rows" if add is extensions.add_exchange else "int8", make)
+
+
+def test_files_are_loaded_once_and_make_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from hvd_autosync.extensions import add_knob\n"
+        "from hvd_autosync.search_space.knobs import integer_knob\n"
+        "add_knob(integer_knob('mine', 0, 9, 1, help='Mine.'), 'HOROVOD_MINE')\n"
+        f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n"
+    )
+    job = Job((), ("python", "train.py"), (Host("a", 2),))
+    before = tuning_key(job, Options(), {})
+    monkeypatch.setenv(extensions.VARIABLE, f"{file}{os.pathsep}{file}")
+    extensions.load()
+    extensions.load()
+    assert (tmp_path / "runs").read_text() == "x"
+    assert catalogue_knob("mine").default == 1
+    assert tuning_key(job, Options(), {}) != before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("1 / 0", "ZeroDivisionError"), (None, "FileNotFoundError")]
+)
+def test_a_file_that_cannot_be_loaded_is_named(
+    text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broken.py"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv(extensions.VARIABLE, str(file))
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        extensions.load()
+    assert str(file) in str(caught.value)
+
+
+def test_the_example_of_a_knob(
+    model: ModelProfile, slow_network: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setenv(extensions.VARIABLE, str(EXAMPLES / "affinity_knob.py"))
+    extensions.load()
+    assert "thread_affinity" in space_names(model, slow_network)
+    (setting,) = horovod_settings(Strategy({"thread_affinity": "3,2,1,0"})).environment
+    assert setting == ("HOROVOD_THREAD_AFFINITY", "3,2,1,0")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert "thread_affinity" not in space_names(model, slow_network)
