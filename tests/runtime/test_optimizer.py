@@ -20,7 +20,7 @@ EXCHANGES = (
     "cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs", "cases_extensions",
 )  # fmt: skip
 TWO_LEVELS = ("cases_two_levels",)
-MAIL = ("cases_mail",)
+MAIL = ("cases_mail", "cases_protocols")
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 
 
