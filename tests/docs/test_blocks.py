@@ -250,7 +250,9 @@ def log(study, trial):
     log_trial(study, trial)
 
 with mlflow.start_run():
-    study = hvd_autosync.tune("python train.py", np=2, trials=4, on_trial_end=log)
+    study = hvd_autosync.tune(
+        "python train.py", np=2, options=["--gloo"], trials=4, on_trial_end=log
+    )
 print("STUDY", study.study_id, len(study.history))
 """
 
