@@ -228,7 +228,7 @@ def _check_ours(words: list[str]) -> None:
 #: What makes a training of a minute one of a second; the last of equal options counts.
 TRAIN = f"""\
 import runpy, sys
-sys.argv += ["--epochs", "2", "--hidden", "128"]
+sys.argv += ["--epochs", "1", "--channels", "4", "--hidden", "512"]
 runpy.run_path({str(ROOT / "examples" / "train_digits.py")!r}, run_name="__main__")
 """
 #: Whatever a page tunes, beyond what was tuned before.
@@ -251,7 +251,7 @@ def log(study, trial):
 
 with mlflow.start_run():
     study = hvd_autosync.tune(
-        "python train.py", np=2, options=["--gloo"], trials=4, on_trial_end=log
+        "python train.py", np=2, options=["--gloo"], trials=3, on_trial_end=log
     )
 print("STUDY", study.study_id, len(study.history))
 """
