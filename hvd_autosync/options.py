@@ -192,9 +192,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         keywords: dict[str, Any] = {"action": "store_true"} if flag else {
             "metavar": each.metadata["metavar"]
         }
+        # argparse would take a per cent sign for a place to fill in.
+        text = f"{each.metadata['help']}{default}".replace("%", "%%")
         group.add_argument(
-            option_name(each.name), default=None, dest=f"autosync_{each.name}",
-            help=f"{each.metadata['help']}{default}", **keywords,
+            option_name(each.name), default=None, dest=f"autosync_{each.name}", help=text,
+            **keywords,
         )
 
 

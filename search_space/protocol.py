@@ -20,9 +20,6 @@ from hvd_autosync.search_space.knobs import Value
 #: coefficient; set it to zero; divide it by the number of ranks; divide it so and let it rise
 #: again, each step a little.
 MOMENTUM_MODES = ("kept", "zero", "scaled", "ramped")
-#: What is done about a rank that is slower than the others, under BSP: nothing; ASP as long as
-#: there is one; the others go on without it.
-STRAGGLER_POLICIES = ("none", "greedy", "elastic")
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,6 @@ class Protocol:
         rate: ``divided``: without a barrier the learning rate is that of the script, divided by the
             number of ranks; ``kept``: it is not.
         momentum: One of :data:`MOMENTUM_MODES`.
-        stragglers: One of :data:`STRAGGLER_POLICIES`.
         total: Samples of the whole training, of all ranks together; 0: not known.
 
     Raises:
@@ -50,7 +46,6 @@ class Protocol:
     async_first: bool = False
     rate: str = "divided"
     momentum: str = "kept"
-    stragglers: str = "none"
     total: int = 0
 
     def __post_init__(self) -> None:
@@ -60,8 +55,6 @@ class Protocol:
             ("share", not 0 <= self.share <= 1, "from 0 to 1"),
             ("rate", self.rate not in ("divided", "kept"), "divided or kept"),
             ("momentum", self.momentum not in MOMENTUM_MODES, ", ".join(MOMENTUM_MODES)),
-            ("stragglers", self.stragglers not in STRAGGLER_POLICIES,
-             ", ".join(STRAGGLER_POLICIES)),
             ("total", self.total < 0, "at least 0"),
         ):  # fmt: skip
             if wrong:
@@ -106,8 +99,7 @@ class Protocol:
 #: Knob -> attribute of a protocol.
 _ATTRIBUTES = {
     "staleness": "staleness", "sync_share": "share", "async_first": "async_first",
-    "switch_rate": "rate", "switch_momentum": "momentum", "stragglers": "stragglers",
-    "total_samples": "total",
+    "switch_rate": "rate", "switch_momentum": "momentum", "total_samples": "total",
 }  # fmt: skip
 assert {*_ATTRIBUTES.values(), "kind"} == {field.name for field in fields(Protocol)}
 
@@ -122,6 +114,7 @@ def protocol_of(strategy: Mapping[str, Value]) -> Protocol | None:
     chosen: dict[str, object] = {
         attribute: strategy[knob] for knob, attribute in _ATTRIBUTES.items() if knob in strategy
     }
-    chosen |= {"share": 1.0} if kind == "bsp" else {"kind": kind}
-    protocol = Protocol(**chosen)  # type: ignore[arg-type]
-    return None if protocol.share == 1 and protocol.stragglers == "none" else protocol
+    if kind == "bsp":
+        return None
+    protocol = Protocol(**{**chosen, "kind": kind})  # type: ignore[arg-type]
+    return None if protocol.share == 1 else protocol

@@ -14,6 +14,7 @@ from hvd_autosync.search_space import (
     catalogue_knob,
     every_knob,
 )
+from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
 from hvd_autosync.search_space.restrictions import condition_text
 
 _CODEC = "--autosync-allow codec; hvd.DistributedOptimizer; float32 or float64"
@@ -48,6 +49,10 @@ APPLIES_WHEN = {
     **dict.fromkeys(
         ("local_power", "local_alpha", "local_start", "local_cap"),
         "only in a strategy of yours (docs/local-steps.md)",
+    ),
+    **dict.fromkeys(
+        (knob.name for knob in PROTOCOL_KNOBS),
+        "only in a strategy of yours, or by --autosync-recurring (docs/protocols.md)",
     ),
 }
 RESTRICTIONS_HELP = """\

@@ -16,8 +16,6 @@ from hvd_autosync.search_space import CATALOGUE, Knob, Strategy, horovod_setting
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: The protocols are not ready for users, and the page says no more of them.
-KNOBS = [knob for knob in CATALOGUE if knob.group != "protocol"]
 
 
 def maps_to(knob: Knob) -> str:
@@ -34,7 +32,7 @@ def knob_row(knob: Knob) -> str:
     sort = "exact" if knob.exact else f"lossy: `{knob.group}`"
     cells = (
         f"[`{knob.name}`](#{knob.name})", domain_text(knob), knob.format(knob.default), sort,
-        maps_to(knob), APPLIES_WHEN[knob.name].replace(" (docs/local-steps.md)", ""),
+        maps_to(knob), re.sub(r" \(docs/[a-z-]*\.md\)", "", APPLIES_WHEN[knob.name]),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -42,11 +40,11 @@ def knob_row(knob: Knob) -> str:
 def test_the_table_of_knobs_is_the_catalogue() -> None:
     page = (DOCS / "knobs.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| [`")]
-    wanted = [knob_row(knob) for knob in KNOBS]
+    wanted = [knob_row(knob) for knob in CATALOGUE]
     assert rows == wanted, "\n" + "\n".join(wanted)
 
 
-@pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
+@pytest.mark.parametrize("knob", CATALOGUE, ids=lambda knob: knob.name)
 def test_every_knob_has_a_place_of_its_own_that_says_when_it_matters(knob: Knob) -> None:
     page = (DOCS / "knobs.md").read_text(encoding="utf-8")
     (section,) = re.findall(
@@ -60,7 +58,7 @@ def test_the_guide_of_the_flag_has_every_option_with_its_default(option: str) ->
     page = (DOCS / "flag.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith(f"| `{option_name(option)}")]
     if option == "allow":
-        assert {row.split("`")[1].split()[-1] for row in rows} == set(LOSSY_GROUPS) - {"protocol"}
+        assert {row.split("`")[1].split()[-1] for row in rows} == set(LOSSY_GROUPS)
         return
     (row,) = rows
     default = getattr(Options(), option)
