@@ -132,7 +132,8 @@ def show(output: str) -> None:
         rows = list(csv.DictReader(file))
     console = Console(width=None if sys.stdout.isatty() else 130)
     for job in dict.fromkeys(row["job"] for row in rows):
-        console.print(_table(rows, job))
+        if trainings(rows, job, _BASELINE):  # else there is nothing to compare with yet
+            console.print(_table(rows, job))
 
 
 def _table(rows: list[Row], job: str) -> Table:
