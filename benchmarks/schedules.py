@@ -1,10 +1,11 @@
-"""What do local steps cost in quality, and what do they save in bytes and time?
+"""What do local steps and missing barriers cost in quality, and what do they save?
 
 Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
 root), train two models on real data from start to end under each schedule, several times with
 other seeds: a convolutional network with batch normalization on handwritten digits, and a
 transformer on text. The time is that of training, without evaluations; the bytes are those that
-leave a host's interface, headers included.
+leave a host's interface, headers included. With ``--slow 2`` the last rank computes so many times
+as long as it needs.
 
     python benchmarks/schedules.py --seeds 1 --jobs "digits,digits*3"
     python benchmarks/schedules.py --output schedules.csv
@@ -27,12 +28,13 @@ import re
 import statistics
 import sys
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.testing import Testbed, testbed_missing
 
@@ -42,12 +44,23 @@ _COLUMNS = ("job", "schedule", "seed", "pass", "passes", "quality", "train_s", "
 _BASELINE = "parallel"
 
 
-def schedules(steps: int, peak: float) -> dict[str, Schedule | None]:
-    """Name -> schedule, for a training of so many steps with this peak learning rate.
+def schedules(
+    steps: int, peak: float, samples: int
+) -> dict[str, Schedule | Protocol | None]:  # fmt: skip
+    """Name -> schedule or protocol, for a training of so many steps with this peak learning rate.
 
     The powers' coefficients let rounds begin to grow right after the peak; those of "QSR from 2"
     lie between the published ones for SGD (0.25 times the peak) and for AdamW (2.2 times it).
+
+    Args:
+        steps: Of each rank.
+        peak: The highest learning rate.
+        samples: Of all ranks together.
     """
+    switches = {
+        f"switch at {share:g} %": Protocol("asp", share=share / 100, total=samples)
+        for share in (5, 12.5, 25, 50)
+    }
     return {
         _BASELINE: None,
         "H = 2": Schedule(2),
@@ -58,10 +71,14 @@ def schedules(steps: int, peak: float) -> dict[str, Schedule | None]:
         "p = 1": Schedule(4, 1, 4.0 * peak),
         "p = 2 (QSR)": Schedule(4, 2, 2.0 * peak),
         "p = 3": Schedule(4, 3, 1.6 * peak),
+        "ASP": Protocol("asp"),
+        "SSP(2)": Protocol("ssp", 2),
+        **switches,
+        "ASP, then BSP 50 %": Protocol("asp", share=0.5, async_first=True, total=samples),
     }
 
 
-def work(job: str, names: list[str], seed: int, output: str) -> None:
+def work(job: str, names: list[str], seed: int, output: str, slow: float) -> None:
     """A rank's part: one training under each schedule, written down by rank 0."""
     import horovod.torch as hvd
     import torch
@@ -79,18 +96,22 @@ def work(job: str, names: list[str], seed: int, output: str) -> None:
         passes = own.passes * int(times or 1)
         steps = passes * len(own.loader)
         peak = max(group["lr"] for group in own.optimizer.param_groups)
-        schedule = schedules(steps, peak)[name]
+        samples = steps * (own.loader.batch_size or 1) * hvd.size()
+        chosen = schedules(steps, peak, samples)[name]
         named = [(f"{name}.{each}", p) for each, p in own.model.named_parameters()]
         optimizer: Any
-        if schedule is None:
+        if chosen is None:
             optimizer = hvd.DistributedOptimizer(own.optimizer, named)
         else:
             arguments: dict[str, Any] = {
                 "compression": hvd.Compression.none, "backward_passes_per_step": 1,
                 "op": hvd.Average, "gradient_predivide_factor": 1.0,
             }  # fmt: skip
-            plan = ExchangePlan()
-            optimizer = planned_optimizer(own.optimizer, named, plan, {}, arguments, schedule)
+            schedule = chosen if isinstance(chosen, Schedule) else None
+            protocol = chosen if isinstance(chosen, Protocol) else None
+            optimizer = planned_optimizer(
+                own.optimizer, named, ExchangePlan(), {}, arguments, schedule, protocol
+            )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step, steps=steps: rate_factor(step, steps)
         )
@@ -100,12 +121,16 @@ def work(job: str, names: list[str], seed: int, output: str) -> None:
             hvd.barrier()
             begun, before = perf_counter(), sent_bytes()
             for batch in own.loader:
+                began = perf_counter()
                 optimizer.zero_grad()
                 own.loss(batch).backward()
+                if slow > 1 and hvd.rank() == hvd.size() - 1:
+                    sleep((slow - 1) * (perf_counter() - began))
                 optimizer.step()
                 scheduler.step()
             spent, sent = spent + perf_counter() - begun, sent + sent_bytes() - before
-            averages = steps if schedule is None else optimizer._local.averages
+            local = getattr(optimizer, "_local", None)
+            averages = steps if local is None else local.averages
             quality = own.quality()
             most = hvd.allreduce(torch.tensor([spent, float(sent)]), op=hvd.Max, name="most")
             if hvd.rank() == 0:
@@ -201,12 +226,13 @@ def main() -> None:
         description=about, epilog=f"examples:\n    python{usage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    names = list(schedules(100, 0.1))
+    names = list(schedules(100, 0.1, 100))
     add = parser.add_argument
     add("--jobs", default="digits,text", metavar="J,...",
         help="digits, text, or digits*3 for three times as many passes (default: %(default)s)")
     add("--schedules", default=",".join(names), metavar="S,...", help="(default: %(default)s)")
     add("--seeds", type=int, default=5, help="(default: %(default)s)")
+    add("--slow", type=float, default=1.0, metavar="TIMES", help="(default: %(default)s)")
     add("--rate", type=float, default=100.0, metavar="MBIT", help="(default: %(default)s)")
     add("--output", default="schedules.csv", metavar="FILE", help="every pass, as CSV")
     add("--show", metavar="FILE", help="print the tables of such a file again and end")
@@ -236,7 +262,8 @@ def main() -> None:
             if not wanted:
                 continue
             print(f"{job}: seed {seed + 1} of {args.seeds}: {', '.join(wanted)}", flush=True)
-            part = {"job": job, "names": wanted, "seed": seed, "output": output}
+            part = {"job": job, "names": wanted, "seed": seed, "output": output,
+                    "slow": args.slow}  # fmt: skip
             script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(part)]
             with Testbed(_HOSTS, args.rate) as bed:
                 command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
