@@ -130,6 +130,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     local = getattr(optimizer, "_local", None)
     if local is not None:
         local.share(root_rank)
+    if protocols is not None:
+        protocols.share(root_rank)
     if hasattr(optimizer, "_exact"):
         from hvd_autosync.runtime.checkpoints import go_exactly
 

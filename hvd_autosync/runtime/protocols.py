@@ -9,6 +9,7 @@ rank 0 has told them to. What a script evaluates or saves after a pass is the sa
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import weakref
@@ -16,12 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
 from horovod.torch.mpi_ops import (
     Sum,
     allreduce,
     allreduce_async_,
-    broadcast_,
     poll,
     rank,
     size,
@@ -31,18 +30,11 @@ from horovod.torch.mpi_ops import (
 from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, tell_all
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.joining import tell_after_join
-from hvd_autosync.runtime.normalization import running_statistics
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.rank_states import parameters_of
-from hvd_autosync.runtime.states import (
-    Entry,
-    decode_entries,
-    encode_entries,
-    flat_state,
-    put_together,
-    take_states,
-)
+from hvd_autosync.runtime.replicas import Replicas
+from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
 from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.protocol import Protocol
 
@@ -103,7 +95,7 @@ class Protocols:
         #: What rank 0 has told this rank about the running stretch, and whether it has.
         self._told: Letter | None = None
         self._broken = False
-        self._statistics: list[torch.Tensor] | None = None
+        self._replicas = Replicas(name, optimizer)
 
     @property
     def equal(self) -> bool:
@@ -153,7 +145,7 @@ class Protocols:
         if self.running:
             self._meet(ended=True)
         elif self._unequal_steps:
-            self._catch_up()
+            self._replicas.catch_up()
 
     def average_for_script(self) -> None:
         """The script says that parameters must be the same; it need not have passes."""
@@ -201,6 +193,11 @@ class Protocols:
         self.step, self._samples = saved["step"], saved["samples"]
         self._included = self._passes.samples
         self._voted = self.step - _VOTE_EVERY
+
+    def share(self, root: int) -> None:
+        """Let all ranks go on where rank ``root`` is; a collective."""
+        told = tell_all(json.dumps(self.save()).encode(), f"{self._name}.place", root)
+        self.load(json.loads(told))
 
     def _answer(self) -> bytes:
         asynchronous = self._asynchronous
@@ -303,7 +300,7 @@ class Protocols:
         at_their_end, leaving_ranks, samples, steps = votes.tolist()
         self._samples += round(samples)
         asynchronous.refresh()
-        self._average_statistics()
+        self._replicas.average_statistics()
         asynchronous.await_rest()  # after their losses
         # Nobody changes what another is about to take.
         broken = torch.tensor([float(self._broken)])
@@ -321,7 +318,7 @@ class Protocols:
         # In the middle of their passes ranks have different numbers of steps before them.
         self._unequal_steps = at_their_end < size()
         if self._unequal_steps and ended:
-            self._catch_up()
+            self._replicas.catch_up()
 
     def _take_back(self, asynchronous: Asynchronous) -> None:
         """Have all states on all ranks again; a collective."""
@@ -330,38 +327,6 @@ class Protocols:
         take_states(self._owner, put_together(entries, parameters_of(self._owner)))
         asynchronous.end()
         self.running = False
-
-    def _catch_up(self) -> None:
-        """Wait until all ranks have ended their passes, and have what the last of them has.
-
-        Those that wait are no part of the others' steps, as Horovod's ``join()`` has it.
-        """
-        last = mpi_ops.join()
-        parameters = parameters_of(self._owner)
-        for place, tensor in enumerate([*parameters, *self._known_statistics()]):
-            broadcast_(tensor.detach(), last, name=f"{self._name}.last.{place}")
-        states = self._owner.state
-        entries = [
-            Entry(place, 0, flat_state(states[each], each))
-            for place, each in enumerate(parameters) if states.get(each)
-        ]  # fmt: skip
-        told = tell_all(encode_entries(entries), f"{self._name}.last", last)
-        take_states(self._owner, put_together(decode_entries(told), parameters))
-
-    def _known_statistics(self) -> list[torch.Tensor]:
-        if self._statistics is None:
-            self._statistics = running_statistics(parameters_of(self._owner))
-        return self._statistics
-
-    def _average_statistics(self) -> None:
-        statistics = self._known_statistics()
-        if not statistics:
-            return
-        flat = torch.cat([each.detach().double().cpu().view(-1) for each in statistics])
-        mean = allreduce(flat, op=Sum, name=f"{self._name}.statistics") / size()
-        parts = mean.split([each.numel() for each in statistics])
-        for statistic, part in zip(statistics, parts, strict=True):
-            statistic.detach().copy_(part.view(statistic.shape))
 
 
 def _say(text: str) -> None:
