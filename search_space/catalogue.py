@@ -34,7 +34,7 @@ from hvd_autosync.search_space.knobs import (
     integer_knob,
 )
 from hvd_autosync.search_space.model_profile import ModelProfile
-from hvd_autosync.search_space.protocol import MOMENTUM_MODES
+from hvd_autosync.search_space.protocol import MOMENTUM_MODES, STRAGGLER_POLICIES
 from hvd_autosync.search_space.resources import Resources
 from hvd_autosync.search_space.schedule import DEFAULT_CAP
 from hvd_autosync.search_space.space import SearchSpace
@@ -190,13 +190,19 @@ SWITCH_MOMENTUM = categorical_knob(
     "switch_momentum", MOMENTUM_MODES, "kept", group="protocol", exact=False,
     help="What happens to momentum while ranks do not wait for each other.",
 )
+STRAGGLERS = categorical_knob(
+    "stragglers", STRAGGLER_POLICIES, "none", group="protocol", exact=False,
+    help="What is done about a rank that is slower than the others: nothing, no barrier while "
+    "there is one (greedy), or the others go on without it until their pass is over (elastic).",
+)
 TOTAL_SAMPLES = integer_knob(
     "total_samples", 0, 10**15, 0, group="protocol", exact=False, scale="log", log_offset=1.0,
     help="Samples of the whole training, of all ranks together, of which sync_share is a share; 0: "
     "as many as in an earlier run.",
 )
 PROTOCOL_KNOBS: tuple[Knob, ...] = (
-    PROTOCOL, STALENESS, SYNC_SHARE, ASYNC_FIRST, SWITCH_RATE, SWITCH_MOMENTUM, TOTAL_SAMPLES,
+    PROTOCOL, STALENESS, SYNC_SHARE, ASYNC_FIRST, SWITCH_RATE, SWITCH_MOMENTUM, STRAGGLERS,
+    TOTAL_SAMPLES,
 )  # fmt: skip
 
 _OF = {

@@ -21,6 +21,10 @@ from hvd_autosync.search_space.knobs import Value
 #: again, each step a little.
 MOMENTUM_MODES = ("kept", "zero", "scaled", "ramped")
 
+#: What is done about a rank that is slower than the others, under BSP: nothing; there is no barrier
+#: as long as it is; the others go on without it until the end of their pass.
+STRAGGLER_POLICIES = ("none", "greedy", "elastic")
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -34,6 +38,7 @@ class Protocol:
         rate: ``divided``: without a barrier the learning rate is that of the script, divided by the
             number of ranks; ``kept``: it is not.
         momentum: One of :data:`MOMENTUM_MODES`.
+        stragglers: One of :data:`STRAGGLER_POLICIES`.
         total: Samples of the whole training, of all ranks together; 0: not known.
 
     Raises:
@@ -46,6 +51,7 @@ class Protocol:
     async_first: bool = False
     rate: str = "divided"
     momentum: str = "kept"
+    stragglers: str = "none"
     total: int = 0
 
     def __post_init__(self) -> None:
@@ -55,6 +61,8 @@ class Protocol:
             ("share", not 0 <= self.share <= 1, "from 0 to 1"),
             ("rate", self.rate not in ("divided", "kept"), "divided or kept"),
             ("momentum", self.momentum not in MOMENTUM_MODES, ", ".join(MOMENTUM_MODES)),
+            ("stragglers", self.stragglers not in STRAGGLER_POLICIES,
+             ", ".join(STRAGGLER_POLICIES)),
             ("total", self.total < 0, "at least 0"),
         ):  # fmt: skip
             if wrong:
@@ -99,7 +107,8 @@ class Protocol:
 #: Knob -> attribute of a protocol.
 _ATTRIBUTES = {
     "staleness": "staleness", "sync_share": "share", "async_first": "async_first",
-    "switch_rate": "rate", "switch_momentum": "momentum", "total_samples": "total",
+    "switch_rate": "rate", "switch_momentum": "momentum", "stragglers": "stragglers",
+    "total_samples": "total",
 }  # fmt: skip
 assert {*_ATTRIBUTES.values(), "kind"} == {field.name for field in fields(Protocol)}
 
@@ -114,7 +123,6 @@ def protocol_of(strategy: Mapping[str, Value]) -> Protocol | None:
     chosen: dict[str, object] = {
         attribute: strategy[knob] for knob, attribute in _ATTRIBUTES.items() if knob in strategy
     }
-    if kind == "bsp":
-        return None
-    protocol = Protocol(**{**chosen, "kind": kind})  # type: ignore[arg-type]
-    return None if protocol.share == 1 else protocol
+    chosen |= {"share": 1.0} if kind == "bsp" else {"kind": kind}
+    protocol = Protocol(**chosen)  # type: ignore[arg-type]
+    return None if protocol.share == 1 and protocol.stragglers == "none" else protocol

@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under ``-n 2 --dist loadgroup`` jobs run one after the other, and first; the rest beside."""
     if config.pluginmanager.hasplugin("xdist"):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 class Rounds(Protocol):
@@ -98,6 +99,15 @@ class Passes:
         ]
         return min(counts, default=None)
 
+    def cut(self) -> None:
+        """End the passes that feed this optimizer: their iterators give nothing more."""
+        for each in self._passes.values():
+            each.cut = each.cut or each.feeds
+
+    def is_cut(self, key: int) -> bool:
+        """Whether the iterator of that number was told to give nothing more."""
+        return key in self._passes and self._passes[key].cut
+
     def over(self, key: int) -> None:
         """The iterator of a pass is gone."""
         if self._passes.pop(key).feeds:
@@ -114,6 +124,7 @@ class _Pass:
         batch_size: Samples of one; 0 where they are put together in another way.
         used: How many steps have used.
         feeds: Whether the last step used any.
+        cut: Whether it is to give no more.
     """
 
     iterator: weakref.ref[Any]
@@ -121,6 +132,7 @@ class _Pass:
     batch_size: int
     used: int = 0
     feeds: bool = False
+    cut: bool = False
 
     def given(self) -> int:
         """Batches that it has given so far."""
@@ -170,6 +182,15 @@ def _listen() -> None:
             passes.begun(self, iterator)
         return iterator
 
+    original_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
+
+    @functools.wraps(original_next)
+    def watched_next(self: Any) -> Any:
+        if any(passes.is_cut(id(self)) for passes in _listening()):
+            raise StopIteration
+        return original_next(self)
+
     # Children of the script's own take no part in collectives.
     os.register_at_fork(after_in_child=_LISTENING.clear)
     DataLoader.__iter__ = watched  # type: ignore[method-assign,assignment]
+    _BaseDataLoaderIter.__next__ = watched_next  # type: ignore[method-assign]

@@ -325,6 +325,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._owners.share()
     if by_others:
         self._protocols.exchange()
+        self._protocols.pace.waited(perf_counter() - began)
     _after_step(self)
     current.waited(perf_counter() - began)
     return result
@@ -372,7 +373,11 @@ def _synchronize(self: Any) -> None:
             late = self._deferral.choose() if self._in_step else ()
         if self._owners is not None:
             self._owners.vote(in_step=self._in_step)
+        began = perf_counter()
         self._dispatcher.finish(late)
+        if self._protocols is not None:
+            self._protocols.pace.waited(perf_counter() - began)
+            self._protocols.rescale([p.grad for p in self._requires_update if p.grad is not None])
         if self._owners is not None:
             self._owners.synchronized()
         if late:

@@ -13,7 +13,8 @@ import json
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -30,16 +31,18 @@ from horovod.torch.mpi_ops import (
 from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, tell_all
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.joining import tell_after_join
+from hvd_autosync.runtime.pace import Pace
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.rank_states import parameters_of
-from hvd_autosync.runtime.replicas import Replicas
+from hvd_autosync.runtime.replicas import Rates, Replicas
 from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
+from hvd_autosync.runtime.straggling import Stragglers
 from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.protocol import Protocol
 
-#: Kinds of letters: to rank 0, the loss of a step; from it, that the training is broken.
-_LOSS, _BROKEN = "loss", "broken"
+#: Kinds of letters: to rank 0, what it has to know of a step; from it, to stop at the next one.
+_STEP, _STOP = "step", "stop"
 #: Steps between two votes on the phase, and after how many it is said why there is none.
 _VOTE_EVERY, _TELL_AFTER = 8, 64
 #: How often a rank that waits for the others looks whether they are still there.
@@ -96,13 +99,19 @@ class Protocols:
         self._told: Letter | None = None
         self._broken = False
         self._replicas = Replicas(name, optimizer)
+        self._stragglers = Stragglers(protocol.stragglers, size())
+        self.pace = Pace()
+        #: Ranks that the others go on without until they have ended their pass.
+        self._left_out: frozenset[int] = frozenset()
+        #: Learning rates to take over as soon as the script's own scheduler has made its step.
+        self._owed_rates: Rates | None = None
 
     @property
     def equal(self) -> bool:
         """Whether parameters are the same on all ranks, and all have made the same steps."""
         if self._asynchronous is not None and self.running:
             return self._asynchronous.clock == 0
-        return not self._unequal_steps
+        return not self._unequal_steps and self._owed_rates is None
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -134,18 +143,24 @@ class Protocols:
     def stepped(self) -> None:
         """A step was made."""
         self.step += 1
+        computed_s = self.pace.stepped()
         self._passes.stepped()
         if self.running:
-            self._step_without_barrier()
+            self._step_without_barrier(computed_s)
         elif self._equal() and self._due():
+            began = perf_counter()
             self._vote()
+            self.pace.waited(perf_counter() - began)
 
     def average(self) -> None:
         """A pass is over: stop where all ranks do; a collective."""
         if self.running:
             self._meet(ended=True)
         elif self._unequal_steps:
-            self._replicas.catch_up()
+            self._catch_up()
+        elif self._owed_rates is not None:
+            self._replicas.take_rates(self._owed_rates)
+            self._owed_rates = None
 
     def average_for_script(self) -> None:
         """The script says that parameters must be the same; it need not have passes."""
@@ -212,7 +227,8 @@ class Protocols:
     def _due(self) -> bool:
         if self._stopped:
             return False
-        if self._protocol.needs_total and not self._protocol.total:
+        watched = self._protocol.stragglers != "none"
+        if self._protocol.needs_total and not self._protocol.total and not watched:
             if self.step == 1 and rank() == 0:
                 _say(
                     "how many samples this training takes is not known yet, so that ranks wait for "
@@ -225,13 +241,22 @@ class Protocols:
         """Begin steps without a barrier if it is time; a collective."""
         self._voted = self.step
         known = self._passes.seen or self._script_averages
-        votes = torch.tensor([float(known), self._new_samples()], dtype=torch.float64)
-        in_favour, samples = allreduce(votes, op=Sum, name=f"{self._name}.vote").tolist()
+        own = [0.0] * size()
+        own[rank()] = self.pace.seconds
+        votes = torch.tensor([known, self._new_samples(), *own], dtype=torch.float64)
+        in_favour, samples, *seconds = allreduce(
+            votes, op=Sum, name=f"{self._name}.vote"
+        ).tolist()
         self._samples += round(samples)
-        if self._protocol.synchronous(self._samples) or self._unequal_steps:
+        waiting = self._protocol.synchronous(self._samples)
+        slow = self._stragglers.window(seconds)
+        if self._unequal_steps or (waiting and not slow):
             return
         if in_favour == size():
-            self._begin()
+            if waiting and self._protocol.stragglers == "elastic":
+                self._leave_out(slow)
+            else:
+                self._begin()
         elif rank() == 0 and not known and self.step >= _TELL_AFTER > self.step - _VOTE_EVERY:
             _say(
                 "ranks go on to wait for each other until an end of a pass is known; feed the "
@@ -258,7 +283,31 @@ class Protocols:
         self._asynchronous.begin()
         self.running = True
 
-    def _step_without_barrier(self) -> None:
+    def _leave_out(self, slow: frozenset[int]) -> None:
+        """Let the others go on without some ranks, until they have ended their pass."""
+        present = [each for each in range(size()) if each not in slow]
+        if rank() == present[0]:
+            _say(
+                f"{_ranks(slow)} much slower than the others, who go on without it until their "
+                "pass is over"
+            )
+        self._left_out, self._unequal_steps = slow, True
+        if rank() in slow:
+            self._owed_rates = self._replicas.catch_up()
+            self._left_out = frozenset()
+            self._passes.cut()
+
+    def rescale(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Make means of all ranks those of the ranks that took part."""
+        if self._left_out and not self._summed:
+            factor = size() / (size() - len(self._left_out))
+            torch._foreach_mul_(list(gradients), factor)
+
+    def _catch_up(self) -> None:
+        self._replicas.take_rates(self._replicas.catch_up())
+        self._left_out = frozenset()
+
+    def _step_without_barrier(self, computed_s: float) -> None:
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
         told, self._told = self._told, None
@@ -266,19 +315,22 @@ class Protocols:
             self._meet(ended=False, leaving=True)
             return
         loss = self._supervision.loss()
-        if loss is not None:
-            letter = {"kind": _LOSS, "stretch": asynchronous.stretch, "loss": loss}
-            asynchronous.tell(0, letter)
+        if loss is not None or self._stragglers.present:
+            letter = {"kind": _STEP, "stretch": asynchronous.stretch, "loss": loss}
+            asynchronous.tell(0, {**letter, "seconds": computed_s})
 
     def _heed(self, source: int, letter: Letter) -> None:
         """A letter that is not about parameters; called in the thread that reads them."""
         asynchronous = self._asynchronous
-        if letter["kind"] == _BROKEN:
+        if letter["kind"] == _STOP:
             self._told = letter
-        elif asynchronous is not None and not self._supervision.healthy(letter["loss"]):
-            self._broken = True
-            for each in range(size()):
-                asynchronous.tell(each, {"kind": _BROKEN, "stretch": letter["stretch"]})
+        elif asynchronous is not None:
+            loss = letter["loss"]
+            broken = loss is not None and not self._supervision.healthy(loss)
+            self._broken = self._broken or broken
+            if self._stragglers.stepped(source, letter["seconds"]) or broken:
+                for each in range(size()):
+                    asynchronous.tell(each, {"kind": _STOP, "stretch": letter["stretch"]})
 
     def _meet(self, *, ended: bool, leaving: bool = False) -> None:
         """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
@@ -305,20 +357,22 @@ class Protocols:
         # Nobody changes what another is about to take.
         broken = torch.tensor([float(self._broken)])
         broken_ranks = allreduce(broken, op=Sum, name=f"{self._name}.met").item()
-        waiting = leaving_ranks + broken_ranks > 0 or self._protocol.synchronous(self._samples)
+        due = self._protocol.synchronous(self._samples) and not self._stragglers.present
+        waiting = leaving_ranks + broken_ranks > 0 or due
         if waiting:
             self._take_back(asynchronous)
         self._supervision.at_rest(round(steps / size()), waiting=waiting)
         if not waiting:
             asynchronous.go_on()
             return
+        self._stragglers.forget()
         self.step = self._voted = agree_steps(self.step, self._name)
         if broken_ranks:
             self._supervision.fall_back()
         # In the middle of their passes ranks have different numbers of steps before them.
         self._unequal_steps = at_their_end < size()
         if self._unequal_steps and ended:
-            self._replicas.catch_up()
+            self._catch_up()
 
     def _take_back(self, asynchronous: Asynchronous) -> None:
         """Have all states on all ranks again; a collective."""
@@ -327,6 +381,11 @@ class Protocols:
         take_states(self._owner, put_together(entries, parameters_of(self._owner)))
         asynchronous.end()
         self.running = False
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    names = ", ".join(map(str, sorted(ranks)))
+    return f"ranks {names} are" if len(ranks) > 1 else f"rank {names} is"
 
 
 def _say(text: str) -> None:

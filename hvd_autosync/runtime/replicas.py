@@ -24,6 +24,9 @@ from hvd_autosync.runtime.states import (
     take_states,
 )
 
+#: Learning rates of an optimizer, and the states of their schedulers.
+Rates = dict[str, Any]
+
 
 class Replicas:
     """The replicas of one optimizer's parameters, with all that belongs to them.
@@ -49,10 +52,13 @@ class Replicas:
         for statistic, part in zip(statistics, parts, strict=True):
             statistic.detach().copy_(part.view(statistic.shape))
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> Rates:
         """Wait until all ranks are here, and have what the last of them has; a collective.
 
         Who waits takes no part in the others' steps, as Horovod's ``join()`` has it.
+
+        Returns:
+            The last one's learning rates, for :meth:`take_rates`.
         """
         last = mpi_ops.join()
         optimizer = self._optimizer
@@ -66,7 +72,11 @@ class Replicas:
         told = tell_all(encode_entries(entries), f"{self._name}.states", last)
         take_states(optimizer, put_together(decode_entries(told), parameters))
         told = tell_all(json.dumps(_rates(optimizer)).encode(), f"{self._name}.rates", last)
-        _take_rates(optimizer, json.loads(told))
+        return dict(json.loads(told))
+
+    def take_rates(self, rates: Rates) -> None:
+        """Take over learning rates, and what schedulers have counted."""
+        _take_rates(self._optimizer, rates)
 
     @property
     def _optimizer(self) -> Any:
@@ -80,7 +90,7 @@ class Replicas:
         return self._known_statistics
 
 
-def _rates(optimizer: Any) -> dict[str, Any]:
+def _rates(optimizer: Any) -> Rates:
     """The learning rates, and what their schedulers count.
 
     A scheduler that counts steps would go on from fewer on a rank that has made fewer.
@@ -95,7 +105,7 @@ def _rates(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def _take_rates(optimizer: Any, told: dict[str, Any]) -> None:
+def _take_rates(optimizer: Any, told: Rates) -> None:
     own = _schedulers(optimizer)
     if len(own) == len(told["schedulers"]):
         for scheduler, counts in zip(own, told["schedulers"], strict=True):

@@ -58,6 +58,7 @@ def test_a_strategy_without_these_knobs_has_no_protocol_of_its_own() -> None:
 def test_knobs_become_the_protocol_that_they_say() -> None:
     chosen = {"protocol": "ssp", "staleness": 3, "sync_share": 0.05, "switch_momentum": "zero"}
     assert protocol_of(chosen) == Protocol("ssp", 3, 0.05, momentum="zero")
+    assert protocol_of({"stragglers": "elastic"}) == Protocol(share=1.0, stragglers="elastic")
 
 
 def test_every_default_of_a_knob_is_that_of_the_protocol() -> None:
@@ -70,7 +71,7 @@ def test_every_default_of_a_knob_is_that_of_the_protocol() -> None:
     "wrong",
     [
         {"kind": "bsp"}, {"staleness": -1}, {"share": 1.5}, {"rate": "half"},
-        {"momentum": "lost"}, {"total": -5},
+        {"momentum": "lost"}, {"stragglers": "shot"}, {"total": -5},
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_by_name(wrong: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 
 import horovod.torch as hvd
 import torch
@@ -341,3 +342,58 @@ def case_a_loss_that_rises_ends_steps_without_a_barrier():
                 optimizer.step()
         assert together(model) and optimizer._guard is None
     assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
+
+
+def slow_training(protocol, lengths, slow):
+    """A weight whose gradients are 1 on rank 0 and 3 on others; the steps that this rank makes.
+
+    Ranks but 0 are slow in steps for which ``slow(pass, number)`` holds.
+    """
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer = phases(protocol, plain, model=model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10**6)
+    made = []
+    for index, length in enumerate(lengths):
+        made.append(0)
+        for number in loader(length):
+            optimizer.zero_grad()
+            own = 1.0 if hvd.rank() == 0 else 3.0
+            model(torch.full((1, 1), own)).sum().backward()
+            time.sleep(0.03 if hvd.rank() and slow(index, int(number)) else 0.003)
+            optimizer.step()
+            scheduler.step()
+            made[-1] += 1
+            yield model, optimizer, scheduler, made
+        assert together(model)
+
+
+def case_others_go_on_without_a_straggler():
+    """The mean is that of those who take part; the straggler has all of it after the pass."""
+    with real_training() as said:
+        protocol = Protocol(share=1.0, stragglers="elastic")
+        for state in slow_training(protocol, (100, 60), lambda index, _: index == 0):
+            model, optimizer, scheduler, made = state
+        assert (made[0] == 100) == (hvd.rank() == 0), made
+        least = hvd.allreduce(torch.tensor(made, dtype=torch.int64), op=hvd.Min, name="least")
+        together_steps, alone = int(least.sum()), 160 - int(least.sum())
+        assert 24 <= least[0] < 90
+        mean = (1 + 3 * (hvd.size() - 1)) / hvd.size()
+        moved = 0.05 * (together_steps * mean + alone * 1.0)
+        assert abs(-model.weight.item() - moved) < 1e-3 * moved, (made, model.weight, moved)
+        assert scheduler.last_epoch == optimizer._protocols.step == 160
+    assert ("rank 1 is much slower" in said.getvalue()) == (hvd.rank() == 0)
+
+
+def case_nobody_waits_as_long_as_there_is_a_straggler():
+    protocol = Protocol(share=1.0, stragglers="greedy")
+    ran = []
+    for state in slow_training(
+        protocol, (260, 20), lambda index, number: index == 0 and number < 90
+    ):
+        ran.append(state[1]._protocols.running)
+    assert state[-1] == [260, 20]
+    changes = [i for i in range(1, 280) if ran[i] != ran[i - 1]]
+    assert len(changes) == 2 and 20 <= changes[0] < 90, changes
+    # The fast rank may be at the end of its pass by then.
+    assert changes[1] <= 260 - (hvd.rank() > 0), changes
