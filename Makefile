@@ -42,7 +42,7 @@ demo: setup ## tune and train the digits example on two local ranks
 	  python examples/train_digits.py
 
 test: setup ## run all tests
-	@$(IN_VENV) pytest -n 2 --dist loadgroup $(ARGS)
+	@$(IN_VENV) $(if $(ARGS),pytest $(ARGS),python tools/run_tests.py)
 
 lint: setup ## check style and types
 	$(BIN)/ruff check .

@@ -1,123 +1,169 @@
-"""How soon is a slow rank noticed, and how often one that is not? Simulated noise, no cluster.
+"""What does a slow rank cost under each remedy, in time and in accuracy?
 
-Windows of 8 steps; of each rank the median of its steps' compute times. The noise of a step is
-log-normal, with stalls of one rank or of all, and a level that all ranks drift along. Beside our
-detector stands the rule of Sync-Switch (throughput below the mean minus one standard deviation for
-as many windows in a row).
+Four ranks on this host train a convolutional network on handwritten digits from start to end. The
+last of them computes 1.5, 2 or 4 times as long as it needs, always or in the second quarter of the
+training only. Remedies: none (BSP), ``greedy`` (no barrier as long as it is slow), ``elastic``
+(the others go on without it until the end of their pass), and ASP all the time.
 
-    python benchmarks/stragglers.py
-    python benchmarks/stragglers.py --ranks 2 8 --steps 1000000 --output stragglers.csv
+    python benchmarks/stragglers.py --factors 2 --seeds 1
+    python benchmarks/stragglers.py --output stragglers.csv
+    python benchmarks/stragglers.py --show stragglers.csv
+
+Samples per second are those that all ranks trained on; under elastic the slow one skips some. The
+delay is the number of steps from the first slow one to the alarm. ``straggler_alarms.py`` has
+delays and false alarms by a simulation of many more steps. Leave the machine alone meanwhile:
+a minute per training.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
+import os
 import statistics
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
 
-from hvd_autosync.runtime.stragglers import Detector
+from hvd_autosync.search_space.protocol import Protocol
 
-WINDOW = 8
-#: Windows before a rank becomes slow, and most windows that are waited for the alarm.
-BEFORE, PATIENCE = 32, 200
-
-
-class PaperRule:
-    """Throughput below mean - 1 standard deviation for ``windows`` in a row."""
-
-    def __init__(self, ranks: int, windows: int = 4) -> None:
-        self._windows, self._in_a_row = windows, [0] * ranks
-
-    def window(self, seconds: Sequence[float]) -> frozenset[int]:
-        speeds = [1 / each for each in seconds]
-        bound = statistics.fmean(speeds) - statistics.pstdev(speeds)
-        self._in_a_row = [n + 1 if v < bound else 0
-                          for n, v in zip(self._in_a_row, speeds, strict=True)]  # fmt: skip
-        return frozenset(r for r, n in enumerate(self._in_a_row) if n >= self._windows)
+_RANKS = 4
+_COLUMNS = ("remedy", "slow", "factor", "seed", "accuracy", "train_s", "samples", "noticed_after")
+_REMEDIES = {
+    "BSP": Protocol(share=1.0),
+    "greedy": Protocol(share=1.0, stragglers="greedy"),
+    "elastic": Protocol(share=1.0, stragglers="elastic"),
+    "ASP": Protocol("asp"),
+}
 
 
-RULES = {"ours": Detector, "paper": PaperRule}
+def work(remedies: list[str], slow: str, factor: float, seed: int, output: str) -> None:
+    """A rank's part: one training under each remedy, written down by rank 0."""
+    import horovod.torch as hvd
+    import torch
+    from scheduled.jobs import JOBS, rate_factor
+
+    from hvd_autosync.runtime.planned import planned_optimizer
+    from hvd_autosync.search_space.exchange_plan import ExchangePlan
+
+    hvd.init()
+    torch.set_num_threads(1)
+    arguments: dict[str, Any] = {
+        "compression": hvd.Compression.none, "backward_passes_per_step": 1, "op": hvd.Average,
+        "gradient_predivide_factor": 1.0,
+    }  # fmt: skip
+    for remedy in remedies:
+        own = JOBS["digits"](seed)
+        named = [(f"{remedy}.{each}", p) for each, p in own.model.named_parameters()]
+        optimizer: Any = planned_optimizer(
+            own.optimizer, named, ExchangePlan(), {}, arguments, None, _REMEDIES[remedy]
+        )
+        steps = own.passes * len(own.loader)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step, steps=steps: rate_factor(step, steps)
+        )
+        first, last = (0, steps) if slow == "always" else (steps // 4, steps // 2)
+        spent, made, noticed = 0.0, 0, -1
+        for number in range(own.passes):
+            own.begin_pass(number)
+            hvd.barrier()
+            begun, step = perf_counter(), number * len(own.loader)
+            for batch in own.loader:
+                began = perf_counter()
+                optimizer.zero_grad()
+                own.loss(batch).backward()
+                if hvd.rank() == _RANKS - 1 and first <= step < last:
+                    sleep((factor - 1) * (perf_counter() - began))
+                optimizer.step()
+                scheduler.step()
+                step, made = step + 1, made + 1
+                if noticed < 0 and optimizer._protocols.straggler_noticed:
+                    noticed = step - first
+            spent += perf_counter() - begun
+            quality = own.quality()
+        samples = hvd.allreduce(torch.tensor([made * 8.0]), op=hvd.Sum, name="samples").item()
+        most = hvd.allreduce(torch.tensor([spent]), op=hvd.Max, name="most").item()
+        if hvd.rank() == 0:
+            row = (remedy, slow, factor, seed, quality, most, samples, noticed)
+            with open(output, "a", newline="") as file:
+                csv.writer(file).writerow(row)
 
 
-def windows(
-    ranks: int, noise: float, count: int, seed: int, slow: Sequence[int] = (), factor: float = 1.0,
-    begins: int = 0, mean: bool = False,
-) -> Iterator[list[float]]:  # fmt: skip
-    """Seconds per step of each rank, window by window; ``slow`` ones from window ``begins`` on."""
-    random = np.random.default_rng(seed)
-    for number in range(count):
-        steps: npt.NDArray[np.float64] = np.exp(random.normal(0, noise, (ranks, WINDOW)))
-        # Heavy tails: one step in 200 of a rank stalls, one in 300 of all.
-        steps += (random.random(steps.shape) < 1 / 200) * random.pareto(1.5, steps.shape)
-        steps += (random.random(WINDOW) < 1 / 300) * random.pareto(1.5, WINDOW)
-        steps *= 1 + 0.3 * np.sin(number / 100)
-        if number >= begins:
-            steps[list(slow)] *= factor
-        chosen = steps.mean(axis=1) if mean else np.median(steps, axis=1)
-        yield [float(each) for each in chosen]
-
-
-def false_alarms(rule: str, ranks: int, noise: float, steps: int, mean: bool) -> float:
-    """Alarms per 10,000 steps without a straggler."""
-    detector, before, alarms = RULES[rule](ranks), frozenset[int](), 0
-    for each in windows(ranks, noise, steps // WINDOW, 0, mean=mean):
-        now = detector.window(each)
-        alarms += len(now - before)
-        before = now
-    return alarms / steps * 10_000
-
-
-def delays(rule: str, ranks: int, noise: float, slow: int, factor: float, games: int) -> list[int]:
-    """Windows from the first slow one until all slow ranks are flagged; ``PATIENCE``: never."""
-    found = []
-    for seed in range(games):
-        detector, wanted = RULES[rule](ranks), frozenset(range(slow))
-        flow = windows(ranks, noise, BEFORE + PATIENCE, seed, range(slow), factor, BEFORE)
-        hits = (n for n, each in enumerate(flow)
-                if detector.window(each) >= wanted and n >= BEFORE)  # fmt: skip
-        found.append(next(hits, BEFORE + PATIENCE - 1) - BEFORE + 1)
-    return found
+def show(output: str) -> None:
+    """Print the table of a file of measurements."""
+    with open(output) as file:
+        rows = list(csv.DictReader(file))
+    table = Table(title="one of four ranks is slow", title_justify="left")
+    for column in ("slow", "times", "remedy", "seeds", "accuracy", "train s", "as fast as BSP",
+                   "samples per s", "alarm after steps"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for slow, factor, remedy in dict.fromkeys((r["slow"], r["factor"], r["remedy"]) for r in rows):
+        own = [r for r in rows if (r["slow"], r["factor"], r["remedy"]) == (slow, factor, remedy)]
+        base = {
+            r["seed"]: float(r["train_s"]) for r in rows
+            if (r["slow"], r["factor"], r["remedy"]) == (slow, factor, "BSP")
+        }  # fmt: skip
+        ratios = [base[r["seed"]] / float(r["train_s"]) for r in own if r["seed"] in base]
+        accuracy = [float(r["accuracy"]) for r in own]
+        spread = f" ± {statistics.stdev(accuracy):.3f}" if len(accuracy) > 1 else ""
+        noticed = [int(r["noticed_after"]) for r in own if int(r["noticed_after"]) >= 0]
+        rates = [float(r["samples"]) / float(r["train_s"]) for r in own]
+        table.add_row(
+            slow, factor, remedy, str(len(own)), f"{statistics.fmean(accuracy):.3f}{spread}",
+            f"{statistics.median(float(r['train_s']) for r in own):.0f}",
+            f"{statistics.median(ratios):.2f}" if ratios else "",
+            f"{statistics.median(rates):.0f}",
+            f"{statistics.median(noticed):.0f}" if noticed else "",
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def main() -> None:
+    """Runs the benchmark, or a rank's part of it."""
+    about, _, usage = (__doc__ or "").partition("\n\n    python")
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="(default: 2 4 8)")
-    parser.add_argument(
-        "--noise", type=float, nargs="+", default=[0.1, 0.2, 0.3],
-        help="deviation of the logarithm of a step (default: 0.1 0.2 0.3)",
+        description=about, epilog=f"examples:\n    python{usage}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--steps", type=int, default=200_000, help="without a straggler")
-    parser.add_argument("--games", type=int, default=100, help="for each delay (default: 100)")
-    parser.add_argument("--mean", action="store_true", help="means of windows in place of medians")
-    parser.add_argument("--output", metavar="FILE", help="write the figures as CSV")
-    options = parser.parse_args()
-    rows: list[dict[str, object]] = []
-    for rule in RULES:
-        for ranks in options.ranks:
-            for noise in options.noise:
-                alarms = false_alarms(rule, ranks, noise, options.steps, options.mean)
-                row: dict[str, object] = {
-                    "rule": rule, "ranks": ranks, "noise": noise, "alarms_per_10000": alarms
-                }  # fmt: skip
-                for slow in (1, 2) if ranks >= 4 else (1,):
-                    for factor in (1.5, 2.0, 4.0):
-                        waited = delays(rule, ranks, noise, slow, factor, options.games)
-                        row[f"{slow}_at_{factor:g}x"] = statistics.median(waited)
-                        row[f"{slow}_at_{factor:g}x_worst"] = max(waited)
-                rows.append(row)
-                print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-    if options.output:
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        with open(options.output, "w", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(rows)
+    add = parser.add_argument
+    add("--factors", default="1,1.5,2,4", metavar="F,...",
+        help="times that the slow rank computes (default: %(default)s)")
+    add("--slow", default="always,sometimes", metavar="S,...", help="(default: %(default)s)")
+    add("--remedies", default=",".join(_REMEDIES), metavar="R,...", help="(default: %(default)s)")
+    add("--seeds", type=int, default=3, help="(default: %(default)s)")
+    add("--output", default="stragglers.csv", metavar="FILE", help="every training, as CSV")
+    add("--show", metavar="FILE", help="print the table of such a file again and end")
+    add("--inside", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        work(**json.loads(args.inside))
+        return
+    if args.show:
+        show(args.show)
+        return
+    if unknown := set(args.remedies.split(",")) - set(_REMEDIES):
+        parser.error(f"unknown remedies: {', '.join(unknown)}; known are {', '.join(_REMEDIES)}")
+    output = os.path.abspath(args.output)
+    with open(output, "w", newline="") as file:
+        csv.writer(file).writerow(_COLUMNS)
+    for seed in range(args.seeds):
+        for factor in map(float, args.factors.split(",")):
+            for slow in args.slow.split(",") if factor > 1 else ["always"]:
+                print(f"seed {seed + 1} of {args.seeds}: {slow} {factor:g} times", flush=True)
+                part = {"remedies": args.remedies.split(","), "slow": slow, "factor": factor,
+                        "seed": seed, "output": output}  # fmt: skip
+                command = ["horovodrun", "-np", str(_RANKS), "--gloo", sys.executable,
+                           str(Path(__file__).resolve()), "--inside", json.dumps(part)]  # fmt: skip
+                done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                if done.returncode:
+                    sys.exit(f"the job ended with status {done.returncode}")
+    show(output)
 
 
 if __name__ == "__main__":

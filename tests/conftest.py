@@ -32,10 +32,6 @@ from hvd_autosync.search_space import (
 _SESSION_VARIABLE = "HVD_AUTOSYNC_TEST_SESSION"
 _TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
 _PATIENCE_S = 10.0
-#: Is set in each of several processes that run tests beside each other (pytest-xdist).
-_WORKER = "PYTEST_XDIST_WORKER"
-#: What starts processes of its own, or measures: such tests run one at a time.
-_JOBS = ("browser", "cluster", "mpi", "notebook", "root", "slow")
 _STRAYS = pytest.StashKey[list[str]]()
 
 
@@ -47,30 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets what must hold before the first test module imports torch."""
-    if _WORKER not in os.environ:
-        os.environ[_SESSION_VARIABLE] = uuid.uuid4().hex
+    os.environ[_SESSION_VARIABLE] = uuid.uuid4().hex
     os.environ["OMP_NUM_THREADS"] = "1"
     # A busy machine is no fault of what is tested.
     hypothesis.settings.register_profile("any machine", deadline=None)
     hypothesis.settings.load_profile("any machine")
     scripts = sysconfig.get_path("scripts")
     os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``-n 2 --dist loadgroup`` jobs run one after the other, and first; the rest beside."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if any(item.get_closest_marker(name) for name in _JOBS):
-                item.add_marker(pytest.mark.xdist_group("jobs"))
-        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What runs beside jobs leaves the processors to them."""
-    if _WORKER in os.environ and item.get_closest_marker("xdist_group") is None:
-        os.nice(19 - os.nice(0))
 
 
 @pytest.fixture(autouse=True)
@@ -141,8 +120,6 @@ def _strays_of(session_mark: str) -> dict[psutil.Process, str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker that outlives the tests fails the run; it is killed, so that CI can end."""
-    if _WORKER in os.environ:
-        return  # the others may not have ended
     mark = os.environ[_SESSION_VARIABLE]
     deadline = time.monotonic() + _PATIENCE_S
     while (strays := _strays_of(mark)) and time.monotonic() < deadline:

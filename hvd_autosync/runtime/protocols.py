@@ -118,6 +118,11 @@ class Protocols:
         """By how many steps of others the parameters of a gradient were old -> how often."""
         return {} if self._asynchronous is None else self._asynchronous.staleness
 
+    @property
+    def straggler_noticed(self) -> bool:
+        """Whether something is done about a straggler now."""
+        return bool(self._left_out) or self._stragglers.present
+
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is complete."""
         if self.running:
