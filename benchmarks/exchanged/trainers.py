@@ -10,6 +10,7 @@ import torch
 
 from hvd_autosync.runtime.planned import planned_optimizer
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
+from hvd_autosync.search_space.protocol import Protocol
 
 from .models import Workload
 
@@ -23,9 +24,13 @@ class Trainer:
         name: Told apart from other trainers of the same job by it.
         workload: The model.
         plan: How its gradients travel; ``None``: by Horovod's own optimizer.
+        protocol: Whether ranks wait for each other; ``None``: in every step.
     """
 
-    def __init__(self, name: str, workload: Workload, plan: ExchangePlan | None) -> None:
+    def __init__(
+        self, name: str, workload: Workload, plan: ExchangePlan | None,
+        protocol: Protocol | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.model, self._losses = workload.make()
         base = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
@@ -41,7 +46,9 @@ class Trainer:
                 "compression": hvd.Compression.none, "backward_passes_per_step": 1,
                 "op": hvd.Average, "gradient_predivide_factor": 1.0,
             }  # fmt: skip
-            self.optimizer = planned_optimizer(base, named, plan, classes, arguments)
+            self.optimizer = planned_optimizer(
+                base, named, plan, classes, arguments, None, protocol
+            )
 
     def step(self) -> float:
         """Make one step; its seconds."""
