@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import rank, size
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.agreement import agree_order
 from hvd_autosync.runtime.mail import Heed, open_mailbox
 from hvd_autosync.runtime.ownership import Ownership, Push
@@ -33,6 +34,9 @@ from hvd_autosync.search_space.protocol import Protocol
 _PUSH, _REST, _PULL, _FRESH = "push", "rest", "pull", "fresh"
 #: How often a rank that waits for answers looks whether the others are still there.
 _LOOK_S = 0.2
+#: First steps of a stretch, and every how many later, in which it is looked whether parameters are
+#: as they came from their owners.
+_CHECKED, _CHECK_EVERY = 2, 64
 
 Letter = dict[str, Any]
 
@@ -74,6 +78,8 @@ class Asynchronous:
         self._owned: Ownership | None = None
         self.stretch = 0
         self._awaited = 0
+        #: The stretch and the clock of the step that has begun.
+        self._begun = 0, 0
         #: Guards what letters change, in the thread that reads them.
         self._changed = threading.Condition()
         # The thread that reads letters must not keep an optimizer that the script has dropped.
@@ -100,7 +106,8 @@ class Asynchronous:
         for bucket in self._buckets:
             bucket.keep_parameters()
         shares = [Share(bucket, rank(), self._optimizer) for bucket in self._buckets]
-        self._optimizer.state.clear()
+        for parameter in self._of:
+            self._optimizer.state.pop(parameter, None)
         self._versions.clear()
         with self._changed:
             self._owned = Ownership(shares, size(), self._protocol, summed=self._summed)
@@ -136,6 +143,8 @@ class Asynchronous:
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is complete; its bucket is sent when all of its gradients are."""
         bucket = self._of[parameter]
+        with self._changed:
+            self._begin_step()
         bucket.keep_gradient(parameter)
         with self._changed:  # backward runs hooks in one thread for each device
             missing = self._missing[bucket]
@@ -149,12 +158,13 @@ class Asynchronous:
 
         Raises:
             AutosyncError: As of :meth:`check`.
+            ConfigurationError: The script has changed parameters itself.
         """
+        self._begin_step()
         for bucket, missing in self._missing.items():
             if missing:
                 for parameter in missing:
-                    if parameter.grad is not None:
-                        bucket.keep_gradient(parameter)
+                    bucket.keep_gradient(parameter)
                 absent = [i for i, each in enumerate(bucket.parameters) if each.grad is None]
                 self._push(bucket, absent)
         self._take_answers()
@@ -194,6 +204,25 @@ class Asynchronous:
         with self._changed:
             shares = [] if self._owned is None else self._owned.shares
             return [entry for share in shares for entry in share.entries(places)]
+
+    def _begin_step(self) -> None:
+        """Before the first gradient of a step is sent; fresh parameters may come from then on.
+
+        Raises:
+            ConfigurationError: The script itself has changed parameters, which would be lost.
+        """
+        if self._begun == (self.stretch, self.clock):
+            return
+        self._begun = self.stretch, self.clock
+        if self.clock >= _CHECKED and self.clock % _CHECK_EVERY:
+            return
+        for bucket in self._buckets:
+            if not bucket.untouched():
+                raise ConfigurationError(
+                    "the script has changed parameters itself, as clamp_() or load_state_dict() "
+                    "do, where their owners step them: that would be lost",
+                    hint="Leave protocol knobs out of the strategy of such a script.",
+                )
 
     def _expect_gradients(self) -> None:
         self._missing = {bucket: set(bucket.parameters) for bucket in self._buckets}

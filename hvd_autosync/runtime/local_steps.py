@@ -139,6 +139,10 @@ class LocalSteps:
         elif self._done:
             self._end_round(early=True)
 
+    def interrupt(self) -> None:
+        """Make parameters equal before another pass, as for an evaluation; a collective."""
+        self.average()
+
     def average_for_script(self) -> None:
         """The script calls for an average; it need not have passes that can be seen."""
         self._script_averages = True

@@ -26,7 +26,10 @@ class Rounds(Protocol):
         """Whether parameters are the same on all ranks."""
 
     def average(self) -> None:
-        """Make them so; a collective."""
+        """Make them so at the end of a pass; a collective."""
+
+    def interrupt(self) -> None:
+        """Make them so in the middle of one, where another pass begins; a collective."""
 
 
 class Passes:
@@ -83,6 +86,7 @@ class Passes:
         for each in self._passes.values():
             new = each.given() - each.used
             each.feeds = new > 0
+            each.has_fed = each.has_fed or each.feeds
             each.used += new
             self._per_step = max(self._per_step, new)
             self.samples += new * each.batch_size
@@ -99,6 +103,19 @@ class Passes:
         ]
         return min(counts, default=None)
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the last step used the last batch of an iterator that has no more."""
+        return any(each.exhausted and each.feeds for each in self._passes.values())
+
+    def exhausted(self, key: int) -> None:
+        """An iterator has no more to give; what it gave may still be used."""
+        own = self._passes.get(key)
+        if own is not None and not own.exhausted:
+            own.exhausted = True
+            if own.has_fed and own.given() <= own.used:
+                _interrupt([self._rounds], ended=True)
+
     def cut(self) -> None:
         """End the passes that feed this optimizer: their iterators give nothing more."""
         for each in self._passes.values():
@@ -110,8 +127,8 @@ class Passes:
 
     def over(self, key: int) -> None:
         """The iterator of a pass is gone."""
-        if self._passes.pop(key).feeds:
-            _interrupt([self._rounds])
+        if self._passes.pop(key).has_fed:
+            _interrupt([self._rounds], ended=True)
 
 
 @dataclass
@@ -124,6 +141,8 @@ class _Pass:
         batch_size: Samples of one; 0 where they are put together in another way.
         used: How many steps have used.
         feeds: Whether the last step used any.
+        has_fed: Whether any step has.
+        exhausted: Whether it has given all.
         cut: Whether it is to give no more.
     """
 
@@ -132,6 +151,8 @@ class _Pass:
     batch_size: int
     used: int = 0
     feeds: bool = False
+    has_fed: bool = False
+    exhausted: bool = False
     cut: bool = False
 
     def given(self) -> int:
@@ -147,8 +168,13 @@ def _listening() -> list[Passes]:
     return [passes for each in _LISTENING if (passes := each()) is not None]
 
 
-def _interrupt(all_rounds: Sequence[weakref.ref[Rounds]]) -> None:
-    """End those rounds that are open."""
+def _interrupt(all_rounds: Sequence[weakref.ref[Rounds]], *, ended: bool) -> None:
+    """End those rounds that are open.
+
+    Args:
+        all_rounds: The rounds.
+        ended: Whether because the pass is over.
+    """
 
     def open_ones() -> list[Rounds]:
         return [rounds for each in all_rounds if (rounds := each()) and not rounds.equal]
@@ -157,7 +183,7 @@ def _interrupt(all_rounds: Sequence[weakref.ref[Rounds]]) -> None:
         # Of optimizers that the script has dropped, some ranks may have collected the rest already.
         gc.collect()
         for rounds in open_ones():
-            rounds.average()
+            rounds.average() if ended else rounds.interrupt()
 
 
 def _gone(reference: weakref.ref[Passes], key: int, _: Any) -> None:
@@ -176,7 +202,8 @@ def _listen() -> None:
 
     @functools.wraps(original)
     def watched(self: Any) -> Iterator[Any]:
-        _interrupt([weakref.ref(rounds) for passes in _listening() if (rounds := passes.rounds)])
+        open_rounds = [passes.rounds for passes in _listening()]
+        _interrupt([weakref.ref(rounds) for rounds in open_rounds if rounds], ended=False)
         iterator = original(self)
         for passes in _listening():
             passes.begun(self, iterator)
@@ -188,7 +215,12 @@ def _listen() -> None:
     def watched_next(self: Any) -> Any:
         if any(passes.is_cut(id(self)) for passes in _listening()):
             raise StopIteration
-        return original_next(self)
+        try:
+            return original_next(self)
+        except StopIteration:
+            for passes in _listening():
+                passes.exhausted(id(self))
+            raise
 
     # Children of the script's own take no part in collectives.
     os.register_at_fork(after_in_child=_LISTENING.clear)

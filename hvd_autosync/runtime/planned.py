@@ -389,6 +389,13 @@ def _synchronize(self: Any) -> None:
 
 
 def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
+    if self._protocols is not None and self._protocols.running:
+        raise ConfigurationError(
+            "load_state_dict() of the optimizer while its states are with their owners, as ranks "
+            "do not wait for each other",
+            hint="Load a checkpoint before the training, or leave protocol knobs out of the "
+            "strategy.",
+        )
     if self._requires_update and size() > 1:
         # What some ranks have begun, all have to end.
         _settle(self)

@@ -28,6 +28,7 @@ from horovod.torch.mpi_ops import (
     synchronize,
 )
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, tell_all
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.joining import tell_after_join
@@ -45,6 +46,8 @@ from hvd_autosync.search_space.protocol import Protocol
 _STEP, _STOP = "step", "stop"
 #: Steps between two votes on the phase, and after how many it is said why there is none.
 _VOTE_EVERY, _TELL_AFTER = 8, 64
+#: Steps from the highest that rank 0 has heard of to that at which all stop.
+_NOTICE = 2
 #: How often a rank that waits for the others looks whether they are still there.
 _LOOK_S = 0.001
 
@@ -98,6 +101,8 @@ class Protocols:
         #: What rank 0 has told this rank about the running stretch, and whether it has.
         self._told: Letter | None = None
         self._broken = False
+        #: On rank 0: the stretch that letters are about, and the highest step of any rank in it.
+        self._heard_of = 0, 0
         self._replicas = Replicas(name, optimizer)
         self._stragglers = Stragglers(protocol.stragglers, size())
         self.pace = Pace()
@@ -129,8 +134,8 @@ class Protocols:
             assert self._asynchronous is not None, "it runs"
             if not self._looks:
                 self._asynchronous.arrived(parameter)
-        elif self.step == 0:
-            self._order[parameter] = None
+        elif self._asynchronous is None:
+            self._order[parameter] = None  # the first step's order, others change nothing
 
     def looked_at(self) -> None:
         """The script looks at gradients itself: from now on they are sent when it is done."""
@@ -150,12 +155,24 @@ class Protocols:
         self.step += 1
         computed_s = self.pace.stepped()
         self._passes.stepped()
-        if self.running:
+        if self._passes.at_end and not self.equal:
+            self.average()
+        elif self.running:
             self._step_without_barrier(computed_s)
         elif self._equal() and self._due():
             began = perf_counter()
             self._vote()
             self.pace.waited(perf_counter() - began)
+
+    def interrupt(self) -> None:
+        """Another pass begins in the middle of one, as for an evaluation; a collective.
+
+        Raises:
+            ConfigurationError: Only some ranks are there.
+        """
+        if self.running:
+            self._meet(ended=True, interrupted=True)
+        # Else those that make steps together have the same parameters.
 
     def average(self) -> None:
         """A pass is over: stop where all ranks do; a collective."""
@@ -178,6 +195,9 @@ class Protocols:
         self._unequal_steps = False
         self.step = agree_steps(self.step, self._name)
         self._voted = self.step
+        # Who waited there has missed votes.
+        self._samples = agree_steps(self._samples, f"{self._name}.samples")
+        self._stragglers.forget()
 
     def stop(self) -> None:
         """Let ranks wait for each other for good."""
@@ -207,9 +227,7 @@ class Protocols:
 
     def load(self, saved: dict[str, Any]) -> None:
         """Go on where :meth:`save` was called, whose states the optimizer loads, too."""
-        if self._asynchronous is not None and self.running:
-            self._asynchronous.end()
-        self.running = False
+        self._unequal_steps = False
         self.step, self._samples = saved["step"], saved["samples"]
         self._included = self._passes.samples
         self._voted = self.step - _VOTE_EVERY
@@ -279,11 +297,11 @@ class Protocols:
         self._settle()
         self._supervision.at_rest(self.step, waiting=True)
         if self._asynchronous is None:
-            everything = parameters_of(self._owner)
-            order = list(dict.fromkeys([*self._order, *everything]))
+            watched = self._owner._requires_update
+            everything = [each for each in parameters_of(self._owner) if each in watched]
             self._asynchronous = Asynchronous(
                 self._own_name, self._owner, self._protocol, summed=self._summed,
-                order=[each for each in order if each.requires_grad], heed=self._heed,
+                order=list(dict.fromkeys([*self._order, *everything])), heed=self._heed,
             )  # fmt: skip
         self._asynchronous.begin()
         self.running = True
@@ -315,14 +333,14 @@ class Protocols:
     def _step_without_barrier(self, computed_s: float) -> None:
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
-        told, self._told = self._told, None
-        if told is not None and told["stretch"] == asynchronous.stretch:
+        told, clock = self._told, asynchronous.clock
+        if told is not None and told["stretch"] == asynchronous.stretch and clock >= told["clock"]:
             self._meet(ended=False, leaving=True)
             return
         loss = self._supervision.loss()
         if loss is not None or self._stragglers.present:
-            letter = {"kind": _STEP, "stretch": asynchronous.stretch, "loss": loss}
-            asynchronous.tell(0, {**letter, "seconds": computed_s})
+            letter = {"kind": _STEP, "stretch": asynchronous.stretch, "clock": clock}
+            asynchronous.tell(0, {**letter, "loss": loss, "seconds": computed_s})
 
     def _heed(self, source: int, letter: Letter) -> None:
         """A letter that is not about parameters; called in the thread that reads them."""
@@ -330,31 +348,50 @@ class Protocols:
         if letter["kind"] == _STOP:
             self._told = letter
         elif asynchronous is not None:
+            # Where a script has collectives of its own ranks are about at the same step, and must
+            # not stop at different ones.
+            if letter["stretch"] != self._heard_of[0]:
+                self._heard_of = letter["stretch"], 0
+            highest = max(self._heard_of[1], letter["clock"])
+            self._heard_of = letter["stretch"], highest
             loss = letter["loss"]
             broken = loss is not None and not self._supervision.healthy(loss)
             self._broken = self._broken or broken
             if self._stragglers.stepped(source, letter["seconds"]) or broken:
+                order = {"kind": _STOP, "stretch": letter["stretch"], "clock": highest + _NOTICE}
                 for each in range(size()):
-                    asynchronous.tell(each, {"kind": _STOP, "stretch": letter["stretch"]})
+                    asynchronous.tell(each, order)
 
-    def _meet(self, *, ended: bool, leaving: bool = False) -> None:
+    def _meet(self, *, ended: bool, leaving: bool = False, interrupted: bool = False) -> None:
         """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
 
         Args:
             ended: Whether this rank's pass is over.
             leaving: Whether this phase is.
+            interrupted: Whether this rank's pass goes on later.
+
+        Raises:
+            AutosyncError: Another rank is gone.
+            ConfigurationError: Some ranks have ended their passes, others interrupt them.
         """
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
         asynchronous.rest()
-        counts = [ended, leaving, self._new_samples(), self.step]
+        counts = [ended, leaving, interrupted, self._new_samples(), self.step]
         votes = torch.tensor(counts, dtype=torch.float64)
         handle = allreduce_async_(votes, op=Sum, name=f"{self._name}.meet")
         while not poll(handle):
             asynchronous.check()
             time.sleep(_LOOK_S)
         synchronize(handle)
-        at_their_end, leaving_ranks, samples, steps = votes.tolist()
+        at_their_end, leaving_ranks, interrupting, samples, steps = votes.tolist()
+        if interrupting not in (0, size()) and not leaving_ranks:
+            raise ConfigurationError(
+                f"{interrupting:.0f} of {size()} ranks begin another pass in the middle of one, "
+                "where nobody waits for the others",
+                hint="Evaluate on all ranks or between passes, or leave protocol knobs out of the "
+                "strategy.",
+            )
         self._samples += round(samples)
         asynchronous.refresh()
         self._replicas.average_statistics()
@@ -366,7 +403,9 @@ class Protocols:
         waiting = leaving_ranks + broken_ranks > 0 or due
         if waiting:
             self._take_back(asynchronous)
-        self._supervision.at_rest(round(steps / size()), waiting=waiting)
+        self._supervision.at_rest(
+            round(steps / size()), waiting=waiting, healthy=broken_ranks == 0
+        )
         if not waiting:
             asynchronous.go_on()
             return
@@ -376,7 +415,7 @@ class Protocols:
             self._supervision.fall_back()
         # In the middle of their passes ranks have different numbers of steps before them.
         self._unequal_steps = at_their_end < size()
-        if self._unequal_steps and ended:
+        if self._unequal_steps and ended and not interrupted:
             self._catch_up()
 
     def _take_back(self, asynchronous: Asynchronous) -> None:

@@ -32,6 +32,9 @@ def bucket_count(size_bytes: int) -> int:
     """In how many buckets a model of so many bytes travels."""
     return max(-(-size_bytes // _MOST_BYTES), min(_FEWEST, size_bytes // _LEAST_BYTES), 1)
 
+#: Options of an optimizer that need parameters on a device.
+_ON_DEVICES = frozenset({"capturable", "fused"})
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -80,9 +83,11 @@ class Bucket:
         self._bounds = [(end - count, end) for end, count in zip(ends, shares, strict=True)]
 
     def keep_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Copy the gradient of one parameter to where it is sent from."""
+        """Copy the gradient of one parameter to where it is sent from; zeros if it has none."""
         gradient = parameter.grad
-        assert gradient is not None, "it has arrived"
+        if gradient is None:
+            self._places[parameter].zero_()
+            return
         dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
         self._places[parameter].copy_(dense.reshape(-1))
 
@@ -90,6 +95,13 @@ class Bucket:
         """What ``owner`` has of ``tensor``, which is as long as the bucket."""
         begin, end = self._bounds[owner]
         return tensor[begin:end]
+
+    def untouched(self) -> bool:
+        """Whether the model's parameters are what has arrived; numbers that are none count not."""
+        return all(
+            torch.equal(parameter.detach().reshape(-1).cpu(), values) or not values.isfinite().all()
+            for parameter, values in zip(self.parameters, self._fresh, strict=True)
+        )
 
     @torch.no_grad()
     def take_fresh(self) -> None:
@@ -235,6 +247,8 @@ class Share:
         for own, script, rate in groups:
             own.update({name: value for name, value in script.items() if name != "params"})
             own["lr"] = rate
+            for name in _ON_DEVICES & own.keys():
+                own[name] = False  # shares are in the processor's memory
             if momentum != 1:
                 _scale_momentum(own, momentum)
         for part, gradient, piece in zip(self._parts, self._gradients, self._pieces, strict=True):

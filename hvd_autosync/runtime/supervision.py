@@ -30,7 +30,7 @@ class Supervision:
         if guard is None:
             return
         assert current.losses is not None, "who is guarded has losses"
-        parts = [each for each in (optimizer._local, optimizer._protocols) if each is not None]
+        parts = [each for each in (optimizer._protocols, optimizer._local) if each is not None]
         equal = all(each.equal for each in parts)
         step = parts[0].step if parts else None
         if not guard.stepped(current.losses, step, equal=equal):
@@ -50,16 +50,17 @@ class Supervision:
         """Whether any rank's loss is well, in a phase in which ranks do not wait; on one rank."""
         return self._guard is None or self._guard.bears_one(loss)
 
-    def at_rest(self, step: int, *, waiting: bool) -> None:
+    def at_rest(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
         """All ranks stop before or after steps without waiting, and have the same parameters.
 
         Args:
             step: As of :meth:`Guard.at_rest`.
             waiting: As there.
+            healthy: Whether what they have is worth to be gone back to.
         """
         if self._guard is not None:
             self._guard.at_rest(step, waiting=waiting)
-            if self._guard.wants_snapshot:
+            if healthy and self._guard.wants_snapshot:
                 self._take_snapshot(self._guard)
 
     def fall_back(self) -> None:

@@ -61,6 +61,9 @@ class Tally:
     def average(self) -> None:
         """Likewise."""
 
+    def interrupt(self) -> None:
+        """Likewise."""
+
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
         if self._counting.is_step(optimizer):

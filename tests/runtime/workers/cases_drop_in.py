@@ -23,7 +23,7 @@ def wrap(model, **options):
 
 
 def plan_of(distributed):
-    plan, classes, _ = distributed._hvd_autosync_plan
+    plan, classes, *_ = distributed._hvd_autosync_plan
     return plan.buckets, plan.large.slices, classes
 
 

@@ -8,10 +8,20 @@ import horovod.torch as hvd
 import torch
 from cases_guard import real_training
 from cases_local_steps import adam, batch, loader, momentum, step, together
-from common import OURS, assert_close, assert_identical, assert_same_on_all_ranks, mlp, wrap
+from common import (
+    OURS,
+    assert_close,
+    assert_identical,
+    assert_same_on_all_ranks,
+    mlp,
+    raises,
+    wrap,
+)
 from torch import nn
+from torch.utils.data import DataLoader
 
 import hvd_autosync
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
@@ -395,5 +405,49 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
     assert state[-1] == [260, 20]
     changes = [i for i in range(1, 280) if ran[i] != ran[i - 1]]
     assert len(changes) == 2 and 20 <= changes[0] < 90, changes
-    # The fast rank may be at the end of its pass by then.
-    assert changes[1] <= 260 - (hvd.rank() > 0), changes
+
+
+def case_what_the_script_makes_of_parameters_is_not_lost_silently():
+    model, optimizer = phases(ASP)
+    with raises(ConfigurationError, "changed parameters itself"):
+        for number in loader(20):
+            step(model, optimizer, number)
+            if optimizer._protocols.running:
+                with torch.no_grad():
+                    model[0].weight.clamp_(-1e-3, 1e-3)
+    with raises(ConfigurationError, "while its states are with their owners"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def case_a_gradient_of_an_earlier_step_is_not_sent_again():
+    """Under SSP(0), where one rank has none in a step and others have."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))])
+    model, optimizer = phases(Protocol("ssp", 0), plain, model=model)
+    for number in loader(4):
+        optimizer.zero_grad()
+        loss = model[0].sum()
+        if int(number) < 3 or hvd.rank() == 0:
+            loss = loss + 10 * model[1].sum()
+        loss.backward()
+        optimizer.step()
+    # The last of four steps is of one rank's gradient and another's zeros.
+    assert abs(-model[1].item() - 0.05 * 10 * (3 + 1 / hvd.size())) < 1e-5
+
+
+def case_iterators_that_live_on_end_their_passes_too():
+    """Persistent workers, an iterator in a variable, and a loop that fetches one batch ahead."""
+
+    def ahead(batches):
+        iterator = iter(batches)
+        following = next(iterator, None)
+        while following is not None:
+            current_batch, following = following, next(iterator, None)
+            yield current_batch
+
+    persistent = DataLoader(range(9), batch_size=None, num_workers=1, persistent_workers=True)
+    for make in (lambda: persistent, lambda: iter(loader(9)), lambda: ahead(loader(9))):
+        model, optimizer = phases(ASP)
+        batches = make()
+        for number in batches:
+            step(model, optimizer, number)
+        assert optimizer._protocols.running and together(model)
