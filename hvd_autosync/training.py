@@ -48,12 +48,14 @@ class Reported:
         loss: Mean of its last training losses; ``None`` where none was seen.
         samples: Samples of all ranks together; 0 where they could not be counted.
         steps: Steps of rank 0.
+        fell_back: Whether its guard has ended the strategy, and the run went on exactly.
     """
 
     metric: float | None = None
     loss: float | None = None
     samples: int = 0
     steps: int = 0
+    fell_back: bool = False
 
     @classmethod
     def read(cls, folder: str) -> Reported | None:

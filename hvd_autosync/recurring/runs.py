@@ -148,8 +148,9 @@ def record_of(job: Job, plan: Plan, ended: Ended, seconds: float) -> RunRecord |
         metric, status = math.nan, "failed"
     elif said.metric is None and said.loss is None:
         return None
-    elif not math.isfinite(metric):
-        status = "diverged"
+    elif said.fell_back or not math.isfinite(metric):
+        # What it came to in the end it came to exactly.
+        metric, status = math.nan, "diverged"
     return RunRecord(
         job.key, plan.number - 1, job.display(), timestamp(), plan.strategy, plan.decision.share,
         metric, source, seconds, said.samples if status == "completed" else 0, status,

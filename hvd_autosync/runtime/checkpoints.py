@@ -45,6 +45,8 @@ def go_exactly(self: Any) -> None:
     self._dispatcher.drop_codecs()
     if self._protocols is not None:
         self._protocols.stop()
+    if current.tally is not None:
+        current.tally.fell_back = True
     current.watch = None  # steps take longer now, as they must
 
 

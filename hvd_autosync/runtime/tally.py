@@ -48,6 +48,8 @@ class Tally:
         #: Sums of the losses of the last windows, on their device, and how many each has.
         self._windows: deque[tuple[torch.Tensor, int]] = deque(maxlen=_LAST_WINDOWS + 1)
         self._metric: float | None = None
+        #: Whether the guard has ended what the run was to show.
+        self.fell_back = False
         self._written = clock()
         #: Of this process, and of all; known once Horovod has begun, also when it has ended.
         self._rank: int | None = None
@@ -88,6 +90,7 @@ class Tally:
         said = {
             "metric": self._metric, "loss": self._loss(),
             "samples": self._passes.samples * self._size, "steps": self._steps,
+            "fell_back": self.fell_back,
         }  # fmt: skip
         path = os.path.join(self._folder, OUTCOME_FILE)
         with contextlib.suppress(OSError):  # the driver may be on another host

@@ -156,6 +156,9 @@ def test_metrics_of_two_kinds_are_not_compared(options: Options) -> None:
 
 def test_a_metric_that_is_no_number_is_a_divergence(options: Options) -> None:
     next_run = plan(JOB, options, TraceStore(options.store))
+    rescued = Reported(0.95, 0.25, 960, 60, fell_back=True)
+    run = record_of(JOB, next_run, Ended(0, outcome=rescued), 1.0)
+    assert run is not None and run.status == "diverged" and math.isnan(run.metric)
     run = record_of(JOB, next_run, came_to(math.nan), 1.0)
     assert run is not None and run.status == "diverged"
     store = TraceStore(options.store)
