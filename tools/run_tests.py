@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 
 #: Markers of tests that start processes of their own, or take long.
 _JOBS = "browser or cluster or mpi or notebook or root or slow"
@@ -24,6 +25,8 @@ def main() -> int:
             [*_PYTEST, "-m", f"not ({_JOBS})"], stdout=said, stderr=subprocess.STDOUT,
             preexec_fn=lambda: os.nice(19),
         )  # fmt: skip
+        # No zombie of ours among the processes that tests look through.
+        threading.Thread(target=rest.wait, daemon=True).start()
         try:
             jobs = subprocess.run([*_PYTEST, "--durations=20", "-m", _JOBS]).returncode
             print("\nAnd the rest, which ran beside them:", flush=True)

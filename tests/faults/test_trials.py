@@ -112,8 +112,8 @@ def test_an_ssh_connection_that_drops_costs_its_trial(tmp_path: Path) -> None:
     with Testbed(hosts=2) as bed, two_trials(bed) as driver:
         network = os.readlink(f"/proc/{bed.pids[1]}/ns/net")
         sessions = [
-            process for process in psutil.process_iter()
-            if "notty" in " ".join(process.cmdline())
+            process for process in psutil.process_iter(["cmdline"])  # none of zombies
+            if "notty" in " ".join(process.info["cmdline"] or ())
             and os.readlink(f"/proc/{process.pid}/ns/net") == network
         ]  # fmt: skip
         assert sessions
