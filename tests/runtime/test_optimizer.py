@@ -20,7 +20,8 @@ EXCHANGES = (
     "cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs", "cases_extensions",
 )  # fmt: skip
 TWO_LEVELS = ("cases_two_levels",)
-MAIL = ("cases_mail", "cases_protocols")
+MAIL = ("cases_mail",)
+PHASES = ("cases_protocols",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 
 
@@ -99,3 +100,10 @@ def test_exchanges_of_two_levels(outcomes: Outcomes, case: str) -> None:
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
 def test_mail(outcomes: Outcomes, launcher: str, case: str) -> None:
     check(outcomes(launcher, MAIL), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", cases(PHASES))
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
+def test_phases(outcomes: Outcomes, launcher: str, case: str) -> None:
+    check(outcomes(launcher, PHASES), case)
