@@ -332,6 +332,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 
 def _after_step(self: Any) -> None:
+    if self._supervision is None:
+        return  # Horovod registers no hooks for a rank alone, nor we for nothing to train
     if self._local is not None:
         self._local.stepped()
     if self._protocols is not None:

@@ -370,7 +370,7 @@ def slow_training(protocol, lengths, slow):
             optimizer.zero_grad()
             own = 1.0 if hvd.rank() == 0 else 3.0
             model(torch.full((1, 1), own)).sum().backward()
-            time.sleep(0.03 if hvd.rank() and slow(index, int(number)) else 0.003)
+            time.sleep(0.05 if hvd.rank() and slow(index, int(number)) else 0.01)
             optimizer.step()
             scheduler.step()
             made[-1] += 1
@@ -399,11 +399,11 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
     protocol = Protocol(share=1.0, stragglers="greedy")
     ran = []
     for state in slow_training(
-        protocol, (260, 20), lambda index, number: index == 0 and number < 90
+        protocol, (400, 20), lambda index, number: index == 0 and number < 90
     ):
         ran.append(state[1]._protocols.running)
-    assert state[-1] == [260, 20]
-    changes = [i for i in range(1, 280) if ran[i] != ran[i - 1]]
+    assert state[-1] == [400, 20]
+    changes = [i for i in range(1, 420) if ran[i] != ran[i - 1]]
     assert len(changes) == 2 and 20 <= changes[0] < 90, changes
 
 

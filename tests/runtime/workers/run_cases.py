@@ -33,7 +33,7 @@ def run(case) -> str:
 
 def main(folder: str, *modules: str) -> None:
     torch.set_num_threads(1)
-    if "cases_mail" in modules:
+    if {"cases_mail", "cases_protocols"}.intersection(modules):
         prepare_mail()
     hvd.init(process_sets="dynamic")
     current.run._sender.stop()  # the cases look at news themselves
