@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import ModuleType
 
 from hvd_autosync.import_hook import when_imported
@@ -17,6 +18,9 @@ from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 _LAUNCHER = "horovod.runner.launch"
 #: ``prctl`` option of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG = 1
+#: A launcher that was asked to end gives its processes five seconds to do so
+#: (``safe_shell_exec.py``); one that has not ended after so many is stuck.
+_PATIENCE_S = 15.0
 #: ``python -m horovod.runner.launch`` runs this in place of the module's own code, so that the
 #: launcher is imported, plugin and all, instead of executed as ``__main__``.
 _RUN_LAUNCHER = f"from {_LAUNCHER} import run_commandline\nrun_commandline()\n"
@@ -37,11 +41,21 @@ def _extend_launcher(launcher: ModuleType) -> None:
 def _end_with(driver: int) -> None:
     """End when the driver does, however that ends; the mpirun that this may become does so too."""
     import ctypes
+    import threading
 
     if sys.platform == "linux":
+        threading.Thread(target=_insist, args=(driver,), daemon=True).start()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != driver:
             sys.exit(128 + signal.SIGTERM)
+
+
+def _insist(driver: int) -> None:
+    """Kill this process where asking it has not helped; Horovod's then end what they run."""
+    while os.getppid() == driver:
+        time.sleep(1.0)
+    time.sleep(_PATIENCE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _start() -> None:

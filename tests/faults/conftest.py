@@ -145,7 +145,7 @@ class Job:
         """
         deadline = time.monotonic() + limit_s
         while left := [*self._processes().values(), *self._new_in_shared_memory()]:
-            assert time.monotonic() < deadline, left
+            assert time.monotonic() < deadline, "\n".join(left)
             time.sleep(0.1)
 
     def _new_in_shared_memory(self) -> set[str]:

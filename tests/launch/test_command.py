@@ -1,9 +1,11 @@
-"""Launches that the system refuses."""
+"""Launches that the system refuses, and one that does not end when it is asked to."""
 
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from hvd_autosync.errors import AutosyncError
@@ -28,3 +30,26 @@ def test_an_environment_that_is_too_large_is_said(
     with pytest.raises(AutosyncError, match="cannot be launched: .*too long") as caught:
         start()
     assert "Unset large variables" in caught.value.hint
+
+
+STUCK = """
+import os, signal, time
+from hvd_autosync import bootstrap
+bootstrap._PATIENCE_S = 0.2
+bootstrap._end_with(os.getppid())
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(0.1)
+"""
+DRIVER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {STUCK!r}])"
+
+
+def test_a_launcher_that_is_stuck_does_not_outlive_its_driver() -> None:
+    with subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        launcher = psutil.Process(int(driver.stdout.readline()))
+        driver.kill()
+        assert driver.stdout.read() == b"asked\n"  # and its pipe has ended
+    gone, _ = psutil.wait_procs([launcher], timeout=30)
+    assert gone
