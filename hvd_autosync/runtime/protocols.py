@@ -397,9 +397,10 @@ class Protocols:
         self._replicas.average_statistics()
         asynchronous.await_rest()  # after their losses
         # Nobody changes what another is about to take.
-        broken = torch.tensor([float(self._broken)])
-        broken_ranks = allreduce(broken, op=Sum, name=f"{self._name}.met").item()
-        due = self._protocol.synchronous(self._samples) and not self._stragglers.present
+        seen = torch.tensor([self._broken, self._stragglers.present and rank() == 0]).double()
+        broken_ranks, slow = allreduce(seen, op=Sum, name=f"{self._name}.met").tolist()
+        self._stragglers.present = slow > 0
+        due = self._protocol.synchronous(self._samples) and not slow
         waiting = leaving_ranks + broken_ranks > 0 or due
         if waiting:
             self._take_back(asynchronous)

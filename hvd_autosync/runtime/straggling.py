@@ -18,7 +18,7 @@ class Stragglers:
 
     Attributes:
         present: Whether there was one when ranks last waited for each other; as long as they do
-            not, one of them looks whether it is still there (:meth:`stepped`).
+            not, rank 0 alone looks whether it is still there (:meth:`stepped`).
     """
 
     def __init__(self, policy: str, ranks: int) -> None:
@@ -58,4 +58,5 @@ class Stragglers:
             if own:
                 self._medians[each] = statistics.median(own)
                 own.clear()
-        return not self._detector.window(self._medians)
+        self.present = bool(self._detector.window(self._medians))
+        return not self.present
