@@ -24,6 +24,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_table.py"
 PASSES = SCRIPT.with_name("train_passes.py")
 SAVE_LATE = SCRIPT.with_name("save_late.py")
 LOCAL = "[knobs]\nlocal_steps = 4\n"
+#: The last three passes and a part of the third have no barrier.
+SWITCHING = '[knobs]\nprotocol = "{kind}"\nsync_share = 0.4\ntotal_samples = 2112\n'
 GROWING = LOCAL + "local_power = 2\nlocal_alpha = 0.04\nlocal_cap = 16\n"
 BY_ROWS = """\
 [knobs]
@@ -110,6 +112,18 @@ def passes(done: Done) -> dict[int, float]:
     return {int(number): float(loss) for number, loss, _ in found}
 
 
+def passes_apart(done: Done) -> dict[int, float]:
+    """Number of each pass -> how far apart replicas are after it."""
+    found = re.findall(r"pass (\d+) loss \S+ apart (\S+)", done.stdout)
+    return {int(number): float(apart) for number, apart in found}
+
+
+def phases(folder: Path) -> dict[str, int]:
+    """What the checkpoint says of phases."""
+    saved = torch.load(folder / "checkpoint", weights_only=True)["optimizer"]
+    return dict(saved["hvd_autosync_phases"])
+
+
 def place(folder: Path) -> tuple[int, int, bool]:
     """Step, steps in an open round, and whether steps are local, in the checkpoint."""
     saved = torch.load(folder / "checkpoint", weights_only=True)["optimizer"]
@@ -134,6 +148,34 @@ def test_a_killed_training_goes_on_with_its_schedule(tmp_path: Path) -> None:
     assert list(passes(resumed)) == [4, 5, 6]
     assert place(broken) == (132, 0, True)
     assert passes(resumed)[6] == pytest.approx(passes(expected)[6], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "die_at", "passed"), [("asp", 40, 1), ("ssp", 60, 2), ("asp", 100, 4)]
+)
+def test_a_training_that_is_killed_goes_on_in_its_phase(
+    kind: str, die_at: int, passed: int, tmp_path: Path
+) -> None:
+    """Under BSP, in the pass with the switch, and without a barrier."""
+    text = SWITCHING.format(kind=kind)
+    killed = run_passes(tmp_path, text, "--die-at", str(die_at))
+    assert killed.returncode != 0 and list(passes_apart(killed)) == [*range(1, passed + 1)]
+    assert phases(tmp_path) == {"step": 22 * passed, "samples": 352 * passed}
+    resumed = run_passes(tmp_path, text)
+    assert resumed.returncode == 0, resumed.stderr
+    apart = passes_apart(killed) | passes_apart(resumed)
+    assert list(apart) == [1, 2, 3, 4, 5, 6]
+    # Of Horovod's own steps the statistics of batches differ, after those without a barrier not.
+    assert [value > 0 for value in apart.values()] == [True] * 2 + [False] * 4
+    assert phases(tmp_path) == {"step": 132, "samples": 2112}
+
+
+def test_a_rank_that_is_killed_without_a_barrier_ends_the_job(tmp_path: Path) -> None:
+    text = SWITCHING.format(kind="asp")
+    killed = run_passes(tmp_path, text, "--die-at", "100", "--die-rank", "1")
+    assert killed.returncode != 0 and list(passes_apart(killed)) == [1, 2, 3, 4]
+    resumed = run_passes(tmp_path, text)
+    assert resumed.returncode == 0 and list(passes_apart(resumed)) == [5, 6], resumed.stderr
 
 
 def test_a_training_that_breaks_goes_on_exactly(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Trains in passes, saves after each on rank 0, and goes on from there; knows nothing of us.
 
-    train_passes.py CHECKPOINT [--die-at STEP] [--fault-at STEP]
+    train_passes.py CHECKPOINT [--die-at STEP] [--die-rank RANK] [--fault-at STEP]
 """
 
 import argparse
@@ -15,6 +15,7 @@ PASSES, BATCHES = 6, 22
 parser = argparse.ArgumentParser()
 parser.add_argument("checkpoint")
 parser.add_argument("--die-at", type=int, default=-1)
+parser.add_argument("--die-rank", type=int, default=-1, help="only this one")
 parser.add_argument("--fault-at", type=int, default=-1)
 args = parser.parse_args()
 hvd.init()
@@ -43,7 +44,7 @@ step = begin * BATCHES
 for number in range(begin, PASSES):
     for inputs, targets in DataLoader(data, batch_size=8):
         step += 1
-        if step == args.die_at:
+        if step == args.die_at and args.die_rank in (-1, hvd.rank()):
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         loss = (model(inputs) - targets).square().mean()
