@@ -68,8 +68,9 @@ class Asynchronous:
         self._summed = summed
         self._heed_other = heed
         parameters = parameters_of(optimizer)
-        place = {parameter: index for index, parameter in enumerate(parameters)}
-        agreed = agree_order([place[each] for each in order], f"asynchronous.{name}")
+        #: Parameter -> place in the optimizer, whose groups are empty while it makes a step.
+        self._places = {parameter: index for index, parameter in enumerate(parameters)}
+        agreed = agree_order([self._places[each] for each in order], f"asynchronous.{name}")
         self._buckets = make_buckets(optimizer, [parameters[index] for index in agreed], size())
         self._of = {each: bucket for bucket in self._buckets for each in bucket.parameters}
         self._missing: dict[Bucket, set[torch.nn.Parameter]] = {}
@@ -200,10 +201,9 @@ class Asynchronous:
 
     def entries(self) -> list[Entry]:
         """The states of what this rank owns, as they are between two steps."""
-        places = {each: place for place, each in enumerate(parameters_of(self._optimizer))}
         with self._changed:
             shares = [] if self._owned is None else self._owned.shares
-            return [entry for share in shares for entry in share.entries(places)]
+            return [entry for share in shares for entry in share.entries(self._places)]
 
     def _begin_step(self) -> None:
         """Before the first gradient of a step is sent; fresh parameters may come from then on.
