@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 import hvd_autosync
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.states import decode_entries
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
@@ -286,6 +287,18 @@ def case_a_checkpoint_has_what_all_owners_have():
                 step(trained, by, 50 + int(number))
             assert by._protocols.running
         assert_close(model.parameters(), again.parameters(), rtol=1e-5, atol=1e-6)
+
+
+def case_states_are_told_in_the_middle_of_a_step():
+    model, optimizer = phases(ASP)
+    passes(model, optimizer, 5)
+    told = []
+    hook = optimizer.register_step_pre_hook(
+        lambda *_: told.append(decode_entries(optimizer._protocols._answer()))
+    )
+    passes(model, optimizer, 3)
+    hook.remove()
+    assert told and all(told) and optimizer._protocols.running
 
 
 def case_a_learning_rate_is_divided_where_ranks_do_not_wait():
