@@ -38,16 +38,13 @@ from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.rank_states import parameters_of
 from hvd_autosync.runtime.replicas import Rates, Replicas
 from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
+from hvd_autosync.runtime.stopping import Stopping
 from hvd_autosync.runtime.straggling import Stragglers
 from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.protocol import Protocol
 
-#: Kinds of letters: to rank 0, what it has to know of a step; from it, to stop at the next one.
-_STEP, _STOP = "step", "stop"
 #: Steps between two votes on the phase, and after how many it is said why there is none.
 _VOTE_EVERY, _TELL_AFTER = 8, 64
-#: Steps from the highest that rank 0 has heard of to that at which all stop.
-_NOTICE = 2
 #: How often a rank that waits for the others looks whether they are still there.
 _LOOK_S = 0.001
 
@@ -98,13 +95,9 @@ class Protocols:
         self._unequal_steps = False
         #: Whether ranks wait for each other for good.
         self._stopped = False
-        #: What rank 0 has told this rank about the running stretch, and whether it has.
-        self._told: Letter | None = None
-        self._broken = False
-        #: On rank 0: the stretch that letters are about, and the highest step of any rank in it.
-        self._heard_of = 0, 0
         self._replicas = Replicas(name, optimizer)
         self._stragglers = Stragglers(protocol.stragglers, size())
+        self._stopping = Stopping(supervision, self._stragglers)
         self.pace = Pace()
         #: Ranks that the others go on without until they have ended their pass.
         self._left_out: frozenset[int] = frozenset()
@@ -331,36 +324,14 @@ class Protocols:
         self._left_out = frozenset()
 
     def _step_without_barrier(self, computed_s: float) -> None:
-        asynchronous = self._asynchronous
-        assert asynchronous is not None, "it runs"
-        told, clock = self._told, asynchronous.clock
-        if told is not None and told["stretch"] == asynchronous.stretch and clock >= told["clock"]:
+        assert self._asynchronous is not None, "it runs"
+        if self._stopping.stepped(self._asynchronous, computed_s):
             self._meet(ended=False, leaving=True)
-            return
-        loss = self._supervision.loss()
-        if loss is not None or self._stragglers.present:
-            letter = {"kind": _STEP, "stretch": asynchronous.stretch, "clock": clock}
-            asynchronous.tell(0, {**letter, "loss": loss, "seconds": computed_s})
 
     def _heed(self, source: int, letter: Letter) -> None:
         """A letter that is not about parameters; called in the thread that reads them."""
-        asynchronous = self._asynchronous
-        if letter["kind"] == _STOP:
-            self._told = letter
-        elif asynchronous is not None:
-            # Where a script has collectives of its own ranks are about at the same step, and must
-            # not stop at different ones.
-            if letter["stretch"] != self._heard_of[0]:
-                self._heard_of = letter["stretch"], 0
-            highest = max(self._heard_of[1], letter["clock"])
-            self._heard_of = letter["stretch"], highest
-            loss = letter["loss"]
-            broken = loss is not None and not self._supervision.healthy(loss)
-            self._broken = self._broken or broken
-            if self._stragglers.stepped(source, letter["seconds"]) or broken:
-                order = {"kind": _STOP, "stretch": letter["stretch"], "clock": highest + _NOTICE}
-                for each in range(size()):
-                    asynchronous.tell(each, order)
+        if self._asynchronous is not None:
+            self._stopping.heed(self._asynchronous, source, letter)
 
     def _meet(self, *, ended: bool, leaving: bool = False, interrupted: bool = False) -> None:
         """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
@@ -377,14 +348,9 @@ class Protocols:
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
         asynchronous.rest()
-        counts = [ended, leaving, interrupted, self._new_samples(), self.step]
-        votes = torch.tensor(counts, dtype=torch.float64)
-        handle = allreduce_async_(votes, op=Sum, name=f"{self._name}.meet")
-        while not poll(handle):
-            asynchronous.check()
-            time.sleep(_LOOK_S)
-        synchronize(handle)
-        at_their_end, leaving_ranks, interrupting, samples, steps = votes.tolist()
+        at_their_end, leaving_ranks, interrupting, samples, steps = self._await_all(
+            [ended, leaving, interrupted, self._new_samples(), self.step]
+        )
         if interrupting not in (0, size()) and not leaving_ranks:
             raise ConfigurationError(
                 f"{interrupting:.0f} of {size()} ranks begin another pass in the middle of one, "
@@ -397,11 +363,21 @@ class Protocols:
         self._replicas.average_statistics()
         asynchronous.await_rest()  # after their losses
         # Nobody changes what another is about to take.
-        seen = torch.tensor([self._broken, self._stragglers.present and rank() == 0]).double()
-        broken_ranks, slow = allreduce(seen, op=Sum, name=f"{self._name}.met").tolist()
+        broken_ranks, slow, behind, gradients = allreduce(
+            torch.tensor([
+                self._stopping.broken, self._stragglers.present and rank() == 0,
+                sum(age * count for age, count in self.staleness.items()),
+                sum(self.staleness.values()),
+            ], dtype=torch.float64), op=Sum, name=f"{self._name}.met",
+        ).tolist()  # fmt: skip
         self._stragglers.present = slow > 0
         due = self._protocol.synchronous(self._samples) and not slow
         waiting = leaving_ranks + broken_ranks > 0 or due
+        if rank() == 0 and gradients and (waiting or asynchronous.stretch == 1):
+            _say(
+                f"without a barrier gradients were {behind / gradients:.1f} steps of other ranks "
+                "old on average"
+            )
         if waiting:
             self._take_back(asynchronous)
         self._supervision.at_rest(
@@ -418,6 +394,21 @@ class Protocols:
         self._unequal_steps = at_their_end < size()
         if self._unequal_steps and ended and not interrupted:
             self._catch_up()
+
+    def _await_all(self, votes: Sequence[float]) -> list[float]:
+        """The sum of all ranks' votes, which come when their steps are made.
+
+        Raises:
+            AutosyncError: Another rank is gone.
+        """
+        assert self._asynchronous is not None, "it runs"
+        sums = torch.tensor(votes, dtype=torch.float64)
+        handle = allreduce_async_(sums, op=Sum, name=f"{self._name}.meet")
+        while not poll(handle):
+            self._asynchronous.check()
+            time.sleep(_LOOK_S)
+        synchronize(handle)
+        return [float(value) for value in sums]
 
     def _take_back(self, asynchronous: Asynchronous) -> None:
         """Have all states on all ranks again; a collective."""
