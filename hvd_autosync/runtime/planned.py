@@ -42,6 +42,7 @@ from hvd_autosync.runtime.planning import Planning
 from hvd_autosync.runtime.protocols import Protocols
 from hvd_autosync.runtime.scalers import watch_scalers
 from hvd_autosync.runtime.substitution import Substitution
+from hvd_autosync.runtime.suitability import check_phases
 from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
@@ -219,6 +220,7 @@ def _new_guard(name: str) -> Guard:
 
 
 def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
+    check_phases(self, protocol)
     local = self._local
 
     def equal() -> bool:

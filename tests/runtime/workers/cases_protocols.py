@@ -29,6 +29,16 @@ from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 
 ASP = Protocol("asp")
+OPTIMIZERS = [
+    lambda model, cls=cls: cls(model.parameters(), lr=0.01)
+    for cls in (
+        torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad,
+        torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
+        torch.optim.Rprop,
+    )
+]  # fmt: skip
+if hasattr(torch.optim, "Muon"):  # since torch 2.9
+    OPTIMIZERS.append(lambda m: torch.optim.Muon([p for p in m.parameters() if p.dim() == 2]))
 
 
 @contextlib.contextmanager
@@ -329,6 +339,35 @@ def case_two_optimizers_of_one_job():
         step(second, two, number)
     assert together(first) and together(second)
     assert one._protocols.running and two._protocols.running
+
+
+def case_what_no_owner_can_step_is_refused():
+    table = nn.Embedding(4, 2, sparse=True)
+    with raises(ConfigurationError, "SparseAdam takes sparse gradients only"):
+        phases(ASP, lambda m: torch.optim.SparseAdam(m.parameters()), model=table)
+    with raises(ConfigurationError, "LBFGS looks at all parameters"):
+        phases(ASP, lambda m: torch.optim.LBFGS(m.parameters()))
+    one, other = phases(ASP), mlp()
+    with raises(ConfigurationError, "stragglers='greedy' and two optimizers"):
+        phases(Protocol(share=1.0, stragglers="greedy"), model=other)
+    assert not one[1]._protocols.running
+
+
+def case_all_optimizers_of_torch():
+    """Whose states are by element, of rows and columns, or of whole matrices."""
+    for make in OPTIMIZERS:
+        found = []
+        for protocol in (Protocol("ssp", 0), None):
+            torch.manual_seed(5)
+            model, optimizer = phases(protocol, make)
+            passes(model, optimizer, 5)
+            saved = optimizer.state_dict() if hvd.rank() == 0 else None
+            hvd.barrier()
+            found.append((model, saved))
+        (model, saved), (expected, expected_saved) = found
+        assert_close(model.parameters(), expected.parameters(), rtol=1e-5, atol=1e-6)
+        if saved is not None:
+            torch.testing.assert_close(saved["state"], expected_saved["state"])
 
 
 def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
