@@ -10,6 +10,7 @@ other states are kept with it. (Parameter servers with all ranks as servers; Li 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,8 @@ class Share:
         self._parts = [torch.nn.Parameter(cut) for cut in self._cut(self.values)]
         self._gradients = self._cut(self._gradient)
         self._present: set[int] = set()
-        self._script = optimizer
+        # Threads know the shares, and must not keep an optimizer that the script has dropped.
+        self._script = weakref.ref(optimizer)
         self._optimizer = self._like(optimizer)
         for part, piece in zip(self._parts, self._pieces, strict=True):
             if state := optimizer.state.get(piece.whole):
@@ -243,9 +245,11 @@ class Share:
         """
         if scale != 1:
             self._gradient.mul_(scale)
-        groups = zip(self._optimizer.param_groups, self._script.param_groups, rates, strict=True)
-        for own, script, rate in groups:
-            own.update({name: value for name, value in script.items() if name != "params"})
+        chosen = self._script()
+        own_groups = self._optimizer.param_groups
+        groups = own_groups if chosen is None else chosen.param_groups
+        for own, group, rate in zip(own_groups, groups, rates, strict=True):
+            own.update({name: value for name, value in group.items() if name != "params"})
             own["lr"] = rate
             for name in _ON_DEVICES & own.keys():
                 own[name] = False  # shares are in the processor's memory

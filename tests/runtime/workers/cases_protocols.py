@@ -1,8 +1,10 @@
 """Phases with and without a barrier: what they train, where they end, what is saved of them."""
 
 import contextlib
+import gc
 import math
 import time
+import weakref
 
 import horovod.torch as hvd
 import torch
@@ -331,6 +333,16 @@ def case_a_learning_rate_is_divided_where_ranks_do_not_wait():
     assert abs(moved[1] - 0.5 * (1 + 4 * hvd.size())) < 1e-5
 
 
+def case_a_dropped_optimizer_is_gone():
+    model, optimizer = phases(ASP)
+    passes(model, optimizer, 5)
+    assert optimizer._protocols.running
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+
+
 def case_two_optimizers_of_one_job():
     first, one = phases(ASP)
     second, two = phases(ASP, adam, model=mlp(sizes=(12, 5, 3)))
@@ -449,16 +461,21 @@ def case_others_go_on_without_a_straggler():
 
 def case_nobody_waits_as_long_as_there_is_a_straggler():
     """It ends to be one when the others are in the middle of their pass, or at its end."""
-    for length in (400, 160):
+
+    def changes(length):
         ran = []
-        for state in slow_training(
+        for _, optimizer, _, made in slow_training(
             Protocol(share=1.0, stragglers="greedy"), (length, 20),
             lambda index, number: index == 0 and number < 90,
         ):  # fmt: skip
-            ran.append(state[1]._protocols.running)
-        assert state[-1] == [length, 20]
-        changes = [i for i in range(1, length + 20) if ran[i] != ran[i - 1]]
-        assert len(changes) == 2 and 20 <= changes[0] < 90, changes
+            ran.append(optimizer._protocols.running)
+            steps = list(made)
+        assert steps == [length, 20]
+        return [i for i in range(1, length + 20) if ran[i] != ran[i - 1]]
+
+    for length in (400, 160):
+        begun, ended = changes(length)
+        assert 20 <= begun < 90 < ended, (begun, ended)
 
 
 def case_what_the_script_makes_of_parameters_is_not_lost_silently():
