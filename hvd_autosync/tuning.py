@@ -235,7 +235,7 @@ class _Tuning:
                 anew=self._options.reuse == "never" or study.settings.anew,
             )  # fmt: skip
         if default is not None:
-            self._after_default(study, default)
+            self._after_default(study, default, new=self._describe(study, default))
         while study.conclusion is None:
             self._listener.on_ask_start(study)
             trial = study.ask()
@@ -243,9 +243,11 @@ class _Tuning:
                 break
             result = self._run_trial(study, trial)
             study.tell(trial, result)
+            # Before listeners look at the study.
+            new = trial.kind == "default" and self._describe(study, result)
             self._listener.on_trial_end(study, trial, result)
             if trial.kind == "default":
-                self._after_default(study, result)
+                self._after_default(study, result, new=new)
         conclusion = study.conclusion
         assert conclusion is not None, "a study that asks for nothing has concluded"
         self._listener.on_study_end(study, conclusion)
@@ -276,8 +278,22 @@ class _Tuning:
             self._last_heartbeat = time.monotonic()
             self._store.heartbeat(study.study_id)
 
-    def _after_default(self, study: Study, result: TrialResult) -> None:
-        """Learn the space and the limits from the default trial, or give its failure back."""
+    def _describe(self, study: Study, result: TrialResult) -> bool:
+        """Learn the space from the default trial; whether it was not known before."""
+        if result.step_time is None or study.record.space is not None:
+            return False
+        task, space = self.describe(result)
+        study.describe(space, task)
+        return True
+
+    def _after_default(self, study: Study, result: TrialResult, *, new: bool) -> None:
+        """Learn the limits from the default trial, or give its failure back.
+
+        Args:
+            study: The study.
+            result: Of the trial.
+            new: Whether the study's task is known since just now.
+        """
         if result.step_time is None:
             reason = {"reason": result.reason or result.status.value}
             self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)
@@ -285,12 +301,8 @@ class _Tuning:
                 raise _restricted_default_failed(study, result)
             raise _default_failed(result, self._options)
         self._limits = Limits.from_default(result)
-        if study.record.space is not None:
-            return
-        task, space = self.describe(result)
-        study.describe(space, task)
-        if self._options.reuse == "auto" and not study.settings.anew:
-            self._reuse(study, task, space, result.step_time.mean_s)
+        if new and self._options.reuse == "auto" and not study.settings.anew:
+            self._reuse(study, result.step_time.mean_s)
 
     def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
         """Task and space, from what the default trial showed."""
@@ -304,11 +316,11 @@ class _Tuning:
         )  # fmt: skip
         return Task(model, resources), restrict_space(space, self._restrictions)
 
-    def _reuse(
-        self, study: Study, task: Task, space: SearchSpace, default_s: float
-    ) -> None:
+    def _reuse(self, study: Study, default_s: float) -> None:
         """Take the winner of a finished study of the same task, when the default runs alike."""
-        known = self._store.find_finished_task(task.fingerprint, space.key)
+        task = study.record.task
+        assert task is not None, "it was just described"
+        known = self._store.find_finished_task(task.fingerprint, study.space.key)
         earlier = Conclusion.of(known) if known else None
         if known is None or earlier is None or known.drift:
             return

@@ -48,6 +48,7 @@ def test_a_command_is_tuned_and_watched(tmp_path: Path, capfd: Any) -> None:
 
     def watch(study: Study, trial: TrialRecord) -> None:
         seen.append((len(study.history), trial.kind))
+        assert study.space.knobs and study.best is not None, "from the first trial on"
 
     command = f"{sys.executable} {EXAMPLE} {SMALL}"
     study = hvd_autosync.tune(command, np=2, store=store, on_trial_end=watch, **QUICK)
