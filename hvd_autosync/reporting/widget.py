@@ -61,6 +61,7 @@ class WidgetProgress:
         self._standing = Standing()
         self._drawn_at = -math.inf
         self._stopped = False
+        self._title = ""
         self._head = ipywidgets.HTML()
         self._bar = ipywidgets.FloatProgress(
             min=0.0, max=1.0, layout=ipywidgets.Layout(width="60%")
@@ -90,7 +91,7 @@ class WidgetProgress:
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._standing.start(study)
-        self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
+        self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
         self._trials.value = trials_html(self._standing.ended)
         if resumed:
             self.on_notice(f"goes on after {len(self._standing.ended)} trials")
@@ -138,6 +139,7 @@ class WidgetProgress:
         if self._stopped:
             self._bar.bar_style = "warning"
             self._stop.description = "Stopped"
+            self._head.value = self._title
             self._activity.value = "stopped; the same call goes on where it was stopped"
 
     def _pressed(self, button: Any) -> None:
@@ -158,10 +160,7 @@ class WidgetProgress:
         standing = self._standing
         left_s = standing.left_s(study)
         left = f"about {span_text(left_s)} left" if math.isfinite(left_s) else ""
-        self._head.value = (
-            f"<b>hvd-autosync</b> study {study.study_id} "
-            f"<span style='{_DIM}'>{html.escape(left)}</span>"
-        )
+        self._head.value = f"{self._title} <span style='{_DIM}'>{html.escape(left)}</span>"
         if math.isfinite(left_s):
             self._bar.value = standing.spent_s / max(standing.spent_s + left_s, 1e-9)
         self._activity.value = html.escape(activity)

@@ -1,0 +1,95 @@
+"""The widget in a real JupyterLab, in a real browser: it appears, moves, and stops."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("jupyterlab")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.browser, pytest.mark.notebook, pytest.mark.cluster, pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+]  # fmt: skip
+EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_benchmark.py"
+CELL = f"""
+import sys
+import hvd_autosync
+study = hvd_autosync.tune(
+    [sys.executable, {str(EXAMPLE)!r},
+     *"--model vgg --width 4 --depth 2 --size 8 --batch-size 2 --steps 100000".split()],
+    np=2, options=["--gloo"], trials=12, steps=8, warmup=2, store="traces.db",
+)
+print("STATUS", study.record.status.value, len(study.history))
+"""
+TOKEN = "of-this-test"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[str]:
+    """The address of a JupyterLab whose folder has a notebook with one cell, ``tune.ipynb``."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, tmp_path / "tune.ipynb")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
+        f"--port={port}", f"--IdentityProvider.token={TOKEN}",
+        "--LabApp.extension_manager=readonly",
+    ]  # fmt: skip
+    with open(tmp_path / "lab.log", "w") as log:
+        server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        await_answer(f"http://127.0.0.1:{port}/api?token={TOKEN}", server)
+        yield f"http://127.0.0.1:{port}/lab/tree/tune.ipynb?token={TOKEN}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def await_answer(address: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+            return
+        except urllib.error.URLError:
+            assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_the_widget_appears_moves_and_stops(lab: str, tmp_path: Path) -> None:
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        page.set_default_timeout(120_000)
+        page.goto(lab)
+        page.locator(".jp-Cell .cm-content").first.click()
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
+        page.keyboard.press("Shift+Enter")
+        widget = page.locator(".hvd-autosync").first
+        widget.get_by_text("hvd-autosync study").wait_for()
+        widget.get_by_text("exploring (default)").wait_for()
+        widget.get_by_text("trial 1, exploring").wait_for()
+        assert widget.locator("table tr").count() >= 2 and "best so far" in widget.inner_text()
+        page.screenshot(path=tmp_path / "running.png")
+        widget.get_by_role("button", name="Stop").click()
+        widget.get_by_text("stopped; the same call goes on").wait_for()
+        page.get_by_text("STATUS running").wait_for()
+        assert widget.get_by_role("button", name="Stopped").is_disabled()
+        page.screenshot(path=tmp_path / "stopped.png")
+        browser.close()
