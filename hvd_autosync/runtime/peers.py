@@ -57,6 +57,8 @@ class Peers:
         addresses = [text.rpartition(":") for text in gather_texts(own, f"addresses.{name}")]
         self._addresses = [(host, int(port)) for host, _, port in addresses]
         self._leaving = threading.Event()
+        #: Connections of others, as long as somebody answers them.
+        self._asking: set[socket.socket] = set()
         threading.Thread(target=self._serve, name="hvd_autosync peers", daemon=True).start()
         atexit.register(self._linger)
 
@@ -85,9 +87,7 @@ class Peers:
     def _retire(self) -> None:
         self._await_others()
         atexit.unregister(self._linger)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), as close() does not
-        self._listener.close()
+        self._close()
 
     def _linger(self) -> None:
         """At the end of this process: answer until every other rank has retired or ended."""
@@ -97,6 +97,18 @@ class Peers:
             # Whoever still waits for a collective of this rank would wait for ever.
             shutdown()
             self._await_others()
+        # The threads that answer end with the interpreter, but not what they have open: MPI may
+        # wait in its own end for a rank that waits for an answer.
+        self._close()
+
+    def _close(self) -> None:
+        """Answer nobody any more; who still waits for an answer knows from that."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), as close() does not
+        self._listener.close()
+        for connection in list(self._asking):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _await_others(self) -> None:
         for other in self._others():
@@ -129,9 +141,11 @@ class Peers:
             threading.Thread(target=self._reply, args=(connection,), daemon=True).start()
 
     def _reply(self, connection: socket.socket) -> None:
+        self._asking.add(connection)
         with connection:
             with contextlib.suppress(OSError):  # of a stranger, or one who is gone
                 self._reply_to(connection)
+            self._asking.discard(connection)
 
     def _reply_to(self, connection: socket.socket) -> None:
         connection.settimeout(_HANDSHAKE_S)
