@@ -2,7 +2,11 @@
 
 Every rank tells rank 0 the loss and the seconds of its step, where somebody is to judge them. Where
 a script has collectives of its own ranks are about at the same step, and must not stop at
-different ones: all stop at a step that none of them has begun.
+different ones. Let rank 0 have heard of step n at most when it orders to stop after step n + 2. Who
+has told of step n or of none after it can end step n + 1 without knowing of the order, but not
+step n + 2: rank 0's answer to the gradient of that one was sent after the order, and letters
+arrive in the order in which they were sent. So nobody has begun step n + 3. The first order of a
+stretch counts: with each later one the end would be further away.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class Stopping:
         self.broken = False
         self._supervision = supervision
         self._stragglers = stragglers
-        #: What rank 0 has told this rank last.
+        #: The order of the last stretch that had one.
         self._told: Letter | None = None
         #: On rank 0: the stretch that letters are about, and the highest step of any rank in it.
         self._heard_of = 0, 0
@@ -54,7 +58,8 @@ class Stopping:
     def heed(self, asynchronous: Asynchronous, source: int, letter: Letter) -> None:
         """Take a letter; in the thread that reads them."""
         if letter["kind"] == _STOP:
-            self._told = letter
+            if self._told is None or self._told["stretch"] != letter["stretch"]:
+                self._told = letter
             return
         if letter["stretch"] != self._heard_of[0]:
             self._heard_of = letter["stretch"], 0
