@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -111,10 +112,20 @@ class Passes:
     def exhausted(self, key: int) -> None:
         """An iterator has no more to give; what it gave may still be used."""
         own = self._passes.get(key)
-        if own is not None and not own.exhausted:
-            own.exhausted = True
-            if own.has_fed and own.given() <= own.used:
-                _interrupt([self._rounds], ended=True)
+        if own is None or own.exhausted:
+            return
+        own.exhausted = True
+        if not own.has_fed and own.given() - own.used > self._per_step + 1:
+            # No step was made from its begin to its end, so that it feeds another loop. Of one that
+            # fetches ahead only the batches of a step are missing here.
+            del self._passes[key]
+        elif own.has_fed and own.given() <= own.used:
+            _interrupt([self._rounds], ended=True)
+
+    def evaluated(self, key: int) -> None:
+        """An iterator has given a batch where gradients are switched off: no step will use it."""
+        if key in self._passes:
+            self._passes[key].used += 1
 
     def cut(self) -> None:
         """End the passes that feed this optimizer: their iterators give nothing more."""
@@ -127,7 +138,8 @@ class Passes:
 
     def over(self, key: int) -> None:
         """The iterator of a pass is gone."""
-        if self._passes.pop(key).has_fed:
+        own = self._passes.pop(key, None)
+        if own is not None and own.has_fed:
             _interrupt([self._rounds], ended=True)
 
 
@@ -213,14 +225,18 @@ def _listen() -> None:
 
     @functools.wraps(original_next)
     def watched_next(self: Any) -> Any:
-        if any(passes.is_cut(id(self)) for passes in _listening()):
-            raise StopIteration
         try:
-            return original_next(self)
+            if any(passes.is_cut(id(self)) for passes in _listening()):
+                raise StopIteration
+            batch = original_next(self)
         except StopIteration:
             for passes in _listening():
                 passes.exhausted(id(self))
             raise
+        if not torch.is_grad_enabled():
+            for passes in _listening():
+                passes.evaluated(id(self))
+        return batch
 
     # Children of the script's own take no part in collectives.
     os.register_at_fork(after_in_child=_LISTENING.clear)
