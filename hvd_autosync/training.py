@@ -49,6 +49,7 @@ class Reported:
         samples: Samples of all ranks together; 0 where they could not be counted.
         steps: Steps of rank 0.
         fell_back: Whether its guard has ended the strategy, and the run went on exactly.
+        without_barrier: Whether ranks have made steps without waiting for each other.
     """
 
     metric: float | None = None
@@ -56,6 +57,7 @@ class Reported:
     samples: int = 0
     steps: int = 0
     fell_back: bool = False
+    without_barrier: bool = False
 
     @classmethod
     def read(cls, folder: str) -> Reported | None:

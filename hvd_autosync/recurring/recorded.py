@@ -32,8 +32,7 @@ class Recorded:
         outcomes: The runs, of f = 1 among them.
 
     Raises:
-        ConfigurationError: There are none at f = 1 or at any other share, or all of a share failed
-            that lies between others.
+        ConfigurationError: There are none at f = 1 or at any other share.
     """
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:

@@ -29,8 +29,8 @@ from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.training import Ended, Known, Reported, run_training
 from hvd_autosync.tuning import load_restrictions, tuning_key
 
-#: Exit statuses from here on say that a signal ended the run.
-_SIGNALS = 128
+#: Exit statuses of who was ended by SIGHUP, SIGINT, SIGKILL or SIGTERM; others are of crashes.
+_STOPPED = frozenset({129, 130, 137, 143})
 #: Why a run is under BSP alone that should not be.
 _UNCOUNTED = (
     "no run could count its samples, so a part of them cannot be told; feed the training by a "
@@ -124,7 +124,7 @@ def run_recurring(job: Job, options: Options) -> int:
     seconds = time.monotonic() - began
     run = record_of(job, next_run, ended, seconds)
     if run is None:
-        _say(f"run {next_run.number} is not counted: {_why_not(ended)}")
+        _say(f"run {next_run.number} is not counted: {_why_not(next_run, ended)}")
         return ended.status
     store.keep_run(run)
     _say(_came_to(run, next_run.number, store))
@@ -146,7 +146,7 @@ def record_of(job: Job, plan: Plan, ended: Ended, seconds: float) -> RunRecord |
         if _was_stopped(ended):
             return None
         metric, status = math.nan, "failed"
-    elif said.metric is None and said.loss is None:
+    elif (said.metric is None and said.loss is None) or not _was_tried(plan, said):
         return None
     elif said.fell_back or not math.isfinite(metric):
         # What it came to in the end it came to exactly.
@@ -165,12 +165,22 @@ def _beginning(job: Job, options: Options, plan: Plan) -> str:
 
 
 def _was_stopped(ended: Ended) -> bool:
-    return ended.status != 0 and (ended.stopped or ended.status >= _SIGNALS)
+    return ended.stopped or ended.status in _STOPPED
 
 
-def _why_not(ended: Ended) -> str:
+def _was_tried(plan: Plan, said: Reported) -> bool:
+    return plan.decision.share == 1 or said.without_barrier
+
+
+def _why_not(plan: Plan, ended: Ended) -> str:
     if _was_stopped(ended):
         return "it was stopped"
+    if ended.outcome is not None and not _was_tried(plan, ended.outcome):
+        return (
+            "ranks have waited for each other in all of its steps. A DistributedOptimizer with "
+            "compression, groups or a process set keeps its own ways, and ranks go on to wait "
+            "until all of them see the ends of their passes"
+        )
     return (
         "nothing is known of what it came to. Call hvd_autosync.outcome(metric) at the end of the "
         "script, and let rank 0 run on this host"

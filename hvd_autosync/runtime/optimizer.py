@@ -8,6 +8,7 @@ as picklable as Horovod's.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from horovod.torch import functions as horovod_functions
 from horovod.torch import optimizer as horovod_optimizer
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, size
+from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, rank, size
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.arguments import owned_knobs
@@ -94,6 +95,12 @@ def distribute(
         schedule = None
     ours = (plan, schedule, protocol)
     if "buckets" in decided or all(each is None for each in ours):
+        if "buckets" in decided and any(each is not None for each in ours) and rank() == 0:
+            print(
+                "hvd-autosync: the script's own call of DistributedOptimizer says how gradients "
+                "travel, so that what the strategy says of exchanges, local steps and protocols "
+                "is not used", file=sys.stderr,
+            )  # fmt: skip
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
         from hvd_autosync.runtime.planned import planned_optimizer

@@ -50,6 +50,8 @@ class Tally:
         self._metric: float | None = None
         #: Whether the guard has ended what the run was to show.
         self.fell_back = False
+        #: Whether ranks have made a step without waiting for each other.
+        self.without_barrier = False
         self._written = clock()
         #: Of this process, and of all; known once Horovod has begun, also when it has ended.
         self._rank: int | None = None
@@ -90,7 +92,7 @@ class Tally:
         said = {
             "metric": self._metric, "loss": self._loss(),
             "samples": self._passes.samples * self._size, "steps": self._steps,
-            "fell_back": self.fell_back,
+            "fell_back": self.fell_back, "without_barrier": self.without_barrier,
         }  # fmt: skip
         path = os.path.join(self._folder, OUTCOME_FILE)
         with contextlib.suppress(OSError):  # the driver may be on another host
