@@ -78,7 +78,7 @@ def schedules(
     }
 
 
-def work(job: str, names: list[str], seed: int, output: str, slow: float) -> None:
+def work(job: str, label: str, names: list[str], seed: int, output: str, slow: float) -> None:
     """A rank's part: one training under each schedule, written down by rank 0."""
     import horovod.torch as hvd
     import torch
@@ -134,7 +134,7 @@ def work(job: str, names: list[str], seed: int, output: str, slow: float) -> Non
             quality = own.quality()
             most = hvd.allreduce(torch.tensor([spent, float(sent)]), op=hvd.Max, name="most")
             if hvd.rank() == 0:
-                row = (job, name, seed, number + 1, passes, quality, *most.tolist(), averages)
+                row = (label, name, seed, number + 1, passes, quality, *most.tolist(), averages)
                 with open(output, "a", newline="") as file:
                     csv.writer(file).writerow(row)
 
@@ -180,7 +180,10 @@ def _table(rows: list[Row], job: str) -> Table:
         bytes_ = [float(a[-1]["sent_bytes"]) / float(b[-1]["sent_bytes"]) for a, b in pairs]
         faster = [float(b[-1]["train_s"]) / float(a[-1]["train_s"]) for a, b in pairs]
         reached = [_reached(each, goal) for each in own]
-        sooner = [_reached(b, goal) / _reached(a, goal) for a, b in pairs if _reached(b, goal)]
+        sooner = [
+            _reached(b, goal) / at if math.isfinite(at := _reached(a, goal)) else math.inf
+            for a, b in pairs if math.isfinite(_reached(b, goal))
+        ]  # fmt: skip
         table.add_row(
             name, str(len(own)), _mean(quality, 4), _mean(apart, 4),
             f"{statistics.fmean(float(each['sent_bytes']) for each in last) / 2**20:.1f}",
@@ -206,11 +209,11 @@ def _median(values: list[float], digits: int = 1) -> str:
     return f"{statistics.median(finite):.{digits}f}{never}" if finite else "never"
 
 
-def _trained(output: str, job: str, seed: int) -> set[str]:
+def _trained(output: str, label: str, seed: int) -> set[str]:
     """The schedules under which this training is in the file; drops those that were broken off."""
     with open(output) as file:
         rows = list(csv.DictReader(file))
-    own = [row for row in rows if (row["job"], row["seed"]) == (job, str(seed))]
+    own = [row for row in rows if (row["job"], row["seed"]) == (label, str(seed))]
     whole = {row["schedule"] for row in own if row["pass"] == row["passes"]}
     with open(output, "w", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS)
@@ -257,12 +260,14 @@ def main() -> None:
             csv.writer(file).writerow(_COLUMNS)
     for job in args.jobs.split(","):
         for seed in range(args.seeds):
-            known = _trained(output, job, seed)
+            label = f"{job}, {args.rate:g} Mbit/s"
+            label += f", a rank {args.slow:g} times as slow" if args.slow > 1 else ""
+            known = _trained(output, label, seed)
             wanted = [name for name in args.schedules.split(",") if name not in known]
             if not wanted:
                 continue
-            print(f"{job}: seed {seed + 1} of {args.seeds}: {', '.join(wanted)}", flush=True)
-            part = {"job": job, "names": wanted, "seed": seed, "output": output,
+            print(f"{label}: seed {seed + 1} of {args.seeds}: {', '.join(wanted)}", flush=True)
+            part = {"job": job, "label": label, "names": wanted, "seed": seed, "output": output,
                     "slow": args.slow}  # fmt: skip
             script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(part)]
             with Testbed(_HOSTS, args.rate) as bed:

@@ -69,7 +69,7 @@ def work(remedies: list[str], slow: str, factor: float, seed: int, output: str) 
             optimizer, lambda step, steps=steps: rate_factor(step, steps)
         )
         first, last = (0, steps) if slow == "always" else (steps // 4, steps // 2)
-        spent, made, noticed = 0.0, 0, -1
+        spent, made, noticed = 0.0, 0, None
         for number in range(own.passes):
             own.begin_pass(number)
             hvd.barrier()
@@ -83,14 +83,15 @@ def work(remedies: list[str], slow: str, factor: float, seed: int, output: str) 
                 optimizer.step()
                 scheduler.step()
                 step, made = step + 1, made + 1
-                if noticed < 0 and optimizer._protocols.straggler_noticed:
-                    noticed = step - first
+                if noticed is None and optimizer._protocols.straggler_noticed:
+                    noticed = step - first  # negative: a false alarm
             spent += perf_counter() - begun
             quality = own.quality()
         samples = hvd.allreduce(torch.tensor([made * 8.0]), op=hvd.Sum, name="samples").item()
         most = hvd.allreduce(torch.tensor([spent]), op=hvd.Max, name="most").item()
         if hvd.rank() == 0:
-            row = (remedy, slow, factor, seed, quality, most, samples, noticed)
+            delay = "" if noticed is None else noticed
+            row = (remedy, slow, factor, seed, quality, most, samples, delay)
             with open(output, "a", newline="") as file:
                 csv.writer(file).writerow(row)
 
@@ -112,7 +113,7 @@ def show(output: str) -> None:
         ratios = [base[r["seed"]] / float(r["train_s"]) for r in own if r["seed"] in base]
         accuracy = [float(r["accuracy"]) for r in own]
         spread = f" ± {statistics.stdev(accuracy):.3f}" if len(accuracy) > 1 else ""
-        noticed = [int(r["noticed_after"]) for r in own if int(r["noticed_after"]) >= 0]
+        noticed = [int(r["noticed_after"]) for r in own if r["noticed_after"]]
         rates = [float(r["samples"]) / float(r["train_s"]) for r in own]
         table.add_row(
             slow, factor, remedy, str(len(own)), f"{statistics.fmean(accuracy):.3f}{spread}",
