@@ -198,7 +198,7 @@ STRAGGLERS = categorical_knob(
 TOTAL_SAMPLES = integer_knob(
     "total_samples", 0, 10**15, 0, group="protocol", exact=False, scale="log", log_offset=1.0,
     help="Samples of the whole training, of all ranks together, of which sync_share is a share; 0: "
-    "as many as in an earlier run.",
+    "not known, or under --autosync-recurring as many as in an earlier run.",
 )
 PROTOCOL_KNOBS: tuple[Knob, ...] = (
     PROTOCOL, STALENESS, SYNC_SHARE, ASYNC_FIRST, SWITCH_RATE, SWITCH_MOMENTUM, STRAGGLERS,

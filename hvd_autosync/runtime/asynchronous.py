@@ -34,8 +34,8 @@ from hvd_autosync.search_space.protocol import Protocol
 _PUSH, _REST, _PULL, _FRESH = "push", "rest", "pull", "fresh"
 #: How often a rank that waits for answers looks whether the others are still there.
 _LOOK_S = 0.2
-#: First steps of a stretch, and every how many later, in which it is looked whether parameters are
-#: as they came from their owners.
+#: First steps of a stretch, and every how many later, in which it is looked whether all parameters
+#: are as they came from their owners; in other steps those that torch has seen written to.
 _CHECKED, _CHECK_EVERY = 2, 64
 
 Letter = dict[str, Any]
@@ -85,17 +85,13 @@ class Asynchronous:
         self._changed = threading.Condition()
         # The thread that reads letters must not keep an optimizer that the script has dropped.
         self._mailbox = open_mailbox(f"asynchronous.{name}", _weakly(self._heed))
+        weakref.finalize(optimizer, self._mailbox.retire).atexit = False
 
     @property
     def _optimizer(self) -> Any:
         optimizer = self._of_optimizer()
         assert optimizer is not None, "its owner is alive"
         return optimizer
-
-    @property
-    def running(self) -> bool:
-        """Whether parameters and states are with their owners."""
-        return self._owned is not None
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -214,10 +210,9 @@ class Asynchronous:
         if self._begun == (self.stretch, self.clock):
             return
         self._begun = self.stretch, self.clock
-        if self.clock >= _CHECKED and self.clock % _CHECK_EVERY:
-            return
+        everything = self.clock < _CHECKED or self.clock % _CHECK_EVERY == 0
         for bucket in self._buckets:
-            if not bucket.untouched():
+            if (everything or bucket.moved()) and not bucket.untouched():
                 raise ConfigurationError(
                     "the script has changed parameters itself, as clamp_() or load_state_dict() "
                     "do, where their owners step them: that would be lost",

@@ -17,7 +17,7 @@ from hvd_autosync.runtime.carrier import Carrier
 from hvd_autosync.runtime.mailbox import Heed, Mailbox
 from hvd_autosync.search_space.horovod_settings import launched_by_mpi
 
-__all__ = ["Heed", "Mailbox", "open_mailbox", "prepare_mail"]
+__all__ = ["Heed", "Mailbox", "check_mail", "open_mailbox", "prepare_mail"]
 
 #: Longest wait for connections to all other ranks.
 _CONNECTING_S = 60.0
@@ -32,6 +32,29 @@ def prepare_mail() -> None:
     if launched_by_mpi(os.environ):
         with contextlib.suppress(ImportError):  # open_mailbox() tells
             import mpi4py.MPI  # noqa: F401
+
+
+def check_mail(name: str) -> None:
+    """Return if this job has what mailboxes need; a collective, after ``hvd.init()``.
+
+    Args:
+        name: As of :func:`open_mailbox`, long before that.
+
+    Raises:
+        AutosyncError: Some rank lacks something; on all ranks.
+    """
+    _on_all(_needed, f"mail.{name}.check")
+
+
+def _needed() -> None:
+    if mpi_enabled():
+        from hvd_autosync.runtime.mail_mpi import own_world_rank
+
+        own_world_rank()
+    else:
+        from hvd_autosync.runtime.mail_zmq import check_build
+
+        check_build()
 
 
 def open_mailbox(name: str, heed: Heed) -> Mailbox:

@@ -44,6 +44,15 @@ _REFUSALS = (
 _ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
+def check_build() -> None:
+    """Return if connections can be encrypted here.
+
+    Raises:
+        OSError: This libzmq has no CURVE.
+    """
+    zmq.curve_keypair()
+
+
 class ZmqCarrier:
     """The connections of one rank; made in one thread, and from :meth:`wake` on used in another.
 

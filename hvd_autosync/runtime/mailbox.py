@@ -9,6 +9,8 @@ says. One that has failed, or whose rank ends without closing it, has a second t
 from __future__ import annotations
 
 import atexit
+import contextlib
+import math
 import os
 import sys
 import threading
@@ -132,6 +134,15 @@ class Mailbox:
             atexit.unregister(self._leave)
         if not self._told:
             self.check()
+
+    def retire(self) -> None:
+        """:meth:`close` whenever all other ranks do, in a thread: for those who cannot wait."""
+
+        def close() -> None:
+            with contextlib.suppress(AutosyncError):  # nobody asks any more
+                self.close(math.inf)
+
+        threading.Thread(target=close, name="hvd_autosync mail retires", daemon=True).start()
 
     def abandon(self, why: str) -> None:
         """End within seconds, and have the other ranks know.

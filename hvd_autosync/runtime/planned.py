@@ -36,13 +36,14 @@ from hvd_autosync.runtime.guard import Guard
 from hvd_autosync.runtime.levels import two_levels
 from hvd_autosync.runtime.local_steps import LocalSteps
 from hvd_autosync.runtime.losses import Losses
+from hvd_autosync.runtime.mail import check_mail
 from hvd_autosync.runtime.owners import Owners, Told
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.planning import Planning
 from hvd_autosync.runtime.protocols import Protocols
 from hvd_autosync.runtime.scalers import watch_scalers
 from hvd_autosync.runtime.substitution import Substitution
-from hvd_autosync.runtime.suitability import check_phases
+from hvd_autosync.runtime.suitability import check_optimizer
 from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
@@ -220,7 +221,8 @@ def _new_guard(name: str) -> Guard:
 
 
 def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
-    check_phases(self, protocol)
+    check_optimizer(self)
+    check_mail(name)
     local = self._local
 
     def equal() -> bool:

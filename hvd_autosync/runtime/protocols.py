@@ -29,6 +29,7 @@ from horovod.torch.mpi_ops import (
 )
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, tell_all
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.joining import tell_after_join
@@ -40,6 +41,7 @@ from hvd_autosync.runtime.replicas import Rates, Replicas
 from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
 from hvd_autosync.runtime.stopping import Stopping
 from hvd_autosync.runtime.straggling import Stragglers
+from hvd_autosync.runtime.suitability import check_alone
 from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.protocol import Protocol
 
@@ -146,6 +148,7 @@ class Protocols:
     def stepped(self) -> None:
         """A step was made."""
         self.step += 1
+        check_alone(self, self._protocol)
         computed_s = self.pace.stepped()
         self._passes.stepped()
         if self._passes.at_end and not self.equal:
@@ -256,7 +259,10 @@ class Protocols:
     def _vote(self) -> None:
         """Begin steps without a barrier if it is time; a collective."""
         self._voted = self.step
-        known = self._passes.seen or self._script_averages
+        # Elastic ends a straggler's pass, and where a script averages itself there is none to end.
+        known = self._passes.seen or (
+            self._script_averages and self._protocol.stragglers != "elastic"
+        )
         own = [0.0] * size()
         own[rank()] = self.pace.seconds
         votes = torch.tensor([known, self._new_samples(), *own], dtype=torch.float64)
@@ -298,6 +304,8 @@ class Protocols:
             )  # fmt: skip
         self._asynchronous.begin()
         self.running = True
+        if current.tally is not None:
+            current.tally.without_barrier = True
 
     def _leave_out(self, slow: frozenset[int]) -> None:
         """Let the others go on without some ranks, until they have ended their pass."""
@@ -348,8 +356,8 @@ class Protocols:
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
         asynchronous.rest()
-        at_their_end, leaving_ranks, interrupting, samples, steps = self._await_all(
-            [ended, leaving, interrupted, self._new_samples(), self.step]
+        at_their_end, leaving_ranks, interrupting, samples, steps, clocks = self._await_all(
+            [ended, leaving, interrupted, self._new_samples(), self.step, asynchronous.clock]
         )
         if interrupting not in (0, size()) and not leaving_ranks:
             raise ConfigurationError(
@@ -391,7 +399,7 @@ class Protocols:
         if broken_ranks:
             self._supervision.fall_back()
         # In the middle of their passes ranks have different numbers of steps before them.
-        self._unequal_steps = at_their_end < size()
+        self._unequal_steps = at_their_end < size() and clocks > 0
         if self._unequal_steps and ended and not interrupted:
             self._catch_up()
 

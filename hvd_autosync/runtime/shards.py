@@ -80,6 +80,8 @@ class Bucket:
         sizes = [parameter.numel() for parameter in self.parameters]
         self._places = dict(zip(self.parameters, self.flat.split(sizes), strict=True))
         self._fresh = self.fresh.split(sizes)
+        #: Versions of the parameters when the model was last given what has arrived.
+        self._written: list[int] = []
         ends = list(itertools.accumulate(shares))
         self._bounds = [(end - count, end) for end, count in zip(ends, shares, strict=True)]
 
@@ -97,6 +99,10 @@ class Bucket:
         begin, end = self._bounds[owner]
         return tensor[begin:end]
 
+    def moved(self) -> bool:
+        """Whether somebody has written to a parameter since, other than by ``.data``."""
+        return self._written != [parameter._version for parameter in self.parameters]
+
     def untouched(self) -> bool:
         """Whether the model's parameters are what has arrived; numbers that are none count not."""
         return all(
@@ -109,12 +115,14 @@ class Bucket:
         """Let the model have the parameters that have arrived."""
         for parameter, values in zip(self.parameters, self._fresh, strict=True):
             parameter.detach().copy_(values.view(parameter.shape))
+        self._written = [parameter._version for parameter in self.parameters]
 
     @torch.no_grad()
     def keep_parameters(self) -> None:
         """The model's parameters are what owners have."""
         for parameter, values in zip(self.parameters, self._fresh, strict=True):
             values.copy_(parameter.detach().reshape(-1))
+        self._written = [parameter._version for parameter in self.parameters]
 
     def pieces(self, owner: int) -> list[Piece]:
         """What ``owner`` has, in order."""
@@ -208,6 +216,11 @@ class Share:
         ]
         cls = own_class(optimizer)
         own = cls.__new__(cls)
+        # What its constructor has set, as some do; a step in the class's place is a scheduler's.
+        own.__dict__.update(
+            (name, value) for name, value in vars(optimizer).items()
+            if not name.startswith("_") and not hasattr(cls, name)
+        )  # fmt: skip
         own.__setstate__(
             {"defaults": optimizer.defaults, "state": defaultdict(dict), "param_groups": groups}
         )

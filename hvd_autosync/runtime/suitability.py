@@ -1,9 +1,9 @@
-"""Refuses optimizers that cannot be trained under a protocol, before the first step."""
+"""Refuses optimizers that cannot be trained under a protocol, before or in their first steps."""
 
 from __future__ import annotations
 
-import gc
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -14,12 +14,32 @@ from hvd_autosync.search_space.protocol import Protocol
 
 _HINT = "Leave protocol knobs out of the strategy of such a script."
 _ALONE_HINT = "Leave the knob stragglers at none where a script has several optimizers."
-#: Optimizers that have phases.
-_PHASED: weakref.WeakKeyDictionary[Any, Protocol] = weakref.WeakKeyDictionary()
+#: The phases of the optimizers that have made the last two steps of this process.
+_stepped: deque[weakref.ref[Any]] = deque(maxlen=2)
 
 
-def check_phases(optimizer: Any, protocol: Protocol) -> None:
-    """Return if ``optimizer``, of our class, can have the phases of ``protocol``.
+def check_alone(phases: Any, protocol: Protocol) -> None:
+    """Return if optimizers do not make steps in turn; to be called after each of them.
+
+    Args:
+        phases: Of the optimizer that has made a step.
+        protocol: Its protocol.
+
+    Raises:
+        ConfigurationError: They do, and stragglers are to be treated.
+    """
+    before_last, last = ([None, None, *(each() for each in _stepped)])[-2:]
+    _stepped.append(weakref.ref(phases))
+    if protocol.stragglers != "none" and before_last is phases is not last:
+        raise ConfigurationError(
+            f"stragglers={protocol.stragglers!r} and two optimizers that make steps in turn: ranks "
+            "that one of them lets go on alone are together in the steps of the other",
+            hint=_ALONE_HINT,
+        )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Return if the owners of its parameters can step an optimizer of our class.
 
     Raises:
         ConfigurationError: It cannot.
@@ -40,12 +60,3 @@ def check_phases(optimizer: Any, protocol: Protocol) -> None:
             f"{chosen.__name__} has no learning rate of the script's, by which owners make steps",
             hint=_HINT,
         )
-    if _PHASED:
-        gc.collect()  # of those that the script has dropped
-    watching = [each for each in (protocol, *_PHASED.values()) if each.stragglers != "none"]
-    if _PHASED and watching:
-        raise ConfigurationError(
-            f"stragglers={watching[0].stragglers!r} and two optimizers: ranks that one of them "
-            "lets go on alone are together in the steps of the other", hint=_ALONE_HINT,
-        )  # fmt: skip
-    _PHASED[optimizer] = protocol

@@ -359,10 +359,12 @@ def case_what_no_owner_can_step_is_refused():
         phases(ASP, lambda m: torch.optim.SparseAdam(m.parameters()), model=table)
     with raises(ConfigurationError, "LBFGS looks at all parameters"):
         phases(ASP, lambda m: torch.optim.LBFGS(m.parameters()))
-    one, other = phases(ASP), mlp()
+    greedy = Protocol(share=1.0, stragglers="greedy")
+    first, second = phases(greedy), phases(greedy, model=mlp())
     with raises(ConfigurationError, "stragglers='greedy' and two optimizers"):
-        phases(Protocol(share=1.0, stragglers="greedy"), model=other)
-    assert not one[1]._protocols.running
+        for number in loader(3):
+            step(*first, number)
+            step(*second, number)
 
 
 def case_all_optimizers_of_torch():
@@ -390,7 +392,8 @@ def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
             first = 3 * hvd.rank()  # so that they are not at the same step
             for number in loader(120 + uneven * hvd.rank()):
                 step(model, optimizer, number)
-            for number in loader(60 + first):
+            for number in loader(560 + first):
+                assert optimizer._guard is None or number < 300, "at once, not after the pass"
                 bad = math.nan if hvd.rank() == 1 and int(number) == 55 else 1.0
                 optimizer.zero_grad()
                 loss = model(batch(int(number))).pow(2).mean() * bad
@@ -478,7 +481,71 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
         assert 20 <= begun < 90 < ended, (begun, ended)
 
 
+def case_a_cut_pass_is_over_though_its_iterator_lives_on():
+    """So that the straggler has the learning rate of the others in the next."""
+    persistent = DataLoader(range(100), batch_size=None, num_workers=1, persistent_workers=True)
+    model, optimizer = phases(Protocol(share=1.0, stragglers="elastic"), plain)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30, 0.5)
+    for slow in (True, False):
+        made = 0
+        for number in persistent:
+            optimizer.zero_grad()
+            model(batch(int(number))).pow(2).mean().backward()
+            time.sleep(0.05 if hvd.rank() and slow else 0.01)
+            optimizer.step()
+            scheduler.step()
+            made += 1
+        assert (made < 100) == (hvd.rank() > 0 and slow), made
+        assert together(model) and scheduler.last_epoch == (100 if slow else 200)
+
+
+def case_an_evaluation_of_one_rank_feeds_no_step():
+    """Its iterator lives on; with and without gradients."""
+    held = DataLoader(range(12), batch_size=None, num_workers=1, persistent_workers=True)
+    for context in (torch.no_grad, torch.inference_mode, contextlib.nullcontext):
+        model, optimizer = phases(ASP)
+        for _ in range(3):
+            for number in loader(9):
+                step(model, optimizer, number)
+            if hvd.rank() == 0:
+                with context():
+                    assert sum(1 for _ in held) == 12
+        assert optimizer._protocols.running and optimizer._protocols._passes.samples == 0
+        assert together(model) and optimizer._protocols._passes._per_step == 1
+
+
+class OfItsOwn(torch.optim.SGD):
+    """An optimizer whose step needs what its constructor has set."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, lr)
+        self.shrink = 0.5
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.shrink)
+        return super().step(closure)
+
+
+def case_an_optimizer_with_attributes_of_its_own():
+    found = []
+    for protocol in (Protocol("ssp", 0), None):
+        model, optimizer = phases(protocol, lambda m: OfItsOwn(m.parameters()))
+        passes(model, optimizer, 6)
+        found.append(model)
+    assert_close(found[0].parameters(), found[1].parameters(), rtol=1e-5, atol=1e-6)
+
+
 def case_what_the_script_makes_of_parameters_is_not_lost_silently():
+    model, optimizer = phases(ASP)
+    with raises(ConfigurationError, "changed parameters itself"):
+        for number in loader(40):
+            step(model, optimizer, number)
+            if number == 20:  # once, where nothing looks at all parameters
+                with torch.no_grad():
+                    model[0].weight.zero_()
     model, optimizer = phases(ASP)
     with raises(ConfigurationError, "changed parameters itself"):
         for number in loader(20):
