@@ -48,7 +48,7 @@ class Trainings:
 
 
 def came_to(metric: float, samples: int = 960) -> Ended:
-    return Ended(0, outcome=Reported(metric, 0.5, samples, 60))
+    return Ended(0, outcome=Reported(metric, 0.5, samples, 60, without_barrier=True))
 
 
 def test_each_run_tries_the_next_share(
@@ -152,6 +152,18 @@ def test_metrics_of_two_kinds_are_not_compared(options: Options) -> None:
     by_script = record_of(JOB, next_run, came_to(0.9), 1.0)
     assert by_loss is not None and by_script is not None
     assert [each.metric for each in outcomes_of([by_loss, by_script])] == [0.9]
+
+
+def test_a_share_that_was_not_tried_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited = Ended(0, outcome=Reported(0.9, 0.5, 960, 60))
+    trainings = Trainings(monkeypatch, waited, waited, waited)
+    for _ in range(3):
+        run_recurring(JOB, options)
+    assert trainings.strategies[1] == trainings.strategies[2] != Strategy()
+    assert [run.share for run in TraceStore(options.store).runs(JOB.key)] == [1.0]
+    assert "not counted: ranks have waited for each other" in capsys.readouterr().err
 
 
 def test_a_metric_that_is_no_number_is_a_divergence(options: Options) -> None:
