@@ -460,7 +460,7 @@ def slow_training(protocol, lengths, slow):
             optimizer.zero_grad()
             own = 1.0 if hvd.rank() == 0 else 3.0
             model(torch.full((1, 1), own)).sum().backward()
-            time.sleep(0.05 if hvd.rank() and slow(index, int(number)) else 0.01)
+            time.sleep(0.1 if hvd.rank() and slow(index, int(number)) else 0.025)
             optimizer.step()
             scheduler.step()
             made[-1] += 1
@@ -499,7 +499,7 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
         assert steps == [length, 20]
         return [i for i in range(1, length + 20) if ran[i] != ran[i - 1]]
 
-    for length in (400, 160):
+    for length in (320, 160):
         begun, ended = changes(length)
         assert 20 <= begun < 90 < ended, (begun, ended)
 
@@ -514,12 +514,14 @@ def case_a_cut_pass_is_over_though_its_iterator_lives_on():
         for number in persistent:
             optimizer.zero_grad()
             model(batch(int(number))).pow(2).mean().backward()
-            time.sleep(0.05 if hvd.rank() and slow else 0.01)
+            time.sleep(0.1 if hvd.rank() and slow else 0.025)
             optimizer.step()
             scheduler.step()
             made += 1
-        assert (made < 100) == (hvd.rank() > 0 and slow), made
-        assert together(model) and scheduler.last_epoch == (100 if slow else 200)
+        assert together(model)
+        assert scheduler.last_epoch == (100 if slow else 200)
+        if slow:
+            assert (made < 100) == (hvd.rank() > 0), made
 
 
 def case_an_evaluation_of_one_rank_feeds_no_step():
