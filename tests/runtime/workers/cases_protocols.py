@@ -422,18 +422,19 @@ def case_a_loss_that_rises_ends_steps_without_a_barrier():
 
 
 def case_the_guard_catches_a_learning_rate_that_is_not_divided():
-    """Steps of the mean are stable at 1.2 / curvature; those of each rank, a step old, are not."""
+    """Steps of the mean are stable at 1.6 / curvature; those of each rank, a step old, are not."""
     for rate in ("divided", "kept"):
         with real_training() as said:
             model = nn.Linear(1, 1, bias=False)
             nn.init.zeros_(model.weight)
             model, optimizer = phases(
                 Protocol("asp", rate=rate, share=0.5, total=1600 * hvd.size()),
-                lambda m: torch.optim.SGD(m.parameters(), lr=1.2), model=model,
+                lambda m: torch.optim.SGD(m.parameters(), lr=1.6), model=model,
             )  # fmt: skip
             for _ in DataLoader(range(1600), batch_size=1):
                 optimizer.zero_grad()
                 loss = 10 + (model(torch.ones(1, 1)) - torch.randn(1)).square().mean() / 2
+                time.sleep(0.002)  # so that ranks are in a step at the same time, also on few cores
                 current.losses.seen(loss.detach())
                 loss.backward()
                 optimizer.step()
@@ -441,7 +442,7 @@ def case_the_guard_catches_a_learning_rate_that_is_not_divided():
             caught = rate == "kept"
             assert (optimizer._guard is None) == caught, rate
             assert optimizer._protocols.running != caught
-        assert ("hvd-autosync: the loss" in said.getvalue()) == (caught and hvd.rank() == 0)
+        assert ("goes on exactly" in said.getvalue()) == (caught and hvd.rank() == 0)
 
 
 def slow_training(protocol, lengths, slow):
@@ -475,12 +476,15 @@ def case_others_go_on_without_a_straggler():
         for state in slow_training(protocol, (100, 60), lambda index, _: index == 0):
             model, optimizer, scheduler, made = state
         assert (made[0] == 100) == (hvd.rank() == 0), made
-        least = hvd.allreduce(torch.tensor(made, dtype=torch.int64), op=hvd.Min, name="least")
-        together_steps, alone = int(least.sum()), 160 - int(least.sum())
-        assert 24 <= least[0] < 90
-        mean = (1 + 3 * (hvd.size() - 1)) / hvd.size()
-        moved = 0.05 * (together_steps * mean + alone * 1.0)
-        assert abs(-model.weight.item() - moved) < 1e-3 * moved, (made, model.weight, moved)
+        steps = hvd.allgather(torch.tensor([made]), name="made")
+        assert 24 <= steps[1][0] < 90
+        # Of a busy machine any rank may be the slow one for a while.
+        moved = 0.0
+        for of_pass in steps.T.tolist():
+            for index in range(max(of_pass)):
+                present = [rank for rank, count in enumerate(of_pass) if index < count]
+                moved += 0.05 * sum(3.0 if rank else 1.0 for rank in present) / len(present)
+        assert abs(-model.weight.item() - moved) < 1e-3 * moved, (steps, model.weight, moved)
         assert scheduler.last_epoch == optimizer._protocols.step == 160
     assert ("rank 1 is much slower" in said.getvalue()) == (hvd.rank() == 0)
 
