@@ -30,7 +30,7 @@ from horovod.torch.mpi_ops import (
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, tell_all
+from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, same_on_all, tell_all
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.joining import tell_after_join
 from hvd_autosync.runtime.pace import Pace
@@ -193,7 +193,8 @@ class Protocols:
         self._voted = self.step
         # Who waited there has missed votes.
         self._samples = agree_steps(self._samples, f"{self._name}.samples")
-        self._stragglers.forget()
+        if not same_on_all([self._stragglers.windows], f"{self._name}.windows"):
+            self._stragglers.forget()
 
     def stop(self) -> None:
         """Let ranks wait for each other for good."""
@@ -271,7 +272,8 @@ class Protocols:
         ).tolist()
         self._samples += round(samples)
         waiting = self._protocol.synchronous(self._samples)
-        slow = self._stragglers.window(seconds)
+        # Those who are left out do not vote: the others must not learn what they cannot know.
+        slow = frozenset() if self._unequal_steps else self._stragglers.window(seconds)
         if self._unequal_steps or (waiting and not slow):
             return
         if in_favour == size():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
 from hvd_autosync.runtime.pace import WINDOW
-from hvd_autosync.runtime.stragglers import Detector
+from hvd_autosync.runtime.stragglers import Detector, excesses
+
+#: Logarithm of how much slower than the others a straggler is at least that is left out again.
+_STILL_SLOW = math.log(1.25)
 
 
 class Stragglers:
@@ -19,6 +23,7 @@ class Stragglers:
     Attributes:
         present: Whether there was one when ranks last waited for each other; as long as they do
             not, rank 0 alone looks whether it is still there (:meth:`stepped`).
+        windows: Of how many all ranks know.
     """
 
     def __init__(self, policy: str, ranks: int) -> None:
@@ -30,6 +35,7 @@ class Stragglers:
     def forget(self) -> None:
         """Begin anew: what one rank has seen alone, the others have not."""
         self.present = False
+        self.windows = 0
         self._detector = Detector(self._ranks)
         #: Of each rank the steps since its last median, and that; 0: not known.
         self._steps: list[list[float]] = [[] for _ in range(self._ranks)]
@@ -39,8 +45,13 @@ class Stragglers:
         """All ranks' seconds per step, as all of them know them; those that are too slow."""
         if self._policy == "none":
             return frozenset()
+        self.windows += 1
         slow = self._detector.window(seconds)
         self.present = bool(slow) and self._policy == "greedy"
+        if self._policy == "elastic":
+            # It is back at every pass, and may have recovered meanwhile.
+            now = excesses(seconds)
+            slow = frozenset(each for each in slow if (now[each] or 0.0) > _STILL_SLOW)
         return slow
 
     def stepped(self, rank: int, seconds: float) -> bool:

@@ -508,6 +508,16 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
         assert 20 <= begun < 90 < ended, (begun, ended)
 
 
+def case_a_straggler_is_left_out_sooner_in_later_passes():
+    with real_training() as said:
+        protocol = Protocol(share=1.0, stragglers="elastic")
+        for state in slow_training(protocol, (60, 40, 40), lambda index, _: index < 2):
+            made = state[-1]
+        if hvd.rank():  # in the second pass after a window; once it is well no more
+            assert made[0] < 60 and made[1] <= 24 and made[2] == 40, made
+    assert said.getvalue().count("much slower") == (2 if hvd.rank() == 0 else 0)
+
+
 def case_a_cut_pass_is_over_though_its_iterator_lives_on():
     """So that the straggler has the learning rate of the others in the next."""
     persistent = DataLoader(range(100), batch_size=None, num_workers=1, persistent_workers=True)
