@@ -3,7 +3,10 @@
 Four ranks on this host train a convolutional network on handwritten digits from start to end. The
 last of them computes 1.5, 2 or 4 times as long as it needs, always or in the second quarter of the
 training only. Remedies: none (BSP), ``greedy`` (no barrier as long as it is slow), ``elastic``
-(the others go on without it until the end of their pass), and ASP all the time.
+(the others go on without it until the end of their pass), ``balance`` (smaller batches for it,
+larger ones for the others), and ASP all the time. In each step ranks also wait for an accelerator
+that this machine does not have, 2 ms per sample: four networks on two processors wait for
+each other rather than for the slow one.
 
     python benchmarks/stragglers.py --factors 2 --seeds 1
     python benchmarks/stragglers.py --output stragglers.csv
@@ -34,11 +37,14 @@ from rich.table import Table
 from hvd_autosync.search_space.protocol import Protocol
 
 _RANKS = 4
+#: What an accelerator takes for a sample.
+_SAMPLE_S = 0.002
 _COLUMNS = ("remedy", "slow", "factor", "seed", "accuracy", "train_s", "samples", "noticed_after")
 _REMEDIES = {
     "BSP": Protocol(share=1.0),
     "greedy": Protocol(share=1.0, stragglers="greedy"),
     "elastic": Protocol(share=1.0, stragglers="elastic"),
+    "balance": Protocol(share=1.0, stragglers="balance"),
     "ASP": Protocol("asp"),
 }
 
@@ -69,7 +75,7 @@ def work(remedies: list[str], slow: str, factor: float, seed: int, output: str) 
             optimizer, lambda step, steps=steps: rate_factor(step, steps)
         )
         first, last = (0, steps) if slow == "always" else (steps // 4, steps // 2)
-        spent, made, noticed = 0.0, 0, None
+        spent, made, noticed = 0.0, 0, None  # made: samples
         for number in range(own.passes):
             own.begin_pass(number)
             hvd.barrier()
@@ -78,16 +84,17 @@ def work(remedies: list[str], slow: str, factor: float, seed: int, output: str) 
                 began = perf_counter()
                 optimizer.zero_grad()
                 own.loss(batch).backward()
+                sleep(_SAMPLE_S * len(batch[0]))
                 if hvd.rank() == _RANKS - 1 and first <= step < last:
                     sleep((factor - 1) * (perf_counter() - began))
                 optimizer.step()
                 scheduler.step()
-                step, made = step + 1, made + 1
+                step, made = step + 1, made + len(batch[0])
                 if noticed is None and optimizer._protocols.straggler_noticed:
                     noticed = step - first  # negative: a false alarm
             spent += perf_counter() - begun
             quality = own.quality()
-        samples = hvd.allreduce(torch.tensor([made * 8.0]), op=hvd.Sum, name="samples").item()
+        samples = hvd.allreduce(torch.tensor([float(made)]), op=hvd.Sum, name="samples").item()
         most = hvd.allreduce(torch.tensor([spent]), op=hvd.Max, name="most").item()
         if hvd.rank() == 0:
             delay = "" if noticed is None else noticed

@@ -193,7 +193,8 @@ SWITCH_MOMENTUM = categorical_knob(
 STRAGGLERS = categorical_knob(
     "stragglers", STRAGGLER_POLICIES, "none", group="protocol", exact=False,
     help="What is done about a rank that is slower than the others: nothing, no barrier while "
-    "there is one (greedy), or the others go on without it until their pass is over (elastic).",
+    "there is one (greedy), the others go on without it until their pass is over (elastic), or "
+    "ranks have batches as large as they are fast (balance).",
 )
 TOTAL_SAMPLES = integer_knob(
     "total_samples", 0, 10**15, 0, group="protocol", exact=False, scale="log", log_offset=1.0,

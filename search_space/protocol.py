@@ -22,8 +22,9 @@ from hvd_autosync.search_space.knobs import Value
 MOMENTUM_MODES = ("kept", "zero", "scaled", "ramped")
 
 #: What is done about a rank that is slower than the others, under BSP: nothing; there is no barrier
-#: as long as it is; the others go on without it until the end of their pass.
-STRAGGLER_POLICIES = ("none", "greedy", "elastic")
+#: as long as it is; the others go on without it until the end of their pass; each rank has batches
+#: as large as it is fast.
+STRAGGLER_POLICIES = ("none", "greedy", "elastic", "balance")
 
 
 @dataclass(frozen=True)

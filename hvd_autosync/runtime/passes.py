@@ -39,14 +39,18 @@ class Passes:
     Args:
         rounds: Told to average when the pass that feeds it is over, and when another one begins
             meanwhile, as for an evaluation.
+        begins: Called with the loader and its iterator when a pass begins.
 
     Attributes:
         samples: Samples of this rank's passes so far, where batches have a size.
         error: What went wrong at the end of a pass.
     """
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(
+        self, rounds: Rounds, begins: Callable[[Any, Any], None] = lambda loader, iterator: None
+    ) -> None:
         self._rounds = weakref.ref(rounds)
+        self._begins = begins
         self._passes: dict[int, _Pass] = {}
         #: Batches that a step uses, by the largest number so far.
         self._per_step = 0
@@ -69,11 +73,18 @@ class Passes:
         key = id(iterator)
         reference = weakref.ref(iterator, functools.partial(_gone, weakref.ref(self), key))
         self._passes[key] = _Pass(reference, batches, loader.batch_size or 0)
+        self._begins(loader, iterator)
 
     @property
     def seen(self) -> bool:
         """Whether the last step used batches of a pass whose end is known."""
         return any(each.feeds for each in self._passes.values())
+
+    @property
+    def feeding(self) -> list[Any]:
+        """Iterators whose batches the last step used."""
+        found = [each.iterator() for each in self._passes.values() if each.feeds]
+        return [each for each in found if each is not None]
 
     def stepped(self) -> None:
         """The optimizer has made a step with what iterators have given since the last one.

@@ -32,6 +32,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, same_on_all, tell_all
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
+from hvd_autosync.runtime.balancing import Balancing, say_shares
 from hvd_autosync.runtime.joining import tell_after_join
 from hvd_autosync.runtime.pace import Pace
 from hvd_autosync.runtime.passes import Passes
@@ -43,6 +44,7 @@ from hvd_autosync.runtime.stopping import Stopping
 from hvd_autosync.runtime.straggling import Stragglers
 from hvd_autosync.runtime.suitability import check_alone
 from hvd_autosync.runtime.supervision import Supervision
+from hvd_autosync.runtime.weighting import weight_backward
 from hvd_autosync.search_space.protocol import Protocol
 
 #: Steps between two votes on the phase, and after how many it is said why there is none.
@@ -81,7 +83,13 @@ class Protocols:
         self._supervision = supervision
         self._summed = summed
         self._equal, self._settle = equal, settle
-        self._passes = Passes(self)
+        self._balancing: Balancing | None = None
+        if protocol.stragglers == "balance":
+            self._balancing = Balancing(rank(), size())
+            weight_backward(self._balancing.weight)
+        self._passes = (
+            Passes(self) if self._balancing is None else Passes(self, self._balancing.begun)
+        )
         tell_after_join(self)
         self._peers = Peers(f"protocols.{name}", self._answer)
         weakref.finalize(optimizer, self._peers.retire).atexit = False
@@ -121,7 +129,8 @@ class Protocols:
     @property
     def straggler_noticed(self) -> bool:
         """Whether something is done about a straggler now."""
-        return bool(self._left_out) or self._stragglers.present
+        unequal = self._balancing is not None and self._balancing.unequal
+        return bool(self._left_out) or self._stragglers.present or unequal
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is complete."""
@@ -151,6 +160,8 @@ class Protocols:
         check_alone(self, self._protocol)
         computed_s = self.pace.stepped()
         self._passes.stepped()
+        if self._balancing is not None:
+            self._balancing.fed_by(self._passes.feeding)
         if self._passes.at_end and not self.equal:
             self.average()
         elif self.running:
@@ -264,13 +275,18 @@ class Protocols:
         known = self._passes.seen or (
             self._script_averages and self._protocol.stragglers != "elastic"
         )
-        own = [0.0] * size()
-        own[rank()] = self.pace.seconds
-        votes = torch.tensor([known, self._new_samples(), *own], dtype=torch.float64)
-        in_favour, samples, *seconds = allreduce(
-            votes, op=Sum, name=f"{self._name}.vote"
-        ).tolist()
+        place = (0, 0) if self._balancing is None else self._balancing.place
+        own = (known, self._new_samples(), self.pace.seconds, *place)
+        votes = torch.zeros(size(), len(own), dtype=torch.float64)
+        votes[rank()] = torch.tensor(own, dtype=torch.float64)
+        told = allreduce(votes, op=Sum, name=f"{self._name}.vote")
+        in_favour, samples = told[:, :2].sum(0).tolist()
+        seconds = told[:, 2].tolist()
         self._samples += round(samples)
+        if self._balancing is not None:
+            shares = self._balancing.window(seconds, told[:, 3:].long().tolist())
+            if shares and rank() == 0:
+                say_shares(shares)
         waiting = self._protocol.synchronous(self._samples)
         # Those who are left out do not vote: the others must not learn what they cannot know.
         slow = frozenset() if self._unequal_steps else self._stragglers.window(seconds)

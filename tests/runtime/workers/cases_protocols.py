@@ -20,7 +20,7 @@ from common import (
     wrap,
 )
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import hvd_autosync
 from hvd_autosync.errors import ConfigurationError
@@ -516,6 +516,37 @@ def case_a_straggler_is_left_out_sooner_in_later_passes():
         if hvd.rank():  # in the second pass after a window; once it is well no more
             assert made[0] < 60 and made[1] <= 24 and made[2] == 40, made
     assert said.getvalue().count("much slower") == (2 if hvd.rank() == 0 else 0)
+
+
+def case_batches_as_large_as_ranks_are_fast_train_the_same():
+    data = torch.randn(320, 12, generator=torch.Generator().manual_seed(5))  # the same on all ranks
+    for workers in (0, 2):
+        found, largest = [], []
+        for policy in ("balance", "none"):
+            with real_training() as said:
+                model, optimizer = phases(Protocol(share=1.0, stragglers=policy))
+                sampler = DistributedSampler(data, hvd.size(), hvd.rank())
+                examples = DataLoader(
+                    data, batch_size=4, sampler=sampler, num_workers=workers,
+                    persistent_workers=workers > 0,
+                )  # fmt: skip
+                lengths = []
+                for epoch in range(2):
+                    sampler.set_epoch(epoch)
+                    for rows in examples:
+                        optimizer.zero_grad()
+                        if policy == "balance":
+                            time.sleep(len(rows) * (0.016 if hvd.rank() else 0.004))
+                        model(rows).pow(2).mean().backward()
+                        optimizer.step()
+                        lengths.append(len(rows))
+                found.append([each.detach().clone() for each in model.parameters()])
+                largest.append((lengths[0], lengths[-1]))
+                noticed = "not equally fast" in said.getvalue()
+                assert noticed == (policy == "balance" and hvd.rank() == 0)
+        assert largest[0][0] == 4 and largest[1] == (4, 4)
+        assert largest[0][1] < 4 if hvd.rank() else largest[0][1] > 4, largest
+        assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def case_a_cut_pass_is_over_though_its_iterator_lives_on():
