@@ -7,13 +7,16 @@ from then on act at different times.
 from __future__ import annotations
 
 import functools
-import gc
+import itertools
+import json
 import sys
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 from horovod.torch import mpi_ops
+
+from hvd_autosync.runtime.agreement import gather_texts
 
 
 class Joiner(Protocol):
@@ -23,14 +26,15 @@ class Joiner(Protocol):
         """All ranks have just left ``join()``; may use collectives."""
 
 
-#: In the order in which they were made, which ranks have in common.
-_JOINERS: list[weakref.ref[Joiner]] = []
+#: By number, in the order in which they were made, which ranks have in common.
+_JOINERS: weakref.WeakValueDictionary[int, Joiner] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
 
 
 def tell_after_join(joiner: Joiner) -> None:
     """Tell ``joiner``, as long as it lives, whenever all ranks have left ``join()``."""
     watch_join()
-    _JOINERS.append(weakref.ref(joiner, _JOINERS.remove))
+    _JOINERS[next(_NUMBERS)] = joiner
 
 
 @functools.cache
@@ -42,9 +46,11 @@ def watch_join() -> None:
     @functools.wraps(join)
     def joined(device: int = -1) -> int:
         last = join(device)
-        gc.collect()  # of optimizers that the script has dropped, some ranks may have kept the rest
-        for joiner in [alive for each in _JOINERS if (alive := each()) is not None]:
-            joiner.all_joined()
+        own = dict(_JOINERS)
+        # Of optimizers that the script has dropped, some ranks may have kept the rest.
+        told = [json.loads(text) for text in gather_texts(json.dumps([*own]), "joiners")]
+        for number in sorted(set(own).intersection(*told)):
+            own[number].all_joined()
         return last
 
     # While horovod.torch is being imported it is no attribute of horovod yet.

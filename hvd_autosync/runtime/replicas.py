@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import Sum, allreduce, broadcast_, size
+from horovod.torch.mpi_ops import Sum, allreduce, broadcast_, rank, size
 from torch.optim.lr_scheduler import LRScheduler
 
 from hvd_autosync.runtime.agreement import tell_all
@@ -65,14 +65,16 @@ class Replicas:
         parameters = parameters_of(optimizer)
         for place, tensor in enumerate([*parameters, *self._statistics()]):
             broadcast_(tensor.detach(), last, name=f"{self._name}.last.{place}")
-        entries = [
-            Entry(place, 0, flat_state(optimizer.state[each], each))
-            for place, each in enumerate(parameters) if optimizer.state.get(each)
-        ]  # fmt: skip
-        told = tell_all(encode_entries(entries), f"{self._name}.states", last)
-        take_states(optimizer, put_together(decode_entries(told), parameters))
-        told = tell_all(json.dumps(_rates(optimizer)).encode(), f"{self._name}.rates", last)
-        return dict(json.loads(told))
+        states, rates = b"", b""
+        if rank() == last:
+            entries = [
+                Entry(place, 0, flat_state(optimizer.state[each], each))
+                for place, each in enumerate(parameters) if optimizer.state.get(each)
+            ]  # fmt: skip
+            states, rates = encode_entries(entries), json.dumps(_rates(optimizer)).encode()
+        states = tell_all(states, f"{self._name}.states", last)
+        take_states(optimizer, put_together(decode_entries(states), parameters))
+        return dict(json.loads(tell_all(rates, f"{self._name}.rates", last)))
 
     def take_rates(self, rates: Rates) -> None:
         """Take over learning rates, and what schedulers have counted."""
