@@ -74,7 +74,7 @@ def schedules(
         "ASP": Protocol("asp"),
         "SSP(2)": Protocol("ssp", 2),
         **switches,
-        "ASP, then BSP 50 %": Protocol("asp", share=0.5, async_first=True, total=samples),
+        "ASP before BSP 50 %": Protocol("asp", share=0.5, async_first=True, total=samples),
     }
 
 
