@@ -91,6 +91,11 @@ class Detector:
                     self.slow ^= {rank}
         return self.slow
 
+    def stands_out(self, rank: int) -> bool:
+        """Whether that rank was slow in the very last window, beyond what noise makes of one."""
+        recent = self._recent[rank]
+        return bool(recent) and recent[-1] > self._upper(1)
+
     def _falls_behind(self, recent: list[float]) -> bool:
         last = recent[-self._enter :]
         if len(last) < self._enter or _mean(last, 2 * self._upper(1)) <= self._margin:

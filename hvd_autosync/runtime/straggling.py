@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
 from hvd_autosync.runtime.pace import WINDOW
-from hvd_autosync.runtime.stragglers import Detector, excesses
-
-#: Logarithm of how much slower than the others a straggler is at least that is left out again.
-_STILL_SLOW = math.log(1.25)
+from hvd_autosync.runtime.stragglers import Detector
 
 
 class Stragglers:
@@ -50,8 +46,7 @@ class Stragglers:
         self.present = bool(slow) and self._policy == "greedy"
         if self._policy == "elastic":
             # It is back at every pass, and may have recovered meanwhile.
-            now = excesses(seconds)
-            slow = frozenset(each for each in slow if (now[each] or 0.0) > _STILL_SLOW)
+            slow = frozenset(filter(self._detector.stands_out, slow))
         return slow
 
     def stepped(self, rank: int, seconds: float) -> bool:

@@ -40,6 +40,15 @@ def test_one_that_stays_slow_stays_one() -> None:
     assert stragglers.present
 
 
+def test_elastic_lets_one_that_seems_to_have_recovered_take_part() -> None:
+    stragglers = noticed("elastic")
+    assert stragglers.window([1.0, 1.0, 1.1]) == set()
+    assert stragglers.window([1.0, 1.0, 3.0]) == {2}, "known for a straggler, it is one at once"
+    for _ in range(5):
+        assert stragglers.window([1.0, 1.0, 1.1]) == set()
+    assert stragglers.window([1.0, 1.0, 3.0]) == set(), "it had recovered: one window is not enough"
+
+
 def test_what_one_rank_has_seen_alone_is_forgotten() -> None:
     stragglers = noticed("greedy")
     stragglers.forget()
