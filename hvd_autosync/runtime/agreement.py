@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import Max, allgather, allreduce, broadcast_, rank, size
+from horovod.torch.mpi_ops import (
+    Max,
+    Sum,
+    allgather,
+    allreduce,
+    allreduce_async_,
+    broadcast_,
+    poll,
+    rank,
+    size,
+    synchronize,
+)
 
 from hvd_autosync.errors import ConfigurationError
+
+#: How often a rank that waits for the others looks whether they are still there.
+_LOOK_S = 0.001
 
 
 def same_on_all(described: Sequence[Any], name: str) -> bool:
@@ -84,6 +99,23 @@ def agree_any(flags: Sequence[bool], name: str) -> list[bool]:
     own = torch.tensor(flags, dtype=torch.int32)
     most = allreduce(own, op=Max, name=f"hvd_autosync.any.{name}")
     return [bool(flag) for flag in most.tolist()]
+
+
+def add_up(values: Sequence[float], name: str, check: Callable[[], None]) -> list[float]:
+    """The sums of all ranks' values, which may be long in coming; a collective.
+
+    Args:
+        values: This rank's.
+        name: Name of the operation.
+        check: Called meanwhile; raises what has gone wrong with another rank.
+    """
+    sums = torch.tensor(values, dtype=torch.float64)
+    handle = allreduce_async_(sums, op=Sum, name=name)
+    while not poll(handle):
+        check()
+        time.sleep(_LOOK_S)
+    synchronize(handle)
+    return [float(value) for value in sums]
 
 
 def agree_steps(steps: int, name: str) -> int:

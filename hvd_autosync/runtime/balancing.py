@@ -1,236 +1,188 @@
 """Gives each rank batches as large as it is fast, so that the others do not wait for a slow one.
 
-Where all ranks draw from one data set by torch's ``DistributedSampler``, each of them can tell the
-batches of all: batch n of every rank, together, is a slice of the order that they have in common.
-It is cut anew, in proportion to the ranks' speeds, and a gradient is weighted by the samples that
-it is the mean of, so that the sum over ranks is the mean over the same samples as before::
+The samples of one step are the same as before, but cut anew between ranks (``cutting.py``) in
+proportion to their speeds. A gradient is weighted by the samples that it is the mean of, so that
+the mean over ranks is the mean over all samples, as it was::
 
     weight = own samples of the batch * ranks / all samples of the batch
 
-So nothing changes but the order of sums, where samples do not depend on their batch, as they do
-under batch normalization. Each rank makes as many steps as before, whatever its batches' sizes.
+So nothing changes but the order of sums, where samples do not depend on others of their batch, as
+they do under batch normalization. Each rank makes as many steps as before.
+
+Ranks decide together, in votes, and tell each other a digest of what they decide by: where these
+differ, as after a pass that not all ranks ended alike, all begin anew with equal batches.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import heapq
-import math
 import statistics
 import sys
 import weakref
+import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler
 
+from hvd_autosync.runtime.cutting import Batches, Speeds, can_be_cut, cut_sizes
 from hvd_autosync.runtime.pace import WINDOW
+from hvd_autosync.runtime.passes import Passes
+from hvd_autosync.runtime.weighting import weight_backward
 
-#: How much sooner a step must be over for batches to change, and in how many windows in a row.
+#: How much sooner a step must be over for batches to change, and in how many votes in a row.
 _GAIN, _PATIENCE = 1.1, 3
-#: Most samples of a batch, in batches of the script's size: memory is made for one.
-_LARGEST = 2
-
-#: Samples per second of each rank.
-Speeds = tuple[float, ...]
+#: After how many votes it is said that batches cannot be cut.
+_TELL_AFTER = 8
 
 
 class Balancing:
-    """One rank's part.
+    """One rank's part; the last one that was made in this process is the only one to cut anything.
 
     Args:
         rank: This rank.
         ranks: How many there are.
+        passes: Those that may feed the training.
 
     Attributes:
         speeds: By which batches are cut; equal at first.
     """
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.speeds: Speeds = (1.0,) * ranks
+    _newest: weakref.ref[Balancing] | None = None
+
+    def __init__(self, rank: int, ranks: int, passes: Passes) -> None:
         self._rank, self._ranks = rank, ranks
+        self._passes = passes
+        self._equal: Speeds = (1.0,) * ranks
+        self.speeds = self._equal
         #: The batches of loaders' iterators, by these.
-        self._batches: weakref.WeakKeyDictionary[Any, _Batches] = weakref.WeakKeyDictionary()
-        #: The iterator that feeds the training, and the loader that it is of.
+        self._batches: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary()
+        #: The iterator that feeds the training, the loader that it is of, and from which batch on
+        #: all ranks can cut those of the next pass.
         self._iterator: weakref.ref[Any] | None = None
         self._loader: weakref.ref[Any] | None = None
-        self._recent: deque[Speeds] = deque(maxlen=_PATIENCE)
+        self._first = 0
+        #: Samples per second in the last steps; what all ranks were in the last votes.
+        self._own_speeds: deque[float] = deque(maxlen=WINDOW)
+        self._recent: list[Speeds] = []
+        self._votes = 0
+        self._said: tuple[int, ...] = ()
+        Balancing._newest = weakref.ref(self)
+        passes.tell_of(self.begun)
+        weight_backward(self.weight)
 
     @property
     def unequal(self) -> bool:
         """Whether ranks have batches of different sizes."""
-        return len(set(self.speeds)) > 1
+        return self.speeds != self._equal
 
     def begun(self, loader: Any, iterator: Any) -> None:
         """A pass has begun; its batches can be cut if it turns out to feed the training."""
-        if not torch.is_grad_enabled() or not self._fits(loader):
+        if not torch.is_grad_enabled() or not self._is_newest():
             return
-        batches = _Batches(loader, iterator, self._rank)
-        self._batches[iterator] = batches
-        if self._loader is not None and self._loader() is loader:
-            self._iterator = weakref.ref(iterator)
-            batches.cut(batches.place, self.speeds)
+        if can_be_cut(loader, self._rank, self._ranks):
+            self._batches[iterator] = batches = Batches(loader, iterator, self._rank)
+            if self._loader is not None and self._loader() is loader and self.unequal:
+                batches.cut(max(self._first, batches.begun), self.speeds)
 
-    def fed_by(self, iterators: Sequence[Any]) -> None:
-        """The last step used batches of these; only those of a single one can be cut."""
+    def stepped(self, seconds: float) -> None:
+        """A step was made, which took so long without waiting."""
         self._iterator = self._loader = None
+        iterators = self._passes.feeding
         if len(iterators) == 1 and iterators[0] in self._batches:
-            self._iterator = weakref.ref(iterators[0])
-            self._loader = self._batches[iterators[0]].loader
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Of the pass that feeds the training: batches planned and used; 0 and 0 without one."""
-        own = self._own()
-        return (0, 0) if own is None else (own[1].place, own[0]._num_yielded)
+            batches = self._batches[iterators[0]]
+            self._iterator, self._loader = weakref.ref(iterators[0]), batches.loader
+            samples = batches.use(iterators[0]._num_yielded)
+            if samples and seconds > 0:
+                self._own_speeds.append(samples / seconds)
 
     def weight(self) -> float:
         """Of the gradient of the batch that the script was given last."""
-        own = self._own()
-        return 1.0 if own is None else own[1].weight(own[0]._num_yielded - 1)
+        giving = self._passes.giving or ([] if self._iterator is None else [self._iterator()])
+        known = [each for each in giving if each in self._batches]
+        if len(known) != 1 or len(giving) != 1:
+            return 1.0
+        return self._batches[known[0]].weight(known[0]._num_yielded - 1)
 
-    def window(self, seconds: Sequence[float], places: Sequence[tuple[int, int]]) -> list[int]:
-        """Take what all ranks know of the last window.
+    def vote(self) -> list[float]:
+        """What this rank tells the others, for :meth:`voted`."""
+        batches = self._own()
+        if batches is None or not self._own_speeds:
+            return [0.0] * 5
+        decided = (self._recent, self.speeds, batches.speeds, batches.cut_from, self._first)
+        return [
+            statistics.median(self._own_speeds), batches.planned, batches.begun,
+            _digest(batches.kind), _digest(decided),
+        ]  # fmt: skip
 
-        Args:
-            seconds: Of a step, of each rank, without waiting.
-            places: :attr:`place` of each rank.
-
-        Returns:
-            The ranks' new shares of a step's samples, where they change.
-        """
-        own = self._own()
-        if own is None or not all(used for _, used in places) or min(seconds) <= 0:
+    def voted(self, votes: Sequence[Sequence[float]]) -> None:
+        """Take all ranks' votes, and cut batches anew where that pays."""
+        self._votes += 1
+        speeds, planned, begun, kinds, decided = zip(*votes, strict=True)
+        batches = self._own()
+        if batches is None or not all(speeds) or len(set(kinds)) > 1:
             self._recent.clear()
-            return []
-        batches = own[1]
-        planned, used = (max(each) for each in zip(*places, strict=True))
-        if used < batches.cut_from + WINDOW:
-            return []  # this window has batches of before
-        samples = batches.sizes(used - 1)
-        speeds = tuple(n / s for n, s in zip(samples, seconds, strict=True))
-        better = sizes(sum(samples), speeds)
-        then = max(n / speed for n, speed in zip(better, speeds, strict=True))
-        changes = batches.speeds != self.speeds  # of a loader that is made anew for each pass
-        if max(seconds) < _GAIN * then:
+            if self._votes == _TELL_AFTER and not self.unequal:
+                self._say(
+                    "batches stay as they are: they come from no single DataLoader with torch's "
+                    "own DistributedSampler, or not from the same data on all ranks"
+                )
+            return
+        self._first = int(max(begun))
+        if len(set(decided)) > 1:
             self._recent.clear()
+            self.speeds = self._equal
         else:
-            self._recent.append(speeds)
-            if len(self._recent) == _PATIENCE:
-                each_ranks = zip(*self._recent, strict=True)
-                self.speeds = tuple(statistics.geometric_mean(own) for own in each_ranks)
-                self._recent.clear()
-                changes = True
-        if not changes:
-            return []
-        batches.cut(planned, self.speeds)
-        return list(sizes(sum(samples), self.speeds))
+            self._look(speeds, batches)
+        if batches.speeds != self.speeds or len(set(decided)) > 1:
+            batches.cut(int(max(planned)), self.speeds)
+        sizes = cut_sizes(batches.whole, self.speeds)
+        if sizes != self._said and (self._said or self.unequal):
+            self._said = sizes
+            self._say(f"of {sum(sizes)} samples of a step ranks take {', '.join(map(str, sizes))}")
 
-    def _own(self) -> tuple[Any, _Batches] | None:
+    def forget(self) -> None:
+        """Some ranks may have missed votes."""
+        self._recent.clear()
+
+    @property
+    def planned(self) -> int:
+        """Batches of the running pass that cannot be cut any more."""
+        batches = self._own()
+        return 0 if batches is None else batches.planned
+
+    def end(self, first: int) -> None:
+        """Let batches be equal again, in the running pass from that number on."""
+        batches = self._own()
+        if batches is not None and self.unequal:
+            batches.cut(first, self._equal)
+        self.speeds = self._equal
+
+    def _look(self, speeds: Speeds, batches: Batches) -> None:
+        def ready(sizes: Sequence[int]) -> float:
+            return max(size / speed for size, speed in zip(sizes, speeds, strict=True))
+
+        now = ready(cut_sizes(batches.whole, self.speeds))
+        if now < _GAIN * ready(cut_sizes(batches.whole, speeds)):
+            self._recent.clear()
+            return
+        self._recent.append(speeds)
+        if len(self._recent) == _PATIENCE:
+            by_rank = zip(*self._recent, strict=True)
+            self.speeds = tuple(statistics.geometric_mean(each) for each in by_rank)
+            self._recent.clear()
+
+    def _is_newest(self) -> bool:
+        return Balancing._newest is not None and Balancing._newest() is self
+
+    def _own(self) -> Batches | None:
         iterator = None if self._iterator is None else self._iterator()
-        return None if iterator is None else (iterator, self._batches[iterator])
+        return None if iterator is None else self._batches.get(iterator)
 
-    def _fits(self, loader: Any) -> bool:
-        sampler = loader.sampler
-        return (
-            type(sampler) is DistributedSampler
-            and type(loader.batch_sampler) is BatchSampler
-            and (sampler.rank, sampler.num_replicas) == (self._rank, self._ranks)
-        )
+    def _say(self, text: str) -> None:
+        if self._rank == 0:
+            print(f"hvd-autosync: {text}", file=sys.stderr)
 
 
-class _Batches:
-    """From where a loader's iterator has the indices of its batches, in place of its sampler's.
-
-    Attributes:
-        place: The number of the next batch; workers have theirs long before the script.
-        loader: The loader.
-        speeds: By which batches are cut from batch ``cut_from`` on.
-    """
-
-    def __init__(self, loader: Any, iterator: Any, rank: int) -> None:
-        self.place = int(getattr(iterator, "_send_idx", 0))
-        self.loader = weakref.ref(loader)
-        self._rank = rank
-        self._sampler = copy.copy(loader.sampler)  # before the script tells it the next epoch
-        self.speeds: Speeds = (1.0,) * self._sampler.num_replicas
-        self._samples: int = loader.batch_size * len(self.speeds)
-        self.cut_from = 0
-        self._before: list[tuple[int, Speeds]] = []
-        self._original: Iterator[list[int]] = iterator._sampler_iter
-        iterator._sampler_iter = self
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self
-
-    def __next__(self) -> list[int]:
-        batch = next(self._original)
-        place, self.place = self.place, self.place + 1
-        shares = self.sizes(place)
-        if len(set(shares)) > 1:
-            begin = self._begin(place) + sum(shares[: self._rank])
-            batch = self._order[begin : begin + shares[self._rank]]
-        return batch
-
-    def cut(self, first: int, speeds: Speeds) -> None:
-        """Cut batches from number ``first`` on by these speeds."""
-        self._before.insert(0, (self.cut_from, self.speeds))
-        self.cut_from, self.speeds = first, speeds
-
-    def sizes(self, place: int) -> Sequence[int]:
-        """Every rank's samples of the batch of that number."""
-        end = min(self._begin(place + 1), self._sampler.total_size)
-        all_cuts = [(self.cut_from, self.speeds), *self._before]
-        speeds = next(speeds for first, speeds in all_cuts if first <= place)
-        return sizes(end - self._begin(place), speeds)
-
-    def weight(self, place: int) -> float:
-        """Of the mean over this rank's part of the batch of that number."""
-        shares = self.sizes(place)
-        return shares[self._rank] * len(shares) / sum(shares)
-
-    def _begin(self, place: int) -> int:
-        return place * self._samples
-
-    @functools.cached_property
-    def _order(self) -> list[int]:
-        """All samples of the pass: rank r of n has every n-th, from the r-th on."""
-        whole = copy.copy(self._sampler)
-        whole.rank, whole.num_replicas, whole.num_samples = 0, 1, whole.total_size
-        return list(whole)
-
-
-@functools.lru_cache(maxsize=64)
-def sizes(samples: int, speeds: Speeds) -> tuple[int, ...]:
-    """Samples for ranks of these speeds, so that the last of them is ready as soon as can be.
-
-    Each rank has one sample at least, and not more than twice its equal share.
-
-    Args:
-        samples: Of all ranks, at least one of each.
-        speeds: Samples per second.
-    """
-    if len(set(speeds)) == 1:
-        whole, rest = divmod(samples, len(speeds))
-        return tuple(whole + (rank < rest) for rank in range(len(speeds)))
-    most = _LARGEST * math.ceil(samples / len(speeds))
-    found = [1] * len(speeds)
-    ready = [(2 / speed, rank) for rank, speed in enumerate(speeds)]
-    heapq.heapify(ready)
-    for _ in range(samples - len(speeds)):
-        _, rank = heapq.heappop(ready)
-        found[rank] += 1
-        if found[rank] < most:
-            heapq.heappush(ready, ((found[rank] + 1) / speeds[rank], rank))
-    return tuple(found)
-
-
-def say_shares(shares: Sequence[int]) -> None:
-    """Tell the user, on one rank."""
-    print(
-        f"hvd-autosync: ranks are not equally fast: of {sum(shares)} samples of a step they now "
-        f"take {', '.join(map(str, shares))}", file=sys.stderr,
-    )  # fmt: skip
+def _digest(decided: object) -> float:
+    return float(zlib.crc32(repr(decided).encode()) or 1)

@@ -10,7 +10,7 @@ import functools
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,7 +39,6 @@ class Passes:
     Args:
         rounds: Told to average when the pass that feeds it is over, and when another one begins
             meanwhile, as for an evaluation.
-        begins: Called with the loader and its iterator when a pass begins.
 
     Attributes:
         samples: Samples of this rank's passes so far, where batches have a size.
@@ -49,11 +48,9 @@ class Passes:
 
     made = 0
 
-    def __init__(
-        self, rounds: Rounds, begins: Callable[[Any, Any], None] = lambda loader, iterator: None
-    ) -> None:
+    def __init__(self, rounds: Rounds) -> None:
         self._rounds = weakref.ref(rounds)
-        self._begins = begins
+        self._begun: weakref.WeakMethod[Callable[[Any, Any], None]] | None = None
         self._passes: dict[int, _Pass] = {}
         #: Batches that a step uses, by the largest number so far.
         self._per_step = 0
@@ -77,7 +74,13 @@ class Passes:
         key = id(iterator)
         reference = weakref.ref(iterator, functools.partial(_gone, weakref.ref(self), key))
         self._passes[key] = _Pass(reference, batches, loader.batch_size or 0)
-        self._begins(loader, iterator)
+        begun = None if self._begun is None else self._begun()
+        if begun is not None:
+            begun(loader, iterator)
+
+    def tell_of(self, begun: Callable[[Any, Any], None]) -> None:
+        """Call a method with the loader and its iterator when a pass begins, while it lives."""
+        self._begun = weakref.WeakMethod(begun)
 
     @property
     def seen(self) -> bool:
@@ -87,8 +90,12 @@ class Passes:
     @property
     def feeding(self) -> list[Any]:
         """Iterators whose batches the last step used."""
-        found = [each.iterator() for each in self._passes.values() if each.feeds]
-        return [each for each in found if each is not None]
+        return _alive(each for each in self._passes.values() if each.feeds)
+
+    @property
+    def giving(self) -> list[Any]:
+        """Iterators whose batches the next step will use, as far as they were given."""
+        return _alive(each for each in self._passes.values() if each.given() > each.used)
 
     def stepped(self) -> None:
         """The optimizer has made a step with what iterators have given since the last one.
@@ -185,6 +192,11 @@ class _Pass:
     def given(self) -> int:
         """Batches that it has given so far."""
         return int(getattr(self.iterator(), "_num_yielded", self.used))
+
+
+def _alive(passes: Iterable[_Pass]) -> list[Any]:
+    found = [each.iterator() for each in passes]
+    return [each for each in found if each is not None]
 
 
 #: In the order in which they were made: ranks must tell them in the same.

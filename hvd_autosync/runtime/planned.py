@@ -43,7 +43,7 @@ from hvd_autosync.runtime.planning import Planning
 from hvd_autosync.runtime.protocols import Protocols
 from hvd_autosync.runtime.scalers import watch_scalers
 from hvd_autosync.runtime.substitution import Substitution
-from hvd_autosync.runtime.suitability import check_optimizer
+from hvd_autosync.runtime.suitability import check_balance, check_optimizer
 from hvd_autosync.runtime.supervision import Supervision
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
@@ -222,8 +222,11 @@ def _new_guard(name: str) -> Guard:
 
 def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
     check_optimizer(self)
-    check_mail(name)
     local = self._local
+    check_balance(
+        protocol, local_steps=local is not None, passes_per_step=self.backward_passes_per_step
+    )
+    check_mail(name)
 
     def equal() -> bool:
         return local is None or local.equal
@@ -282,6 +285,11 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
             return
         delay = self._allreduce_delay
         if delay[parameter] <= 0:
+            if self._protocols is not None and self._protocols.balanced:
+                raise ConfigurationError(
+                    "the script calls backward() more often since its batch has grown",
+                    hint="Leave the knob stragglers at none where a script divides batches.",
+                )
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to "
                 "step(). Increase backward_passes_per_step to accumulate gradients locally."
@@ -379,6 +387,8 @@ def _synchronize(self: Any) -> None:
             late = self._deferral.choose() if self._in_step else ()
         if self._owners is not None:
             self._owners.vote(in_step=self._in_step)
+        if self._protocols is not None:
+            self._protocols.await_device()
         began = perf_counter()
         self._dispatcher.finish(late)
         if self._protocols is not None:

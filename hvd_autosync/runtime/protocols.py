@@ -11,28 +11,25 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import (
-    Sum,
-    allreduce,
-    allreduce_async_,
-    poll,
-    rank,
-    size,
-    synchronize,
-)
+from horovod.torch.mpi_ops import Sum, allreduce, rank, size
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.agreement import agree_steps, gather_bytes, same_on_all, tell_all
+from hvd_autosync.runtime.agreement import (
+    add_up,
+    agree_steps,
+    gather_bytes,
+    same_on_all,
+    tell_all,
+)
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
-from hvd_autosync.runtime.balancing import Balancing, say_shares
+from hvd_autosync.runtime.balancing import Balancing
 from hvd_autosync.runtime.joining import tell_after_join
 from hvd_autosync.runtime.pace import Pace
 from hvd_autosync.runtime.passes import Passes
@@ -44,13 +41,10 @@ from hvd_autosync.runtime.stopping import Stopping
 from hvd_autosync.runtime.straggling import Stragglers
 from hvd_autosync.runtime.suitability import check_alone
 from hvd_autosync.runtime.supervision import Supervision
-from hvd_autosync.runtime.weighting import weight_backward
 from hvd_autosync.search_space.protocol import Protocol
 
 #: Steps between two votes on the phase, and after how many it is said why there is none.
 _VOTE_EVERY, _TELL_AFTER = 8, 64
-#: How often a rank that waits for the others looks whether they are still there.
-_LOOK_S = 0.001
 
 
 class Protocols:
@@ -83,13 +77,10 @@ class Protocols:
         self._supervision = supervision
         self._summed = summed
         self._equal, self._settle = equal, settle
+        self._passes = Passes(self)
         self._balancing: Balancing | None = None
         if protocol.stragglers == "balance":
-            self._balancing = Balancing(rank(), size())
-            weight_backward(self._balancing.weight)
-        self._passes = (
-            Passes(self) if self._balancing is None else Passes(self, self._balancing.begun)
-        )
+            self._balancing = Balancing(rank(), size(), self._passes)
         tell_after_join(self)
         self._peers = Peers(f"protocols.{name}", self._answer)
         weakref.finalize(optimizer, self._peers.retire).atexit = False
@@ -129,8 +120,12 @@ class Protocols:
     @property
     def straggler_noticed(self) -> bool:
         """Whether something is done about a straggler now."""
-        unequal = self._balancing is not None and self._balancing.unequal
-        return bool(self._left_out) or self._stragglers.present or unequal
+        return bool(self._left_out) or self._stragglers.present or self.balanced
+
+    @property
+    def balanced(self) -> bool:
+        """Whether ranks have batches of different sizes."""
+        return self._balancing is not None and self._balancing.unequal
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is complete."""
@@ -144,6 +139,11 @@ class Protocols:
     def looked_at(self) -> None:
         """The script looks at gradients itself: from now on they are sent when it is done."""
         self._looks = True
+
+    def await_device(self) -> None:
+        """Let what an accelerator still computes of this step count as computing, not waiting."""
+        if self._protocol.stragglers != "none" and torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
 
     def exchange(self) -> None:
         """The optimizer's turn, in a step without a barrier.
@@ -161,7 +161,7 @@ class Protocols:
         computed_s = self.pace.stepped()
         self._passes.stepped()
         if self._balancing is not None:
-            self._balancing.fed_by(self._passes.feeding)
+            self._balancing.stepped(computed_s)
         if self._passes.at_end and not self.equal:
             self.average()
         elif self.running:
@@ -206,6 +206,14 @@ class Protocols:
         self._samples = agree_steps(self._samples, f"{self._name}.samples")
         if not same_on_all([self._stragglers.windows], f"{self._name}.windows"):
             self._stragglers.forget()
+        if self._balancing is not None:
+            self._balancing.forget()
+
+    def equalize(self) -> None:
+        """Let batches of ranks be equal from now on; a collective."""
+        if self._balancing is not None:
+            planned = agree_steps(self._balancing.planned, f"{self._name}.planned")
+            self._balancing.end(planned)
 
     def stop(self) -> None:
         """Let ranks wait for each other for good."""
@@ -275,18 +283,17 @@ class Protocols:
         known = self._passes.seen or (
             self._script_averages and self._protocol.stragglers != "elastic"
         )
-        place = (0, 0) if self._balancing is None else self._balancing.place
-        own = (known, self._new_samples(), self.pace.seconds, *place)
+        own = [known, self._new_samples(), self.pace.seconds]
+        if self._balancing is not None:
+            own += self._balancing.vote()
         votes = torch.zeros(size(), len(own), dtype=torch.float64)
         votes[rank()] = torch.tensor(own, dtype=torch.float64)
         told = allreduce(votes, op=Sum, name=f"{self._name}.vote")
         in_favour, samples = told[:, :2].sum(0).tolist()
         seconds = told[:, 2].tolist()
         self._samples += round(samples)
-        if self._balancing is not None:
-            shares = self._balancing.window(seconds, told[:, 3:].long().tolist())
-            if shares and rank() == 0:
-                say_shares(shares)
+        if self._balancing is not None and not self._unequal_steps:
+            self._balancing.voted(told[:, 3:].tolist())
         waiting = self._protocol.synchronous(self._samples)
         # Those who are left out do not vote: the others must not learn what they cannot know.
         slow = frozenset() if self._unequal_steps else self._stragglers.window(seconds)
@@ -374,9 +381,10 @@ class Protocols:
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
         asynchronous.rest()
-        at_their_end, leaving_ranks, interrupting, samples, steps, clocks = self._await_all(
-            [ended, leaving, interrupted, self._new_samples(), self.step, asynchronous.clock]
-        )
+        at_their_end, leaving_ranks, interrupting, samples, steps, clocks = add_up(
+            [ended, leaving, interrupted, self._new_samples(), self.step, asynchronous.clock],
+            f"{self._name}.meet", asynchronous.check,
+        )  # fmt: skip
         if interrupting not in (0, size()) and not leaving_ranks:
             raise ConfigurationError(
                 f"{interrupting:.0f} of {size()} ranks begin another pass in the middle of one, "
@@ -420,21 +428,6 @@ class Protocols:
         self._unequal_steps = at_their_end < size() and clocks > 0
         if self._unequal_steps and ended and not interrupted:
             self._catch_up()
-
-    def _await_all(self, votes: Sequence[float]) -> list[float]:
-        """The sum of all ranks' votes, which come when their steps are made.
-
-        Raises:
-            AutosyncError: Another rank is gone.
-        """
-        assert self._asynchronous is not None, "it runs"
-        sums = torch.tensor(votes, dtype=torch.float64)
-        handle = allreduce_async_(sums, op=Sum, name=f"{self._name}.meet")
-        while not poll(handle):
-            self._asynchronous.check()
-            time.sleep(_LOOK_S)
-        synchronize(handle)
-        return [float(value) for value in sums]
 
     def _take_back(self, asynchronous: Asynchronous) -> None:
         """Have all states on all ranks again; a collective."""

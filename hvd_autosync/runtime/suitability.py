@@ -38,6 +38,33 @@ def check_alone(phases: Any, protocol: Protocol) -> None:
         )
 
 
+def check_balance(protocol: Protocol, *, local_steps: bool, passes_per_step: int) -> None:
+    """Return if ranks may have batches of different sizes.
+
+    Args:
+        protocol: The protocol.
+        local_steps: Whether replicas make steps of their own.
+        passes_per_step: Calls of ``backward()`` in a step.
+
+    Raises:
+        ConfigurationError: They may not.
+    """
+    if protocol.stragglers != "balance":
+        return
+    if local_steps:
+        raise ConfigurationError(
+            "stragglers='balance' with local steps: replicas that step on their own cannot weigh "
+            "batches of different sizes against each other",
+            hint="Set stragglers or local_steps, not both.",
+        )
+    if passes_per_step > 1:
+        raise ConfigurationError(
+            f"stragglers='balance' with backward_passes_per_step={passes_per_step}: a script may "
+            "divide a batch by its size, which will change",
+            hint="Leave the knob stragglers at none for such a script.",
+        )
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Return if the owners of its parameters can step an optimizer of our class.
 

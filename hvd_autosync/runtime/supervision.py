@@ -79,6 +79,8 @@ class Supervision:
         go_exactly(optimizer)
         if optimizer._local is not None:
             optimizer._local.stop()
+        if optimizer._protocols is not None:
+            optimizer._protocols.equalize()
 
     @property
     def _optimizer(self) -> Any:

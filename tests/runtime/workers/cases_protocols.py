@@ -513,9 +513,9 @@ def case_a_straggler_is_left_out_sooner_in_later_passes():
         protocol = Protocol(share=1.0, stragglers="elastic")
         for state in slow_training(protocol, (60, 40, 40), lambda index, _: index < 2):
             made = state[-1]
-        if hvd.rank():  # in the second pass after a window; once it is well no more
-            assert made[0] < 60 and made[1] <= 24 and made[2] == 40, made
-    assert said.getvalue().count("much slower") == (2 if hvd.rank() == 0 else 0)
+        if hvd.rank():  # in the second pass after a window
+            assert 24 <= made[0] < 60 and made[1] <= 24 < made[2], made
+    assert ("much slower" in said.getvalue()) == (hvd.rank() == 0)
 
 
 def case_batches_as_large_as_ranks_are_fast_train_the_same():
@@ -542,11 +542,19 @@ def case_batches_as_large_as_ranks_are_fast_train_the_same():
                         lengths.append(len(rows))
                 found.append([each.detach().clone() for each in model.parameters()])
                 largest.append((lengths[0], lengths[-1]))
-                noticed = "not equally fast" in said.getvalue()
+                noticed = "samples of a step ranks take" in said.getvalue()
                 assert noticed == (policy == "balance" and hvd.rank() == 0)
         assert largest[0][0] == 4 and largest[1] == (4, 4)
         assert largest[0][1] < 4 if hvd.rank() else largest[0][1] > 4, largest
         assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def case_batches_do_not_grow_where_they_cannot_be_weighed():
+    balance = Protocol(share=1.0, stragglers="balance")
+    with raises(ConfigurationError, "backward_passes_per_step=2"):
+        phases(balance, backward_passes_per_step=2)
+    with raises(ConfigurationError, "local steps"):
+        phases(balance, schedule=Schedule(4))
 
 
 def case_a_cut_pass_is_over_though_its_iterator_lives_on():
