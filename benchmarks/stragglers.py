@@ -49,8 +49,8 @@ _REMEDIES = {
 }
 
 
-def work(remedies: list[str], slow: str, factor: float, seed: int, output: str) -> None:
-    """A rank's part: one training under each remedy, written down by rank 0."""
+def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
+    """A rank's part: one training, written down by rank 0."""
     import horovod.torch as hvd
     import torch
     from scheduled.jobs import JOBS, rate_factor
@@ -64,43 +64,50 @@ def work(remedies: list[str], slow: str, factor: float, seed: int, output: str) 
         "compression": hvd.Compression.none, "backward_passes_per_step": 1, "op": hvd.Average,
         "gradient_predivide_factor": 1.0,
     }  # fmt: skip
-    for remedy in remedies:
-        own = JOBS["digits"](seed)
-        named = [(f"{remedy}.{each}", p) for each, p in own.model.named_parameters()]
-        optimizer: Any = planned_optimizer(
-            own.optimizer, named, ExchangePlan(), {}, arguments, None, _REMEDIES[remedy]
-        )
-        steps = own.passes * len(own.loader)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step, steps=steps: rate_factor(step, steps)
-        )
-        first, last = (0, steps) if slow == "always" else (steps // 4, steps // 2)
-        spent, made, noticed = 0.0, 0, None  # made: samples
-        for number in range(own.passes):
-            own.begin_pass(number)
-            hvd.barrier()
-            begun, step = perf_counter(), number * len(own.loader)
-            for batch in own.loader:
-                began = perf_counter()
-                optimizer.zero_grad()
-                own.loss(batch).backward()
-                sleep(_SAMPLE_S * len(batch[0]))
-                if hvd.rank() == _RANKS - 1 and first <= step < last:
-                    sleep((factor - 1) * (perf_counter() - began))
-                optimizer.step()
-                scheduler.step()
-                step, made = step + 1, made + len(batch[0])
-                if noticed is None and optimizer._protocols.straggler_noticed:
-                    noticed = step - first  # negative: a false alarm
-            spent += perf_counter() - begun
-            quality = own.quality()
-        samples = hvd.allreduce(torch.tensor([float(made)]), op=hvd.Sum, name="samples").item()
-        most = hvd.allreduce(torch.tensor([spent]), op=hvd.Max, name="most").item()
-        if hvd.rank() == 0:
-            delay = "" if noticed is None else noticed
-            row = (remedy, slow, factor, seed, quality, most, samples, delay)
-            with open(output, "a", newline="") as file:
-                csv.writer(file).writerow(row)
+    own = JOBS["digits"](seed)
+    named = [(f"{remedy}.{each}", p) for each, p in own.model.named_parameters()]
+    optimizer: Any = planned_optimizer(
+        own.optimizer, named, ExchangePlan(), {}, arguments, None, _REMEDIES[remedy]
+    )
+    steps = own.passes * len(own.loader)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: rate_factor(step, steps)
+    )
+    first, last = (0, steps) if slow == "always" else (steps // 4, steps // 2)
+    spent, samples, noticed = 0.0, 0, None
+    for number in range(own.passes):
+        own.begin_pass(number)
+        hvd.barrier()
+        begun, step = perf_counter(), number * len(own.loader)
+        for batch in own.loader:
+            began = perf_counter()
+            optimizer.zero_grad()
+            own.loss(batch).backward()
+            sleep(_SAMPLE_S * len(batch[0]))
+            if hvd.rank() == _RANKS - 1 and first <= step < last:
+                sleep((factor - 1) * (perf_counter() - began))
+            optimizer.step()
+            scheduler.step()
+            step, samples = step + 1, samples + len(batch[0])
+            if noticed is None and optimizer._protocols.straggler_noticed:
+                noticed = step - first  # negative: a false alarm
+        spent += perf_counter() - begun
+        quality = own.quality()
+    total = hvd.allreduce(torch.tensor([float(samples)]), op=hvd.Sum, name="samples").item()
+    most = hvd.allreduce(torch.tensor([spent]), op=hvd.Max, name="most").item()
+    if hvd.rank() == 0:
+        delay = "" if noticed is None else noticed
+        row = (remedy, slow, factor, seed, quality, most, total, delay)
+        with open(output, "a", newline="") as file:
+            csv.writer(file).writerow(row)
+
+
+def _launch(part: dict[str, Any]) -> None:
+    command = ["horovodrun", "-np", str(_RANKS), "--gloo", sys.executable,
+               str(Path(__file__).resolve()), "--inside", json.dumps(part)]  # fmt: skip
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        sys.exit(f"the job ended with status {done.returncode}")
 
 
 def show(output: str) -> None:
@@ -164,13 +171,9 @@ def main() -> None:
         for factor in map(float, args.factors.split(",")):
             for slow in args.slow.split(",") if factor > 1 else ["always"]:
                 print(f"seed {seed + 1} of {args.seeds}: {slow} {factor:g} times", flush=True)
-                part = {"remedies": args.remedies.split(","), "slow": slow, "factor": factor,
-                        "seed": seed, "output": output}  # fmt: skip
-                command = ["horovodrun", "-np", str(_RANKS), "--gloo", sys.executable,
-                           str(Path(__file__).resolve()), "--inside", json.dumps(part)]  # fmt: skip
-                done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-                if done.returncode:
-                    sys.exit(f"the job ended with status {done.returncode}")
+                for remedy in args.remedies.split(","):
+                    _launch({"remedy": remedy, "slow": slow, "factor": factor, "seed": seed,
+                             "output": output})  # fmt: skip
     show(output)
 
 

@@ -43,10 +43,7 @@ class Passes:
     Attributes:
         samples: Samples of this rank's passes so far, where batches have a size.
         error: What went wrong at the end of a pass.
-        made: How many objects of this class were made in this process.
     """
-
-    made = 0
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = weakref.ref(rounds)
@@ -56,7 +53,6 @@ class Passes:
         self._per_step = 0
         self.samples = 0
         self.error: Exception | None = None
-        Passes.made += 1
         _listen()
         _LISTENING.append(weakref.ref(self, _LISTENING.remove))
 
@@ -218,12 +214,12 @@ def _interrupt(all_rounds: Sequence[weakref.ref[Rounds]], *, ended: bool) -> Non
     def open_ones() -> list[Rounds]:
         return [rounds for each in all_rounds if (rounds := each()) and not rounds.equal]
 
-    if open_ones():
-        if Passes.made > 1:
-            # Of optimizers that the script has dropped, some ranks may have collected the rest.
-            gc.collect()
-        for rounds in open_ones():
-            rounds.average() if ended else rounds.interrupt()
+    if not ended and open_ones():
+        # Of optimizers that the script has dropped, some ranks may have collected the rest; not of
+        # one whose own pass is just over.
+        gc.collect()
+    for rounds in open_ones():
+        rounds.average() if ended else rounds.interrupt()
 
 
 def _gone(reference: weakref.ref[Passes], key: int, _: Any) -> None:
