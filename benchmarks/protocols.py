@@ -1,14 +1,14 @@
 """What does a step without a barrier take and send, and what does the switch to it cost?
 
-Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
-root), train copies of one model, one under each protocol, in turn. The bytes are those that leave
-a host's interface, with all headers. "hidden" is the share of the waiting that goes away because
-buckets are sent in backward: against a copy that sends all of them at its end. The second table
-has the seconds from the vote to the first step without a barrier (with and without the opening
-of connections), and back.
+Two hosts with a rank or two each, which this machine imitates (``hvd_autosync.testing.Testbed``;
+needs root), train copies of one model, one under each protocol, in turn. The bytes are those that
+leave a host's interface, with all headers. "hidden" is the share of the waiting that goes away
+because buckets are sent in backward: against a copy that sends all of them at its end. The second
+table has the seconds from the vote to the first step without a barrier (with and without the
+opening of connections), and back.
 
     python benchmarks/protocols.py --rates 100 --models vgg
-    python benchmarks/protocols.py --controllers gloo,mpi --output protocols.csv
+    python benchmarks/protocols.py --controllers gloo,mpi --slots 1 --output protocols.csv
     python benchmarks/protocols.py --show protocols.csv
 """
 
@@ -30,8 +30,8 @@ from rich.table import Table
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.testing import Testbed, testbed_missing
 
-_HOSTS, _SLOTS = 2, 2
-_COLUMNS = ("controller", "rate_mbit", "model", "protocol", "round", "step_s", "waited_s",
+_HOSTS = 2
+_COLUMNS = ("controller", "rate_mbit", "slots", "model", "protocol", "round", "step_s", "waited_s",
             "sent_bytes", "gradient_bytes")  # fmt: skip
 #: Name -> protocol, and whether buckets wait for the end of backward; ``None``: Horovod's own.
 _PROTOCOLS: dict[str, tuple[Protocol, bool] | None] = {
@@ -60,7 +60,7 @@ class Timed:
             self.seconds.append(perf_counter() - began)
 
 
-def work(controller: str, rate: float, models: list[str], rounds: int, steps: int,
+def work(controller: str, rate: float, slots: int, models: list[str], rounds: int, steps: int,
          output: str) -> None:  # fmt: skip
     """A rank's part: train, count, and on rank 0 write down."""
     import horovod.torch as hvd
@@ -79,7 +79,7 @@ def work(controller: str, rate: float, models: list[str], rounds: int, steps: in
     def write(*row: object) -> None:
         if hvd.rank() == 0:
             with open(output, "a", newline="") as file:
-                csv.writer(file).writerow((controller, rate, *row))
+                csv.writer(file).writerow((controller, rate, slots, *row))
 
     def a_pass(trainer: Any, waits: Timed) -> tuple[float, float, float]:
         own, before, count = [], sent_bytes(), len(waits.seconds)
@@ -131,12 +131,12 @@ def show(output: str) -> None:
     """Print the tables of a file of measurements."""
     with open(output) as file:
         rows = list(csv.DictReader(file))
-    table = Table(title="two hosts with two ranks each", title_justify="left")
-    for column in ("controller", "Mbit/s", "model", "protocol"):
+    table = Table(title="two hosts", title_justify="left")
+    for column in ("controller", "Mbit/s", "ranks on each", "model", "protocol"):
         table.add_column(column)
     for column in ("step ms", "of rounds", "speedup", "waited ms", "hidden", "of gradients"):
         table.add_column(column, justify="right")
-    keys = ("controller", "rate_mbit", "model")
+    keys = ("controller", "rate_mbit", "slots", "model")
     for key in dict.fromkeys(tuple(row[each] for each in keys) for row in rows):
         own = [row for row in rows if tuple(row[each] for each in keys) == key]
         base = {r["round"]: float(r["step_s"]) for r in own if r["protocol"] == "Horovod"}
@@ -180,6 +180,7 @@ def main() -> None:
     add = parser.add_argument
     add("--controllers", default="gloo", metavar="C,...", help="(default: %(default)s)")
     add("--rates", default="100,1000", metavar="MBIT,...", help="(default: %(default)s)")
+    add("--slots", type=int, default=2, help="ranks on each host (default: %(default)s)")
     add("--models", default="ncf,vgg,bert", metavar="M,...", help="(default: %(default)s)")
     add("--rounds", type=int, default=4, help="(default: %(default)s)")
     add("--steps", type=int, default=8, help="of each protocol in a round (default: %(default)s)")
@@ -200,11 +201,12 @@ def main() -> None:
         csv.writer(file).writerow(_COLUMNS)
     for controller in args.controllers.split(","):
         for rate in map(float, args.rates.split(",")):
-            part = {"controller": controller, "rate": rate, "models": args.models.split(","),
+            part = {"controller": controller, "rate": rate, "slots": args.slots,
+                    "models": args.models.split(","),
                     "rounds": args.rounds, "steps": args.steps, "output": output}  # fmt: skip
             script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(part)]
             with Testbed(_HOSTS, rate) as bed:
-                command = ["horovodrun", *bed.horovodrun_options(_SLOTS), f"--{controller}"]
+                command = ["horovodrun", *bed.horovodrun_options(args.slots), f"--{controller}"]
                 if controller == "mpi":
                     command += ["--binding-args=--bind-to none --map-by slot",
                                 "--mpi-args=--oversubscribe"]  # fmt: skip
