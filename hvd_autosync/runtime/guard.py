@@ -19,7 +19,7 @@ import torch
 from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, synchronize
 
 from hvd_autosync.runtime.agreement import agree_steps
-from hvd_autosync.runtime.joining import tell_after_join
+from hvd_autosync.runtime.joining import Joiner, tell_of_joins
 from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.normalization import running_statistics
 from hvd_autosync.runtime.rank_states import parameters_of
@@ -94,7 +94,7 @@ class Band:
         return math.sqrt(squares / (2 * len(steps))) if steps else 0.0
 
 
-class Guard:
+class Guard(Joiner):
     """Guards one optimizer.
 
     Args:
@@ -125,16 +125,17 @@ class Guard:
         self._snapshots: list[_Snapshot] = []
         self._statistics: list[torch.Tensor] | None = None
         self._blind = False
-        tell_after_join(self)
+        tell_of_joins(self)
+
+    def about_to_join(self) -> None:
+        """Wait for what was sent of the last window."""
+        self._await_sent()
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
         Those with less data have missed windows and snapshots: all begin anew.
         """
-        if self._sent is not None:
-            synchronize(self._sent[1])
-        self._sent = None
         self._all, self._of_equal = _Sum(), _Sum()
         self._band, self._snapshots = Band(self._ceilings), []
         self.step = agree_steps(self.step, self._name)
@@ -191,9 +192,7 @@ class Guard:
         self.step = step
         self._loose_windows = 0
         if waiting:
-            if self._sent is not None:
-                synchronize(self._sent[1])
-            self._sent = None
+            self._await_sent()
             self._all, self._of_equal = _Sum(), _Sum()
             self._band = Band(self._ceilings)
             self._loose.clear()
@@ -220,6 +219,11 @@ class Guard:
         """Go back to the last snapshot that is surely healthy; returns its step."""
         self._snapshots[0].restore(optimizer)
         return self._snapshots[0].step
+
+    def _await_sent(self) -> None:
+        if self._sent is not None:
+            synchronize(self._sent[1])
+        self._sent = None
 
     def _judged(self) -> bool:
         total = self._exchange()

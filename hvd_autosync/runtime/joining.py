@@ -12,18 +12,25 @@ import json
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime.agreement import gather_texts
 
 
-class Joiner(Protocol):
+class Joiner:
     """Somebody who counts steps."""
+
+    def about_to_join(self) -> None:
+        """Wait for every operation of this rank that is under way.
+
+        Horovod forgets a cached one that it finds beside the last rank's ``join()``: that is no
+        longer among the responses (``ComputeResponseList`` in ``controller.cc``).
+        """
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; may use collectives."""
+        raise NotImplementedError
 
 
 #: By number, in the order in which they were made, which ranks have in common.
@@ -31,8 +38,8 @@ _JOINERS: weakref.WeakValueDictionary[int, Joiner] = weakref.WeakValueDictionary
 _NUMBERS = itertools.count()
 
 
-def tell_after_join(joiner: Joiner) -> None:
-    """Tell ``joiner``, as long as it lives, whenever all ranks have left ``join()``."""
+def tell_of_joins(joiner: Joiner) -> None:
+    """Tell ``joiner``, as long as it lives, of every ``join()``, before and after it."""
     watch_join()
     _JOINERS[next(_NUMBERS)] = joiner
 
@@ -45,6 +52,8 @@ def watch_join() -> None:
 
     @functools.wraps(join)
     def joined(device: int = -1) -> int:
+        for joiner in dict(_JOINERS).values():
+            joiner.about_to_join()
         last = join(device)
         own = dict(_JOINERS)
         # Of optimizers that the script has dropped, some ranks may have kept the rest.

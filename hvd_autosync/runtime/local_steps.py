@@ -22,7 +22,7 @@ from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.agreement import agree_steps, same_on_all, tell_all
 from hvd_autosync.runtime.averaging import Averaging, moments
-from hvd_autosync.runtime.joining import tell_after_join
+from hvd_autosync.runtime.joining import Joiner, tell_of_joins
 from hvd_autosync.runtime.normalization import running_statistics
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.rank_states import RankStates, States
@@ -33,7 +33,7 @@ from hvd_autosync.search_space.schedule import Schedule
 _VOTE_EVERY, _TELL_AFTER = 8, 64
 
 
-class LocalSteps:
+class LocalSteps(Joiner):
     """The rounds of one optimizer.
 
     Args:
@@ -64,7 +64,7 @@ class LocalSteps:
         self._schedule = schedule
         self._averaging = averaging
         self._passes = Passes(self)
-        tell_after_join(self)
+        tell_of_joins(self)
         self._proposal: _Proposal | None = None
         self._length = self._done = 0
         self._ends_pass = False
@@ -123,12 +123,17 @@ class LocalSteps:
             self._joined = False
         self.owed = True
 
+    def about_to_join(self) -> None:
+        """Wait for what ranks hold to be the length of a round that has just begun."""
+        if self._proposal is not None:
+            self._proposal.agreed()
+        self._proposal = None
+
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
         self.step = agree_steps(self.step, self._name)
         self._joined = self.running
         self._length = self._done = 0
-        self._proposal = None
 
     def average(self) -> None:
         """Make parameters and statistics equal now, in the middle of a round; a collective."""

@@ -30,7 +30,7 @@ from hvd_autosync.runtime.agreement import (
 )
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.balancing import Balancing
-from hvd_autosync.runtime.joining import tell_after_join
+from hvd_autosync.runtime.joining import Joiner, tell_of_joins
 from hvd_autosync.runtime.pace import Pace
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.peers import Peers
@@ -47,7 +47,7 @@ from hvd_autosync.search_space.protocol import Protocol
 _VOTE_EVERY, _TELL_AFTER = 8, 64
 
 
-class Protocols:
+class Protocols(Joiner):
     """The phases of one optimizer; a collective when it is made.
 
     Args:
@@ -81,7 +81,7 @@ class Protocols:
         self._balancing: Balancing | None = None
         if protocol.stragglers == "balance":
             self._balancing = Balancing(rank(), size(), self._passes)
-        tell_after_join(self)
+        tell_of_joins(self)
         self._peers = Peers(f"protocols.{name}", self._answer)
         weakref.finalize(optimizer, self._peers.retire).atexit = False
         self._asynchronous: Asynchronous | None = None

@@ -81,6 +81,17 @@ def case_a_loss_that_rises_ends_a_codec():
     assert bool(said.getvalue()) == (hvd.rank() == 0)
 
 
+def case_a_window_may_end_right_before_join():
+    """What is on its way when the last rank calls ``join()`` would be lost within Horovod."""
+    with real_training():
+        model, optimizer = local(None, plan=CODED)
+        for _ in range(20):
+            train(model, optimizer, WINDOW * (1 if hvd.rank() else 2))
+            hvd.join()
+            assert optimizer._guard.step % WINDOW == 0
+        train(model, optimizer, 3 * WINDOW)
+
+
 def case_losses_of_one_rank_are_all_ranks():
     """One rank alone sees it; all go back."""
     with real_training():
