@@ -22,6 +22,7 @@ EXCHANGES = (
 TWO_LEVELS = ("cases_two_levels",)
 MAIL = ("cases_mail",)
 PHASES = ("cases_protocols",)
+STRAGGLERS = ("cases_stragglers",)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 
 
@@ -108,3 +109,10 @@ def test_mail(outcomes: Outcomes, launcher: str, case: str) -> None:
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
 def test_phases(outcomes: Outcomes, launcher: str, case: str) -> None:
     check(outcomes(launcher, PHASES), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", cases(STRAGGLERS))
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
+def test_stragglers(outcomes: Outcomes, launcher: str, case: str) -> None:
+    check(outcomes(launcher, STRAGGLERS), case)

@@ -20,7 +20,7 @@ from common import (
     wrap,
 )
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 import hvd_autosync
 from hvd_autosync.errors import ConfigurationError
@@ -443,138 +443,6 @@ def case_the_guard_catches_a_learning_rate_that_is_not_divided():
             assert (optimizer._guard is None) == caught, rate
             assert optimizer._protocols.running != caught
         assert ("goes on exactly" in said.getvalue()) == (caught and hvd.rank() == 0)
-
-
-def slow_training(protocol, lengths, slow):
-    """A weight whose gradients are 1 on rank 0 and 3 on others; the steps that this rank makes.
-
-    Ranks but 0 are slow in steps for which ``slow(pass, number)`` holds.
-    """
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    model, optimizer = phases(protocol, plain, model=model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10**6)
-    made = []
-    for index, length in enumerate(lengths):
-        made.append(0)
-        for number in loader(length):
-            optimizer.zero_grad()
-            own = 1.0 if hvd.rank() == 0 else 3.0
-            model(torch.full((1, 1), own)).sum().backward()
-            time.sleep(0.1 if hvd.rank() and slow(index, int(number)) else 0.025)
-            optimizer.step()
-            scheduler.step()
-            made[-1] += 1
-            yield model, optimizer, scheduler, made
-        assert together(model)
-
-
-def case_others_go_on_without_a_straggler():
-    """The mean is that of those who take part; the straggler has all of it after the pass."""
-    with real_training() as said:
-        protocol = Protocol(share=1.0, stragglers="elastic")
-        for state in slow_training(protocol, (100, 60), lambda index, _: index == 0):
-            model, optimizer, scheduler, made = state
-        assert (made[0] == 100) == (hvd.rank() == 0), made
-        steps = hvd.allgather(torch.tensor([made]), name="made")
-        assert 24 <= steps[1][0] < 90
-        # Of a busy machine any rank may be the slow one for a while.
-        moved = 0.0
-        for of_pass in steps.T.tolist():
-            for index in range(max(of_pass)):
-                present = [rank for rank, count in enumerate(of_pass) if index < count]
-                moved += 0.05 * sum(3.0 if rank else 1.0 for rank in present) / len(present)
-        assert abs(-model.weight.item() - moved) < 1e-3 * moved, (steps, model.weight, moved)
-        assert scheduler.last_epoch == optimizer._protocols.step == 160
-    assert ("rank 1 is much slower" in said.getvalue()) == (hvd.rank() == 0)
-
-
-def case_nobody_waits_as_long_as_there_is_a_straggler():
-    """It ends to be one when the others are in the middle of their pass, or at its end."""
-
-    def changes(length):
-        ran = []
-        for _, optimizer, _, made in slow_training(
-            Protocol(share=1.0, stragglers="greedy"), (length, 20),
-            lambda index, number: index == 0 and number < 90,
-        ):  # fmt: skip
-            ran.append(optimizer._protocols.running)
-            steps = list(made)
-        assert steps == [length, 20]
-        return [i for i in range(1, length + 20) if ran[i] != ran[i - 1]]
-
-    for length in (320, 160):
-        begun, ended = changes(length)
-        assert 20 <= begun < 90 < ended, (begun, ended)
-
-
-def case_a_straggler_is_left_out_sooner_in_later_passes():
-    with real_training() as said:
-        protocol = Protocol(share=1.0, stragglers="elastic")
-        for state in slow_training(protocol, (60, 40, 40), lambda index, _: index < 2):
-            made = state[-1]
-        if hvd.rank():  # in the second pass after a window
-            assert 24 <= made[0] < 60 and made[1] <= 24 < made[2], made
-    assert ("much slower" in said.getvalue()) == (hvd.rank() == 0)
-
-
-def case_batches_as_large_as_ranks_are_fast_train_the_same():
-    data = torch.randn(320, 12, generator=torch.Generator().manual_seed(5))  # the same on all ranks
-    for workers in (0, 2):
-        found, largest = [], []
-        for policy in ("balance", "none"):
-            with real_training() as said:
-                model, optimizer = phases(Protocol(share=1.0, stragglers=policy))
-                sampler = DistributedSampler(data, hvd.size(), hvd.rank())
-                examples = DataLoader(
-                    data, batch_size=4, sampler=sampler, num_workers=workers,
-                    persistent_workers=workers > 0,
-                )  # fmt: skip
-                lengths = []
-                for epoch in range(2):
-                    sampler.set_epoch(epoch)
-                    for rows in examples:
-                        optimizer.zero_grad()
-                        if policy == "balance":
-                            time.sleep(len(rows) * (0.016 if hvd.rank() else 0.004))
-                        model(rows).pow(2).mean().backward()
-                        optimizer.step()
-                        lengths.append(len(rows))
-                found.append([each.detach().clone() for each in model.parameters()])
-                largest.append((lengths[0], lengths[-1]))
-                noticed = "samples of a step ranks take" in said.getvalue()
-                assert noticed == (policy == "balance" and hvd.rank() == 0)
-        assert largest[0][0] == 4 and largest[1] == (4, 4)
-        assert largest[0][1] < 4 if hvd.rank() else largest[0][1] > 4, largest
-        assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
-def case_batches_do_not_grow_where_they_cannot_be_weighed():
-    balance = Protocol(share=1.0, stragglers="balance")
-    with raises(ConfigurationError, "backward_passes_per_step=2"):
-        phases(balance, backward_passes_per_step=2)
-    with raises(ConfigurationError, "local steps"):
-        phases(balance, schedule=Schedule(4))
-
-
-def case_a_cut_pass_is_over_though_its_iterator_lives_on():
-    """So that the straggler has the learning rate of the others in the next."""
-    persistent = DataLoader(range(100), batch_size=None, num_workers=1, persistent_workers=True)
-    model, optimizer = phases(Protocol(share=1.0, stragglers="elastic"), plain)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30, 0.5)
-    for slow in (True, False):
-        made = 0
-        for number in persistent:
-            optimizer.zero_grad()
-            model(batch(int(number))).pow(2).mean().backward()
-            time.sleep(0.1 if hvd.rank() and slow else 0.025)
-            optimizer.step()
-            scheduler.step()
-            made += 1
-        assert together(model)
-        assert scheduler.last_epoch == (100 if slow else 200)
-        if slow:
-            assert (made < 100) == (hvd.rank() > 0), made
 
 
 def case_an_evaluation_of_one_rank_feeds_no_step():

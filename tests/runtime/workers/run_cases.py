@@ -33,9 +33,11 @@ def run(case) -> str:
 
 def main(folder: str, *modules: str) -> None:
     torch.set_num_threads(1)
-    if {"cases_mail", "cases_protocols"}.intersection(modules):
+    if {"cases_mail", "cases_protocols", "cases_stragglers"}.intersection(modules):
         prepare_mail()
-    hvd.init(process_sets="dynamic")
+        hvd.init()  # as where there are letters: sets that may change hold up who starts operations
+    else:
+        hvd.init(process_sets="dynamic")
     current.run._sender.stop()  # the cases look at news themselves
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:
         for module in modules:
