@@ -151,7 +151,7 @@ def run_python() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def launch() -> Callable[..., Ended]:
-    """``launch(script, *arguments, under="gloo", **spec)`` runs a job to its end.
+    """``launch(script, *arguments, under="gloo", **spec)`` runs a job to its end, or 280 s.
 
     ``under`` is one of ``LAUNCHERS``, or ``alone`` for one rank without ``horovodrun``.
     """
@@ -160,10 +160,13 @@ def launch() -> Callable[..., Ended]:
         command = worker_command(make_spec(**spec), script, *arguments)
         if under != "alone":
             command = ["horovodrun", *LAUNCHERS[under], *command]
-        job = subprocess.run(
-            command, env=worker_environment(alone=under == "alone"), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=280, check=False,
-        )  # fmt: skip
+        try:
+            job = subprocess.run(
+                command, env=worker_environment(alone=under == "alone"), stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, timeout=280, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            return Ended(124, *decode(late.stdout or b""))
         return Ended(job.returncode, *decode(job.stdout))
 
     return run
