@@ -16,7 +16,6 @@ For each measured table: the share of pairs of strategies that are ranked as the
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from command_line import new_parser
 from contest.autosync_ranker import LinearRanker
 from contest.emulator import Emulator, concordance
 from rich.console import Console
@@ -180,11 +180,7 @@ def speed(strategies: int, tensors: int) -> None:
 
 def main() -> None:
     """Prints the table, or the speed."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--tables", type=Path, default=_TABLES, metavar="FOLDER", help="(default: %(default)s)")
     add("--draws", type=int, default=20, help="of the trials (default: %(default)s)")

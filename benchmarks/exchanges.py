@@ -10,21 +10,19 @@ a host's interface, counted there with all headers.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import os
 import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
+from command_line import add_table, need_hosts, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
-from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
 _COLUMNS = ("rate_mbit", "model", "exchange", "round", "step_s", "sent_bytes", "gradient_bytes")
@@ -124,10 +122,7 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
-    about = (__doc__ or "").partition("\n\n    python")[0]
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--rates", default="50,100,300,1000", metavar="MBIT,...", help="(default: %(default)s)")
     add("--models", default="ncf,vgg,bert", metavar="M,...", help="(default: %(default)s)")
@@ -135,30 +130,16 @@ def main() -> None:
         help="(default: %(default)s)")  # fmt: skip
     add("--rounds", type=int, default=4, help="(default: %(default)s)")
     add("--steps", type=int, default=6, help="of each exchange in a round (default: %(default)s)")
-    add("--output", default="exchanges.csv", metavar="FILE", help="every measurement, as CSV")
-    add("--show", metavar="FILE", help="print the table of such a file again and end")
-    add("--inside", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.inside:
-        work(**json.loads(args.inside))
-        return
-    if args.show:
-        show(args.show)
-        return
-    if missing := testbed_missing():
-        sys.exit(f"this benchmark needs several hosts: {missing}")
-    if os.path.exists(args.output):
-        parser.error(f"{args.output} exists already; name another, or --show it")
-    output = os.path.abspath(args.output)
-    with open(output, "w", newline="") as file:
-        csv.writer(file).writerow(_COLUMNS)
+    add_table(parser, "exchanges.csv", "every measurement")
+    args = parse(parser, show, work)
+    need_hosts()
+    output = open_table(parser, args, _COLUMNS)
     for rate in args.rates.split(","):
-        plan = {
-            "rate": float(rate), "models": args.models.split(","), "rounds": args.rounds,
-            "exchanges": [e.replace("+", ", ") for e in args.exchanges.split(",")],
-            "steps": args.steps, "output": output,
-        }  # fmt: skip
-        script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(plan)]
+        script = own_part(
+            __file__, rate=float(rate), models=args.models.split(","), rounds=args.rounds,
+            exchanges=[e.replace("+", ", ") for e in args.exchanges.split(",")],
+            steps=args.steps, output=output,
+        )  # fmt: skip
         with Testbed(_HOSTS, float(rate)) as bed:
             command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
             environment = {

@@ -10,17 +10,15 @@ all the time that training took.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import os
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from command_line import add_table, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
@@ -81,32 +79,15 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--models", default="ncf,vgg,resnet,bert", metavar="M,...", help="(default: %(default)s)")
     add("--steps", type=int, default=600, help="of each model (default: %(default)s)")
-    add("--output", default="guard_cost.csv", metavar="FILE", help="every step, as CSV")
-    add("--show", metavar="FILE", help="print the table of such a file again and end")
-    add("--inside", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.inside:
-        work(**json.loads(args.inside))
-        return
-    if args.show:
-        show(args.show)
-        return
-    if os.path.exists(args.output):
-        parser.error(f"{args.output} exists already; name another, or --show it")
-    output = os.path.abspath(args.output)
-    with open(output, "w", newline="") as file:
-        csv.writer(file).writerow(_COLUMNS)
+    add_table(parser, "guard_cost.csv", "every step")
+    args = parse(parser, show, work)
+    output = open_table(parser, args, _COLUMNS)
     for model in args.models.split(","):
-        part = json.dumps({"model": model, "steps": args.steps, "output": output})
-        script = [sys.executable, str(Path(__file__).resolve()), "--inside", part]
+        script = own_part(__file__, model=model, steps=args.steps, output=output)
         subprocess.run(
             ["horovodrun", "-np", "2", "--gloo", *script], check=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

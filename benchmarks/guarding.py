@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from command_line import new_parser
 from rich.console import Console
 from rich.table import Table
 
@@ -241,11 +242,7 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--only", default="", metavar="S;...", help="of the strategies, these (default: all)")
     add("--output", default="guarding.csv", metavar="FILE", help="(default: %(default)s)")

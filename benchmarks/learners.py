@@ -19,7 +19,6 @@ strategy that was tried, so nobody has to recognize it.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import statistics
@@ -30,6 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+from command_line import new_parser
 from contest.contestants import CONTESTANTS
 from contest.emulator import Emulator
 from rich.console import Console
@@ -184,11 +184,7 @@ def installed(names: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Plays the games, or shows former ones."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--contestants", default=",".join(CONTESTANTS), metavar="C,...", help="(default: all)")
     add("--tables", default=str(TABLES), metavar="FOLDER", help="traces (default: %(default)s)")

@@ -25,6 +25,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from command_line import new_parser
 from contest.contestants import CONTESTANTS, Ours
 from gain.match import Plan, clock, measure, read
 from gain.tables import show
@@ -110,11 +111,7 @@ def _shown(best: dict[str, Observation]) -> str:
 
 def main() -> None:
     """Plays the games, or shows former ones."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--table", default="vgg-100mbit-codec", choices=sorted(SURVEYS), help="whose task")
     add("--contestants", default=",".join(CONTESTANTS), metavar="C,...", help="(default: all)")

@@ -14,21 +14,19 @@ opening of connections), and back.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import os
 import statistics
 import sys
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from command_line import add_table, need_hosts, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.search_space.protocol import Protocol
-from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.testing import Testbed
 
 _HOSTS = 2
 _COLUMNS = ("controller", "rate_mbit", "slots", "model", "protocol", "round", "step_s", "waited_s",
@@ -172,11 +170,7 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--controllers", default="gloo", metavar="C,...", help="(default: %(default)s)")
     add("--rates", default="100,1000", metavar="MBIT,...", help="(default: %(default)s)")
@@ -184,27 +178,16 @@ def main() -> None:
     add("--models", default="ncf,vgg,bert", metavar="M,...", help="(default: %(default)s)")
     add("--rounds", type=int, default=4, help="(default: %(default)s)")
     add("--steps", type=int, default=8, help="of each protocol in a round (default: %(default)s)")
-    add("--output", default="protocols.csv", metavar="FILE", help="every measurement, as CSV")
-    add("--show", metavar="FILE", help="print the tables of such a file again and end")
-    add("--inside", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.inside:
-        work(**json.loads(args.inside))
-        return
-    if args.show:
-        show(args.show)
-        return
-    if missing := testbed_missing():
-        sys.exit(f"this benchmark needs several hosts: {missing}")
-    output = os.path.abspath(args.output)
-    with open(output, "w", newline="") as file:
-        csv.writer(file).writerow(_COLUMNS)
+    add_table(parser, "protocols.csv", "every measurement")
+    args = parse(parser, show, work)
+    need_hosts()
+    output = open_table(parser, args, _COLUMNS)
     for controller in args.controllers.split(","):
         for rate in map(float, args.rates.split(",")):
-            part = {"controller": controller, "rate": rate, "slots": args.slots,
-                    "models": args.models.split(","),
-                    "rounds": args.rounds, "steps": args.steps, "output": output}  # fmt: skip
-            script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(part)]
+            script = own_part(
+                __file__, controller=controller, rate=rate, slots=args.slots,
+                models=args.models.split(","), rounds=args.rounds, steps=args.steps, output=output,
+            )  # fmt: skip
             with Testbed(_HOSTS, rate) as bed:
                 command = ["horovodrun", *bed.horovodrun_options(args.slots), f"--{controller}"]
                 if controller == "mpi":

@@ -22,13 +22,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from command_line import add_table, check_names, need_hosts, new_parser, open_table, parse
 from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import Settings
 from hvd_autosync.recurring.runs import outcomes_of
-from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.testing import Testbed
 from hvd_autosync.traces import TraceStore
 
 _HOSTS, _SLOTS = 2, 2
@@ -95,31 +96,19 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--searches", default=",".join(SEARCHES), metavar="S,...", help="(default: %(default)s)")
     add("--runs", type=int, default=10, help="of each search (default: %(default)s)")
     add("--tolerance", type=float, default=0.01,
         help="of accuracy below that of the first run (default: %(default)s)")
     add("--rate", type=float, default=100.0, metavar="MBIT", help="(default: %(default)s)")
-    add("--output", default="recurring.csv", metavar="FILE", help="every run, as CSV")
-    add("--show", metavar="FILE", help="print the tables of such a file again and end")
-    args = parser.parse_args()
-    if args.show:
-        show(args.show)
-        return
-    if missing := testbed_missing():
-        sys.exit(f"this benchmark needs several hosts: {missing}")
-    if unknown := set(args.searches.split(",")) - set(SEARCHES):
-        parser.error(f"unknown searches: {', '.join(unknown)}; known are {', '.join(SEARCHES)}")
-    output = os.path.abspath(args.output)
-    with open(output, "w", newline="") as file:
-        csv.writer(file).writerow(_COLUMNS)
-    for search in args.searches.split(","):
+    add_table(parser, "recurring.csv", "every run")
+    args = parse(parser, show)
+    need_hosts()
+    searches = check_names(parser, "searches", args.searches, list(SEARCHES))
+    output = open_table(parser, args, _COLUMNS)
+    for search in searches:
         repeat(search, args, output)
     show(output)
 

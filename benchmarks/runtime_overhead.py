@@ -12,9 +12,7 @@ comes from two more jobs that train one copy each.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import math
 import os
 import random
@@ -22,8 +20,8 @@ import resource
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
+from command_line import add_table, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
@@ -99,14 +97,12 @@ def run(setting: str, models: list[str], pairs: int, warmup: int, output: str) -
     def launch(options: list[str], bed: Testbed | None) -> None:
         for model in models:
             for only in ("", *_CONTENDERS):
-                plan = {"setting": setting, "model": model, "pairs": pairs, "warmup": warmup,
-                        "output": output, "only": only}  # fmt: skip
-                command = [
-                    "horovodrun", *options, "--gloo", sys.executable,
-                    str(Path(__file__).resolve()), "--inside", json.dumps(plan),
-                ]  # fmt: skip
+                part = own_part(
+                    __file__, setting=setting, model=model, pairs=pairs, warmup=warmup,
+                    output=output, only=only,
+                )  # fmt: skip
                 start = subprocess.run if bed is None else bed.run
-                start(command, env=environment, check=True)
+                start(["horovodrun", *options, "--gloo", *part], env=environment, check=True)
 
     if rate is None:
         launch(["-np", "2"], None)
@@ -119,31 +115,16 @@ def run(setting: str, models: list[str], pairs: int, warmup: int, output: str) -
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
-    about = (__doc__ or "").partition("\n\n    python")[0]
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--settings", default="loopback,300mbit", metavar="S,...",
         help="loopback, or rates between two hosts (default: %(default)s)")  # fmt: skip
     add("--models", default="ncf,vgg,resnet,bert", metavar="M,...", help="(default: %(default)s)")
     add("--pairs", type=int, default=200, help="pairs of steps (default: %(default)s)")
     add("--warmup", type=int, default=20, help="pairs that do not count (default: %(default)s)")
-    add("--output", default="runtime_overhead.csv", metavar="FILE", help="every pair, as CSV")
-    add("--show", metavar="FILE", help="print the table of such a file again and end")
-    add("--inside", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.inside:
-        work(**json.loads(args.inside))
-        return
-    if args.show:
-        show(args.show)
-        return
-    if os.path.exists(args.output):
-        parser.error(f"{args.output} exists already; name another, or --show it")
-    output = os.path.abspath(args.output)
-    with open(output, "w", newline="") as file:
-        csv.writer(file).writerow(_COLUMNS)
+    add_table(parser, "runtime_overhead.csv", "every pair")
+    args = parse(parser, show, work)
+    output = open_table(parser, args, _COLUMNS)
     for setting in args.settings.split(","):
         run(setting, args.models.split(","), args.pairs, args.warmup, output)
     show(output)

@@ -19,24 +19,22 @@ again. Leave the machine alone meanwhile: about 8 minutes per job and seed.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import math
 import os
 import re
 import statistics
 import sys
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+from command_line import add_table, check_names, need_hosts, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
-from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
 _COLUMNS = ("job", "schedule", "seed", "pass", "passes", "quality", "train_s", "sent_bytes",
@@ -224,11 +222,7 @@ def _trained(output: str, label: str, seed: int) -> set[str]:
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     names = list(schedules(100, 0.1, 100))
     add = parser.add_argument
     add("--jobs", default="digits,text", metavar="J,...",
@@ -237,39 +231,27 @@ def main() -> None:
     add("--seeds", type=int, default=5, help="(default: %(default)s)")
     add("--slow", type=float, default=1.0, metavar="TIMES", help="(default: %(default)s)")
     add("--rate", type=float, default=100.0, metavar="MBIT", help="(default: %(default)s)")
-    add("--output", default="schedules.csv", metavar="FILE", help="every pass, as CSV")
-    add("--show", metavar="FILE", help="print the tables of such a file again and end")
-    add("--inside", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.inside:
-        work(**json.loads(args.inside))
-        return
-    if args.show:
-        show(args.show)
-        return
-    if missing := testbed_missing():
-        sys.exit(f"this benchmark needs several hosts: {missing}")
+    add_table(parser, "schedules.csv", "every pass")
+    args = parse(parser, show, work)
+    need_hosts()
     for job in args.jobs.split(","):
         if not re.fullmatch(r"(digits|text)(\*[1-9]\d*)?", job):
             parser.error(f"{job!r} is not a job; one is, for example, digits*3")
-    if unknown := set(args.schedules.split(",")) - set(names):
-        parser.error(f"unknown schedules: {', '.join(unknown)}; known are {', '.join(names)}")
-    output = os.path.abspath(args.output)
-    if not os.path.exists(output):
-        with open(output, "w", newline="") as file:
-            csv.writer(file).writerow(_COLUMNS)
+    asked = check_names(parser, "schedules", args.schedules, names)
+    output = open_table(parser, args, _COLUMNS, goes_on=True)
     for job in args.jobs.split(","):
         for seed in range(args.seeds):
             label = f"{job}, {args.rate:g} Mbit/s"
             label += f", a rank {args.slow:g} times as slow" if args.slow > 1 else ""
             known = _trained(output, label, seed)
-            wanted = [name for name in args.schedules.split(",") if name not in known]
+            wanted = [name for name in asked if name not in known]
             if not wanted:
                 continue
             print(f"{label}: seed {seed + 1} of {args.seeds}: {', '.join(wanted)}", flush=True)
-            part = {"job": job, "label": label, "names": wanted, "seed": seed, "output": output,
-                    "slow": args.slow}  # fmt: skip
-            script = [sys.executable, str(Path(__file__).resolve()), "--inside", json.dumps(part)]
+            script = own_part(
+                __file__, job=job, label=label, names=wanted, seed=seed, output=output,
+                slow=args.slow,
+            )  # fmt: skip
             with Testbed(_HOSTS, args.rate) as bed:
                 command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
                 done = bed.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})

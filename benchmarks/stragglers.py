@@ -14,23 +14,21 @@ each other rather than for the slow one.
 
 Samples per second are those that all ranks trained on; under elastic the slow one skips some. The
 delay is the number of steps from the first slow one to the alarm. ``straggler_alarms.py`` has
-delays and false alarms by a simulation of many more steps. Leave the machine alone meanwhile:
-a minute per training.
+delays and false alarms by a simulation of many more steps. A file that exists already is gone on
+with: what is in it is not trained again. Leave the machine alone meanwhile: a minute per training.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import os
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+from command_line import add_table, check_names, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
@@ -102,9 +100,17 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
             csv.writer(file).writerow(row)
 
 
-def _launch(part: dict[str, Any]) -> None:
-    command = ["horovodrun", "-np", str(_RANKS), "--gloo", sys.executable,
-               str(Path(__file__).resolve()), "--inside", json.dumps(part)]  # fmt: skip
+def _trained(output: str) -> set[tuple[str, str, float, int]]:
+    """Remedy, slowness, factor and seed of the trainings in a file."""
+    with open(output) as file:
+        return {
+            (row["remedy"], row["slow"], float(row["factor"]), int(row["seed"]))
+            for row in csv.DictReader(file)
+        }
+
+
+def _launch(script: list[str]) -> None:
+    command = ["horovodrun", "-np", str(_RANKS), "--gloo", *script]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         sys.exit(f"the job ended with status {done.returncode}")
@@ -141,39 +147,26 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--factors", default="1,1.5,2,4", metavar="F,...",
         help="times that the slow rank computes (default: %(default)s)")
     add("--slow", default="always,sometimes", metavar="S,...", help="(default: %(default)s)")
     add("--remedies", default=",".join(_REMEDIES), metavar="R,...", help="(default: %(default)s)")
     add("--seeds", type=int, default=3, help="(default: %(default)s)")
-    add("--output", default="stragglers.csv", metavar="FILE", help="every training, as CSV")
-    add("--show", metavar="FILE", help="print the table of such a file again and end")
-    add("--inside", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.inside:
-        work(**json.loads(args.inside))
-        return
-    if args.show:
-        show(args.show)
-        return
-    if unknown := set(args.remedies.split(",")) - set(_REMEDIES):
-        parser.error(f"unknown remedies: {', '.join(unknown)}; known are {', '.join(_REMEDIES)}")
-    output = os.path.abspath(args.output)
-    with open(output, "w", newline="") as file:
-        csv.writer(file).writerow(_COLUMNS)
+    add_table(parser, "stragglers.csv", "every training")
+    args = parse(parser, show, work)
+    remedies = check_names(parser, "remedies", args.remedies, list(_REMEDIES))
+    output = open_table(parser, args, _COLUMNS, goes_on=True)
+    known = _trained(output)
     for seed in range(args.seeds):
         for factor in map(float, args.factors.split(",")):
             for slow in args.slow.split(",") if factor > 1 else ["always"]:
                 print(f"seed {seed + 1} of {args.seeds}: {slow} {factor:g} times", flush=True)
-                for remedy in args.remedies.split(","):
-                    _launch({"remedy": remedy, "slow": slow, "factor": factor, "seed": seed,
-                             "output": output})  # fmt: skip
+                for remedy in remedies:
+                    if (remedy, slow, factor, seed) not in known:
+                        _launch(own_part(__file__, remedy=remedy, slow=slow, factor=factor,
+                                         seed=seed, output=output))  # fmt: skip
     show(output)
 
 

@@ -22,6 +22,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from command_line import new_parser
 from gain.tuners import wait_for
 from gain.workloads import WORKLOADS
 from survey.learner import SurveyLearner
@@ -91,11 +92,7 @@ def measure(survey: Survey, trials: int, steps: int, warmup: int, folder: str) -
 
 def main() -> None:
     """Measures all tasks that were asked for, or one of them."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--tasks", default=",".join(SURVEYS), metavar="T,...", help="(default: %(default)s)")
     add("--trials", type=int, default=160, help="of each task (default: %(default)s)")

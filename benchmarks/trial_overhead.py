@@ -28,6 +28,7 @@ import uuid
 from pathlib import Path
 
 import numpy as np
+from command_line import new_parser
 from rich.console import Console
 from rich.table import Table
 
@@ -110,10 +111,7 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark, or the part of it that runs inside a setting."""
-    about = (__doc__ or "").partition("\n\n    python")[0]
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--settings", default="loopback,200mbit", metavar="S,...",
                         help="loopback, or rates (default: %(default)s)")  # fmt: skip
     parser.add_argument("--job", default=_JOB, metavar="OPTIONS",

@@ -27,12 +27,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from command_line import add_table, need_hosts, new_parser, open_table, parse
 from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.strategy_file import strategy_text
-from hvd_autosync.testing import Testbed, testbed_missing
+from hvd_autosync.testing import Testbed
 from hvd_autosync.traces import TraceStore
 
 _FOLDER = Path(__file__).resolve().parents[1] / "examples"
@@ -145,34 +146,23 @@ def show(output: str) -> None:
 
 def main() -> None:
     """Runs the benchmark, or shows a former one."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("--examples", default=",".join(EXAMPLES), metavar="E,...", help="(default: %(default)s)")
     add("--seeds", type=int, default=3, help="whole trainings of each (default: %(default)s)")
     add("--trials", type=int, default=14, help="of each tuning (default: %(default)s)")
     add("--rate", type=float, default=100.0, metavar="MBIT", help="(default: %(default)s)")
-    add("--output", default="whole.csv", metavar="FILE", help="(default: %(default)s)")
-    add("--show", metavar="FILE", help="print the tables of such a file again and end")
-    args = parser.parse_args()
-    if args.show:
-        show(args.show)
-        return
-    if missing := testbed_missing():
-        sys.exit(f"this benchmark needs several hosts: {missing}")
-    if os.path.exists(args.output):
-        parser.error(f"{args.output} exists already; name another, or --show it")
+    add_table(parser, "whole.csv", "every training")
+    args = parse(parser, show)
+    need_hosts()
+    output = open_table(parser, args, _COLUMNS)
     os.environ["OMP_NUM_THREADS"] = "1"
-    with open(args.output, "w", newline="") as output, tempfile.TemporaryDirectory() as folder:
-        writer = csv.writer(output)
-        writer.writerow(_COLUMNS)
+    with open(output, "a", newline="") as file, tempfile.TemporaryDirectory() as folder:
+        writer = csv.writer(file)
         for name in args.examples.split(","):
             _play(name, args, Path(folder), writer)
-            output.flush()
-    show(args.output)
+            file.flush()
+    show(output)
 
 
 def _play(name: str, args: argparse.Namespace, folder: Path, writer: csv._writer) -> None:

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from command_line import new_parser
 from gain.match import Plan, clock, matches, measure, read
 from gain.tables import show
 from gain.tuners import Budget, Contender, Found, run_trial, wait_for
@@ -100,11 +101,7 @@ def run(args: argparse.Namespace, folder: str) -> int:
 
 def main() -> None:
     """Runs the benchmark, one match of it, or shows a former run."""
-    about, _, usage = (__doc__ or "").partition("\n\n    python")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("gain", nargs="?", help="CSV file that tuning_gain.py wrote")
     add("--contender", default=_OURS, help="whose winners (default: %(default)s)")

@@ -1,0 +1,102 @@
+"""What the command lines of the benchmarks have in common."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvd_autosync.testing import testbed_missing
+
+
+def new_parser(about: str | None) -> argparse.ArgumentParser:
+    """A parser that describes itself by a module's docstring, whose end are examples."""
+    text, _, usage = (about or "").partition("\n\n    python")
+    return argparse.ArgumentParser(
+        description=text, epilog=f"examples:\n    python{usage}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+
+
+def add_table(parser: argparse.ArgumentParser, default: str, rows: str) -> None:
+    """Add ``--output`` and ``--show`` of a CSV file.
+
+    Args:
+        parser: Of the benchmark.
+        default: The file's name.
+        rows: What a row of it is.
+    """
+    parser.add_argument("--output", default=default, metavar="FILE", help=f"{rows}, as CSV")
+    parser.add_argument(
+        "--show", metavar="FILE", help="print the tables of such a file again and end"
+    )
+
+
+def parse(
+    parser: argparse.ArgumentParser, show: Callable[[str], None],
+    work: Callable[..., None] | None = None,
+) -> argparse.Namespace:
+    """The arguments of a run that is to measure; any other ends here, having done its part.
+
+    Args:
+        parser: With :func:`add_table`.
+        show: Prints the tables of a file.
+        work: A rank's part, which gets what :func:`own_part` was given.
+    """
+    if work is not None:
+        parser.add_argument("--inside", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if work is not None and arguments.inside:
+        work(**json.loads(arguments.inside))
+        sys.exit()
+    if arguments.show:
+        show(arguments.show)
+        sys.exit()
+    return arguments
+
+
+def own_part(script: str, **part: Any) -> list[str]:
+    """The command that runs a part of a benchmark, as :func:`parse` knows it."""
+    return [sys.executable, str(Path(script).resolve()), "--inside", json.dumps(part)]
+
+
+def need_hosts() -> None:
+    """End here, unless several hosts can be had on this machine."""
+    if missing := testbed_missing():
+        sys.exit(f"this benchmark needs several hosts: {missing}")
+
+
+def check_names(
+    parser: argparse.ArgumentParser, what: str, given: str, known: Sequence[str]
+) -> list[str]:
+    """The names in a list with commas, or end here if one of them is unknown."""
+    names = given.split(",")
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"unknown {what}: {', '.join(unknown)}; known are {', '.join(known)}")
+    return names
+
+
+def open_table(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, columns: Sequence[str], *,
+    goes_on: bool = False,
+) -> str:  # fmt: skip
+    """The full path of the CSV file, which has its head; nothing that was measured is lost.
+
+    Args:
+        parser: Says so where the file exists already.
+        arguments: With ``output``.
+        columns: The head.
+        goes_on: Whether the benchmark leaves out what is in a file that exists.
+    """
+    output = os.path.abspath(arguments.output)
+    if not os.path.exists(output):
+        with open(output, "w", newline="") as file:
+            csv.writer(file).writerow(columns)
+    elif not goes_on:
+        parser.error(f"{arguments.output} exists already; name another, or --show it")
+    return output
