@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,40 +24,58 @@ _BESIDE = (
 _PYTEST = [sys.executable, "-m", "pytest"]
 
 
+#: How long a run that is interrupted may take to end its jobs.
+_PATIENCE_S = 30
+
+
 class _Run:
-    """One run of pytest, which says what it has to say when it is asked.
+    """One run of pytest.
 
     Args:
         arguments: Of pytest.
         nice: How much it steps back.
+        later: Whether it says what it has to say when it is asked.
     """
 
-    def __init__(self, *arguments: str, nice: int = 0) -> None:
-        self._said = tempfile.TemporaryFile("w+")
+    def __init__(self, *arguments: str, nice: int = 0, later: bool = True) -> None:
+        self._said = tempfile.TemporaryFile("w+") if later else None
+
+        def begin() -> None:
+            os.nice(nice)
+            # Tests send it; whoever starts us in the background lets us ignore it.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
         self._process = subprocess.Popen(
-            [*_PYTEST, *arguments], stdout=self._said, stderr=subprocess.STDOUT,
-            preexec_fn=lambda: os.nice(nice),
+            [*_PYTEST, *arguments], preexec_fn=begin, stdout=self._said,
+            stderr=self._said and subprocess.STDOUT,
         )  # fmt: skip
 
     def wait(self) -> int:
         """Its status."""
         return self._process.wait()
 
-    def kill(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
+    def end(self) -> None:
+        """End it with all that it has started."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def tell(self) -> None:
         """Print what it has said."""
-        self._said.seek(0)
-        shutil.copyfileobj(self._said, sys.stdout)
-        sys.stdout.flush()
+        if self._said is not None:
+            self._said.seek(0)
+            shutil.copyfileobj(self._said, sys.stdout)
+            sys.stdout.flush()
 
 
 def main() -> int:
     """Run both rows; their status."""
-    row: list[_Run] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    ignored = [f"--ignore={path}" for path in _BESIDE]
+    runs = [_Run("--durations=20", "-m", _JOBS, *ignored, later=False)]
     over = threading.Event()
 
     def beside() -> None:  # a thread waits, so that no zombie is among processes that tests see
@@ -65,23 +84,22 @@ def main() -> int:
             (("-m", _JOBS, "--durations=10", *_BESIDE), 0),
         ):
             if not over.is_set():
-                row.append(_Run(*arguments, nice=nice))
-                row[-1].wait()
+                runs.append(_Run(*arguments, nice=nice))
+                runs[-1].wait()
 
     thread = threading.Thread(target=beside, daemon=True)
     thread.start()
     try:
-        ignored = [f"--ignore={path}" for path in _BESIDE]
-        jobs = subprocess.run([*_PYTEST, "--durations=20", "-m", _JOBS, *ignored]).returncode
+        runs[0].wait()
         print("\nAnd the rest, which ran beside them:", flush=True)
         thread.join()
     finally:
         over.set()
-        for run in row:
-            run.kill()
-    for run in row:
+        for run in runs:
+            run.end()
+    for run in runs:
         run.tell()
-    return next((status for status in (jobs, *(run.wait() for run in row)) if status), 0)
+    return next((status for status in (run.wait() for run in runs) if status), 0)
 
 
 if __name__ == "__main__":
