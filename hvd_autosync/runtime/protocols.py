@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -29,13 +29,14 @@ from hvd_autosync.runtime.agreement import (
     tell_all,
 )
 from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
+from hvd_autosync.runtime.attendance import Attendance
 from hvd_autosync.runtime.balancing import Balancing
 from hvd_autosync.runtime.joining import Joiner, tell_of_joins
 from hvd_autosync.runtime.pace import Pace
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.rank_states import parameters_of
-from hvd_autosync.runtime.replicas import Rates, Replicas
+from hvd_autosync.runtime.replicas import Replicas
 from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
 from hvd_autosync.runtime.stopping import Stopping
 from hvd_autosync.runtime.straggling import Stragglers
@@ -93,24 +94,20 @@ class Protocols(Joiner):
         #: Samples of all ranks, as they knew it last, and how many of this rank that includes.
         self._samples, self._included = 0, 0
         self._voted = 0
-        self._unequal_steps = False
         #: Whether ranks wait for each other for good.
         self._stopped = False
         self._replicas = Replicas(name, optimizer)
+        self._attendance = Attendance(self._replicas, summed=summed)
         self._stragglers = Stragglers(protocol.stragglers, size())
         self._stopping = Stopping(supervision, self._stragglers)
         self.pace = Pace()
-        #: Ranks that the others go on without until they have ended their pass.
-        self._left_out: frozenset[int] = frozenset()
-        #: Learning rates to take over as soon as the script's own scheduler has made its step.
-        self._owed_rates: Rates | None = None
 
     @property
     def equal(self) -> bool:
         """Whether parameters are the same on all ranks, and all have made the same steps."""
         if self._asynchronous is not None and self.running:
             return self._asynchronous.clock == 0
-        return not self._unequal_steps and self._owed_rates is None
+        return self._attendance.equal
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -120,7 +117,7 @@ class Protocols(Joiner):
     @property
     def straggler_noticed(self) -> bool:
         """Whether something is done about a straggler now."""
-        return bool(self._left_out) or self._stragglers.present or self.balanced
+        return bool(self._attendance.absent) or self._stragglers.present or self.balanced
 
     @property
     def balanced(self) -> bool:
@@ -185,11 +182,8 @@ class Protocols(Joiner):
         """A pass is over: stop where all ranks do; a collective."""
         if self.running:
             self._meet(ended=True)
-        elif self._unequal_steps:
-            self._catch_up()
-        elif self._owed_rates is not None:
-            self._replicas.take_rates(self._owed_rates)
-            self._owed_rates = None
+        else:
+            self._attendance.pass_ended()
 
     def average_for_script(self) -> None:
         """The script says that parameters must be the same; it need not have passes."""
@@ -199,7 +193,7 @@ class Protocols(Joiner):
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
-        self._unequal_steps = False
+        self._attendance.unequal = False
         self.step = agree_steps(self.step, self._name)
         self._voted = self.step
         # Who waited there has missed votes.
@@ -243,7 +237,7 @@ class Protocols(Joiner):
 
     def load(self, saved: dict[str, Any]) -> None:
         """Go on where :meth:`save` was called, whose states the optimizer loads, too."""
-        self._unequal_steps = False
+        self._attendance.unequal = False
         self.step, self._samples = saved["step"], saved["samples"]
         self._included = self._passes.samples
         self._voted = self.step - _VOTE_EVERY
@@ -268,8 +262,8 @@ class Protocols(Joiner):
             return False
         watched = self._protocol.stragglers != "none"
         if self._protocol.needs_total and not self._protocol.total and not watched:
-            if self.step == 1 and rank() == 0:
-                _say(
+            if self.step == 1:
+                _say_of_all(
                     "how many samples this training takes is not known yet, so that ranks wait for "
                     "each other all the time; set total_samples"
                 )
@@ -292,20 +286,21 @@ class Protocols(Joiner):
         in_favour, samples = told[:, :2].sum(0).tolist()
         seconds = told[:, 2].tolist()
         self._samples += round(samples)
-        if self._balancing is not None and not self._unequal_steps:
+        if self._balancing is not None and not self._attendance.unequal:
             self._balancing.voted(told[:, 3:].tolist())
         waiting = self._protocol.synchronous(self._samples)
         # Those who are left out do not vote: the others must not learn what they cannot know.
-        slow = frozenset() if self._unequal_steps else self._stragglers.window(seconds)
-        if self._unequal_steps or (waiting and not slow):
+        slow = frozenset() if self._attendance.unequal else self._stragglers.window(seconds)
+        if self._attendance.unequal or (waiting and not slow):
             return
         if in_favour == size():
             if waiting and self._protocol.stragglers == "elastic":
-                self._leave_out(slow)
+                if self._attendance.leave_out(slow):
+                    self._passes.cut()
             else:
                 self._begin()
-        elif rank() == 0 and not known and self.step >= _TELL_AFTER > self.step - _VOTE_EVERY:
-            _say(
+        elif not known and self.step >= _TELL_AFTER > self.step - _VOTE_EVERY:
+            _say_of_all(
                 "ranks go on to wait for each other until an end of a pass is known; feed the "
                 "training by a torch.utils.data.DataLoader that has a length, or call "
                 "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
@@ -332,29 +327,9 @@ class Protocols(Joiner):
         if current.tally is not None:
             current.tally.without_barrier = True
 
-    def _leave_out(self, slow: frozenset[int]) -> None:
-        """Let the others go on without some ranks, until they have ended their pass."""
-        present = [each for each in range(size()) if each not in slow]
-        if rank() == present[0]:
-            _say(
-                f"{_ranks(slow)} much slower than the others, who go on without it until their "
-                "pass is over"
-            )
-        self._left_out, self._unequal_steps = slow, True
-        if rank() in slow:
-            self._owed_rates = self._replicas.catch_up()
-            self._left_out = frozenset()
-            self._passes.cut()
-
     def rescale(self, gradients: Sequence[torch.Tensor]) -> None:
         """Make means of all ranks those of the ranks that took part."""
-        if self._left_out and not self._summed:
-            factor = size() / (size() - len(self._left_out))
-            torch._foreach_mul_(list(gradients), factor)
-
-    def _catch_up(self) -> None:
-        self._replicas.take_rates(self._replicas.catch_up())
-        self._left_out = frozenset()
+        self._attendance.rescale(gradients)
 
     def _step_without_barrier(self, computed_s: float) -> None:
         assert self._asynchronous is not None, "it runs"
@@ -385,30 +360,19 @@ class Protocols(Joiner):
             [ended, leaving, interrupted, self._new_samples(), self.step, asynchronous.clock],
             f"{self._name}.meet", asynchronous.check,
         )  # fmt: skip
-        if interrupting not in (0, size()) and not leaving_ranks:
-            raise ConfigurationError(
-                f"{interrupting:.0f} of {size()} ranks begin another pass in the middle of one, "
-                "where nobody waits for the others",
-                hint="Evaluate on all ranks or between passes, or leave protocol knobs out of the "
-                "strategy.",
-            )
+        if not leaving_ranks:
+            _check_interrupting(interrupting)
         self._samples += round(samples)
         asynchronous.refresh()
         self._replicas.average_statistics()
         asynchronous.await_rest()  # after their losses
         # Nobody changes what another is about to take.
-        broken_ranks, slow, behind, gradients = allreduce(
-            torch.tensor([
-                self._stopping.broken, self._stragglers.present and rank() == 0,
-                sum(age * count for age, count in self.staleness.items()),
-                sum(self.staleness.values()),
-            ], dtype=torch.float64), op=Sum, name=f"{self._name}.met",
-        ).tolist()  # fmt: skip
+        broken_ranks, slow, behind, gradients = self._met()
         self._stragglers.present = slow > 0
         due = self._protocol.synchronous(self._samples) and not slow
         waiting = leaving_ranks + broken_ranks > 0 or due
-        if rank() == 0 and gradients and (waiting or asynchronous.stretch == 1):
-            _say(
+        if gradients and (waiting or asynchronous.stretch == 1):
+            _say_of_all(
                 f"without a barrier gradients were {behind / gradients:.1f} steps of other ranks "
                 "old on average"
             )
@@ -425,9 +389,21 @@ class Protocols(Joiner):
         if broken_ranks:
             self._supervision.fall_back()
         # In the middle of their passes ranks have different numbers of steps before them.
-        self._unequal_steps = at_their_end < size() and clocks > 0
-        if self._unequal_steps and ended and not interrupted:
-            self._catch_up()
+        self._attendance.unequal = at_their_end < size() and clocks > 0
+        if self._attendance.unequal and ended and not interrupted:
+            self._attendance.catch_up()
+
+    def _met(self) -> list[float]:
+        """Sums over ranks: broken; slow; steps that gradients were old; gradients."""
+        own = [
+            self._stopping.broken, self._stragglers.present and rank() == 0,
+            sum(age * count for age, count in self.staleness.items()),
+            sum(self.staleness.values()),
+        ]  # fmt: skip
+        sums = allreduce(
+            torch.tensor(own, dtype=torch.float64), op=Sum, name=f"{self._name}.met"
+        )
+        return [float(each) for each in sums]
 
     def _take_back(self, asynchronous: Asynchronous) -> None:
         """Have all states on all ranks again; a collective."""
@@ -438,10 +414,17 @@ class Protocols(Joiner):
         self.running = False
 
 
-def _ranks(ranks: Collection[int]) -> str:
-    names = ", ".join(map(str, sorted(ranks)))
-    return f"ranks {names} are" if len(ranks) > 1 else f"rank {names} is"
+def _check_interrupting(ranks: float) -> None:
+    if ranks not in (0, size()):
+        raise ConfigurationError(
+            f"{ranks:.0f} of {size()} ranks begin another pass in the middle of one, where nobody "
+            "waits for the others",
+            hint="Evaluate on all ranks or between passes, or leave protocol knobs out of the "
+            "strategy.",
+        )
 
 
-def _say(text: str) -> None:
-    print(f"hvd-autosync: {text}", file=sys.stderr)
+def _say_of_all(text: str) -> None:
+    """What is so on all ranks is said by one."""
+    if rank() == 0:
+        print(f"hvd-autosync: {text}", file=sys.stderr)
