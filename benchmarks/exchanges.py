@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import os
 import statistics
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -66,6 +65,10 @@ def work(rate: float, models: list[str], exchanges: list[str], rounds: int, step
     from exchanged.models import MODELS
     from exchanged.trainers import Trainer, sent_bytes
 
+    from hvd_autosync.runtime.levels import prepare_levels
+
+    if _two_levels(exchanges[0]):
+        prepare_levels(hvd)
     hvd.init()
     torch.set_num_threads(1)
     for model in models:
@@ -134,21 +137,31 @@ def main() -> None:
     args = parse(parser, show, work)
     need_hosts()
     output = open_table(parser, args, _COLUMNS)
+    exchanges = [each.replace("+", ", ") for each in args.exchanges.split(",")]
+    # Process sets slow a job down, whoever uses them.
+    groups = [[e for e in exchanges if _two_levels(e) == needed] for needed in (False, True)]
     for rate in args.rates.split(","):
-        script = own_part(
-            __file__, rate=float(rate), models=args.models.split(","), rounds=args.rounds,
-            exchanges=[e.replace("+", ", ") for e in args.exchanges.split(",")],
-            steps=args.steps, output=output,
-        )  # fmt: skip
-        with Testbed(_HOSTS, float(rate)) as bed:
-            command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
-            environment = {
-                **os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-            }  # fmt: skip
-            done: subprocess.CompletedProcess[bytes] = bed.run(command, env=environment)
-        if done.returncode:
-            sys.exit(f"the job at {rate} Mbit/s ended with status {done.returncode}")
+        for model in args.models.split(","):
+            for group in filter(None, groups):
+                script = own_part(
+                    __file__, rate=float(rate), models=[model], rounds=args.rounds,
+                    exchanges=group, steps=args.steps, output=output,
+                )  # fmt: skip
+                _launch(script, float(rate))
     show(output)
+
+
+def _two_levels(exchange: str) -> bool:
+    plan = EXCHANGES[exchange]
+    return plan is not None and plan.two_levels
+
+
+def _launch(script: list[str], rate: float) -> None:
+    with Testbed(_HOSTS, rate) as bed:
+        command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
+        done = bed.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        sys.exit(f"the job at {rate:g} Mbit/s ended with status {done.returncode}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ _VARIABLES = {
     "batch_d2d_memcopies": "HOROVOD_BATCH_D2D_MEMCOPIES",
 }
 #: Lets process sets be added after ``hvd.init()``, which the script calls.
-_PROCESS_SETS_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
+PROCESS_SETS_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 #: Variables that choose the library by other means than ``--gloo`` and ``--mpi``.
 _CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
@@ -90,7 +90,7 @@ def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
             environment[_VARIABLES[name]] = str(int(value) if isinstance(value, bool) else value)
     plan = exchange_plan(strategy)
     if plan is not None and plan.two_levels:
-        environment[_PROCESS_SETS_VARIABLE] = "1"
+        environment[PROCESS_SETS_VARIABLE] = "1"
     return HorovodSettings(tuple(sorted(environment.items())), tuple(options))
 
 

@@ -45,6 +45,10 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
     for owner in (module, horovod_functions):
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
+    if current.plan is not None and current.plan.two_levels:
+        from hvd_autosync.runtime.levels import prepare_levels  # few strategies need it
+
+        prepare_levels(module)
     if current.schedule is not None or current.protocol is not None:
         watch_join()
     if current.protocol is not None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from types import ModuleType
+from typing import Any
 
 import torch
 from horovod.common.process_sets import ProcessSet, add_process_set
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
+
+#: A set's level, and its host or its place on every host.
+_Key = tuple[str, int]
+#: The sets that ``hvd.init()`` has made.
+_MADE: dict[_Key, ProcessSet] = {}
 
 
 @dataclass(frozen=True)
@@ -25,11 +35,44 @@ class Levels:
     across: ProcessSet
 
 
-@cache
+def prepare_levels(module: ModuleType) -> None:
+    """Let ``hvd.init()`` make the process sets, if the launcher has told this rank its place.
+
+    Sets that may be added later hold up whoever starts an operation: Horovod's loop locks their
+    table for as long as it negotiates (``RunLoopOnce`` in ``operations.cc``). Where places are not
+    known before, as under MPI, and where the script has process sets of its own,
+    :func:`two_levels` adds them all the same.
+
+    Args:
+        module: ``horovod.torch``.
+    """
+    places = _told_places(os.environ)
+    if places is None:
+        return
+    init = module.init
+
+    @functools.wraps(init)
+    def with_levels(comm: Any = None, process_sets: Any = None) -> Any:
+        if comm is not None or process_sets is not None:
+            return init(comm, process_sets)
+        dynamic = os.environ.pop(PROCESS_SETS_VARIABLE, None)
+        sets = {key: ProcessSet(members) for key, members in _members(places).items()}
+        result = init(None, list(sets.values()))
+        _MADE.update(sets)
+        if dynamic is not None:  # for processes that this one starts
+            os.environ[PROCESS_SETS_VARIABLE] = dynamic
+        return result
+
+    for owner in (module, mpi_ops):
+        vars(owner)["init"] = with_levels
+
+
+@functools.cache
 def two_levels() -> Levels:
     """The levels of this job; a collective when it is called first.
 
-    Needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, as a strategy with two levels sets it.
+    Needs :func:`prepare_levels` or ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, as a strategy with two
+    levels sets it.
 
     Raises:
         SpaceError: The job has one host, or its hosts have different numbers of ranks.
@@ -40,16 +83,35 @@ def two_levels() -> Levels:
             f"exchange 'hierarchical' does not fit {mpi_ops.size()} ranks, {local} of them here",
             hint="Use it with several hosts that have the same number of slots, two or more.",
         )
-    ranks = _places()
-    sets = {}
-    for host in range(hosts):
-        sets["within", host] = [rank for rank, place in enumerate(ranks) if place[0] == host]
-    for slot in range(local):
-        sets["across", slot] = [rank for rank, place in enumerate(ranks) if place[1] == slot]
     # Every rank adds all sets, in the same order.
-    added = {key: add_process_set(members) for key, members in sets.items()}
+    sets = _MADE or {key: add_process_set(ranks) for key, ranks in _members(_places()).items()}
     host, slot = mpi_ops.cross_rank(), mpi_ops.local_rank()
-    return Levels(added["within", host], added["across", slot])
+    return Levels(sets["within", host], sets["across", slot])
+
+
+def _told_places(environment: Mapping[str, str]) -> list[tuple[int, int]] | None:
+    """Host and place of each rank, as ``horovodrun`` gives them to ranks of Gloo, host by host.
+
+    ``None`` where this rank has no such place, or its job has not two levels.
+    """
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    told = [environment.get(f"HOROVOD_{name}", "") for name in names]
+    if not all(each.isdecimal() for each in told):
+        return None
+    rank, size, slot, slots, host, hosts = map(int, told)
+    if min(slots, hosts) < 2 or size != slots * hosts or rank != host * slots + slot:
+        return None
+    return [divmod(each, slots) for each in range(size)]
+
+
+def _members(places: Sequence[tuple[int, int]]) -> dict[_Key, list[int]]:
+    """Ranks of each process set; the sets in the same order on all ranks."""
+    members: dict[_Key, list[int]] = {}
+    for index, level in enumerate(("within", "across")):
+        for which in sorted({place[index] for place in places}):
+            ranks = [rank for rank, place in enumerate(places) if place[index] == which]
+            members[level, which] = ranks
+    return members
 
 
 def _places() -> list[tuple[int, int]]:

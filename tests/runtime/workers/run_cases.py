@@ -16,6 +16,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.levels import prepare_levels
 from hvd_autosync.runtime.mail import prepare_mail
 
 
@@ -33,9 +34,13 @@ def run(case) -> str:
 
 def main(folder: str, *modules: str) -> None:
     torch.set_num_threads(1)
+    # Sets that may be added later hold up who starts operations: not where time matters.
     if {"cases_mail", "cases_protocols", "cases_stragglers"}.intersection(modules):
         prepare_mail()
-        hvd.init()  # as where there are letters: sets that may change hold up who starts operations
+        hvd.init()
+    elif "cases_two_levels" in modules:
+        prepare_levels(hvd)
+        hvd.init()
     else:
         hvd.init(process_sets="dynamic")
     current.run._sender.stop()  # the cases look at news themselves
