@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import tempfile
@@ -22,6 +23,9 @@ from hvd_autosync.search_space.trial import DRIFT_FILE, OUTCOME_FILE
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
 _PASS_ON_AFTER_S = 1.0
+#: A Ctrl-C in a terminal reaches it, too; one sent to us alone does not. By then the second one
+#: does no harm: ``mpirun`` takes another within 5 s for an order to leave everything behind.
+_PASS_ON_IN_TERMINAL_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Ended:
     """How a training ended.
 
     Attributes:
-        status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it.
+        status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it,
+            or somebody stopped it by one.
         drift: What rank 0 said of steps that became slower for good, where it is on this host.
         outcome: What it said of a run of a recurring job, likewise.
         stopped: Whether somebody stopped it, as with Ctrl-C.
@@ -91,8 +96,7 @@ def run_training(
 ) -> Ended:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
-    Ctrl-C reaches the job from the terminal, as it would without us; SIGTERM and SIGHUP are passed
-    on. Whatever ends this process ends the job.
+    SIGINT, SIGTERM and SIGHUP are passed on. Whatever ends this process ends the job.
 
     Args:
         job: The job.
@@ -121,28 +125,43 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
     process: subprocess.Popen[bytes] | None = None
     signals = []
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-
     def pass_on(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         if process is None:
             raise SystemExit(128 + number)
-        timer = threading.Timer(_PASS_ON_AFTER_S, process.send_signal, [number])
+        typed = number == signal.SIGINT and _in_foreground()
+        delay_s = _PASS_ON_IN_TERMINAL_S if typed else _PASS_ON_AFTER_S
+        timer = threading.Timer(delay_s, process.send_signal, [number])
         timer.daemon = True
         timer.start()
 
-    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on)}
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, pass_on)
+    previous = {}
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            previous[number] = signal.signal(number, pass_on)
     try:
         process = launch(job, strategy, environment)
-        previous[signal.SIGINT] = signal.signal(signal.SIGINT, remember)
         status = process.wait()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if status and signals:
+        status = 128 + signals[0]
     return status if status >= 0 else 128 - status, bool(signals)
+
+
+def _in_foreground() -> bool:
+    """Whether what is typed in a terminal reaches this process."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _worker_spec(

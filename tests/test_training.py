@@ -35,9 +35,12 @@ def trainings() -> list[int]:
     ("number", "whole_group"),
     [
         (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, False),
-        (signal.SIGKILL, False),
+        (signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGKILL, False),
     ],
-    ids=["SIGTERM", "SIGTERM to the whole group", "SIGHUP", "SIGKILL"],
+    ids=[
+        "SIGTERM", "SIGTERM to the whole group", "SIGHUP", "SIGINT", "SIGINT to the whole group",
+        "SIGKILL",
+    ],
 )  # fmt: skip
 def test_what_ends_us_ends_the_training_and_leaves_nothing(
     horovodrun: str, tmp_path: Path, number: signal.Signals, whole_group: bool
@@ -56,14 +59,15 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
         sys.exit(run_training(job, Strategy({{"buckets": 2}})).status)
         """
     )
-    # Whoever runs the tests under nohup has SIGHUP ignored, and bequeaths that.
-    command = ["env", "--default-signal=HUP", sys.executable, "-c", driver]
+    # Whoever runs the tests under nohup has these ignored, and bequeaths that.
+    command = ["env", "--default-signal=HUP,INT", sys.executable, "-c", driver]
     process = subprocess.Popen(command, start_new_session=True)
     try:
         await_true(lambda: len(trainings()) >= 6, 60)
         time.sleep(1.0)
         (os.killpg if whole_group else os.kill)(process.pid, number)
-        assert process.wait(timeout=40) != 0
+        status = process.wait(timeout=40)
+        assert status == (-9 if number == signal.SIGKILL else 128 + number)
         await_true(lambda: not trainings(), 10)
     finally:
         process.kill()
