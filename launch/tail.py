@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 _LINES, _LINE_BYTES = 60, 500
 #: Launchers put the rank before each line: ``[1]<stderr>:`` (Gloo), ``[1,1]<stderr>:`` (MPI).
-_PREFIX = re.compile(rb"^(?:.{0,80}?\[(?:\d+,)?(\d+)\]<std(?:err|out)>: ?)?")
+#: MPI's puts a space behind, Gloo's does not.
+_PREFIX = re.compile(rb"^(?:.{0,80}?\[(\d+,)?(\d+)\]<std(?:err|out)>:(?(1) ?))?")
 
 
 class Tail:
@@ -29,7 +30,7 @@ class Tail:
         text = line[prefix.end() : prefix.end() + _LINE_BYTES].decode(errors="replace").rstrip()
         if not text:
             return
-        rank = None if prefix[1] is None else int(prefix[1])
+        rank = None if prefix[2] is None else int(prefix[2])
         self._lines.setdefault(rank, deque(maxlen=_LINES)).append((self._count, text))
         self._count += 1
 
