@@ -63,14 +63,16 @@ def full_id(connection: Connection, study_id: str) -> str:
 
     Args:
         connection: In the caller's transaction.
-        study_id: Its id, the beginning of one, or ``"last"`` for the newest study.
+        study_id: Its id, the beginning of one, or ``"last"`` for the newest study: of those that
+            did not fail, if there is one.
 
     Raises:
         StoreError: None fits, or several do.
     """
     query = select(STUDIES.c.study_id).order_by(*_NEWEST_FIRST)
     if study_id == "last":
-        query = query.limit(1)
+        failed = STUDIES.c.status == StudyStatus.FAILED.value
+        query = select(STUDIES.c.study_id).order_by(failed, *_NEWEST_FIRST).limit(1)
     else:
         fits = STUDIES.c.study_id.startswith(study_id, autoescape=True)
         query = query.where(fits).limit(_LISTED + 1)

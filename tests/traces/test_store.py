@@ -191,6 +191,16 @@ def test_an_ambiguous_prefix_lists_the_candidates(
     assert store.study("abc000000003").study_id == "abc000000003"
 
 
+def test_the_last_study_is_one_that_did_not_fail(store: TraceStore, create: Create) -> None:
+    first = create().study_id
+    store.finish(first, StudyStatus.FAILED, {}, None)
+    assert store.study("last").study_id == first
+    good = create().study_id
+    for _ in range(2):
+        store.finish(create().study_id, StudyStatus.FAILED, {}, None)
+    assert store.study("last").study_id == good
+
+
 def test_find_finished_wants_the_job_and_the_newest(store: TraceStore, create: Create) -> None:
     ids = {}
     for name, job, status in (
