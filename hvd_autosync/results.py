@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvd_autosync import study as loop
+from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.traces.opening import open_trace
@@ -41,6 +42,8 @@ class Best:
     text: str
 
     def __str__(self) -> str:
+        if self.confirmed and math.isnan(self.low):  # the default
+            return f"{self.text}: no faster strategy was found"
         sure = "confirmed" if self.confirmed else "not confirmed"
         speed = f"{speedup_text(self.speedup)}, " if math.isfinite(self.speedup) else ""
         return f"{self.text}: {speed}{seconds_text(self.step_s)} per step ({sure})"
@@ -67,6 +70,11 @@ class Study(loop.Study):
             TraceFormatError: The file is damaged, of a newer version, or not a trace.
         """
         return cls(*open_trace(os.fspath(source), store))
+
+    def __str__(self) -> str:
+        conclusion = self.conclusion
+        said = "it has not ended" if conclusion is None else answer_line(self.record)
+        return f"study {self.study_id}, {len(self.history)} trials: {said}"
 
     @property
     def best(self) -> Best:

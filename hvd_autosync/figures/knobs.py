@@ -36,7 +36,7 @@ def importance(evidence: Evidence) -> go.Figure:
     caption = (
         "Look for the few long bars: the other knobs may stay as they are. A bar is the share of "
         "the spread of step times that goes away when the knob is known; knobs that act together "
-        "share theirs."
+        "share theirs. Knobs that no trial has varied are not shown."
     )
     if reason := _too_little(evidence):
         return nothing(title, caption, reason)
@@ -44,7 +44,11 @@ def importance(evidence: Evidence) -> go.Figure:
 
     assert evidence.problem is not None, "the space is known"
     shares = knob_importance(evidence.problem, evidence.observations)
-    names = [name for name in shares if can_vary(evidence.space[name])]
+    tried = [o.strategy for o in evidence.observations if o.measured]
+    names = [
+        name for name in shares
+        if can_vary(evidence.space[name]) and len({each.get(name) for each in tried}) > 1
+    ]  # fmt: skip
     figure = go.Figure(
         go.Bar(
             x=[shares[name] for name in names], y=names, orientation="h",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import hvd_autosync
 from hvd_autosync.errors import SpaceError, StoreError, StudyError
+from hvd_autosync.figures.knobs import importance
 from hvd_autosync.quality import Verdict
 from hvd_autosync.results import Study
 from hvd_autosync.search_space import (
@@ -77,6 +79,13 @@ def test_importance_ranks_what_moves_the_step_time(every: dict[str, Any]) -> Non
     bars = dict(zip(every["importance"].data[0].y, every["importance"].data[0].x, strict=True))
     # Sharding and codecs of the one large tensor change this job's step time tenfold.
     assert min(bars["large_codec"], bars["large_exchange"]) > 0.2 > 0.05 > bars["order"]
+
+
+def test_a_knob_that_no_trial_has_varied_has_no_bar(study: Study, every: dict[str, Any]) -> None:
+    evidence = study._evidence()
+    alike = [t for t in evidence.trials if study.space.complete(t.strategy)["order"] == "arrival"]
+    bars = importance(replace(evidence, trials=alike)).data[0].y
+    assert "order" in every["importance"].data[0].y and "order" not in bars and len(bars) > 3
 
 
 def test_a_slice_has_the_model_and_the_trials(every: dict[str, Any]) -> None:
@@ -153,6 +162,7 @@ def test_what_won_is_best(study: Study) -> None:
     assert best.confirmed and best.strategy == study.record.winner
     assert best.low < best.speedup < best.high and best.speedup > 3
     assert "confirmed" in str(best) and f"{best.speedup:.2f}x" in str(best)
+    assert study.study_id in str(study) and f"{best.speedup:.2f}x faster" in str(study)
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
