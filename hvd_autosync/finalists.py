@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -39,9 +39,15 @@ class Finalists:
     Args:
         problem: What the learner works on.
         observations: What was learned so far.
+        refuted: Strategies whose trials were cut short, for they were clearly slower than others;
+            whatever the model makes of their neighbours.
     """
 
-    def __init__(self, problem: Problem, observations: Sequence[Observation]) -> None:
+    def __init__(
+        self, problem: Problem, observations: Sequence[Observation],
+        refuted: Collection[Strategy] = (),
+    ) -> None:  # fmt: skip
+        self._refuted = refuted
         self._problem = problem
         self._observations = observations
         self._space = problem.space
@@ -55,6 +61,7 @@ class Finalists:
             self._problem, self._observations, self._space.default, len(self._observations),
             self._surrogate,
         )  # fmt: skip
+        worth = [strategy for strategy in worth if strategy not in self._refuted]
         exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
         lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)
         return [*itertools.islice(lossy, _MOST_LOSSY), *exact[:_MOST_CONFIRMED]]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,25 @@ def test_a_gain_is_found_and_its_interval_holds_the_truth(tmp_path: Path) -> Non
     truth = 1 / (0.8 + 0.2 * min(abs(math.log10(float(best.strategy["cycle_time_ms"]) / 10)), 2))
     assert best.low - 0.03 < truth < best.high + 0.03
     assert best.speedup > 1.15
+
+
+def test_what_was_cut_short_is_not_confirmed(tmp_path: Path) -> None:
+    """Such a trial has shown that its strategy is slow, whatever its first steps look like."""
+    job, one = SimulatedJob(gain=0.8), study(tmp_path, trials=12)
+    while (trial := one.ask()) is not None:
+        result = job.result(trial)
+        cycle_ms = float(SPACE.complete(trial.strategy)["cycle_time_ms"])
+        if cycle_ms > 3 and trial.kind in ("sobol", "model"):
+            result = replace(result, status=TrialStatus.CUT_SHORT)
+        one.tell(trial, result)
+    cycles = {
+        confirm: [
+            float(SPACE.complete(trial.strategy)["cycle_time_ms"])
+            for trial in one.history if (trial.kind == "confirm") == confirm
+        ]
+        for confirm in (False, True)
+    }  # fmt: skip
+    assert max(cycles[False]) > 3 >= max(cycles[True], default=0.0)
 
 
 def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
