@@ -32,7 +32,7 @@ def simulate(
     ] = None,
     bandwidth: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="What a host can send, e.g. 25gbit; likewise."),
+        typer.Option(metavar="RATE", help="What a host can send to others, e.g. 25gbit; likewise."),
     ] = None,
     latency: Annotated[
         str | None,
@@ -58,11 +58,17 @@ def simulate(
     if record.task is None:
         raise ConfigurationError(
             f"study {record.study_id} knows no model and no cluster",
-            hint="Choose one of --autosync; hvd-autosync traces list shows them.",
+            hint="Name another study; hvd-autosync traces list shows them.",
         )
     resources = record.task.resources
     if (hosts, slots, rate, hop) != (None, None, None, None):
         layout = hosts or len(resources.hosts), slots or resources.hosts[0].slots
+        if layout[0] > 1 and rate is None and not resources.several_hosts:
+            raise ConfigurationError(
+                f"study {record.study_id} ran on one host, so that no network between hosts is "
+                "known",
+                hint="Say what a host can send, as with --bandwidth 25gbit.",
+            )
         resources = imagined_resources(resources, *layout, rate, hop)
     out = console()
     for line in simulation_text(predict(record, traces.trials(record.study_id), resources)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hvd_autosync.cli import app
 from hvd_autosync.cost import Coefficients, CostModel
 from hvd_autosync.cost.imagined import imagined_resources
 from hvd_autosync.search_space import (
+    Host,
     ModelProfile,
     RankReport,
     Resources,
@@ -85,6 +87,21 @@ def test_the_report(store: TraceStore) -> None:
 def test_what_cannot_be_read_is_named(store: TraceStore, words: list[str], named: str) -> None:
     status, text = run(store, *words)
     assert status != 0 and named in text
+
+
+def test_a_network_that_nobody_has_measured_is_asked_for(
+    tmp_path: Path, model: ModelProfile, slow_network: Resources
+) -> None:
+    one_host = replace(slow_network, hosts=(Host("a", 2),))
+    store = TraceStore(tmp_path / "one.db")
+    study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    store.describe_task(study, Task(model, one_host), build_space(model, one_host))
+    store.ask(study, Strategy(), "default", {})
+    ranks = (RankReport(0, "a", (0.1,) * 9),)
+    store.tell(study, 0, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
+    status, text = run(store, "--hosts", "4")
+    assert status == 2 and "ran on one host" in text and "--bandwidth" in text
+    assert run(store, "--hosts", "4", "--bandwidth", "1gbit")[0] == 0
 
 
 def test_a_study_without_trials_is_refused(
