@@ -14,7 +14,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.function import function_command
 from hvd_autosync.launch.job import Job
 from hvd_autosync.options import Options
-from hvd_autosync.plugin import check_hosts, parse_words, read_job
+from hvd_autosync.plugin import check_command, check_hosts, parse_words, read_job
 from hvd_autosync.reporting import progress_listener
 from hvd_autosync.reporting.progress import GuardedProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
@@ -74,6 +74,7 @@ def tune(
     """
     words = _words(command, args, kwargs or {})
     job, chosen = _job(words, np, hosts, options, settings)
+    check_command(job)
     check_hosts(job)
     store = TraceStore(chosen.store)
     try:

@@ -24,7 +24,10 @@ RUNNER_CHOICES = ("auto", "cold")
 
 def _at_least(minimum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("must be a whole number") from None
         if value < minimum:
             raise ValueError(f"must be at least {minimum}")
         return value
@@ -33,14 +36,17 @@ def _at_least(minimum: int) -> Callable[[str], int]:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
+    value = _number(text)
+    if value <= 0:
         raise ValueError("must be more than 0")
     return value
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
     if not float("-inf") < value < float("inf"):
         raise ValueError("must be a finite number")
     return value

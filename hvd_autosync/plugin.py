@@ -8,7 +8,9 @@ goes through untouched.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +57,17 @@ class _Parser(argparse.ArgumentParser):
             except ConfigurationError as error:
                 self.error(str(error))
         return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """As Horovod's; without the usage of all its options where one of ours is given."""
+        ours = [word for word in sys.argv if word.startswith("--autosync")]
+        if not ours:
+            super().error(message)
+        unknown = [word for word in ours if word.partition("=")[0] in message.split()]
+        for word in unknown if message.startswith("unrecognized arguments") else ():
+            near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
+            message += f"\n  Did you mean {near[0]}?" if near else ""
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
@@ -131,6 +144,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         The exit status of the training, or 0 after tuning only.
     """
     job, options = read_job(arguments, words)
+    check_command(job)
     if options.recurring:
         from hvd_autosync.recurring.runs import run_recurring
 
@@ -164,7 +178,8 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
         assert record.winner is not None, "a finished study has a winner"
         ended = run_training(job, record.winner, known_of(record, options.store))
-        print(answer, file=sys.stderr)
+        if not ended.stopped:
+            print(answer, file=sys.stderr)
         if ended.drift:
             print(f"{_PREFIX}: {_keep_drift(record, options, ended.drift)}", file=sys.stderr)
         status = ended.status
@@ -295,6 +310,30 @@ def _file_section(path: str | None) -> Mapping[str, Any]:
             f"autosync in {path!r} is not a section", hint="Write entries such as trials: 20."
         )
     return section
+
+
+def check_command(job: Job) -> None:
+    """Refuse a program or Python script that is not here, if this host takes part.
+
+    Raises:
+        ConfigurationError: Names it.
+    """
+    from hvd_autosync.launch.remote import remote_hosts
+
+    if len(remote_hosts(job)) == len(job.hosts):
+        return
+    program, *words = job.command
+    if shutil.which(program) is None:
+        raise ConfigurationError(
+            f"the command's program {program!r} is not found",
+            hint="Mend its name, or make it executable and name it with its path.",
+        )
+    script = next((word for word in words if not word.startswith("-")), "")
+    own = script.endswith(".py") and not {"-m", "-c"}.intersection(words[: words.index(script)])
+    if own and os.path.basename(program).startswith("python") and not os.path.isfile(script):
+        raise ConfigurationError(
+            f"the script {script!r} is no file in {os.getcwd()}", hint="Mend its path."
+        )
 
 
 def check_hosts(job: Job) -> None:

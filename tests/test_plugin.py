@@ -1,11 +1,14 @@
 """The flag: what it adds to Horovod's parser, what it refuses, and the job that it reads."""
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.plugin import parse_words, read_job
+from hvd_autosync.launch.job import Job
+from hvd_autosync.plugin import check_command, parse_words, read_job
 from hvd_autosync.search_space import Host
 from hvd_autosync.tuning import load_restrictions
 
@@ -37,6 +40,7 @@ def test_what_follows_the_command_stays_the_commands() -> None:
         (["-np", "2", "--jsrun", *COMMAND], "jsrun"),
         (["-np", "2", "--autosync-trials", "x", *COMMAND], "--autosync-trials: 'x'"),
         (["-np", "2", "--autosync-reuse", "maybe", *COMMAND], "--autosync-reuse: 'maybe'"),
+        (["-np", "2", "--autosync-trails", "5", *COMMAND], "Did you mean --autosync-trials?"),
     ],
 )
 def test_refusals_end_with_status_two_and_the_reason(
@@ -45,7 +49,27 @@ def test_refusals_end_with_status_two_and_the_reason(
     with pytest.raises(SystemExit) as caught:
         parse_words(words)
     assert caught.value.code == 2
-    assert named in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert named in said and len(said.splitlines()) < 5
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (("pyton", "train.py"), "'pyton' is not found"),
+        (("python", "nowhere.py", "--epochs", "2"), "'nowhere.py' is no file in"),
+        (("python", "-u", "nowhere.py"), "'nowhere.py' is no file in"),
+        (("python", __file__, "nowhere.py"), None),
+        (("python", "-m", "nowhere.py"), None),
+        (("env", "A=1", "python", "nowhere.py"), None),
+    ],
+)
+def test_a_command_that_is_not_here_is_refused(command: tuple[str, ...], named: str | None) -> None:
+    here = Job(("-np", "2"), command, (Host("localhost", 2),))
+    refused = named and pytest.raises(ConfigurationError, match=named)
+    with refused or contextlib.nullcontext():
+        check_command(here)
+    check_command(replace(here, hosts=(Host("192.0.2.1", 2),)))  # elsewhere it may be
 
 
 def test_options_without_the_flag_are_refused(
