@@ -52,6 +52,7 @@ from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_re
 
 #: A finished study of the same task is reused when the default takes about as long as it did.
 _SAME_SPEED = 1.3
+_AGAIN = "to tune again: --autosync-reuse never"
 #: Most trials before confirmation where a training under the winner became slower for good.
 _TRIALS_ANEW = 8
 #: How often a driver says that it lives, so that no other takes its study for abandoned.
@@ -164,6 +165,7 @@ def tune(
     known = None if options.reuse == "never" else store.find_finished(key)
     anew = known is not None and bool(known.drift)
     if known is not None and (not anew or options.reuse == "only"):
+        listener.on_notice(f"this job was tuned before, by study {known.study_id}; {_AGAIN}")
         return known
     if options.reuse == "only":
         raise ConfigurationError(
@@ -175,7 +177,7 @@ def tune(
         # Unless told otherwise it learns from related studies, and so from what won then.
         settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW), anew=True)
         listener.on_notice(f"searching again after study {known.study_id}: {known.drift[0]}")
-    study, resumed = _open_study(store, key, job, settings, learner)
+    study, resumed = _open_study(store, key, job, settings, learner, listener)
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
         runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
@@ -189,19 +191,33 @@ def tune(
 
 
 def _open_study(
-    store: TraceStore, key: str, job: Job, settings: StudySettings, learner: Learner | None
-) -> tuple[Study, bool]:
+    store: TraceStore, key: str, job: Job, settings: StudySettings, learner: Learner | None,
+    listener: Listener,
+) -> tuple[Study, bool]:  # fmt: skip
     record = store.claim_resumable(key)
     if record is not None and record.settings == settings.to_json():
         return Study(store, record, learner), True
     if record is not None:
         superseded = {"reason": "it was interrupted, then run again with other settings"}
         store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
+        listener.on_notice(
+            f"study {record.study_id} of this job was interrupted under other settings "
+            f"({_differing(record.settings, settings)}): its trials stay in the store, but this "
+            "study begins anew"
+        )
     command = job.display()
     study = Study.create(
         store=store, settings=settings, job_key=key, command=command, learner=learner
     )
     return study, False
+
+
+def _differing(before: dict[str, Any], now: StudySettings) -> str:
+    """What was set otherwise, for people."""
+    own = now.to_json()
+    pairs = {name: (value, own.get(name)) for name, value in before.items()}
+    texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
+    return "; ".join(texts) or "of another version"
 
 
 class _Tuning:
@@ -328,6 +344,9 @@ class _Tuning:
             return  # jobs that reduce by hand all look alike
         if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
             return
+        self._listener.on_notice(
+            f"study {known.study_id} has tuned the same model on the same cluster; {_AGAIN}"
+        )
         study.finish(
             Conclusion(
                 earlier.winner,

@@ -1,5 +1,6 @@
 """What a tuning tells its trials, and when it searches at all."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -62,6 +63,8 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
     runner, listener = MagicMock(), MagicMock()
     runner.run.side_effect = Launched
     assert tune(job, options, listener, runner=runner).study_id == first.study_id
+    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls)
+    assert first.study_id in notice and "--autosync-reuse never" in notice
 
     store.keep_drift(first.study_id, ["steps take 9 ms for good"])
     assert store.study(first.study_id).winner == winner
@@ -69,11 +72,26 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
         tune(job, options, listener, runner=runner)
     (running,) = (s for s in store.studies() if s.study_id != first.study_id)
     assert running.settings["trials"] == 8 < options.trials and running.settings["anew"]
-    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls[:1])
+    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls[1:2])
     assert first.study_id in notice and "steps take 9 ms for good" in notice
 
     only = Options(store=options.store, reuse="only")
     assert tune(job, only, listener, runner=runner).study_id == first.study_id
+
+
+def test_who_begins_anew_under_other_settings_is_told(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = Launched
+    options = Options(store=str(tmp_path / "traces.db"), trials=8)
+    for each in (options, replace(options, trials=6)):
+        with pytest.raises(Launched):
+            tune(job, each, listener, runner=runner)
+    (interrupted,) = (s for s in TraceStore(options.store).studies() if s.settings["trials"] == 8)
+    (notice,) = (
+        text for call in listener.on_notice.mock_calls if "begins anew" in (text := call.args[0])
+    )
+    assert interrupted.study_id in notice and "trials 8, now 6" in notice
 
 
 def test_a_job_knows_under_which_keys_it_was_tuned() -> None:
