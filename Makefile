@@ -94,4 +94,5 @@ $(DONE)/horovod: $(wildcard tools/horovod_*.py) $(DONE)/torch $(DONE)/mpi
 
 $(DONE)/package: setup.cfg setup.py pyproject.toml hvd_autosync.pth $(DONE)/horovod
 	$(PIP) install -e '.[dev,notebook,bench,docs]'
+	@echo "The commands are in $(VENV)/bin: source $(VENV)/bin/activate"
 	@touch $@

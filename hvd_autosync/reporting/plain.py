@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
+from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
@@ -35,8 +36,9 @@ class PlainProgress:
         limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
         self._print(
             f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each "
-            f"{settings.warmup} steps of warm-up and {settings.steps} measured; the best is then "
-            "measured again in turn with the default"
+            f"{settings.warmup} steps of warm-up and {settings.steps} measured; the best one or "
+            f"two are then measured again in turn with the default, {MIN_ROUNDS} to {MAX_ROUNDS} "
+            "times"
         )
 
     def on_ask_start(self, study: Study) -> None:
@@ -58,9 +60,9 @@ class PlainProgress:
 
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
-        spent = span_text(self._standing.spent_s)
+        spent, count = span_text(self._standing.spent_s), len(self._standing.ended)
         self._print(
-            f"study {study.study_id} ended after {len(self._standing.ended)} trials in {spent}: "
+            f"study {study.study_id} ended after {count} trial{'s' * (count != 1)} in {spent}: "
             f"{conclusion.stopped}"
         )
 
