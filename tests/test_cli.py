@@ -210,6 +210,13 @@ def test_traces_are_listed_newest_first(store: TraceStore, study_id: str) -> Non
     assert lines[2].startswith(study_id) and "1.25x" in lines[2]
 
 
+def test_a_study_that_nobody_runs_any_more_is_listed_as_interrupted(store: TraceStore) -> None:
+    begun = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    assert re.search(f"{begun} .* running ", run("traces", "list").output)
+    store.let_go(begun)
+    assert re.search(f"{begun} .* interrupted ", run("traces", "list").output)
+
+
 def test_an_empty_store_lists_nothing_and_says_so(store: TraceStore) -> None:
     result = run("traces", "list")
     assert (result.exit_code, result.stdout) == (0, "")

@@ -40,7 +40,7 @@ def list_(store: StoreOption = None) -> None:
     if not studies:
         print(f"no study in {traces.name} yet", file=sys.stderr)
         return
-    console().print(studies_table(studies))
+    console().print(studies_table(studies, traces.interrupted()))
 
 
 @app.command()

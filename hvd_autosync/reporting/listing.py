@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.table import Table
 
@@ -15,12 +15,18 @@ from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
 
 
-def studies_table(studies: Iterable[StudyRecord]) -> Table:
-    """One row per study."""
+def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] = ()) -> Table:
+    """One row per study.
+
+    Args:
+        studies: What is listed.
+        interrupted: Those of them that nobody runs any more, though they have not ended.
+    """
     table = plain_table("study", "begun (UTC)", "status", "speed-up", "job")
     for study in studies:
         table.add_row(
-            study.study_id, study.created_at[:16].replace("T", " "), study.status.value,
+            study.study_id, study.created_at[:16].replace("T", " "),
+            "interrupted" if study.study_id in interrupted else study.status.value,
             _result(study), shlex.join(study.command) or str(study.settings.get("origin", "-")),
         )  # fmt: skip
     return table

@@ -188,6 +188,13 @@ def has_living_owner(row: RowMapping) -> bool:
     return owner is not None and Owner(**owner).alive(time.time() - row["heartbeat_s"])
 
 
+def interrupted(connection: Connection) -> frozenset[str]:
+    """Studies that have not ended, and whose owner is dead."""
+    query = select(STUDIES.c.study_id, STUDIES.c.owner, STUDIES.c.heartbeat_s)
+    found = connection.execute(query.where(STUDIES.c.owner.is_not(None))).mappings()
+    return frozenset(row["study_id"] for row in found if not has_living_owner(row))
+
+
 def claim_study(connection: Connection, job_key: str) -> StudyRecord | None:
     """Make this process the owner of the newest study of the job whose owner is dead."""
     query = (

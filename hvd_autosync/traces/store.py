@@ -240,6 +240,11 @@ class TraceStore:
         with self._database.reading() as connection:
             return rows.study_records(connection)
 
+    def interrupted(self) -> frozenset[str]:
+        """Ids of studies that have not ended, though nobody runs them any more."""
+        with self._database.reading() as connection:
+            return rows.interrupted(connection)
+
     def trials(self, study_id: str) -> list[TrialRecord]:
         """The trials of a study by number; the id may be short as for :meth:`full_id`."""
         with self._database.reading() as connection:

@@ -279,6 +279,7 @@ def test_the_newest_orphan_of_the_job_is_claimed_once(
     older, newer, alive, other = create(), create(), create(), create("other")
     for orphan in (older, newer, other):
         _set_owner(path, orphan, 0, started="long ago")
+    assert store.interrupted() == {older.study_id, newer.study_id, other.study_id}
     claimed = store.claim_resumable("job")
     assert claimed is not None and claimed.study_id == newer.study_id
     store.heartbeat(newer.study_id)
