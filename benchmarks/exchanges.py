@@ -1,8 +1,9 @@
 """What does each exchange put on the slow link, and what does a step take with it?
 
 Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
-root), train copies of one model, one under each exchange, in turn. The bytes are those that leave
-a host's interface, counted there with all headers.
+root), train copies of one model, one under each exchange, in turn: in one job those of one level,
+in the next those of two, for process sets slow down whoever is in their job. The bytes are those
+that leave a host's interface, counted there with all headers.
 
     python benchmarks/exchanges.py --rates 100 --models ncf
     python benchmarks/exchanges.py --output exchanges.csv
@@ -16,11 +17,12 @@ import statistics
 import sys
 from dataclasses import replace
 
-from command_line import add_table, need_hosts, new_parser, open_table, own_part, parse
+from command_line import add_table, check_names, need_hosts, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
@@ -67,8 +69,7 @@ def work(rate: float, models: list[str], exchanges: list[str], rounds: int, step
 
     from hvd_autosync.runtime.levels import prepare_levels
 
-    if _two_levels(exchanges[0]):
-        prepare_levels(hvd)
+    prepare_levels(hvd)
     hvd.init()
     torch.set_num_threads(1)
     for model in models:
@@ -137,7 +138,9 @@ def main() -> None:
     args = parse(parser, show, work)
     need_hosts()
     output = open_table(parser, args, _COLUMNS)
-    exchanges = [each.replace("+", ", ") for each in args.exchanges.split(",")]
+    known = [each.replace(", ", "+") for each in EXCHANGES]
+    asked = check_names(parser, "exchanges", args.exchanges, known)
+    exchanges = [each.replace("+", ", ") for each in asked]
     # Process sets slow a job down, whoever uses them.
     groups = [[e for e in exchanges if _two_levels(e) == needed] for needed in (False, True)]
     for rate in args.rates.split(","):
@@ -147,7 +150,8 @@ def main() -> None:
                     __file__, rate=float(rate), models=[model], rounds=args.rounds,
                     exchanges=group, steps=args.steps, output=output,
                 )  # fmt: skip
-                _launch(script, float(rate))
+                environment = {PROCESS_SETS_VARIABLE: OURS_ALONE} if _two_levels(group[0]) else {}
+                _launch(script, float(rate), environment)
     show(output)
 
 
@@ -156,10 +160,10 @@ def _two_levels(exchange: str) -> bool:
     return plan is not None and plan.two_levels
 
 
-def _launch(script: list[str], rate: float) -> None:
+def _launch(script: list[str], rate: float, environment: dict[str, str]) -> None:
     with Testbed(_HOSTS, rate) as bed:
         command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
-        done = bed.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        done = bed.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
     if done.returncode:
         sys.exit(f"the job at {rate:g} Mbit/s ended with status {done.returncode}")
 

@@ -24,25 +24,26 @@ from hvd_autosync.launch.worker_environment import (
     worker_environment,
 )
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
+from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
 
 #: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
 OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
 
 
-def _search_path() -> str:
+def search_path() -> str:
     """The PATH, and beside this interpreter: a virtual environment need not be activated."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
 
 
 def has_mpirun() -> bool:
     """Whether there is an ``mpirun`` that the launcher will find."""
-    return shutil.which("mpirun", path=_search_path()) is not None
+    return shutil.which("mpirun", path=search_path()) is not None
 
 
 @cache
 def open_mpi_major() -> int | None:
     """Major version of the Open MPI that ``mpirun`` belongs to, or ``None``."""
-    mpirun = shutil.which("mpirun", path=_search_path())
+    mpirun = shutil.which("mpirun", path=search_path())
     if mpirun is None:
         return None
     shown = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
@@ -115,13 +116,20 @@ def launch(
         raise AutosyncError(f"the job cannot be launched: {error}", hint=hint) from None
 
 
+def strategy_environment(strategy: Mapping[str, Value]) -> dict[str, str]:
+    """Horovod's variables of ``strategy``, but for one that the user's own process sets need."""
+    environment = dict(horovod_settings(strategy).environment)
+    if os.environ.get(PROCESS_SETS_VARIABLE, "0") != "0":
+        environment.pop(PROCESS_SETS_VARIABLE, None)
+    return environment
+
+
 def launcher_environment(
     strategy: Mapping[str, Value], spec: TrialSpec | None = None
 ) -> dict[str, str]:
     """Environment of that process: the user's, the strategy's, and the worker's, if any."""
-    settings = horovod_settings(strategy)
-    environment = python_environment() | dict(settings.environment)
+    environment = python_environment() | strategy_environment(strategy)
     if spec is not None:
         environment |= worker_environment(spec)
-    environment["PATH"] = _search_path()
+    environment["PATH"] = search_path()
     return environment

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hvd_autosync.launch.collector import Collector
+from hvd_autosync.launch.command import strategy_environment
 from hvd_autosync.launch.fork_servers import ForkServers, ForkServersError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -18,7 +19,7 @@ from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.user_script import UserScript
 from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
 from hvd_autosync.runtime.wire import Message
-from hvd_autosync.search_space import Host, TrialResult, TrialSpec, horovod_settings
+from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 
 _POLL_S = 0.1
 #: How long other ranks may take to fail by themselves after the first one failed.
@@ -124,7 +125,7 @@ def _order(spec: TrialSpec, slot: dict[str, str], servers: str) -> Message:
         slot: Variables that say which rank it is, and where the ranks meet.
         servers: What all processes of the servers have in their environment.
     """
-    environment = dict(horovod_settings(spec.strategy).environment) | worker_environment(spec)
+    environment = strategy_environment(spec.strategy) | worker_environment(spec)
     environment |= slot | {TRIAL_ID_VARIABLE: servers}
     return {
         "type": "run", "trial": spec.trial_id, "spec": spec.to_json(), "environment": environment,

@@ -25,8 +25,9 @@ _VARIABLES = {
     "num_nccl_streams": "HOROVOD_NUM_NCCL_STREAMS",
     "batch_d2d_memcopies": "HOROVOD_BATCH_D2D_MEMCOPIES",
 }
-#: Lets process sets be added after ``hvd.init()``, which the script calls.
-PROCESS_SETS_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
+#: Lets process sets be added after ``hvd.init()``, which the script calls. Horovod takes any number
+#: above 0 for true; by this one it is told that no script has asked for it.
+PROCESS_SETS_VARIABLE, OURS_ALONE = "HOROVOD_DYNAMIC_PROCESS_SETS", "2"
 
 #: Variables that choose the library by other means than ``--gloo`` and ``--mpi``.
 _CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
@@ -90,7 +91,7 @@ def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
             environment[_VARIABLES[name]] = str(int(value) if isinstance(value, bool) else value)
     plan = exchange_plan(strategy)
     if plan is not None and plan.two_levels:
-        environment[PROCESS_SETS_VARIABLE] = "1"
+        environment[PROCESS_SETS_VARIABLE] = OURS_ALONE
     return HorovodSettings(tuple(sorted(environment.items())), tuple(options))
 
 

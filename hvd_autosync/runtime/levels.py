@@ -14,7 +14,7 @@ from horovod.common.process_sets import ProcessSet, add_process_set
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
+from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
 #: A set's level, and its host or its place on every host.
 _Key = tuple[str, int]
@@ -41,7 +41,8 @@ def prepare_levels(module: ModuleType) -> None:
     Sets that may be added later hold up whoever starts an operation: Horovod's loop locks their
     table for as long as it negotiates (``RunLoopOnce`` in ``operations.cc``). Where places are not
     known before, as under MPI, and where the script has process sets of its own,
-    :func:`two_levels` adds them all the same.
+    :func:`two_levels` adds them all the same. Of hosts with different numbers of ranks some may
+    take their job for one of two levels: a strategy with these is not to come to such hosts.
 
     Args:
         module: ``horovod.torch``.
@@ -53,14 +54,16 @@ def prepare_levels(module: ModuleType) -> None:
 
     @functools.wraps(init)
     def with_levels(comm: Any = None, process_sets: Any = None) -> Any:
-        if comm is not None or process_sets is not None:
+        own = comm is not None or process_sets is not None
+        if own or os.environ.get(PROCESS_SETS_VARIABLE) != OURS_ALONE or mpi_ops.is_initialized():
             return init(comm, process_sets)
-        dynamic = os.environ.pop(PROCESS_SETS_VARIABLE, None)
         sets = {key: ProcessSet(members) for key, members in _members(places).items()}
-        result = init(None, list(sets.values()))
+        del os.environ[PROCESS_SETS_VARIABLE]
+        try:
+            result = init(None, list(sets.values()))
+        finally:
+            os.environ[PROCESS_SETS_VARIABLE] = OURS_ALONE  # for processes that this one starts
         _MADE.update(sets)
-        if dynamic is not None:  # for processes that this one starts
-            os.environ[PROCESS_SETS_VARIABLE] = dynamic
         return result
 
     for owner in (module, mpi_ops):
@@ -69,10 +72,9 @@ def prepare_levels(module: ModuleType) -> None:
 
 @functools.cache
 def two_levels() -> Levels:
-    """The levels of this job; a collective when it is called first.
+    """The levels of this job; a collective when it is called first, unless ``init()`` made them.
 
-    Needs :func:`prepare_levels` or ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, as a strategy with two
-    levels sets it.
+    Needs :func:`prepare_levels` or ``HOROVOD_DYNAMIC_PROCESS_SETS=1``.
 
     Raises:
         SpaceError: The job has one host, or its hosts have different numbers of ranks.

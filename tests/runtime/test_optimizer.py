@@ -19,7 +19,7 @@ EXAMPLES = ("cases_examples",)
 EXCHANGES = (
     "cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs", "cases_extensions",
 )  # fmt: skip
-TWO_LEVELS = ("cases_two_levels",)
+TWO_LEVELS, ADDED_LEVELS = ("cases_two_levels",), ("cases_added_levels",)
 MAIL = ("cases_mail",)
 PHASES = ("cases_protocols",)
 STRAGGLERS = ("cases_stragglers",)
@@ -95,6 +95,12 @@ def test_exchanges_of_examples(outcomes: Outcomes, case: str) -> None:
 @pytest.mark.parametrize("case", cases(TWO_LEVELS))
 def test_exchanges_of_two_levels(outcomes: Outcomes, case: str) -> None:
     check(outcomes("two levels", TWO_LEVELS), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", cases(ADDED_LEVELS))
+def test_levels_that_are_added(outcomes: Outcomes, case: str) -> None:
+    check(outcomes("two levels", ADDED_LEVELS), case)
 
 
 @pytest.mark.cluster

@@ -49,7 +49,7 @@ def test_options() -> None:
 
 def test_exchanges_of_two_levels_need_process_sets() -> None:
     settings = horovod_settings({"rest_exchange": "hierarchical"})
-    assert dict(settings.environment) == {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    assert dict(settings.environment) == {"HOROVOD_DYNAMIC_PROCESS_SETS": "2"}
 
 
 def test_unknown_knobs_are_refused() -> None:

@@ -18,6 +18,7 @@ import torch
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.levels import prepare_levels
 from hvd_autosync.runtime.mail import prepare_mail
+from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
 
 def run(case) -> str:
@@ -39,6 +40,7 @@ def main(folder: str, *modules: str) -> None:
         prepare_mail()
         hvd.init()
     elif "cases_two_levels" in modules:
+        os.environ[PROCESS_SETS_VARIABLE] = OURS_ALONE
         prepare_levels(hvd)
         hvd.init()
     else:
