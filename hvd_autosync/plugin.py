@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from hvd_autosync.traces import StudyRecord
 
 _PREFIX = "hvd-autosync"
+
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
         ours = [word for word in sys.argv if word.startswith("--autosync")]
         if not ours:
             super().error(message)
-        unknown = [word for word in ours if word.partition("=")[0] in message.split()]
+        unknown = [word for word in ours if word in message.split()]
         for word in unknown if message.startswith("unrecognized arguments") else ():
             near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
             message += f"\n  Did you mean {near[0]}?" if near else ""
@@ -318,19 +323,23 @@ def check_command(job: Job) -> None:
     Raises:
         ConfigurationError: Names it.
     """
+    from hvd_autosync.launch.command import search_path
     from hvd_autosync.launch.remote import remote_hosts
+    from hvd_autosync.launch.user_script import script_word
 
     if len(remote_hosts(job)) == len(job.hosts):
         return
-    program, *words = job.command
-    if shutil.which(program) is None:
+    # Horovod's ranks are started by ``env``, which takes assignments before a command.
+    words = list(itertools.dropwhile(_ASSIGNMENT.match, job.command))
+    if not words or any(word.startswith("PATH=") for word in job.command):
+        return
+    if shutil.which(words[0], path=search_path()) is None:
         raise ConfigurationError(
-            f"the command's program {program!r} is not found",
+            f"the command's program {words[0]!r} is not found",
             hint="Mend its name, or make it executable and name it with its path.",
         )
-    script = next((word for word in words if not word.startswith("-")), "")
-    own = script.endswith(".py") and not {"-m", "-c"}.intersection(words[: words.index(script)])
-    if own and os.path.basename(program).startswith("python") and not os.path.isfile(script):
+    script = script_word(words)
+    if script is not None and not os.path.isfile(script):
         raise ConfigurationError(
             f"the script {script!r} is no file in {os.getcwd()}", hint="Mend its path."
         )

@@ -15,6 +15,8 @@ from hvd_autosync.errors import ConfigurationError
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 #: Options of the interpreter that take their value from the next word.
 _WITH_VALUE = ("-W", "-X")
+#: A module, a command, standard input, or a prompt afterwards.
+_NO_SCRIPT = re.compile(r"-(m.*|c.*|i)?$")
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,35 @@ def user_script(command: Sequence[str]) -> UserScript:
     """
     interpreter, *words = command
     _check_interpreter(interpreter)
-    options: list[str] = []
-    while words and words[0].startswith("-"):
-        word = words.pop(0)
-        if word == "-m" and words:
-            return UserScript(interpreter, tuple(options), words[0], True, tuple(words[1:]))
-        if word in ("-", "-c", "-m", "-i"):
-            raise ConfigurationError(f"python {word} is not a script", hint="Give a script's path.")
-        options.append(word)
-        if word in _WITH_VALUE and words:
-            options.append(words.pop(0))
+    options = _take_options(words)
+    if words and words[0].startswith("-"):
+        if words[0] == "-m" and len(words) > 1:
+            return UserScript(interpreter, tuple(options), words[1], True, tuple(words[2:]))
+        raise ConfigurationError(f"python {words[0]} is not a script", hint="Give a script's path.")
     if not words:
         raise ConfigurationError("python is given no script", hint="Give a script's path.")
     if not Path(words[0]).is_file():
         raise ConfigurationError(f"{words[0]!r} is no file here", hint="Give a script's path.")
     return UserScript(interpreter, tuple(options), words[0], False, tuple(words[1:]))
+
+
+def script_word(command: Sequence[str]) -> str | None:
+    """The word of a command that is the path of a Python script, if any is, there or not."""
+    interpreter, *words = command
+    if not _PYTHON.fullmatch(os.path.basename(interpreter)):
+        return None
+    _take_options(words)
+    return words[0] if words and not words[0].startswith("-") else None
+
+
+def _take_options(words: list[str]) -> list[str]:
+    """Take Python's options off the front, up to what says that there is no script."""
+    options: list[str] = []
+    while words and words[0].startswith("-") and not _NO_SCRIPT.match(words[0]):
+        options.append(words.pop(0))
+        if options[-1] in _WITH_VALUE and words:
+            options.append(words.pop(0))
+    return options
 
 
 def _check_interpreter(interpreter: str) -> None:

@@ -41,6 +41,7 @@ def test_what_follows_the_command_stays_the_commands() -> None:
         (["-np", "2", "--autosync-trials", "x", *COMMAND], "--autosync-trials: 'x'"),
         (["-np", "2", "--autosync-reuse", "maybe", *COMMAND], "--autosync-reuse: 'maybe'"),
         (["-np", "2", "--autosync-trails", "5", *COMMAND], "Did you mean --autosync-trials?"),
+        (["-np", "2", "--autosync-trails=5", *COMMAND], "Did you mean --autosync-trials?"),
     ],
 )
 def test_refusals_end_with_status_two_and_the_reason(
@@ -59,15 +60,24 @@ def test_refusals_end_with_status_two_and_the_reason(
         (("pyton", "train.py"), "'pyton' is not found"),
         (("python", "nowhere.py", "--epochs", "2"), "'nowhere.py' is no file in"),
         (("python", "-u", "nowhere.py"), "'nowhere.py' is no file in"),
+        (("python", "-W", "ignore", "nowhere.py"), "'nowhere.py' is no file in"),
+        (("A=1", "B=2", "python", "nowhere.py"), "'nowhere.py' is no file in"),
+        (("python", "-mtrain", "nowhere.py"), None),
+        (("PATH=/elsewhere", "pyton", "nowhere.py"), None),
         (("python", __file__, "nowhere.py"), None),
         (("python", "-m", "nowhere.py"), None),
         (("env", "A=1", "python", "nowhere.py"), None),
     ],
 )
-def test_a_command_that_is_not_here_is_refused(command: tuple[str, ...], named: str | None) -> None:
+def test_a_command_that_is_not_here_is_refused(
+    command: tuple[str, ...], named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = Job(("-np", "2"), command, (Host("localhost", 2),))
     refused = named and pytest.raises(ConfigurationError, match=named)
     with refused or contextlib.nullcontext():
+        check_command(here)
+    monkeypatch.setenv("PATH", "/usr/bin")  # an environment need not be activated
+    if named is None:
         check_command(here)
     check_command(replace(here, hosts=(Host("192.0.2.1", 2),)))  # elsewhere it may be
 
