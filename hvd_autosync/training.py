@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import tempfile
@@ -23,9 +22,8 @@ from hvd_autosync.search_space.trial import DRIFT_FILE, OUTCOME_FILE
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
 _PASS_ON_AFTER_S = 1.0
-#: A Ctrl-C in a terminal reaches it, too; one sent to us alone does not. By then the second one
-#: does no harm: ``mpirun`` takes another within 5 s for an order to leave everything behind.
-_PASS_ON_IN_TERMINAL_S = 6.0
+#: ``mpirun`` takes a second SIGINT within 5 s for an order to leave everything behind.
+_PASS_SIGINT_ON_AFTER_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,10 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
         signals.append(number)
         if process is None:
             raise SystemExit(128 + number)
-        typed = number == signal.SIGINT and _in_foreground()
-        delay_s = _PASS_ON_IN_TERMINAL_S if typed else _PASS_ON_AFTER_S
+        if number in signals[:-1]:
+            return  # it will be passed on
+        alone = number == signal.SIGINT and strategy.get("controller", job.controller) != "gloo"
+        delay_s = _PASS_SIGINT_ON_AFTER_S if alone else _PASS_ON_AFTER_S
         timer = threading.Timer(delay_s, process.send_signal, [number])
         timer.daemon = True
         timer.start()
@@ -148,20 +148,6 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
     if status and signals:
         status = 128 + signals[0]
     return status if status >= 0 else 128 - status, bool(signals)
-
-
-def _in_foreground() -> bool:
-    """Whether what is typed in a terminal reaches this process."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
 
 
 def _worker_spec(
