@@ -13,13 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from hvd_autosync.confirm import Comparison, Confirmation, Measurement
-from hvd_autosync.finalists import Finalists, admissibility
+from hvd_autosync.finalists import Finalists, admissibility, refuted
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.quality import QualityCheck, QualityTrial, Verdict, losses_of
 from hvd_autosync.relatives import RELATED, observations_of
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.search_space.trial import TrialStatus
 from hvd_autosync.study_values import Conclusion, StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 from hvd_autosync.turns import explored, turn_to_explore
@@ -167,16 +166,8 @@ class Decision:
 
     @cached_property
     def _finalists(self) -> Finalists:
-        cut_short, whole = (
-            {
-                self._space.complete(trial.strategy) for trial in self._trials
-                if trial.result is not None and trial.result.step_time is not None
-                and (trial.result.status is TrialStatus.CUT_SHORT) == cut
-            }
-            for cut in (True, False)
-        )  # fmt: skip
         observations = observations_of(self._space, self._trials)
-        return Finalists(self._problem, observations, cut_short - whole)
+        return Finalists(self._problem, observations, refuted(self._space, self._trials))
 
     def _check(self, leaders: Sequence[Strategy]) -> QualityCheck:
         tried = [

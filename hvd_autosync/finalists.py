@@ -12,7 +12,8 @@ from hvd_autosync import learner as learning
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.quality import MOST_STEPS_FACTOR, Verdict
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
+from hvd_autosync.traces import TrialRecord, default_result
 
 if TYPE_CHECKING:
     from hvd_autosync.learner.admissibility import Admissibility
@@ -33,14 +34,30 @@ def admissibility(space: SearchSpace, verdicts: Sequence[Verdict]) -> Admissibil
     return Admissibility(space, [v.strategy for v in verdicts], [v.excess for v in verdicts])
 
 
+def refuted(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
+    """Strategies that were never measured but in a trial cut short, slower than the default.
+
+    Whatever a model makes of their neighbours and of related tasks.
+    """
+    default = default_result(trials)
+    default_s = default.step_time.mean_s if default and default.step_time else math.inf
+    slow: set[Strategy] = set()
+    others: set[Strategy] = set()
+    for trial in trials:
+        if trial.result is not None and trial.result.step_time is not None:
+            cut = trial.result.status is TrialStatus.CUT_SHORT
+            refutes = cut and trial.result.step_time.mean_s > default_s
+            (slow if refutes else others).add(space.complete(trial.strategy))
+    return slow - others
+
+
 class Finalists:
     """Chooses among the strategies that were tried.
 
     Args:
         problem: What the learner works on.
         observations: What was learned so far.
-        refuted: Strategies whose trials were cut short, for they were clearly slower than others;
-            whatever the model makes of their neighbours.
+        refuted: Strategies that :func:`refuted` names.
     """
 
     def __init__(
