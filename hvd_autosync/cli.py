@@ -17,7 +17,14 @@ from hvd_autosync.commands import (
     testbed,
     traces,
 )
-from hvd_autosync.commands.common import Commands, StoreOption, StudyArgument, console, open_store
+from hvd_autosync.commands.common import (
+    Commands,
+    StoreOption,
+    StudyArgument,
+    console,
+    mention_failed,
+    open_store,
+)
 
 app = typer.Typer(
     name="hvd-autosync",
@@ -75,6 +82,7 @@ def show(
         return
     from hvd_autosync.reporting.explanation import explain
 
+    mention_failed(traces, study)
     out = console()
     for section in explain(traces, study):
         out.print(section, crop=False)

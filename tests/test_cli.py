@@ -210,6 +210,15 @@ def test_traces_are_listed_newest_first(store: TraceStore, study_id: str) -> Non
     assert lines[2].startswith(study_id) and "1.25x" in lines[2]
 
 
+def test_a_newer_study_that_failed_is_mentioned(store: TraceStore, study_id: str) -> None:
+    assert "newer" not in run("show").stderr
+    failed = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
+    store.finish(failed, StudyStatus.FAILED, {"reason": "no script"}, None)
+    shown = run("show")
+    assert study_id in shown.stdout and f"{failed} is newer, and failed" in shown.stderr
+    assert "no script" in run("show", failed).stdout
+
+
 def test_a_study_that_nobody_runs_any_more_is_listed_as_interrupted(store: TraceStore) -> None:
     begun = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
     assert re.search(f"{begun} .* running ", run("traces", "list").output)

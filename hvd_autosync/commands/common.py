@@ -58,6 +58,14 @@ def open_store(location: str | None) -> TraceStore:
     return TraceStore(location)
 
 
+def mention_failed(store: TraceStore, study: str) -> None:
+    """Say so if ``last`` is not the newest study, as that has failed."""
+    if study == "last" and (newest := store.full_id(study, or_failed=True)) != store.full_id(study):
+        print(
+            f"study {newest} is newer, and failed: hvd-autosync show {newest}", file=sys.stderr
+        )
+
+
 def console() -> Console:
     """Standard output for tables; brackets in strategies and reasons are no markup."""
     from rich.console import Console

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption
+from hvd_autosync.commands.common import StoreOption, mention_failed
 from hvd_autosync.errors import StoreError
 
 
@@ -57,6 +57,7 @@ def report(
     from hvd_autosync.results import Study
 
     found = Study.load(study, store)
+    mention_failed(found.store, study)
     if format is Format.HTML:
         from hvd_autosync.reporting.page import page
 

@@ -191,7 +191,7 @@ def delete(
 ) -> None:
     """Forget a study and its trials."""
     traces = open_store(store)
-    study_id = traces.full_id(study)
+    study_id = traces.full_id(study, or_failed=True)
     if not yes:
         typer.confirm(f"Forget study {study_id}{_content(traces, study_id)}?", abort=True, err=True)
     traces.delete(study_id)

@@ -58,13 +58,14 @@ def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
                 seen.add(fingerprint)
 
 
-def full_id(connection: Connection, study_id: str) -> str:
+def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -> str:
     """The full id of a study, which may be too damaged to be read.
 
     Args:
         connection: In the caller's transaction.
         study_id: Its id, the beginning of one, or ``"last"`` for the newest study: of those that
             did not fail, if there is one.
+        or_failed: Whether ``"last"`` is the newest, failed or not.
 
     Raises:
         StoreError: None fits, or several do.
@@ -72,7 +73,8 @@ def full_id(connection: Connection, study_id: str) -> str:
     query = select(STUDIES.c.study_id).order_by(*_NEWEST_FIRST)
     if study_id == "last":
         failed = STUDIES.c.status == StudyStatus.FAILED.value
-        query = select(STUDIES.c.study_id).order_by(failed, *_NEWEST_FIRST).limit(1)
+        order = _NEWEST_FIRST if or_failed else (failed, *_NEWEST_FIRST)
+        query = select(STUDIES.c.study_id).order_by(*order).limit(1)
     else:
         fits = STUDIES.c.study_id.startswith(study_id, autoescape=True)
         query = query.where(fits).limit(_LISTED + 1)

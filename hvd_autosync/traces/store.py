@@ -210,17 +210,19 @@ class TraceStore:
                     )
         return added
 
-    def full_id(self, study_id: str) -> str:
+    def full_id(self, study_id: str, *, or_failed: bool = False) -> str:
         """The full id of a study, which may be too damaged to be read.
 
         Args:
-            study_id: Its id, the beginning of one, or ``"last"`` for the newest study.
+            study_id: Its id, the beginning of one, or ``"last"`` for the newest study: of those
+                that did not fail, if there is one.
+            or_failed: Whether ``"last"`` is the newest, failed or not.
 
         Raises:
             StoreError: None fits, or several do.
         """
         with self._database.reading() as connection:
-            return rows.full_id(connection, study_id)
+            return rows.full_id(connection, study_id, or_failed=or_failed)
 
     def study(self, study_id: str) -> StudyRecord:
         """One study; the id may be short as for :meth:`full_id`.

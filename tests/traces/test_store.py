@@ -199,6 +199,7 @@ def test_the_last_study_is_one_that_did_not_fail(store: TraceStore, create: Crea
     for _ in range(2):
         store.finish(create().study_id, StudyStatus.FAILED, {}, None)
     assert store.study("last").study_id == good
+    assert store.full_id("last", or_failed=True) not in (first, good)
 
 
 def test_find_finished_wants_the_job_and_the_newest(store: TraceStore, create: Create) -> None:
