@@ -94,7 +94,8 @@ def open_table(
         goes_on: Whether the benchmark leaves out what is in a file that exists.
     """
     output = os.path.abspath(arguments.output)
-    if not os.path.exists(output):
+    empty = not os.path.exists(output) or len(Path(output).read_text().splitlines()) < 2
+    if empty:
         with open(output, "w", newline="") as file:
             csv.writer(file).writerow(columns)
     elif not goes_on:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 #: Markers of tests that start processes of their own, or take long.
 _JOBS = "browser or cluster or mpi or notebook or root or slow"
@@ -54,11 +55,14 @@ class _Run:
         """Its status."""
         return self._process.wait()
 
-    def end(self) -> None:
-        """End it with all that it has started."""
+    def interrupt(self) -> None:
+        """Let it end itself, with all that it has started."""
         self._process.send_signal(signal.SIGINT)
+
+    def end(self, deadline_s: float) -> None:
+        """Wait until then, by the monotonic clock, and end it."""
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(max(deadline_s - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -89,14 +93,20 @@ def main() -> int:
 
     thread = threading.Thread(target=beside, daemon=True)
     thread.start()
+    interrupted = False
     try:
         runs[0].wait()
         print("\nAnd the rest, which ran beside them:", flush=True)
         thread.join()
+    except KeyboardInterrupt:
+        interrupted = True  # the terminal has told them, too
+        raise
     finally:
         over.set()
+        for run in runs if not interrupted else ():
+            run.interrupt()
         for run in runs:
-            run.end()
+            run.end(time.monotonic() + _PATIENCE_S)
     for run in runs:
         run.tell()
     return next((status for status in (run.wait() for run in runs) if status), 0)

@@ -41,6 +41,8 @@ def keep_in_checkpoints(optimizer: Any) -> None:
 
 def go_exactly(self: Any) -> None:
     """Exchange gradients as they are for good."""
+    if self._guard is not None:
+        self._guard.about_to_join()  # nobody would wait for what it has sent
     self._guard, self._exact = None, True
     self._dispatcher.drop_codecs()
     if self._protocols is not None:

@@ -1,4 +1,4 @@
-"""What ranks agree on anew when all have left ``hvd.join()``.
+"""What ranks end before ``hvd.join()``, and agree on anew when all have left it.
 
 A rank with less data has made fewer steps. Whoever counts steps to act on all ranks at once would
 from then on act at different times.
@@ -22,7 +22,7 @@ class Joiner:
     """Somebody who counts steps."""
 
     def about_to_join(self) -> None:
-        """Wait for every operation of this rank that is under way.
+        """Wait for every operation of its own that is under way between two steps.
 
         Horovod forgets a cached one that it finds beside the last rank's ``join()``: that is no
         longer among the responses (``ComputeResponseList`` in ``controller.cc``).
