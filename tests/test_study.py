@@ -357,8 +357,7 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         import os, signal
         from test_study import SPACE, SimulatedJob, StudySettings
-        from hvd_autosync.finalists import Finalists, refuted
-from hvd_autosync.relatives import observations_of
+        from hvd_autosync.relatives import observations_of
         from hvd_autosync.study import Study
         study = Study.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
         job = SimulatedJob()
