@@ -64,10 +64,10 @@ jobs.add_commands(app)
 def show(
     study: StudyArgument = "last",
     take: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            metavar="ROW",
-            help="Print this row of the table of lossy strategies as a file for "
+            metavar="winner|ROW",
+            help="Print the winner, or this row of the table of lossy strategies, as a file for "
             "`hvd-autosync run --strategy FILE`, and nothing else.",
         ),
     ] = None,
@@ -76,9 +76,9 @@ def show(
     """Explain a study: what won, why, and how to use it."""
     traces = open_store(store)
     if take is not None:
-        from hvd_autosync.reporting.explain_quality import trade_off_file
+        from hvd_autosync.reporting.taking import taken_file
 
-        print(trade_off_file(traces, traces.study(study), take), end="")
+        print(taken_file(traces, traces.study(study), take), end="")
         return
     from hvd_autosync.reporting.explanation import explain
 

@@ -193,6 +193,12 @@ def test_lines_to_be_copied_are_whole_on_a_narrow_terminal(
     assert lines[-1] == "horovodrun -np 2 --gloo python '[train].py'"
 
 
+def test_show_writes_the_winner_as_a_file(study_id: str) -> None:
+    taken = run("show", "--take", "winner")
+    assert taken.exit_code == 0 and "cycle_time_ms = 5.0" in taken.stdout.splitlines()
+    assert run("show", "--take", "best").exit_code == 1
+
+
 def test_show_takes_the_beginning_of_an_id_and_another_store(
     study_id: str, tmp_path: Path
 ) -> None:
@@ -224,6 +230,13 @@ def test_a_study_that_nobody_runs_any_more_is_listed_as_interrupted(store: Trace
     assert re.search(f"{begun} .* running ", run("traces", "list").output)
     store.let_go(begun)
     assert re.search(f"{begun} .* interrupted ", run("traces", "list").output)
+
+
+def test_rows_of_lists_in_a_pipe_are_not_wrapped(store: TraceStore) -> None:
+    command = ("horovodrun", "-np", "4", "python", "train.py", *("--flag",) * 30, "--last")
+    store.create_study(job_key="job", command=command, settings={}, versions={})
+    (_, line) = run("traces", "list").stdout.splitlines()
+    assert line.endswith("--last")
 
 
 def test_an_empty_store_lists_nothing_and_says_so(store: TraceStore) -> None:

@@ -6,14 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hvd_autosync.errors import StudyError
 from hvd_autosync.quality import Verdict
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.search_space import SearchSpace, Strategy
-from hvd_autosync.search_space.exchange_plan import parameter_classes
-from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.study_values import Conclusion
-from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
+from hvd_autosync.traces import TrialRecord
 
 
 @dataclass(frozen=True)
@@ -78,28 +75,6 @@ def quality_lines(
                 f"   loss {verdict.loss:.4g}, the default's {verdict.default_loss:.4g}, which it "
                 f"may be above by {verdict.allowed:.2g}"
             )
-
-
-def trade_off_file(store: TraceStore, study: StudyRecord, number: int) -> str:
-    """The strategy file of row ``number`` of :func:`quality_lines`.
-
-    Raises:
-        StudyError: There is no such row.
-        StoreError: The store cannot be read.
-    """
-    conclusion = Conclusion.of(study)
-    judged = (
-        trade_offs(study.space, store.trials(study.study_id), conclusion)
-        if study.space is not None and conclusion is not None else []
-    )  # fmt: skip
-    if not 1 <= number <= len(judged):
-        rows = f"rows 1 to {len(judged)}" if judged else "no lossy strategies"
-        raise StudyError(
-            f"study {study.study_id} has no judged strategy {number}: it has {rows}",
-            hint=f"See them: hvd-autosync show {study.study_id}",
-        )
-    strategy = judged[number - 1].verdict.strategy
-    return strategy_text(strategy, parameter_classes(study.task.model) if study.task else {})
 
 
 def _step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:

@@ -158,15 +158,16 @@ def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Secti
         return
     found = recipe(study, study.winner)
     title = "Without tuning" if found.file else "Without hvd_autosync"
-    yield Section(title, tuple(_recipe_lines(found)))
+    take = f"hvd-autosync show {study.study_id} --take winner > strategy.toml"
+    yield Section(title, tuple(_recipe_lines(found, take)))
 
 
 def _is_default(study: StudyRecord, strategy: Strategy) -> bool:
     return study.space is not None and study.space.complete(strategy) == study.space.default
 
 
-def _recipe_lines(found: Recipe) -> Iterator[RenderableType]:
-    for line in (*found.exports, found.line):
+def _recipe_lines(found: Recipe, take: str) -> Iterator[RenderableType]:
+    for line in (*found.exports, *([take] if found.file else []), found.line):
         if line:
             yield Verbatim(line)
     if found.file:

@@ -66,7 +66,9 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "crashed: rank 1 exited with status 3: RuntimeError: [Errno 12] no memory" in failed
 
     recipe = section(text, "Without tuning")
-    assert recipe.startswith("hvd-autosync run --strategy strategy.toml -np 4 -H a:2,b:2 python")
+    take, line, *_ = recipe.splitlines()
+    assert take == f"hvd-autosync show {finished.study_id} --take winner > strategy.toml"
+    assert line.startswith("hvd-autosync run --strategy strategy.toml -np 4 -H a:2,b:2 python")
     assert "\nbuckets = 8\n" in recipe and "\ncycle_time_ms = 5.0\n" in recipe
 
 

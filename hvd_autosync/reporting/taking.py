@@ -1,0 +1,55 @@
+"""A strategy of a study as a file, for ``hvd-autosync run --strategy``."""
+
+from __future__ import annotations
+
+from hvd_autosync.errors import StudyError
+from hvd_autosync.reporting.explain_quality import trade_offs
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.exchange_plan import parameter_classes
+from hvd_autosync.search_space.strategy_file import strategy_text
+from hvd_autosync.study_values import Conclusion
+from hvd_autosync.traces import StudyRecord, TraceStore
+
+#: Stands for the winner in place of a row's number.
+WINNER = "winner"
+
+
+def taken_file(store: TraceStore, study: StudyRecord, which: str) -> str:
+    """The strategy file of the winner, or of a row of the table of judged lossy strategies.
+
+    Args:
+        store: Where the study is.
+        study: The study.
+        which: ``"winner"``, or the number of a row as
+            :func:`hvd_autosync.reporting.explain_quality.quality_lines` gives it.
+
+    Raises:
+        StudyError: The study has no winner yet; there is no such row.
+        StoreError: The store cannot be read.
+    """
+    strategy = _winner(study) if which == WINNER else _judged(store, study, which)
+    return strategy_text(strategy, parameter_classes(study.task.model) if study.task else {})
+
+
+def _winner(study: StudyRecord) -> Strategy:
+    if study.winner is None:
+        raise StudyError(
+            f"study {study.study_id} has no winner: it is {study.status.value}",
+            hint="Run the same horovodrun line again: it goes on with the study.",
+        )
+    return study.winner
+
+
+def _judged(store: TraceStore, study: StudyRecord, row: str) -> Strategy:
+    conclusion = Conclusion.of(study)
+    judged = (
+        trade_offs(study.space, store.trials(study.study_id), conclusion)
+        if study.space is not None and conclusion is not None else []
+    )  # fmt: skip
+    if not row.isdecimal() or not 1 <= int(row) <= len(judged):
+        rows = f"rows 1 to {len(judged)}" if judged else "no lossy strategies"
+        raise StudyError(
+            f"study {study.study_id} has no judged strategy {row}: it has {rows}",
+            hint=f"Name {WINNER}, or a row that hvd-autosync show {study.study_id} prints.",
+        )
+    return judged[int(row) - 1].verdict.strategy
