@@ -12,6 +12,7 @@ from hvd_autosync.errors import AutosyncError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from hvd_autosync.traces import TraceStore
 
@@ -30,6 +31,10 @@ StudyArgument = Annotated[
     str,
     typer.Argument(metavar="STUDY", help="A study's id, the beginning of one, or 'last'."),
 ]
+
+
+#: Characters in a row that is not wrapped.
+_WIDEST = 10_000
 
 
 class Commands(TyperGroup):
@@ -64,6 +69,14 @@ def mention_failed(store: TraceStore, study: str) -> None:
         print(
             f"study {newest} is newer, and failed: hvd-autosync show {newest}", file=sys.stderr
         )
+
+
+def print_table(table: Table) -> None:
+    """Print ``table``; in a file or a pipe each row is one line, as ``grep`` likes."""
+    out = console()
+    if not out.is_terminal:
+        out.width = out.measure(table, options=out.options.update(max_width=_WIDEST)).maximum
+    out.print(table)
 
 
 def console() -> Console:

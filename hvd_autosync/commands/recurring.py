@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, console, open_store
+from hvd_autosync.commands.common import StoreOption, console, open_store, print_table
 from hvd_autosync.errors import ConfigurationError, StoreError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _list(traces: TraceStore, job: str | None) -> None:
                 str(run.samples or "?"), run.status, run.source,
             )  # fmt: skip
         console().print(f"{key}  {' '.join(of_job[-1].command)}", soft_wrap=True)
-        console().print(table)
+        print_table(table)
 
 
 def _export(traces: TraceStore, job: str, path: Path) -> None:
@@ -130,7 +130,7 @@ def _simulate(path: Path, wanted: Settings, games: int) -> None:
     for name, search in SEARCHES.items():
         played = [play(recorded, search(wanted), wanted, seed) for seed in range(games)]
         table.add_row(name, *_cells(played))
-    console().print(table)
+    print_table(table)
     console().print(
         "runs, f: median (range) of the games; slower: a run at the final f beside one at the "
         "fastest f that keeps the target, where it is kept; misses: share of the games whose final "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, StudyArgument, console, open_store
+from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store, print_table
 from hvd_autosync.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def list_(store: StoreOption = None) -> None:
     if not studies:
         print(f"no study in {traces.name} yet", file=sys.stderr)
         return
-    console().print(studies_table(studies, traces.interrupted()))
+    print_table(studies_table(studies, traces.interrupted()))
 
 
 @app.command()
@@ -59,7 +59,7 @@ def show(
     if format is Format.TABLE:
         from hvd_autosync.reporting.listing import trials_table
 
-        console().print(trials_table(record, traces.trials(record.study_id)))
+        print_table(trials_table(record, traces.trials(record.study_id)))
         return
     frame = trials_frame(traces, record.study_id)
     if format is Format.CSV:
