@@ -8,6 +8,7 @@ The order is: option of ``horovodrun`` or ``hvd-autosync``, then environment
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,10 @@ from typing import Any
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+
+_PREFIX = "HVD_AUTOSYNC_"
+#: Variables with that prefix that are no options: read elsewhere, or set by drivers for workers.
+_OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "TRIAL", "TRIAL_ID")
 
 REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
@@ -178,7 +183,7 @@ def option_name(name: str) -> str:
 
 def variable_name(name: str) -> str:
     """``HVD_AUTOSYNC_TUNE_ONLY`` for ``tune_only``."""
-    return f"HVD_AUTOSYNC_{name.upper()}"
+    return f"{_PREFIX}{name.upper()}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -228,8 +233,10 @@ def resolve_options(
         section: The section ``autosync`` of the configuration file.
 
     Raises:
-        ConfigurationError: A value cannot be used; names the source, the value and the remedy.
+        ConfigurationError: A value cannot be used; names the source, the value and the remedy. Or
+            a variable or an entry of the file is no option.
     """
+    _refuse_unknown(environment)
     section = dict(section or {})
     values: dict[str, Any] = {}
     for each in fields(Options):
@@ -268,6 +275,19 @@ def resolve_options(
             hint="Leave one of them out.",
         )
     return options
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """Refuse variables that look like ours and mean nothing, as misspelt ones do."""
+    known = [variable_name(each.name) for each in fields(Options)]
+    known += [f"{_PREFIX}{name}" for name in _OTHER_VARIABLES]
+    for name in environment:
+        if name.startswith(_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ConfigurationError(
+                f"{name} is set to {environment[name]!r}, and no option",
+                hint=f"Did you mean {near[0]}? Else unset it." if near else "Unset it.",
+            )
 
 
 def without_our_options(words: Sequence[str]) -> tuple[str, ...]:

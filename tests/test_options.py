@@ -55,6 +55,13 @@ def test_unknown_entries_of_the_file_are_named() -> None:
         resolve_options(parsed(), {}, {"trails": 3})
 
 
+def test_unknown_variables_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_TRAILS is set to '3'") as caught:
+        resolve_options(parsed(), {"HVD_AUTOSYNC_TRAILS": "3"})
+    assert "Did you mean HVD_AUTOSYNC_TRIALS?" in str(caught.value.hint)
+    resolve_options(parsed(), {"HVD_AUTOSYNC_EXTENSIONS": "knobs.py", "HVD_AUTOSYNC_STORE": "a"})
+
+
 def test_switches_come_from_variables_too() -> None:
     assert resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "1"}).dry_run
     assert not resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "no"}).dry_run

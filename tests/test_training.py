@@ -17,7 +17,7 @@ from hvd_autosync.launch.sweep import processes_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
-SESSION = "HVD_AUTOSYNC_TEST_SESSION"
+SESSION = "AUTOSYNC_TEST_SESSION"
 pytestmark = pytest.mark.cluster
 
 

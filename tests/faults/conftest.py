@@ -20,7 +20,7 @@ from hvd_autosync.traces import TraceStore
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``tests/conftest.py``).
-SESSION = "HVD_AUTOSYNC_TEST_SESSION"
+SESSION = "AUTOSYNC_TEST_SESSION"
 
 
 class Life:

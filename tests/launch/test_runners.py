@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("horovodrun")]
 
 Run = Callable[..., TrialResult]
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
-SESSION = "HVD_AUTOSYNC_TEST_SESSION"
+SESSION = "AUTOSYNC_TEST_SESSION"
 
 
 def job_of(*script_arguments: str, controller: str = "gloo") -> Job:
