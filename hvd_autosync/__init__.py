@@ -3,8 +3,9 @@
 The flag ``horovodrun --autosync`` needs no import at all. From Python, as in a notebook, there is
 :func:`tune`; for people with an own launcher :class:`Study`, for scripts that reduce gradients by
 hand :func:`step`, for those that evaluate or save at places of their own :func:`average`, for those
-with losses of their own :func:`report`, for jobs that recur :func:`outcome`. Names load when they
-are first used, so that a worker never pays for the driver's libraries.
+with losses of their own :func:`report`, for jobs that recur :func:`outcome`, and to know a trial
+from the real training :func:`in_trial`. Names load when they are first used, so that a worker never
+pays for the driver's libraries.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hvd_autosync.errors import AutosyncError
     from hvd_autosync.notebook import tune
     from hvd_autosync.results import Study
-    from hvd_autosync.runtime import average, outcome, report
+    from hvd_autosync.runtime import average, in_trial, outcome, report
     from hvd_autosync.runtime import mark_step as step
     from hvd_autosync.search_space import SearchSpace, Strategy
     from hvd_autosync.study_values import StudySettings
@@ -31,6 +32,7 @@ _HOME = {
     "Study": ("hvd_autosync.results", "Study"),
     "StudySettings": ("hvd_autosync.study_values", "StudySettings"),
     "average": ("hvd_autosync.runtime", "average"),
+    "in_trial": ("hvd_autosync.runtime", "in_trial"),
     "TraceStore": ("hvd_autosync.traces", "TraceStore"),
     "outcome": ("hvd_autosync.runtime", "outcome"),
     "report": ("hvd_autosync.runtime", "report"),
@@ -39,7 +41,7 @@ _HOME = {
 }
 
 __all__ = ["AutosyncError", "SearchSpace", "Strategy", "Study", "StudySettings", "TraceStore",
-           "average", "outcome", "report", "step", "tune"]
+           "average", "in_trial", "outcome", "report", "step", "tune"]
 
 
 def __getattr__(name: str) -> Any:

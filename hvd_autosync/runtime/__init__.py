@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.activation import activate
-    from hvd_autosync.runtime.current import average, mark_step, outcome, report
+    from hvd_autosync.runtime.current import average, in_trial, mark_step, outcome, report
     from hvd_autosync.runtime.hooks import install
     from hvd_autosync.runtime.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "activate", "average", "install", "mark_step", "outcome",
-           "report"]
+__all__ = ["DistributedOptimizer", "activate", "average", "in_trial", "install", "mark_step",
+           "outcome", "report"]
 
 _MODULES = {
     "DistributedOptimizer": "optimizer",
     "activate": "activation",
     "average": "current",
+    "in_trial": "current",
     "install": "hooks",
     "mark_step": "current",
     "outcome": "current",

@@ -22,6 +22,8 @@ schedule: Schedule | None = None
 #: Whether ranks wait for each other; ``None``: in every step.
 protocol: Protocol | None = None
 
+#: Whether this process belongs to a trial.
+trial = False
 #: The trial that is measured; ``None`` in the real training and outside of any job of ours.
 run: TrialRun | None = None
 #: Watches the steps of a real training that was tuned.
@@ -32,6 +34,15 @@ tally: Tally | None = None
 loss_ceilings: tuple[float, ...] = ()
 #: The losses of this process's steps; ``None`` where nobody asks for them.
 losses: Losses | None = None
+
+
+def in_trial() -> bool:
+    """Whether this process belongs to a trial of the tuner, and not to the real training.
+
+    For what a script does once for each run and should not do in trials, such as sending a mail or
+    starting a run of an experiment tracker. What a training step takes must not depend on it.
+    """
+    return trial
 
 
 def waited(seconds: float) -> None:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hvd_autosync.import_hook import when_imported
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.search_space.schedule import beyond_horovod
 
@@ -27,11 +28,12 @@ def install(spec: TrialSpec) -> None:
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
     """
-    needed = spec.measured_steps or spec.watched or spec.tallied
+    current.trial = spec.measured_steps > 0
+    needed = current.trial or spec.watched or spec.tallied
     if not needed and not beyond_horovod(spec.strategy):
         return
     # Taken before the script can redirect or close its error output.
-    sender = Sender(os.dup(2)) if spec.measured_steps else None
+    sender = Sender(os.dup(2)) if current.trial else None
 
     def activate(module: ModuleType) -> None:
         from hvd_autosync.runtime import activation

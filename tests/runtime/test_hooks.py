@@ -30,6 +30,12 @@ def test_package_is_light_and_names_its_contents(run_python: Callable[[str], str
     assert run_python(code).split() == ["False", "False", "True"]
 
 
+def test_a_trial_is_known_from_the_real_training(run_python: Callable[[str], str]) -> None:
+    code = INSTALL + "import hvd_autosync\nprint(hvd_autosync.in_trial())\n"
+    code += "start()\nprint(hvd_autosync.in_trial())\nstart(0)\nprint(hvd_autosync.in_trial())"
+    assert run_python(code).split() == ["False", "True", "False"]
+
+
 @pytest.mark.parametrize(
     "statement",
     [
