@@ -82,7 +82,10 @@ def tune(
             record = tune_job(job, chosen, _Telling(progress, on_trial_end))
     except StopRequested as stop:
         record = store.study(stop.study_id)
-    return Study(store, record)
+    found = Study(store, record)
+    if not _in_notebook():  # whose widget says it
+        print(f"hvd-autosync: {found}", file=sys.stderr)
+    return found
 
 
 class _Telling:

@@ -56,9 +56,12 @@ def test_a_command_is_tuned_and_watched(tmp_path: Path, capfd: Any) -> None:
     assert [count for count, _ in seen] == [*range(1, len(study.history) + 1)]
     assert seen[0][1] == "default" and len(study.trials) == len(seen)
     assert study.best.strategy == study.record.winner
-    assert "study" in capfd.readouterr().err, "progress where there is no notebook"
+    said = capfd.readouterr().err
+    assert "study" in said, "progress where there is no notebook"
+    answer = said.splitlines()[-1]
     again = hvd_autosync.tune(command, np=2, store=store, **QUICK)
     assert again.study_id == study.study_id, "it was tuned before"
+    assert capfd.readouterr().err.splitlines()[-1] == answer == f"hvd-autosync: {study}"
 
 
 @pytest.mark.cluster
