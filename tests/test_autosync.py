@@ -94,7 +94,7 @@ def test_the_trainings_exit_status_is_horovodruns_own(job: Job) -> None:
 
 @pytest.mark.mpi
 def test_mpi_works_the_same(job: Job) -> None:
-    done = job.run(options=("--mpi", "--autosync-tune-only"))
+    done = job.run(options=("--mpi", "--autosync-tune-only", "--autosync-trials", "2"))
     assert done.returncode == 0, done.stderr
     assert "trained" not in done.stdout
     *_, answer, trace = done.stderr.strip().splitlines()

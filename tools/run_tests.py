@@ -1,8 +1,8 @@
 """Runs all tests: those that start jobs one after the other, and the rest beside them.
 
 Many jobs beside each other would slow each other beyond their limits, but one leaves a third of two
-processors idle. So there are two rows: jobs; and tests of single functions, then notebooks and the
-documentation. The status is that of the first run that failed.
+processors idle. So there are two rows: jobs; and tests of single functions, then notebooks, the
+documentation and whole tunings. The status is that of the first run that failed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _JOBS = "browser or cluster or mpi or notebook or root or slow"
 #: Of these the files that run in the second row.
 _BESIDE = (
     "tests/docs", "tests/test_jupyterlab.py", "tests/test_notebook.py", "tests/test_notebooks.py",
+    "tests/recurring", "tests/test_autosync.py", "tests/test_replay.py", "tests/test_strategies.py",
+    "tests/test_training.py",
 )  # fmt: skip
 _PYTEST = [sys.executable, "-m", "pytest"]
 
