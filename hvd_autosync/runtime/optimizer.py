@@ -117,7 +117,9 @@ def distribute(
     return distributed
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
     """``horovod.torch.broadcast_optimizer_state``, also where ranks have states of their own.
 
     Horovod writes into what ``state_dict()`` returns (``horovod/torch/functions.py``), so the
@@ -126,6 +128,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     Args:
         optimizer: As there.
         root_rank: As there.
+        model: As there.
     """
     owners = getattr(optimizer, "_owners", None)
     if owners is not None:
@@ -133,7 +136,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
     protocols = getattr(optimizer, "_protocols", None)
     if protocols is not None:
         protocols.leave()
-    _horovods_broadcast(optimizer, root_rank)
+    _horovods_broadcast(optimizer, root_rank, model)
     local = getattr(optimizer, "_local", None)
     if local is not None:
         local.share(root_rank)

@@ -8,7 +8,7 @@ import tempfile
 import warnings
 
 import horovod.torch
-from common import HOROVODS, RUN, assert_close, batch, mlp, raises, sgd
+from common import HOROVODS, HOROVODS_BROADCAST, RUN, assert_close, batch, mlp, raises, sgd
 
 import hvd_autosync.torch as hvd
 from hvd_autosync.errors import AutosyncError
@@ -31,10 +31,15 @@ def case_everything_of_horovod_is_there():
     for name in dir(horovod.torch):
         if name != "DistributedOptimizer" and not name.startswith("__"):
             assert getattr(hvd, name) is getattr(horovod.torch, name), name
-    theirs = list(inspect.signature(HOROVODS).parameters.values())
-    ours = list(inspect.signature(hvd.DistributedOptimizer).parameters.values())
-    assert [p.name for p in ours[: len(theirs)]] == [p.name for p in theirs]
-    assert [p.default for p in ours[: len(theirs)]] == [p.default for p in theirs]
+    for their_own, our_own in (
+        (HOROVODS, hvd.DistributedOptimizer),
+        (HOROVODS_BROADCAST, hvd.broadcast_optimizer_state),
+    ):
+        assert our_own is not their_own
+        theirs = list(inspect.signature(their_own).parameters.values())
+        ours = list(inspect.signature(our_own).parameters.values())
+        assert [p.name for p in ours[: len(theirs)]] == [p.name for p in theirs]
+        assert [p.default for p in ours[: len(theirs)]] == [p.default for p in theirs]
 
 
 def case_without_a_strategy_it_is_horovods():

@@ -79,7 +79,7 @@ def case_broadcast_state_with_frozen_parameters():
     model = mlp()
     model[0].weight.requires_grad_(False)
     distributed = wrap(OURS, model)
-    hvd.broadcast_optimizer_state(distributed, root_rank=0)
+    hvd.broadcast_optimizer_state(distributed, root_rank=0, model=model)
     assert model[0].weight.grad is None
     _step(model, distributed)
 

@@ -11,6 +11,7 @@ from hvd_autosync.search_space.exchange_plan import exchange_plan
 
 OURS = hvd.DistributedOptimizer
 HOROVODS = optimizer._horovods_own
+HOROVODS_BROADCAST = optimizer._horovods_broadcast
 RUN = current.run
 
 
