@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, synchronize
 
-from hvd_autosync.runtime.agreement import agree_steps
+from hvd_autosync.runtime.agreement import agree_steps, same_on_all
 from hvd_autosync.runtime.joining import Joiner, tell_of_joins
 from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.normalization import running_statistics
@@ -134,10 +134,12 @@ class Guard(Joiner):
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
-        Those with less data have missed windows and snapshots: all begin anew.
+        Those with less data have missed windows: all begin anew. They may have missed snapshots.
         """
         self._all, self._of_equal = _Sum(), _Sum()
-        self._band, self._snapshots = Band(self._ceilings), []
+        self._band = Band(self._ceilings)
+        if not same_on_all([each.step for each in self._snapshots], f"{self._name}.snapshots"):
+            self._snapshots = []
         self.step = agree_steps(self.step, self._name)
 
     def stepped(self, losses: Losses, step: int | None = None, *, equal: bool = True) -> bool:

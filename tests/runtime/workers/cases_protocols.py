@@ -386,12 +386,14 @@ def case_all_optimizers_of_torch():
 
 def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
     """Seen by one rank alone, in the middle of its pass; another has ended its own already."""
-    for uneven in (0, 40):
+    for uneven, joins in ((0, False), (40, False), (0, True)):
         with real_training() as said:
             model, optimizer = phases(ASP)
             first = 3 * hvd.rank()  # so that they are not at the same step
             for number in loader(120 + uneven * hvd.rank()):
                 step(model, optimizer, number)
+            if joins:
+                hvd.join()
             for number in loader(560 + first):
                 assert optimizer._guard is None or number < 300, "at once, not after the pass"
                 bad = math.nan if hvd.rank() == 1 and int(number) == 55 else 1.0
