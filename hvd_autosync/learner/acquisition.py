@@ -60,7 +60,8 @@ def propose(
         pending: Snapped points that are being tried, shape ``m x d``.
         seed: Of samples and candidates.
         worth: What an improvement counts; the same everywhere if ``None``.
-        rivals: Which of ``tried`` are to be improved on, ``(n,)``; all if ``None`` or none.
+        rivals: Which of ``tried`` are to be improved on, and searched around, ``(n,)``; all if
+            ``None`` or none.
 
     Returns:
         The point, shape ``(d,)``, and the logarithm of its expected improvement with that added;
@@ -68,7 +69,7 @@ def propose(
     """
     best_so_far = tried if rivals is None or not rivals.any() else tried[rivals]
     tried, pending, best_so_far = distinct(tried), distinct(pending), distinct(best_so_far)
-    ranked = tried[np.argsort(surrogate.mean_at(tried), kind="stable")]
+    ranked = best_so_far[np.argsort(surrogate.mean_at(best_so_far), kind="stable")]
     pool, complete = candidate_pool(surrogate.space, ranked[:_CENTERS], seed)
     excluded = {*keys(tried), *keys(pending)}
     pool = distinct(pool, excluded)

@@ -93,19 +93,20 @@ def _from_model(
         return worth
 
     call = np.random.SeedSequence([seed, len(observations), len(pending)])
+    # What has crashed still has the step time that was expected of it: nobody need beat that.
+    measured = np.array([seen.measured for seen in observations], dtype=bool)
+    rivals = measured & (_usable(problem, tried) >= _RIVAL)
     found = propose(
         surrogate, tried, encode_all(space, pending), int(call.generate_state(1)[0] >> 1),
-        worth, _usable(problem, tried) >= _RIVAL,
+        worth, rivals,
     )  # fmt: skip
     if found is None:
         return None
     point, acquisition = found
     strategy = space.decode(point)
-    measured = encode_all(space, [seen.strategy for seen in observations if seen.measured])
-    measured = measured[_usable(problem, measured) >= _RIVAL]
     info = _explain(surrogate, strategy, acquisition)
     can_be = float(chance(point[np.newaxis])[0])
-    gain = expected_gain(surrogate, measured, point) if len(measured) else math.inf
+    gain = expected_gain(surrogate, tried[rivals], point) if rivals.any() else math.inf
     info["expected_gain"] = can_be * gain
     return Suggestion(strategy, "model", info)
 

@@ -39,6 +39,23 @@ def initial(space: SearchSpace, tell: Tell, count: int = 8) -> list[Observation]
     return study(space, SobolLearner(), tell, count)
 
 
+def test_what_crashed_is_no_rival(
+    mixed_space: SearchSpace, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hvd_autosync.learner import bayesian
+
+    given = []
+
+    def propose(*arguments: object) -> None:
+        given.append(arguments[-1])
+
+    monkeypatch.setattr(bayesian, "propose", propose)
+    seen = initial(mixed_space, tell)
+    seen[3] = Observation(seen[3].strategy, None)
+    BayesianLearner().suggest(Problem(mixed_space), seen, seed=0)
+    assert np.flatnonzero(~np.asarray(given[0])).tolist() == [3]
+
+
 def test_it_is_a_pure_function(mixed_space: SearchSpace, tell: Tell) -> None:
     seen = initial(mixed_space, tell)
     states = (torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())
