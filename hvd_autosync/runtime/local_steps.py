@@ -11,6 +11,7 @@ schedule's start, gradients are exchanged in every step as without a schedule::
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import weakref
@@ -71,6 +72,8 @@ class LocalSteps(Joiner):
         #: Whether the script itself says when parameters must be equal.
         self._script_averages = False
         self._restored = self._stopped = False
+        #: The step at which rank 0 first missed ends of passes; infinite once it has said so.
+        self._missed_at: float | None = None
         self.owed = False
         #: Whether ranks have left ``join()`` since parameters were last the same.
         self._joined = False
@@ -97,7 +100,7 @@ class LocalSteps(Joiner):
             if self._stopped:
                 return
             if self._restored or (begun >= 0 and begun % _VOTE_EVERY == 0):
-                self._vote(begun)
+                self._vote()
             return
         self.owed = False
         self.states.forget_loaded()
@@ -231,13 +234,10 @@ class LocalSteps(Joiner):
         assert optimizer is not None, "its owner is alive"
         return optimizer
 
-    def _vote(self, begun: int) -> None:
+    def _vote(self) -> None:
         """Begin local steps if there are any, and every rank sees its passes end; a collective.
 
         Rounds of one step are none: with gradients exchanged, moments stay the same on all ranks.
-
-        Args:
-            begun: Steps since they might have begun.
         """
         known = self._script_averages or self._passes.seen
         wanted = self._schedule.length(self.step, self._rate(), self.highest) > 1
@@ -248,7 +248,15 @@ class LocalSteps(Joiner):
                 self._average_parameters()
             self._averaging.begin()
             self._restored = False
-        elif rank() == 0 and wanted and not known and begun == _TELL_AFTER:
+        elif rank() == 0 and wanted and not known:
+            self._tell_of_missed_ends()
+
+    def _tell_of_missed_ends(self) -> None:
+        """Say once, where it lasts, why there are no local steps."""
+        if self._missed_at is None:
+            self._missed_at = self.step
+        if self.step - self._missed_at >= _TELL_AFTER:
+            self._missed_at = math.inf
             print(
                 "hvd-autosync: local steps wait until an end of a pass is known; feed the training "
                 "by a torch.utils.data.DataLoader that has a length, or call "

@@ -1,6 +1,7 @@
 """Local steps: rounds, what ends them, and that the mean of replicas is what it should be."""
 
 import contextlib
+import io
 
 import horovod.torch as hvd
 import torch
@@ -161,6 +162,19 @@ def case_no_known_end_no_local_steps():
             step(model, optimizer, number)
             assert together(model)
         assert not optimizer._local.running
+
+
+def case_a_script_whose_passes_have_no_known_end_is_told_so():
+    """Once; also where the schedule asks for local steps late in the training only."""
+    for schedule in (Schedule(4), Schedule(1, 2, 0.05)):
+        model, optimizer = local(schedule)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            for number in range(180):
+                if number == 100:
+                    optimizer.param_groups[0]["lr"] = 0.02
+                step(model, optimizer, number)
+        told = said.getvalue().count("wait until an end of a pass is known")
+        assert told == (hvd.rank() == 0), told
 
 
 def case_a_script_may_average_by_itself():
