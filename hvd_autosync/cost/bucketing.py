@@ -35,7 +35,7 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     plain = np.array([_is_plain(name, columns) for name in classes])
     place = np.array([classes.index(name) for name in gradients.classes])
     size = gradients.size_bytes[:, None]
-    by_rows = np.array([columns.words(class_knob(n, "exchange")) == "rows" for n in classes])[place]
+    by_rows = np.array([columns.exchanges(n) == "rows" for n in classes])[place]
     total = np.where(by_rows | gradients.sparse[:, None], 0.0, size).sum(axis=0)
     wanted = columns.numbers("buckets")
     whole = [np.array(each) for each in (items.arrival_s, items.size_bytes, items.wire_s,
@@ -89,7 +89,7 @@ def _merge(
 
 def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
     """One text per strategy, equal for equal plans of classes."""
-    exchange, codec = (columns.words(class_knob(name, each)) for each in ("exchange", "codec"))
+    exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
     plan = np.char.add(np.char.add(exchange, "/"), codec)
     if name == REST:
         return plan
@@ -99,7 +99,7 @@ def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
 
 def _gathers(name: str, gradients: Gradients, columns: Columns) -> BoolArray:
     """Whether gradients of a class are put into buckets, shape ``(c,)``."""
-    exchange, codec = (columns.words(class_knob(name, each)) for each in ("exchange", "codec"))
+    exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
     apart = (exchange == "rows") | (codec == "powersgd")
     if name == LARGE:
         apart |= columns.numbers("large_slices") > 1
@@ -109,6 +109,6 @@ def _gathers(name: str, gradients: Gradients, columns: Columns) -> BoolArray:
 
 def _is_plain(name: str, columns: Columns) -> BoolArray:
     """Whether Horovod itself fuses gradients of a class, shape ``(c,)``."""
-    exchange, codec = (columns.words(class_knob(name, each)) for each in ("exchange", "codec"))
+    exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
     plain: BoolArray = (exchange == "allreduce") & (codec == "none")
     return plain

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import CATALOGUE, SearchSpace, Value, catalogue_knob
+from hvd_autosync.search_space.exchange_plan import class_knob
 
 
 class Columns:
@@ -70,6 +71,15 @@ class Columns:
             SpaceError: No knob has that name.
         """
         return self._column(knob).astype(np.str_)
+
+    def exchanges(self, parameter_class: str) -> npt.NDArray[np.str_]:
+        """The exchange of one class's gradients, shape ``(c,)``.
+
+        With local steps none is sharded (``replicated`` in ``search_space/exchange_plan.py``).
+        """
+        asked = self.words(class_knob(parameter_class, "exchange"))
+        apart = self.numbers("local_steps") > 1
+        return np.where(apart & (asked == "sharded"), "allreduce", asked)
 
     def _column(self, knob: str) -> npt.NDArray[Any]:
         default = catalogue_knob(knob).default

@@ -34,6 +34,10 @@ _OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
 #: ``horovod/common/controller.cc``).
 _ALLTOALL_RESPONSES = 1.0
 _CODEC_OPERATIONS = {"bf16": 3.0, "int8": 3.0, "topk": 3.0, "powersgd": 3.0}
+#: Codecs whose codes cannot be added on the way: an alltoall to who adds, and an allgather.
+_BY_PARTS = ("bf16", "int8")
+#: Codecs that take two operations where an allreduce is one.
+_TWOFOLD = (*_BY_PARTS, "powersgd")
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,9 @@ def exchange_costs(
     overall = resources.links.overall
     assert overall is not None, "a cost model is made of measured links"
     size = gradients.size_bytes[own][:, None]
-    exchange = columns.words(class_knob(name, "exchange"))
+    exchange = columns.exchanges(name)
     codec = columns.words(class_knob(name, "codec"))
+    in_parts = np.isin(codec, _BY_PARTS)
     share = _wire_share(name, gradients, own, columns, resources.world_size)
     wire_s = size * share / overall.bandwidth_bytes_per_s
     shape = wire_s.shape
@@ -82,12 +87,16 @@ def exchange_costs(
         passes = np.where(codec == each, count, passes)
     for each, count in _OPERATIONS.items():
         operations = np.where(exchange == each, count, operations)
-    sharded = exchange == "sharded"
-    wire_s = np.where(sharded, wire_s * _sharded_share(resources), wire_s)
+    twofold = (exchange == "hierarchical") & np.isin(codec, _TWOFOLD)
+    operations = np.where(twofold, operations + 1, operations)
+    by_parts = (exchange == "sharded") | ((exchange == "allreduce") & in_parts)
+    wire_s = np.where(by_parts, wire_s * _parts_share(resources), wire_s)
     pieces = columns.numbers("large_slices") if name == LARGE else np.ones(len(columns))
-    alone = np.where(sharded, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
+    by_parts |= in_parts
+    alone = np.where(by_parts, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
     within, across = resources.links.within, resources.links.across
     if resources.even_levels and within is not None and across is not None:
+        share = np.where(in_parts, share * _parts_share_across(resources), share)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
     if name == EMBEDDING:
@@ -105,7 +114,7 @@ def exchange_costs(
     return ExchangeCosts(wire_s, operations, alone, passes)
 
 
-def _sharded_share(resources: Resources) -> float:
+def _parts_share(resources: Resources) -> float:
     """How long an alltoall and an allgather take, over what a ring allreduce does.
 
     With L ranks on each of several hosts, n in all, an alltoall sends L (n - L) / n bytes from a
@@ -121,12 +130,19 @@ def _sharded_share(resources: Resources) -> float:
     return (alltoall + allgather) / (2 * allgather)
 
 
+def _parts_share_across(resources: Resources) -> float:
+    """The same between hosts, where each rank of a host has its own part of the gradient."""
+    local = min(host.slots for host in resources.hosts)
+    one_way = 1.0 if resources.has_gpu else max(local, 2) / local
+    return (one_way + 1) / 2
+
+
 def _wire_share(
     name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns, ranks: int
 ) -> FloatArray:
     """Bytes on the wire over those of an uncoded ring, shape ``(m, c)``."""
     codec = columns.words(class_knob(name, "codec"))
-    item_bytes, sides = gradients.item_bytes[own][:, None], gradients.sides[own][:, None]
+    item_bytes = gradients.item_bytes[own][:, None]
     share = np.ones((len(own), len(codec)))
     for each, value in (("fp16", 0.5), ("bf16", 0.5), ("int8", _INT8_SHARE)):
         share = np.where(codec == each, value, share)
@@ -135,7 +151,10 @@ def _wire_share(
         gathered = ranks * ratio * _TOPK_BYTES / item_bytes / 2
         share = np.where(codec == "topk", gathered, share)
     if name == LARGE:
-        factors = columns.numbers("large_rank") * sides * item_bytes
+        # Each slice of its rows has a right factor of its own.
+        rows, width = gradients.rows_of_matrix[own], gradients.columns_of_matrix[own]
+        sides = rows[:, None] + columns.numbers("large_slices") * width[:, None]
+        factors_bytes = columns.numbers("large_rank") * sides * item_bytes
         size = gradients.size_bytes[own][:, None]
-        share = np.where(codec == "powersgd", factors / size, share)
+        share = np.where(codec == "powersgd", factors_bytes / size, share)
     return share

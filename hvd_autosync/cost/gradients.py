@@ -24,7 +24,8 @@ class Gradients:
         rows: Length of the first dimension.
         sparse: Whether it is a sparse tensor, which travels by rows in any case.
         touched: Share of the rows that one rank touches in a step.
-        sides: Rows and columns of its matrix together.
+        rows_of_matrix: Rows of its matrix, as PowerSGD sees it.
+        columns_of_matrix: Columns of that.
         item_bytes: Bytes of an element.
     """
 
@@ -35,7 +36,8 @@ class Gradients:
     rows: FloatArray
     sparse: npt.NDArray[np.bool_]
     touched: FloatArray
-    sides: FloatArray
+    rows_of_matrix: FloatArray
+    columns_of_matrix: FloatArray
     item_bytes: FloatArray
 
     @classmethod
@@ -61,6 +63,7 @@ class Gradients:
             rows=column([p.shape[0] if p.shape else 1 for p in arrived]),
             sparse=np.array([p.sparse for p in arrived], dtype=np.bool_),
             touched=column([p.touched_rows for p in arrived]),
-            sides=column([sum(matrix_shape(p.shape)) for p in arrived]),
+            rows_of_matrix=column([matrix_shape(p.shape)[0] for p in arrived]),
+            columns_of_matrix=column([matrix_shape(p.shape)[1] for p in arrived]),
             item_bytes=column([p.size_bytes / max(p.elements, 1) for p in arrived]),
         )

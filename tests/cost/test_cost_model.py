@@ -7,7 +7,7 @@ import pytest
 
 from hvd_autosync.cost import Coefficients, CostModel
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources
+from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
 
 GRADIENT_BYTES = 100_000 * 16 * 4 + 1024 * 1024 * 4 + 20 * 256 * 4
 
@@ -166,6 +166,33 @@ def test_owners_pay_for_an_alltoall(model: ModelProfile, slow_network: Resources
     assert owners == pytest.approx(1.5 * ring, rel=0.05)
 
 
+def wire_s(cost: CostModel, strategy: dict[str, Value]) -> float:
+    """Seconds that bytes take, as what twice as long a wire adds."""
+    longer = Coefficients(byte=float(np.log(2)))
+    return float(cost.predict([strategy], longer)[0] - cost.predict([strategy])[0])
+
+
+def test_codes_that_cannot_be_added_travel_by_parts(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    cost = CostModel(model, slow_network)
+    matrix = 1024 * 1024 * 4 / GRADIENT_BYTES
+    plain = wire_s(cost, {})
+    for codec, share in (("fp16", 0.5), ("bf16", 0.5 * 1.75 / 1.5), ("int8", 0.254 * 1.75 / 1.5)):
+        expected = 1 - matrix + matrix * share
+        assert wire_s(cost, {"large_codec": codec}) / plain == pytest.approx(expected, rel=0.01)
+
+
+def test_each_slice_has_a_right_factor(model: ModelProfile, slow_network: Resources) -> None:
+    cost = CostModel(model, slow_network)
+    plain, element_s = wire_s(cost, {}), 4 * 1.5 / 12.5e6
+    for slices in (1, 4):
+        low_rank = {"large_codec": "powersgd", "large_rank": 16, "large_slices": slices}
+        factors = 16 * (1024 + slices * 1024)
+        saved = plain - wire_s(cost, low_rank)
+        assert saved == pytest.approx((1024 * 1024 - factors) * element_s, rel=0.01)
+
+
 def test_local_steps_share_one_exchange(model: ModelProfile, slow_network: Resources) -> None:
     strategies = [{"local_steps": steps} for steps in (1, 2, 4, 16)]
     seconds = CostModel(model, slow_network).predict([{}, *strategies])
@@ -173,3 +200,6 @@ def test_local_steps_share_one_exchange(model: ModelProfile, slow_network: Resou
     wire_s = GRADIENT_BYTES * 1.5 / 12.5e6
     for time_s, steps in zip(seconds[2:], (2, 4, 16), strict=True):
         assert time_s == pytest.approx(0.032 + wire_s / steps, rel=0.1)
+    # What is owned by one rank cannot be stepped by another.
+    sharded = {"local_steps": 4, "large_exchange": "sharded", "embedding_exchange": "sharded"}
+    assert CostModel(model, slow_network).predict([sharded])[0] == seconds[3]
