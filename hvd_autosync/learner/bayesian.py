@@ -127,4 +127,5 @@ def _explain(surrogate: Surrogate, strategy: Strategy, acquisition: float) -> di
         "predicted_high_s": math.exp(mean + HALF_WIDTH_90 * deviation),
         "acquisition": acquisition,
         "experts": [expert.name for expert in surrogate.experts],
+        "dropped": [[name, round(rise, 3)] for name, rise in surrogate.dropped.items()],
     }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
+from scipy.stats import norm
 
 from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.search_space import Strategy
@@ -39,18 +39,20 @@ def worth_confirming(
     """
     surrogate = surrogate or fit(problem, observations)
     ranked = best_tried(problem, observations, len(observations), surrogate)
-    return [
-        strategy
-        for strategy in ranked
-        if strategy != reference and _chance(surrogate, strategy, reference) >= _WORTH
-    ][:count]
+    chances = _chances(surrogate, ranked, reference)
+    worth = [s for s, p in zip(ranked, chances, strict=True) if s != reference and p >= _WORTH]
+    return worth[:count]
 
 
-def _chance(surrogate: Surrogate, strategy: Strategy, reference: Strategy) -> float:
-    """Probability that ``strategy`` is faster than ``reference``."""
-    mean, covariance = surrogate.joint([strategy, reference])
-    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
-    return NormalDist(mean[0] - mean[1], math.sqrt(max(variance, 1e-12))).cdf(0.0)
+def _chances(
+    surrogate: Surrogate, strategies: Sequence[Strategy], reference: Strategy
+) -> FloatArray:
+    """The probability of each of ``strategies`` to be faster than ``reference``, shape ``(n,)``."""
+    mean, covariance = surrogate.joint([reference, *strategies])
+    variance = covariance[0, 0] + np.diagonal(covariance) - 2 * covariance[0]
+    deviation = np.sqrt(np.maximum(variance, 1e-12))
+    chances: FloatArray = norm.cdf((mean[0] - mean) / deviation)[1:]
+    return chances
 
 
 def best_tried(

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 import torch
 from botorch.exceptions.errors import BotorchError
@@ -77,7 +78,9 @@ def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
     Raises:
         SpaceError: An observed strategy does not lie in the problem's space.
     """
-    return _fit(problem, tuple(seen for seen in observations if seen.measured))
+    # Nothing else of a problem is learned from, and the rest differs between who asks.
+    known = Problem(problem.space, problem.task, problem.sources)
+    return _fit(known, tuple(seen for seen in observations if seen.measured))
 
 
 @lru_cache(maxsize=16)
@@ -92,15 +95,15 @@ def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
     surrogate = _fitted(features, (*physics, *sharing(sources)), points, seen)
     if sources and len(observations) >= FEWEST_TO_JUDGE:
         dropped = misleading(surrogate.model, surrogate.experts, len(physics))
-        kept = [each for each in sources if each.name not in dropped]
-        if len(kept) < len(sources):
-            surrogate = _fitted(features, (*physics, *sharing(kept)), points, seen)
+        if dropped:
+            kept = sharing([each for each in sources if each.name not in dropped])
+            surrogate = _fitted(features, (*physics, *kept), points, seen, dropped)
     return surrogate
 
 
 def _fitted(
     features: Features, experts: tuple[Expert, ...], points: FloatArray,
-    seen: tuple[Observation, ...],
+    seen: tuple[Observation, ...], dropped: Mapping[str, float] = MappingProxyType({}),
 ) -> Surrogate:  # fmt: skip
     spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
     targets = Targets.of(seen, opinions(experts, points) @ likely_weights(experts), spread)
@@ -108,7 +111,7 @@ def _fitted(
         inputs = model_inputs(features, experts, points, targets.scale)
         model = _build(features, experts, inputs, targets)
         _optimize(model)
-    return Surrogate(model, features, experts, targets)
+    return Surrogate(model, features, experts, targets, dropped)
 
 
 def _source_experts(problem: Problem, cost: Expert | None) -> list[Expert]:

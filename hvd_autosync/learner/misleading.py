@@ -25,8 +25,8 @@ _CLEARLY = 0.5
 _CONSTANT_VARIANCE = 1.0
 
 
-def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> set[str]:
-    """Names of the experts without whom the model predicts clearly better.
+def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> dict[str, float]:
+    """The experts without whom the model predicts clearly better.
 
     The score of a model is the sum of the log densities of all observations, each predicted from
     the others, with hyperparameters as they are and the constant integrated out (Rasmussen and
@@ -38,6 +38,9 @@ def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> se
         model: Fitted with all experts, whose predictions are its last inputs.
         experts: All of them.
         first: The first one that may be dropped; those before stay.
+
+    Returns:
+        Their names, in the order in which they go -> by how much the score rises then.
     """
     gone: list[str] = []
     scores: list[float] = []
@@ -61,10 +64,10 @@ def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> se
                 gone.append(left.pop(worst).name)
         except NotPSDError:
             pass  # nothing can be told of the others
-    if not scores:
-        return set()
-    best = max(range(len(scores)), key=lambda count: scores[count])
-    return set(gone[:best]) if scores[best] >= scores[0] + _CLEARLY else set()
+    best = max(range(len(scores)), key=lambda count: scores[count], default=0)
+    if not scores or scores[best] < scores[0] + _CLEARLY:
+        return {}
+    return {name: scores[count + 1] - scores[count] for count, name in enumerate(gone[:best])}
 
 
 def _without(

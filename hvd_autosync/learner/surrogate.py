@@ -35,15 +35,18 @@ class Surrogate:
         model: The BoTorch model; it takes :meth:`inputs` and predicts standardized speed.
         space: The space.
         experts: Whose predictions it starts from.
+        dropped: Experts that are not among them, as they mislead, in the order in which they went
+            -> by how much the leave-one-out score rose without each.
     """
 
     def __init__(
         self, model: SingleTaskGP, features: Features, experts: tuple[Expert, ...],
-        targets: Targets,
+        targets: Targets, dropped: Mapping[str, float],
     ) -> None:  # fmt: skip
         self.model = model
         self.space = features.space
         self.experts = experts
+        self.dropped = dropped
         self._features = features
         self._center = targets.center
         self._scale = targets.scale

@@ -20,11 +20,14 @@ class Heard:
         name: For people.
         similarity: Of its task to the study's, where it is a related study.
         heard: Numbers of the trials that it had a say in.
+        rise: By how much the leave-one-out score of the trials rose without it, when it was dropped
+            first; ``None``: it was not.
     """
 
     name: str
     similarity: float | None
     heard: tuple[int, ...]
+    rise: float | None = None
 
     @property
     def label(self) -> str:
@@ -45,7 +48,7 @@ def experts_table(trials: Sequence[TrialRecord]) -> Table | None:
     table = plain_table("expert", "similarity", "heard")
     for each in experts:
         alike = "" if each.similarity is None else f"{each.similarity:.2f}"
-        table.add_row(each.name, alike, _heard_text(each.heard, last))
+        table.add_row(each.name, alike, _heard_text(each, last))
     return table
 
 
@@ -62,20 +65,30 @@ def heard_by(trials: Sequence[TrialRecord]) -> list[Heard]:
         Heard(
             f"study {name}" if name in similar else name, similar.get(name),
             tuple(trial.number for trial in asked if name in _experts(trial)),
+            next((found[name] for found in map(_dropped, asked) if name in found), None),
         )
         for name in (names if asked else ())
     ]  # fmt: skip
 
 
-def _heard_text(heard: Sequence[int], last: int) -> str:
-    if not heard:
+def _heard_text(expert: Heard, last: int) -> str:
+    heard = expert.heard
+    rise = "" if expert.rise is None else f" (leave-one-out score {expert.rise:+.1f} without it)"
+    if not heard and not rise:
         return "in no trial: it says nothing here, or the first trials spoke against it"
+    if not heard:
+        return f"in no trial: the first ones spoke against it{rise}"
     where = f"in trials {heard[0]} to {heard[-1]}" if len(heard) > 1 else f"in trial {heard[0]}"
-    return where if heard[-1] == last else f"{where}, then dropped: it misled"
+    return where if heard[-1] == last else f"{where}, then dropped: it misled{rise}"
 
 
 def _experts(trial: TrialRecord) -> list[str]:
     return [name for name in _entries(trial, "experts") if isinstance(name, str)]
+
+
+def _dropped(trial: TrialRecord) -> dict[str, float]:
+    pairs = [e for e in _entries(trial, "dropped") if isinstance(e, list) and len(e) == 2]
+    return {str(name): float(rise) for name, rise in pairs if _is_number(rise)}
 
 
 def _similarities(trials: Sequence[TrialRecord]) -> dict[str, float]:

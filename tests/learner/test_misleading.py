@@ -72,6 +72,8 @@ def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step:
         fit(Problem(mixed_space, sources=some), seen) for some in (both, both[:1])
     )
     assert [e.weights for e in together.experts] == [(0.8,)]
+    assert list(together.dropped) == ["wrong"] and together.dropped["wrong"] >= 0.5
+    assert not alone.dropped
     assert [e.weights for e in alone.experts] == [(0.8,)]
     unseen = sobol_points(mixed_space, 20, seed=3)
     assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
