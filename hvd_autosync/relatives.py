@@ -24,7 +24,7 @@ _MOST_OBSERVATIONS = 60
 def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
     """The most similar finished studies with their similarity, the most similar first.
 
-    Of several studies of one task the one that has measured most speaks for all.
+    Of several studies of one task in one space the one that has measured most speaks for all.
 
     Raises:
         StoreError: The store cannot be read.

@@ -78,6 +78,19 @@ def test_the_most_similar_come_first_and_one_per_task(store: TraceStore, task: T
     assert found[0][1] == 1.0 > found[1][1]
 
 
+def test_each_space_of_a_task_has_a_study_to_learn_from(store: TraceStore, task: Task) -> None:
+    exact = tuned(store, task, 3, transfer=False)
+    lossy = Study.create(
+        build_space(task.model, task.resources, allow=("codec",)), store=store, task=task,
+        settings=StudySettings(trials=3, transfer=False),
+    )  # fmt: skip
+    while (trial := lossy.ask()) is not None:
+        lossy.tell(trial, [0.1] * 20)
+    assert {study_id for study_id, _ in related_studies(store, task)} == {
+        exact.study_id, lossy.study_id
+    }  # fmt: skip
+
+
 def test_a_study_starts_from_what_related_ones_found(store: TraceStore, task: Task) -> None:
     first = tuned(store, slower(task, 2.0), 8)
     second = Study.create(space_of(task), store=store, task=task)

@@ -34,7 +34,7 @@ def study_records(
 
 
 def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
-    """Id and task of the finished study of each task that has measured most.
+    """Id and task of the finished study of each task and space that has measured most.
 
     Those with the most trials come first, and the newer one of two with as many.
 
@@ -44,18 +44,21 @@ def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
     count = func.count(TRIALS.c.told_at).label("count")
     told = select(TRIALS.c.study_id, count).group_by(TRIALS.c.study_id).subquery()
     query = (
-        select(STUDIES.c.study_id, STUDIES.c.fingerprint, type_coerce(STUDIES.c.task, Text))
+        select(
+            STUDIES.c.study_id, STUDIES.c.fingerprint, STUDIES.c.space_key,
+            type_coerce(STUDIES.c.task, Text),
+        )
         .join(told, told.c.study_id == STUDIES.c.study_id)
         .where(STUDIES.c.status == StudyStatus.FINISHED.value, STUDIES.c.fingerprint.is_not(None))
         .where(told.c.count >= _FEWEST_TOLD)
         .order_by(told.c.count.desc(), *_NEWEST_FIRST)
     )
     seen = set()
-    for study_id, fingerprint, task in connection.execute(query):
-        if fingerprint not in seen:
+    for study_id, *key, task in connection.execute(query):
+        if tuple(key) not in seen:
             with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
                 yield study_id, Task.from_json(json.loads(task))
-                seen.add(fingerprint)
+                seen.add(tuple(key))
 
 
 def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -> str:

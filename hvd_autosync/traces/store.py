@@ -253,7 +253,7 @@ class TraceStore:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
     def finished_tasks(self) -> list[tuple[str, Task]]:
-        """Id and task of the finished study of each task that has measured most."""
+        """Id and task of the finished study of each task and space that has measured most."""
         with self._database.reading() as connection:
             return list(rows.finished_tasks(connection))
 
