@@ -33,7 +33,7 @@ from hvd_autosync.cost import CostModel, calibrate
 from hvd_autosync.cost.coefficients import UNCALIBRATED
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.learner import Observation, fit
-from hvd_autosync.learner.points import FloatArray, sobol_points
+from hvd_autosync.learner.points import FloatArray, encode_all, sobol_points
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
     HorovodBuild,
@@ -108,10 +108,9 @@ class Judge:
     def ceiling(self) -> float:
         """Ranking accuracy of the truth against noisy measurements, from the interpolated truth."""
         rng = np.random.default_rng(0)
-        noise = rng.normal(0, self._table.noise, (50, len(self.log_step)))
-        return statistics.median(
-            concordance(self.log_step, self.log_step + each) for each in noise
-        )
+        truth = self._table.log_step(encode_all(self._table.space, self.strategies))
+        noise = rng.normal(0, self._table.noise, (50, len(truth)))
+        return statistics.median(concordance(truth, truth + each) for each in noise)
 
     def default_only(self) -> tuple[float, float]:
         """Ranking accuracy and error of the cost model that knows the default's trial alone."""

@@ -24,6 +24,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
@@ -210,7 +211,9 @@ def main() -> None:
         for seed in range(args.seeds)
     ]
     known = read(args.output) if os.path.exists(args.output) else []
-    played = {(row["table"], row["contestant"], row["seed"]) for row in known}
+    played = Counter((row["table"], row["contestant"], row["seed"]) for row in known)
+    if set(played.values()) - {args.trials}:
+        parser.error(f"{args.output} has games of another length: give --trials or --output")
     _play([plan for plan in plans if plan[1:4] not in played], args.output)
     show(read(args.output))
 

@@ -301,19 +301,21 @@ class Smac:
 class MultiTask:
     """BoTorch's ``MultiTaskGP`` over the table and the related tasks, on the table's space.
 
-    Its fit is capped at 75 iterations; times are standardized per task. The acquisition function is
-    maximized over the pool of candidates of our own learner.
+    Its fit is capped at 75 iterations; times are standardized per task, and choices are inputs of
+    0 and 1. The acquisition function is maximized over the pool of candidates of our own learner.
     """
 
     def __init__(self, table: Emulator, sources: tuple[Source, ...], seed: int) -> None:
         self._space, self._seed = table.space, seed
         self._seen: list[Observation] = []
+        #: Numeric inputs and categories of related tasks, and their standardized speed.
         self._known: list[tuple[FloatArray, FloatArray]] = []
         for source in sources:
             points = encode_all(source.space, [one.strategy for one in source.observations])
             log_step = np.array([one.log_step for one in source.observations])
             scaled = (log_step - log_step.mean()) / max(float(log_step.std()), 1e-6)
-            self._known.append((translated(source.space, points, self._space), -scaled))
+            own = translated(source.space, points, self._space)
+            self._known.append((self._inputs(own), -scaled))
 
     def ask(self) -> Strategy:
         from botorch.acquisition.logei import qLogNoisyExpectedImprovement
@@ -325,7 +327,7 @@ class MultiTask:
         tried = encode_all(self._space, [one.strategy for one in self._seen])
         log_step = np.array([one.log_step for one in self._seen])
         unit = max(float(log_step.std()), 0.1)
-        parts = [(tried, -(log_step - log_step.mean()) / unit), *self._known]
+        parts = [(self._inputs(tried), -(log_step - log_step.mean()) / unit), *self._known]
         x = np.concatenate([np.c_[points, np.full(len(points), task)]
                             for task, (points, _) in enumerate(parts)])  # fmt: skip
         y = np.concatenate([values for _, values in parts])
@@ -340,7 +342,7 @@ class MultiTask:
                 ExactMarginalLogLikelihood(model.likelihood, model),
                 optimizer_kwargs={"options": {"maxiter": 75}},
             )
-            baseline = torch.from_numpy(tried)
+            baseline = torch.from_numpy(self._inputs(tried))
             acquisition = qLogNoisyExpectedImprovement(
                 model, X_baseline=baseline, objective=GenericMCObjective(lambda y, X: y[..., 0])
             )
@@ -348,8 +350,19 @@ class MultiTask:
             pool, _ = candidate_pool(self._space, best, self._seed * 1000 + len(self._seen))
             pool = distinct(pool, keys(tried))
             with torch.no_grad():
-                scores = acquisition(torch.from_numpy(pool).unsqueeze(-2))
+                scores = acquisition(torch.from_numpy(self._inputs(pool)).unsqueeze(-2))
         return self._space.decode(pool[int(scores.argmax())])
+
+    def _inputs(self, points: FloatArray) -> FloatArray:
+        """Positions of numbers, and one input of 0 and 1 for each choice."""
+        columns = []
+        for index, knob in enumerate(self._space.knobs):
+            column = points[:, index]
+            if isinstance(knob, CategoricalKnob):
+                columns += [column == knob.to_unit(choice) for choice in knob.choices]
+            else:
+                columns.append(column)
+        return np.stack(columns, axis=1).astype(np.float64)
 
     def tell(self, seen: Observation) -> None:
         self._seen.append(seen)
