@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_autosync.cost.coefficients import REST_S, Coefficients
 from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication
+
+#: Indices of strategies.
+Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,41 @@ class Prepared:
         self, times: int, latency: FloatArray, byte: FloatArray, compute: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """:func:`communication` for each of ``times`` sets and strategy, each ``(b c,)``."""
-        assert self.items is not None, "something travels"
-        loop = Loop(
-            np.tile(self.loop.cycle_s, times), np.tile(self.loop.fusion_bytes, times),
-            np.tile(self.loop.response_s, times) * latency,
-        )  # fmt: skip
-        arrival_s, size, wire_s, operations, alone = (
-            np.tile(getattr(self.items, field.name), (1, times)) for field in fields(Items)
+        end_s, busy_s = np.empty((2, times, len(latency) // times))
+        each_latency, each_byte, each_compute = (
+            factor.reshape(times, -1) for factor in (latency, byte, compute)
         )
-        items = Items(arrival_s * compute, size, wire_s * byte, operations, alone)
-        return communication(loop, items)
+        for own, those in self._groups:
+            loop = Loop(
+                np.tile(self.loop.cycle_s[own], times), np.tile(self.loop.fusion_bytes[own], times),
+                np.tile(self.loop.response_s[own], times) * each_latency[:, own].ravel(),
+            )  # fmt: skip
+            arrival_s, size, wire_s, operations, alone = (
+                np.tile(getattr(those, field.name), (1, times)) for field in fields(Items)
+            )
+            items = Items(
+                arrival_s * each_compute[:, own].ravel(), size,
+                wire_s * each_byte[:, own].ravel(), operations, alone,
+            )  # fmt: skip
+            found = communication(loop, items)
+            end_s[:, own], busy_s[:, own] = (each.reshape(times, -1) for each in found)
+        return end_s.ravel(), busy_s.ravel()
+
+    @cached_property
+    def _groups(self) -> list[tuple[Places, Items]]:
+        """Strategies with about as many items each, and those items without gaps.
+
+        A simulation goes item by item: a strategy of few buckets must not wait for the many tensors
+        of another.
+        """
+        assert self.items is not None, "something travels"
+        gone = self.items.size_bytes <= 0
+        counts = len(gone) - gone.sum(axis=0)
+        magnitudes = np.ceil(np.log2(np.maximum(counts, 1)))
+        groups = []
+        for magnitude in np.unique(magnitudes):
+            own = np.flatnonzero(magnitudes == magnitude)
+            order = np.argsort(gone[:, own], axis=0, kind="stable")[: counts[own].max()]
+            of_items = (getattr(self.items, field.name)[:, own] for field in fields(Items))
+            groups.append((own, Items(*(np.take_along_axis(e, order, axis=0) for e in of_items))))
+        return groups
