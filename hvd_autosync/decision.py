@@ -142,9 +142,8 @@ class Decision:
             return ""
         if gain < SMALL_GAIN:
             return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
-        durations = [t.result.total_s for t in explored(self._trials) if t.result is not None]
-        known = [seconds for seconds in durations if math.isfinite(seconds)]
-        trial_s = sum(known) / len(known) if known else 0.0
+        ended = [t for t in explored(self._trials) if t.result and math.isfinite(t.result.total_s)]
+        trial_s = _used_s(ended) / len(ended) if ended else 0.0
         saved_s = gain * 3600 * self._settings.expected_hours
         if saved_s < trial_s:
             return (
