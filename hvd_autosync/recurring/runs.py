@@ -34,7 +34,7 @@ _STOPPED = frozenset({129, 130, 137, 143})
 #: Why a run is under BSP alone that should not be.
 _UNCOUNTED = (
     "no run could count its samples, so a part of them cannot be told; feed the training by a "
-    "torch.utils.data.DataLoader with a batch size"
+    "torch.utils.data.DataLoader with a batch_size, or whose batches are tensors"
 )
 
 

@@ -11,14 +11,12 @@ schedule's start, gradients are exchanged in every step as without a schedule::
 from __future__ import annotations
 
 import json
-import math
-import sys
 import threading
 import weakref
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, synchronize
+from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, size, synchronize
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.agreement import agree_steps, same_on_all, tell_all
@@ -27,11 +25,11 @@ from hvd_autosync.runtime.joining import Joiner, tell_of_joins
 from hvd_autosync.runtime.normalization import running_statistics
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.rank_states import RankStates, States
+from hvd_autosync.runtime.remarks import Remark
 from hvd_autosync.search_space.schedule import Schedule
 
-#: Parallel steps between two votes on whether local steps can begin, and after how many of them it
-#: is said why they do not.
-_VOTE_EVERY, _TELL_AFTER = 8, 64
+#: Parallel steps between two votes on whether local steps can begin.
+_VOTE_EVERY = 8
 
 
 class LocalSteps(Joiner):
@@ -71,9 +69,12 @@ class LocalSteps(Joiner):
         self._ends_pass = False
         #: Whether the script itself says when parameters must be equal.
         self._script_averages = False
-        self._restored = self._stopped = False
-        #: The step at which rank 0 first missed ends of passes; infinite once it has said so.
-        self._missed_at: float | None = None
+        self._restored = self._stopped = self._paused = False
+        self._no_ends = Remark(
+            "local steps wait until an end of a pass is known; feed the training by a "
+            "torch.utils.data.DataLoader that has a length, or call "
+            "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
+        )
         self.owed = False
         #: Whether ranks have left ``join()`` since parameters were last the same.
         self._joined = False
@@ -97,7 +98,7 @@ class LocalSteps(Joiner):
             self._count()
             self.averages += 1
             begun = self.step - max(self._schedule.start, 1)
-            if self._stopped:
+            if self._stopped or self._paused:
                 return
             if self._restored or (begun >= 0 and begun % _VOTE_EVERY == 0):
                 self._vote()
@@ -118,8 +119,7 @@ class LocalSteps(Joiner):
         A script may make no step of them, as where those of its own rank alone have overflowed. It
         counts, or the rank would come to the end of its pass a step before the others.
         """
-        if self.owed:
-            self.stepped()
+        self.settle()
         if self._joined and self._done == 0:
             # What is the same on all ranks again, as after a broadcast, is where the round begins.
             self._averaging.begin()
@@ -138,10 +138,14 @@ class LocalSteps(Joiner):
         self._joined = self.running
         self._length = self._done = 0
 
-    def average(self) -> None:
-        """Make parameters and statistics equal now, in the middle of a round; a collective."""
+    def settle(self) -> None:
+        """Count the step whose gradients were synchronized, and that was not made."""
         if self.owed:
             self.stepped()
+
+    def average(self) -> None:
+        """Make parameters and statistics equal now, in the middle of a round; a collective."""
+        self.settle()
         if self._restored:
             self._average_parameters()
         elif self._done:
@@ -168,6 +172,14 @@ class LocalSteps(Joiner):
 
         A collective.
         """
+        self.pause()
+        self._stopped = True
+
+    def pause(self) -> None:
+        """Have no rounds until :meth:`resume`; parameters are the same on all ranks now.
+
+        A collective, after which moments are the same, too.
+        """
         if self.running:
             found = moments(self._owner)
             described = [(name, list(value.shape)) for name, value in found]
@@ -176,9 +188,14 @@ class LocalSteps(Joiner):
                 self._averaging.average_tensors("moments", tensors, size())
             else:  # as where some rank had no gradient
                 self._owner.state.clear()
-        self.running, self._restored, self._stopped = False, False, True
+        self.running, self._restored, self._paused = False, False, True
         self._length = self._done = 0
         self._proposal = None
+
+    def resume(self) -> None:
+        """Have rounds again from now on, where all ranks make steps together; a collective."""
+        self.step = agree_steps(self.step, self._name)
+        self._paused = False
 
     def save(self) -> dict[str, Any]:
         """What has to be saved for the schedule to go on, with the states of all ranks."""
@@ -248,21 +265,8 @@ class LocalSteps(Joiner):
                 self._average_parameters()
             self._averaging.begin()
             self._restored = False
-        elif rank() == 0 and wanted and not known:
-            self._tell_of_missed_ends()
-
-    def _tell_of_missed_ends(self) -> None:
-        """Say once, where it lasts, why there are no local steps."""
-        if self._missed_at is None:
-            self._missed_at = self.step
-        if self.step - self._missed_at >= _TELL_AFTER:
-            self._missed_at = math.inf
-            print(
-                "hvd-autosync: local steps wait until an end of a pass is known; feed the training "
-                "by a torch.utils.data.DataLoader that has a length, or call "
-                "hvd_autosync.average(optimizer) where parameters must be the same on all ranks",
-                file=sys.stderr,
-            )
+        elif wanted and not known:
+            self._no_ends.seen(self.step)
 
     def _average_parameters(self) -> None:
         """Make replicas equal that moments of each rank's own have driven apart since a resume."""

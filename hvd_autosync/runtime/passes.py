@@ -10,7 +10,7 @@ import functools
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ class Rounds(Protocol):
         """Whether parameters are the same on all ranks."""
 
     def average(self) -> None:
-        """Make them so at the end of a pass; a collective."""
+        """Make them so at the end of a pass, if they are not; a collective."""
 
     def interrupt(self) -> None:
         """Make them so in the middle of one, where another pass begins; a collective."""
@@ -41,7 +41,7 @@ class Passes:
             meanwhile, as for an evaluation.
 
     Attributes:
-        samples: Samples of this rank's passes so far, where batches have a size.
+        samples: Samples of this rank's passes so far, where they can be counted.
         error: What went wrong at the end of a pass.
     """
 
@@ -54,7 +54,7 @@ class Passes:
         self.samples = 0
         self.error: Exception | None = None
         _listen()
-        _LISTENING.append(weakref.ref(self, _LISTENING.remove))
+        _LISTENING.append(weakref.ref(self, _forget))
 
     @property
     def rounds(self) -> Rounds | None:
@@ -69,7 +69,7 @@ class Passes:
             return  # of a stream, whose end nobody knows
         key = id(iterator)
         reference = weakref.ref(iterator, functools.partial(_gone, weakref.ref(self), key))
-        self._passes[key] = _Pass(reference, batches, loader.batch_size or 0)
+        self._passes[key] = _Pass(reference, batches, loader.batch_size)
         begun = None if self._begun is None else self._begun()
         if begun is not None:
             begun(loader, iterator)
@@ -100,15 +100,25 @@ class Passes:
             ConfigurationError: Some ranks have ended a round at the end of a pass, others not.
             HorovodInternalError: Another rank has failed.
         """
-        if self.error is not None:
-            raise self.error
+        self.check()
         for each in self._passes.values():
             new = each.given() - each.used
             each.feeds = new > 0
             each.has_fed = each.has_fed or each.feeds
             each.used += new
             self._per_step = max(self._per_step, new)
-            self.samples += new * each.batch_size
+            self.samples += each.samples
+            each.samples = 0
+
+    def check(self) -> None:
+        """Raise what went wrong at the end of a pass.
+
+        Raises:
+            ConfigurationError: As of :meth:`stepped`.
+            HorovodInternalError: As there.
+        """
+        if self.error is not None:
+            raise self.error
 
     def remaining(self) -> int | None:
         """Steps until a pass ends, the running one included; ``None`` while no pass is seen.
@@ -138,12 +148,17 @@ class Passes:
             # fetches ahead only the batches of a step are missing here.
             del self._passes[key]
         elif own.has_fed and own.given() <= own.used:
-            _interrupt([self._rounds], ended=True)
+            self._end()
 
-    def evaluated(self, key: int) -> None:
-        """An iterator has given a batch where gradients are switched off: no step will use it."""
-        if key in self._passes:
-            self._passes[key].used += 1
+    def gave(self, key: int, batch: Any) -> None:
+        """An iterator has given a batch; none of it feeds a step where gradients are off."""
+        own = self._passes.get(key)
+        if own is None:
+            return
+        if torch.is_grad_enabled():
+            own.samples += own.batch_size or _samples_of(batch)
+        else:
+            own.used += 1
 
     def cut(self) -> None:
         """End the passes that feed this optimizer: their iterators give nothing more."""
@@ -158,7 +173,12 @@ class Passes:
         """The iterator of a pass is gone."""
         own = self._passes.pop(key, None)
         if own is not None and own.has_fed:
-            _interrupt([self._rounds], ended=True)
+            self._end()
+
+    def _end(self) -> None:
+        rounds = self.rounds
+        if rounds is not None:
+            rounds.average()
 
 
 @dataclass
@@ -168,8 +188,9 @@ class _Pass:
     Attributes:
         iterator: The iterator, as long as anybody holds it.
         batches: How many it has to give.
-        batch_size: Samples of one; 0 where they are put together in another way.
+        batch_size: Samples of one; ``None`` where they are put together in another way.
         used: How many steps have used.
+        samples: Of batches that no step has used yet.
         feeds: Whether the last step used any.
         has_fed: Whether any step has.
         exhausted: Whether it has given all.
@@ -178,8 +199,9 @@ class _Pass:
 
     iterator: weakref.ref[Any]
     batches: int
-    batch_size: int
+    batch_size: int | None
     used: int = 0
+    samples: int = 0
     feeds: bool = False
     has_fed: bool = False
     exhausted: bool = False
@@ -199,27 +221,43 @@ def _alive(passes: Iterable[_Pass]) -> list[Any]:
 _LISTENING: list[weakref.ref[Passes]] = []
 
 
+def _forget(reference: weakref.ref[Passes]) -> None:
+    if reference in _LISTENING:  # not in a child of the script's own
+        _LISTENING.remove(reference)
+
+
 def _listening() -> list[Passes]:
     return [passes for each in _LISTENING if (passes := each()) is not None]
 
 
-def _interrupt(all_rounds: Sequence[weakref.ref[Rounds]], *, ended: bool) -> None:
-    """End those rounds that are open.
-
-    Args:
-        all_rounds: The rounds.
-        ended: Whether because the pass is over.
-    """
+def _interrupt() -> None:
+    """Let parameters be equal where another pass begins."""
 
     def open_ones() -> list[Rounds]:
-        return [rounds for each in all_rounds if (rounds := each()) and not rounds.equal]
+        all_rounds = (passes.rounds for passes in _listening())
+        return [rounds for rounds in all_rounds if rounds is not None and not rounds.equal]
 
-    if not ended and open_ones():
-        # Of optimizers that the script has dropped, some ranks may have collected the rest; not of
-        # one whose own pass is just over.
+    if open_ones():
+        # Of optimizers that the script has dropped, some ranks may have collected the rest.
         gc.collect()
     for rounds in open_ones():
-        rounds.average() if ended else rounds.interrupt()
+        rounds.interrupt()
+
+
+def _samples_of(batch: Any) -> int:
+    """The length of all tensors in a batch; 0 if they have different ones, or there are none."""
+    lengths = {len(each) for each in _tensors(batch) if each.dim()}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from _tensors([*batch.values()])
+    elif isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from _tensors(part)
 
 
 def _gone(reference: weakref.ref[Passes], key: int, _: Any) -> None:
@@ -238,8 +276,9 @@ def _listen() -> None:
 
     @functools.wraps(original)
     def watched(self: Any) -> Iterator[Any]:
-        open_rounds = [passes.rounds for passes in _listening()]
-        _interrupt([weakref.ref(rounds) for rounds in open_rounds if rounds], ended=False)
+        for passes in _listening():
+            passes.check()
+        _interrupt()
         iterator = original(self)
         for passes in _listening():
             passes.begun(self, iterator)
@@ -257,9 +296,8 @@ def _listen() -> None:
             for passes in _listening():
                 passes.exhausted(id(self))
             raise
-        if not torch.is_grad_enabled():
-            for passes in _listening():
-                passes.evaluated(id(self))
+        for passes in _listening():
+            passes.gave(id(self), batch)
         return batch
 
     # Children of the script's own take no part in collectives.

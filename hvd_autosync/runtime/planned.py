@@ -227,18 +227,7 @@ def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
         protocol, local_steps=local is not None, passes_per_step=self.backward_passes_per_step
     )
     check_mail(name)
-
-    def equal() -> bool:
-        return local is None or local.equal
-
-    def settle() -> None:
-        if local is not None:
-            local.stop()
-
-    return Protocols(
-        name, self, protocol, self._supervision, summed=self.op != Average, equal=equal,
-        settle=settle,
-    )  # fmt: skip
+    return Protocols(name, self, protocol, self._supervision, local, summed=self.op != Average)
 
 
 def _owners(self: Any, name: str) -> Owners:

@@ -10,9 +10,8 @@ rank 0 has told them to. What a script evaluates or saves after a pass is the sa
 from __future__ import annotations
 
 import json
-import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -32,20 +31,23 @@ from hvd_autosync.runtime.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.attendance import Attendance
 from hvd_autosync.runtime.balancing import Balancing
 from hvd_autosync.runtime.joining import Joiner, tell_of_joins
+from hvd_autosync.runtime.local_steps import LocalSteps
 from hvd_autosync.runtime.pace import Pace
 from hvd_autosync.runtime.passes import Passes
 from hvd_autosync.runtime.peers import Peers
 from hvd_autosync.runtime.rank_states import parameters_of
+from hvd_autosync.runtime.remarks import Remark, say_of_all
 from hvd_autosync.runtime.replicas import Replicas
 from hvd_autosync.runtime.states import decode_entries, encode_entries, put_together, take_states
 from hvd_autosync.runtime.stopping import Stopping
 from hvd_autosync.runtime.straggling import Stragglers
 from hvd_autosync.runtime.suitability import check_alone
 from hvd_autosync.runtime.supervision import Supervision
+from hvd_autosync.runtime.work import Work
 from hvd_autosync.search_space.protocol import Protocol
 
-#: Steps between two votes on the phase, and after how many it is said why there is none.
-_VOTE_EVERY, _TELL_AFTER = 8, 64
+#: Steps between two votes on the phase.
+_VOTE_EVERY = 8
 
 
 class Protocols(Joiner):
@@ -56,9 +58,8 @@ class Protocols(Joiner):
         optimizer: Horovod's optimizer, of our class.
         protocol: What the phases are.
         supervision: Its guard's side.
+        local: Its rounds in the phase with barriers, if it has any.
         summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
-        equal: Whether parameters are the same on all ranks, in the phase with barriers.
-        settle: Called before the first step without one, to have the same states on all ranks.
 
     Attributes:
         running: Whether steps have no barrier now.
@@ -66,8 +67,8 @@ class Protocols(Joiner):
     """
 
     def __init__(
-        self, name: str, optimizer: Any, protocol: Protocol, supervision: Supervision, *,
-        summed: bool, equal: Callable[[], bool], settle: Callable[[], None],
+        self, name: str, optimizer: Any, protocol: Protocol, supervision: Supervision,
+        local: LocalSteps | None, *, summed: bool,
     ) -> None:  # fmt: skip
         self.running = False
         self.step = 0
@@ -77,7 +78,7 @@ class Protocols(Joiner):
         self._protocol = protocol
         self._supervision = supervision
         self._summed = summed
-        self._equal, self._settle = equal, settle
+        self._local = local
         self._passes = Passes(self)
         self._balancing: Balancing | None = None
         if protocol.stragglers == "balance":
@@ -91,11 +92,17 @@ class Protocols(Joiner):
         #: Whether the script looks at gradients before the optimizer uses them.
         self._looks = False
         self._script_averages = False
-        #: Samples of all ranks, as they knew it last, and how many of this rank that includes.
-        self._samples, self._included = 0, 0
+        self._work = Work(protocol, self._passes)
         self._voted = 0
         #: Whether ranks wait for each other for good.
         self._stopped = False
+        #: Whether ranks have met last in the middle of their passes, whose ends are still to come.
+        self._interrupted = False
+        self._no_ends = Remark(
+            "ranks go on to wait for each other until an end of a pass is known; feed the training "
+            "by a torch.utils.data.DataLoader that has a length, or call "
+            "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
+        )
         self._replicas = Replicas(name, optimizer)
         self._attendance = Attendance(self._replicas, summed=summed)
         self._stragglers = Stragglers(protocol.stragglers, size())
@@ -159,14 +166,14 @@ class Protocols(Joiner):
         self._passes.stepped()
         if self._balancing is not None:
             self._balancing.stepped(computed_s)
+        began = perf_counter()
         if self._passes.at_end and not self.equal:
             self.average()
         elif self.running:
             self._step_without_barrier(computed_s)
-        elif self._equal() and self._due():
-            began = perf_counter()
+        elif (self._local is None or self._local.equal) and self._due():
             self._vote()
-            self.pace.waited(perf_counter() - began)
+        self.pace.waited(perf_counter() - began)
 
     def interrupt(self) -> None:
         """Another pass begins in the middle of one, as for an evaluation; a collective.
@@ -181,15 +188,16 @@ class Protocols(Joiner):
     def average(self) -> None:
         """A pass is over: stop where all ranks do; a collective."""
         if self.running:
-            self._meet(ended=True)
+            # One that was interrupted is still to be ended where some ranks have no step left.
+            if self._interrupted or not self.equal:
+                self._meet(ended=True)
         else:
             self._attendance.pass_ended()
 
     def average_for_script(self) -> None:
         """The script says that parameters must be the same; it need not have passes."""
         self._script_averages = True
-        if not self.equal:
-            self.average()
+        self.average()
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
@@ -197,7 +205,7 @@ class Protocols(Joiner):
         self.step = agree_steps(self.step, self._name)
         self._voted = self.step
         # Who waited there has missed votes.
-        self._samples = agree_steps(self._samples, f"{self._name}.samples")
+        self._work.agree(f"{self._name}.samples")
         if not same_on_all([self._stragglers.windows], f"{self._name}.windows"):
             self._stragglers.forget()
         if self._balancing is not None:
@@ -232,14 +240,13 @@ class Protocols(Joiner):
 
     def save(self) -> dict[str, Any]:
         """What has to be saved for the phases to go on."""
-        unknown = (self._passes.samples - self._included) * size()
-        return {"step": self.step, "samples": self._samples + unknown}
+        return {"step": self.step, "samples": self._work.save()}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Go on where :meth:`save` was called, whose states the optimizer loads, too."""
         self._attendance.unequal = False
-        self.step, self._samples = saved["step"], saved["samples"]
-        self._included = self._passes.samples
+        self.step = saved["step"]
+        self._work.load(saved["samples"])
         self._voted = self.step - _VOTE_EVERY
 
     def share(self, root: int) -> None:
@@ -263,7 +270,7 @@ class Protocols(Joiner):
         watched = self._protocol.stragglers != "none"
         if self._protocol.needs_total and not self._protocol.total and not watched:
             if self.step == 1:
-                _say_of_all(
+                say_of_all(
                     "how many samples this training takes is not known yet, so that ranks wait for "
                     "each other all the time; set total_samples"
                 )
@@ -277,7 +284,7 @@ class Protocols(Joiner):
         known = self._passes.seen or (
             self._script_averages and self._protocol.stragglers != "elastic"
         )
-        own = [known, self._new_samples(), self.pace.seconds]
+        own = [known, self._work.new_samples(), self.pace.seconds]
         if self._balancing is not None:
             own += self._balancing.vote()
         votes = torch.zeros(size(), len(own), dtype=torch.float64)
@@ -285,10 +292,10 @@ class Protocols(Joiner):
         told = allreduce(votes, op=Sum, name=f"{self._name}.vote")
         in_favour, samples = told[:, :2].sum(0).tolist()
         seconds = told[:, 2].tolist()
-        self._samples += round(samples)
+        self._work.add(samples, self.step)
         if self._balancing is not None and not self._attendance.unequal:
             self._balancing.voted(told[:, 3:].tolist())
-        waiting = self._protocol.synchronous(self._samples)
+        waiting = self._work.synchronous
         # Those who are left out do not vote: the others must not learn what they cannot know.
         slow = frozenset() if self._attendance.unequal else self._stragglers.window(seconds)
         if self._attendance.unequal or (waiting and not slow):
@@ -299,21 +306,12 @@ class Protocols(Joiner):
                     self._passes.cut()
             else:
                 self._begin()
-        elif not known and self.step >= _TELL_AFTER > self.step - _VOTE_EVERY:
-            _say_of_all(
-                "ranks go on to wait for each other until an end of a pass is known; feed the "
-                "training by a torch.utils.data.DataLoader that has a length, or call "
-                "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
-            )
-
-    def _new_samples(self) -> int:
-        """Samples of this rank that no other knows of."""
-        new = self._passes.samples - self._included
-        self._included = self._passes.samples
-        return new
+        elif not known:
+            self._no_ends.seen(self.step)
 
     def _begin(self) -> None:
-        self._settle()
+        if self._local is not None:
+            self._local.pause()
         self._supervision.at_rest(self.step, waiting=True)
         if self._asynchronous is None:
             watched = self._owner._requires_update
@@ -323,7 +321,7 @@ class Protocols(Joiner):
                 order=list(dict.fromkeys([*self._order, *everything])), heed=self._heed,
             )  # fmt: skip
         self._asynchronous.begin()
-        self.running = True
+        self.running, self._interrupted = True, False
         if current.tally is not None:
             current.tally.without_barrier = True
 
@@ -355,24 +353,28 @@ class Protocols(Joiner):
         """
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
+        self._interrupted = interrupted
         asynchronous.rest()
         at_their_end, leaving_ranks, interrupting, samples, steps, clocks = add_up(
-            [ended, leaving, interrupted, self._new_samples(), self.step, asynchronous.clock],
+            [
+                ended, leaving, interrupted, self._work.new_samples(), self.step,
+                asynchronous.clock,
+            ],
             f"{self._name}.meet", asynchronous.check,
         )  # fmt: skip
         if not leaving_ranks:
             _check_interrupting(interrupting)
-        self._samples += round(samples)
+        self._work.add(samples, self.step)
         asynchronous.refresh()
         self._replicas.average_statistics()
         asynchronous.await_rest()  # after their losses
         # Nobody changes what another is about to take.
         broken_ranks, slow, behind, gradients = self._met()
         self._stragglers.present = slow > 0
-        due = self._protocol.synchronous(self._samples) and not slow
+        due = self._work.synchronous and not slow
         waiting = leaving_ranks + broken_ranks > 0 or due
         if gradients and (waiting or asynchronous.stretch == 1):
-            _say_of_all(
+            say_of_all(
                 f"without a barrier gradients were {behind / gradients:.1f} steps of other ranks "
                 "old on average"
             )
@@ -386,6 +388,8 @@ class Protocols(Joiner):
             return
         self._stragglers.forget()
         self.step = self._voted = agree_steps(self.step, self._name)
+        if self._local is not None:
+            self._local.resume()
         if broken_ranks:
             self._supervision.fall_back()
         # In the middle of their passes ranks have different numbers of steps before them.
@@ -422,9 +426,3 @@ def _check_interrupting(ranks: float) -> None:
             hint="Evaluate on all ranks or between passes, or leave protocol knobs out of the "
             "strategy.",
         )
-
-
-def _say_of_all(text: str) -> None:
-    """What is so on all ranks is said by one."""
-    if rank() == 0:
-        print(f"hvd-autosync: {text}", file=sys.stderr)

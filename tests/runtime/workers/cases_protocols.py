@@ -147,6 +147,31 @@ def case_an_evaluation_in_the_middle_of_a_pass_sees_equal_parameters():
     assert together(model)
 
 
+def case_a_pass_that_ends_at_an_evaluation_is_the_same_pass_as_that_of_others():
+    """The last step of some ranks is the one before the evaluation, and not that of others."""
+    model, optimizer = phases(ASP)
+    places = []
+    for _ in range(3):
+        for number in loader(9 + (hvd.rank() == 0)):
+            step(model, optimizer, number)
+            if number % 3 == 2:
+                for _ in loader(2):
+                    assert together(model)
+        places.append(optimizer._protocols._asynchronous.stretch)
+        assert together(model)
+    assert optimizer._protocols.running
+    assert_same_on_all_ranks([torch.tensor(places)])
+
+
+def case_what_went_wrong_at_the_end_of_a_pass_is_raised_in_the_next():
+    model, optimizer = phases(ASP)
+    passes(model, optimizer, 4)
+    optimizer._protocols._passes.error = ConfigurationError("at the end")
+    with raises(ConfigurationError, "at the end"):
+        iter(loader(2))
+    optimizer._protocols._passes.error = None
+
+
 def case_without_a_known_end_of_a_pass_ranks_wait_for_each_other():
     model, optimizer = phases(ASP)
     for number in range(20):
@@ -169,6 +194,56 @@ def case_bsp_comes_first_for_its_share():
             assert together(model)
         first = ran.index(True)
         assert all(ran[first:]) and 9 <= first <= 17 + 3 * (schedule is not None), ran
+
+
+def case_samples_are_counted_where_a_sampler_makes_batches():
+    def data(batch_sampler):
+        rows = torch.utils.data.TensorDataset(torch.zeros(40, 3), torch.zeros(40))
+        return DataLoader(rows, batch_sampler=batch_sampler)
+
+    lengths = [1, 7, 4, 4, 4, 4, 4, 4, 4, 4]
+    first = [sum(lengths[:i]) for i in range(len(lengths))]
+    uneven = [list(range(a, a + n)) for a, n in zip(first, lengths, strict=True)]
+    model, optimizer = phases(Protocol("asp", share=0.5, total=80 * hvd.size()))
+    ran = []
+    for _ in range(2):
+        for index, _ in enumerate(data(uneven)):
+            step(model, optimizer, index)
+            ran.append(optimizer._protocols.running)
+    assert optimizer._protocols._work.samples == 40 * hvd.size() * 2
+    assert ran.index(True) in range(10, 17) and ran[-1], ran
+
+
+def case_a_script_whose_samples_cannot_be_counted_is_told_so():
+    for protocol in (
+        Protocol("asp", share=0.5, total=1000),
+        Protocol("asp", share=0.5, total=1000, async_first=True),
+    ):
+        with real_training() as said:
+            model, optimizer = phases(protocol)
+            for _ in range(5):
+                for number in loader(20):
+                    step(model, optimizer, number)
+            assert optimizer._protocols.running == protocol.async_first
+        told = said.getvalue().count("samples of this training cannot be counted")
+        assert told == (hvd.rank() == 0), said.getvalue()
+
+
+def case_local_steps_come_back_with_the_barrier():
+    for base in (momentum, adam):
+        protocol = Protocol("asp", share=0.5, async_first=True, total=80 * hvd.size())
+        model, optimizer = phases(protocol, base, schedule=Schedule(3))
+        apart_in = []
+        for index in range(4):
+            lengths = 40 + 8 * (hvd.rank() == 0) * (index == 0)
+            for numbers in DataLoader(range(lengths), batch_size=4):
+                step(model, optimizer, numbers[0])
+            assert together(model)
+            apart_in.append(optimizer._local.running)
+            assert not (optimizer._local.running and optimizer._protocols.running)
+        assert apart_in == [False, True, True, True], apart_in
+        assert not optimizer._protocols.running
+        assert optimizer._local.averages < optimizer._local.step - 10
 
 
 def case_bsp_may_come_last():

@@ -1,0 +1,38 @@
+"""What is said of a whole job, by rank 0, once."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from horovod.torch.mpi_ops import rank
+
+#: Steps for which something must last.
+_TELL_AFTER = 64
+
+
+def say_of_all(text: str) -> None:
+    """Say what is so on all ranks."""
+    if rank() == 0:
+        print(f"hvd-autosync: {text}", file=sys.stderr)
+
+
+class Remark:
+    """Something that is worth a word if it lasts.
+
+    Args:
+        text: The word.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        #: The step at which it was seen first; infinite once it was said.
+        self._since: float | None = None
+
+    def seen(self, step: int) -> None:
+        """It is so after this step; on all ranks, or on rank 0."""
+        if self._since is None:
+            self._since = step
+        if step - self._since >= _TELL_AFTER:
+            self._since = math.inf
+            say_of_all(self._text)
