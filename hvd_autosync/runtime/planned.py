@@ -335,9 +335,11 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 def _after_step(self: Any) -> None:
     if self._supervision is None:
         return  # Horovod registers no hooks for a rank alone, nor we for nothing to train
+    began = perf_counter()
     if self._local is not None:
         self._local.stepped()
     if self._protocols is not None:
+        self._protocols.pace.waited(perf_counter() - began)
         self._protocols.stepped()
     if self._protocols is None or not self._protocols.running:
         self._supervision.stepped()

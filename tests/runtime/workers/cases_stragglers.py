@@ -16,14 +16,14 @@ from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 
 
-def slow_training(protocol, lengths, slow):
+def slow_training(protocol, lengths, slow, schedule=None):
     """A weight whose gradients are 1 on rank 0 and 3 on others; the steps that this rank makes.
 
     Ranks but 0 are slow in steps for which ``slow(pass, number)`` holds.
     """
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    model, optimizer = phases(protocol, plain, model=model)
+    model, optimizer = phases(protocol, plain, model=model, schedule=schedule)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10**6)
     made = []
     for index, length in enumerate(lengths):
@@ -77,6 +77,17 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
     for length in (320, 160):
         begun, ended = changes(length)
         assert 20 <= begun < 90 < ended, (begun, ended)
+
+
+def case_who_waits_for_others_at_the_end_of_a_round_computes_no_longer():
+    protocol = Protocol(share=1.0, stragglers="greedy")
+    for state in slow_training(protocol, (60,), lambda *_: True, Schedule(2)):
+        optimizer = state[1]
+    seconds = torch.tensor([optimizer._protocols.pace.seconds])
+    first, *others = hvd.allgather(seconds, name="paces").tolist()
+    assert first < 0.7 * min(others), (first, others)
+    assert optimizer._protocols._stragglers.windows > 2
+    assert optimizer._protocols.running
 
 
 def case_a_straggler_is_left_out_sooner_in_later_passes():
