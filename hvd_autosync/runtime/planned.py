@@ -308,6 +308,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     by_owners = False
     apart = self._local is not None and self._local.running
     substitution = Substitution(self)
+    if apart and self._should_synchronize and _has_new_gradients(self):
+        self._local.settle()  # whose collectives cannot wait for the lock
     if self._protocols is not None and self._protocols.running:
         substitution.make(lambda _: ())  # the owners of parameters step them
     try:
@@ -354,6 +356,11 @@ def _average(self: Any) -> None:
     current.average(self)
 
 
+def _has_new_gradients(self: Any) -> bool:
+    """Whether there are gradients that were not synchronized yet."""
+    return bool(self._handles) or not self._synchronized
+
+
 def _has_hooks(self: Any) -> bool:
     """Whether something of the script's runs right before or after the optimizer's own step."""
     return bool(
@@ -369,7 +376,7 @@ def _synchronize(self: Any) -> None:
     if self._protocols is not None and self._protocols.running:
         pass  # gradients stay this rank's own
     elif self._local is not None and self._local.running:
-        if self._handles or not self._synchronized:  # else a second time for the same gradients
+        if _has_new_gradients(self):
             self._local.synchronized()
     elif self._requires_update and size() > 1:
         late: Collection[Bucket] = ()

@@ -177,6 +177,27 @@ def case_a_script_whose_passes_have_no_known_end_is_told_so():
         assert told == (hvd.rank() == 0), told
 
 
+def case_no_collective_waits_with_the_states_locked():
+    """Another rank may need them to save a checkpoint, before it takes part in the collective."""
+    model, optimizer = local(Schedule(2))
+    rounds_of, held = optimizer._local, []
+    end_round = rounds_of._end_round
+
+    def watched(**options):
+        held.append(rounds_of.states.lock.locked())
+        end_round(**options)
+
+    rounds_of._end_round = watched
+    for number in loader(24):
+        optimizer.zero_grad()
+        model(batch(int(number))).pow(2).mean().backward()
+        if number % 3:
+            optimizer.step()
+        else:
+            optimizer.synchronize()  # and no step, as where gradients have overflowed
+    assert len(held) > 8 and not any(held), held
+
+
 def case_a_script_may_average_by_itself():
     model, optimizer = local(Schedule(4))
     for number in range(42):
