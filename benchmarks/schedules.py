@@ -55,9 +55,16 @@ def schedules(
         peak: The highest learning rate.
         samples: Of all ranks together.
     """
+    shares = (5, 12.5, 25, 50)
     switches = {
         f"switch at {share:g} %": Protocol("asp", share=share / 100, total=samples)
-        for share in (5, 12.5, 25, 50)
+        for share in shares
+    }
+    switches |= {
+        f"ASP before BSP {share:g} %": Protocol(
+            "asp", share=share / 100, async_first=True, total=samples
+        )
+        for share in shares
     }
     return {
         _BASELINE: None,
@@ -72,7 +79,6 @@ def schedules(
         "ASP": Protocol("asp"),
         "SSP(2)": Protocol("ssp", 2),
         **switches,
-        "ASP before BSP 50 %": Protocol("asp", share=0.5, async_first=True, total=samples),
     }
 
 
