@@ -14,7 +14,8 @@ that stand in the output file already are not played again.
 What is fair, and what is not: a fifth of each table was chosen by our cost model, so the emulated
 optimum may lie where that looked; a related task speaks through 20 of its strategies, as many as a
 study of a user has. Peers are told the space without its conditions. Regret is that of the best
-strategy that was tried, so nobody has to recognize it.
+strategy that was tried, so nobody has to recognize it. "liar" is a related task of the same knobs
+that says the opposite of the truth: what it costs is the price of negative transfer.
 """
 
 from __future__ import annotations

@@ -74,6 +74,22 @@ def ours(*, cost: bool, transfer: bool) -> Start:
     return start
 
 
+def misled(*, cost: bool) -> Start:
+    """Our learner with a related task that says the opposite of the truth, and no other."""
+
+    def start(table: Emulator, _: tuple[Source, ...], seed: int) -> Contestant:
+        truth = table.small_study(20)
+        middle = float(np.mean([seen.log_step for seen in truth]))
+        lies = tuple(
+            Observation(seen.strategy, float(np.exp(2 * middle - seen.log_step))) for seen in truth
+        )
+        task = table.task if cost else None
+        liar = Source("liar", task, table.space, lies, 0.9)
+        return Ours(BayesianLearner(), Problem(table.space, task, (liar,), steps=25), seed)
+
+    return start
+
+
 def plain(learner: Learner) -> Start:
     """A learner of ours that learns nothing."""
     return lambda table, _, seed: Ours(learner, Problem(table.space), seed)
@@ -381,4 +397,6 @@ CONTESTANTS: dict[str, Start] = {
     "ours: gp + cost": ours(cost=True, transfer=False),
     "ours: gp + transfer": ours(cost=False, transfer=True),
     "ours": ours(cost=True, transfer=True),
+    "ours: gp + liar": misled(cost=False),
+    "ours: gp + cost + liar": misled(cost=True),
 }
