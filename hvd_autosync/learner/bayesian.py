@@ -19,6 +19,7 @@ from hvd_autosync.learner.acquisition import propose
 from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.feasibility import feasibility
 from hvd_autosync.learner.gp import fit
+from hvd_autosync.learner.misleading import FEWEST_TO_JUDGE
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.problem import Problem
@@ -64,6 +65,8 @@ class BayesianLearner:
         surrogate = fit(problem, observations)
         explored = len(taken - taken_keys(space, (), [space.default]))
         wanted = 0 if surrogate.experts else self.initial_points
+        if surrogate.dropped and not surrogate.experts:
+            wanted += FEWEST_TO_JUDGE - 1  # what they have asked for is spread over nothing
         if explored >= wanted and any(seen.measured for seen in observations):
             suggestion = _from_model(problem, surrogate, observations, pending, seed)
             if suggestion is not None:

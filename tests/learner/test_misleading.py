@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hvd_autosync.learner import Observation, fit
+from hvd_autosync.learner import BayesianLearner, Observation, fit
 from hvd_autosync.learner.experts import Expert, sharing, with_something_to_say
 from hvd_autosync.learner.misleading import loo_score
 from hvd_autosync.learner.points import sobol_points
@@ -77,6 +77,25 @@ def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step:
     assert [e.weights for e in alone.experts] == [(0.8,)]
     unseen = sobol_points(mixed_space, 20, seed=3)
     assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
+
+
+def test_what_a_liar_has_asked_for_is_no_design(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    """Two more points are spread over the space than where nobody was ever heard."""
+    points = [mixed_space.decode(point) for point in sobol_points(mixed_space, 9, seed=2)]
+    others = [point for point in points if point != mixed_space.default]
+    liar = sources(mixed_space, {"liar": lambda strategy: -log_step(strategy)})
+
+    def kind(count: int, some: tuple[Source, ...]) -> str:
+        tried = [mixed_space.default, *others[:count]]
+        seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+        suggestion = BayesianLearner().suggest(Problem(mixed_space, sources=some), seen, seed=0)
+        assert suggestion is not None
+        return suggestion.kind
+
+    assert [kind(count, ()) for count in (3, 4)] == ["sobol", "model"]
+    assert [kind(count, liar) for count in (5, 6)] == ["sobol", "model"]
 
 
 def test_two_trials_say_nothing_against_anybody(
