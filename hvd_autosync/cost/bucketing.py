@@ -60,31 +60,27 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
 def _merge(
     items: Items, whole: list[FloatArray], members: BoolArray, count: FloatArray, own: FloatArray
 ) -> None:
-    """Put ``members``, ``k x c``, of ``own`` bytes into ``count`` buckets, in ``whole``."""
-    _, size, wire_s, operations, alone = whole
-    strategies = members.shape[1]
-    reached, closed, open_size, open_wire, open_alone = np.zeros((5, strategies))
-    open_operations = np.ones(strategies)
-    left = members.sum(axis=0)
-    for k in np.flatnonzero(members.any(axis=1)):
-        here = members[k]
-        reached += np.where(here, items.size_bytes[k], 0.0)
-        open_size += np.where(here, items.size_bytes[k], 0.0)
-        open_wire += np.where(here, items.wire_s[k], 0.0)
-        open_operations = np.where(
-            here, np.maximum(open_operations, items.operations[k]), open_operations
-        )
-        open_alone = np.where(here, np.maximum(open_alone, items.alone[k]), open_alone)
-        left = left - here
-        closes = here & ((reached * count >= own * (closed + 1) * (1 - 1e-9)) | (left == 0))
-        size[k] = np.where(closes, open_size, np.where(here, 0.0, size[k]))
-        wire_s[k] = np.where(closes, open_wire, np.where(here, 0.0, wire_s[k]))
-        operations[k] = np.where(closes, open_operations, operations[k])
-        alone[k] = np.where(closes, open_alone, alone[k])
-        closed = closed + closes
-        for opened, start in ((open_size, 0.0), (open_wire, 0.0), (open_alone, 0.0),
-                              (open_operations, 1.0)):  # fmt: skip
-            opened[closes] = start
+    """Put ``members``, ``k x c``, of ``own`` bytes into ``count`` buckets, in ``whole``.
+
+    A gradient closes the next bucket if its share is reached, and one at most. So after it there
+    are as many as shares were reached, or one more than before: a running minimum. All members have
+    the same plan, hence the same operations.
+    """
+    _, size, wire_s, _, _ = whole
+    place = np.cumsum(members, axis=0)
+    reached = _running(items.size_bytes, members)
+    shares = np.floor(reached * count / np.maximum(own, 1.0) * (1 + 1e-9))
+    closed = place + np.minimum.accumulate(np.minimum(shares - place, 0.0), axis=0)
+    before = np.vstack([np.zeros_like(closed[:1]), closed[:-1]])
+    closes = members & ((closed > before) | (place == place[-1]))
+    for sums, into in ((reached, size), (_running(items.wire_s, members), wire_s)):
+        ends = np.maximum.accumulate(np.where(closes, sums, 0.0), axis=0)
+        begins = np.vstack([np.zeros_like(ends[:1]), ends[:-1]])
+        into[members] = np.where(closes, sums - begins, 0.0)[members]
+
+
+def _running(values: FloatArray, members: BoolArray) -> FloatArray:
+    return np.cumsum(np.where(members, values, 0.0), axis=0)
 
 
 def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
