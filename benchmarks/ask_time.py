@@ -3,7 +3,8 @@
 Seconds of one ask after 5, 20, 50 and 100 observations, for ours beside BoTorch used as its
 tutorials do (``MixedSingleTaskGP`` fitted without a cap, ``optimize_acqf_mixed_alternating``),
 Optuna's TPE and random search. "ours-experts" has a cost model and five related studies of up to 60
-trials, from the tables in ``traces/``, in the larger space of one of them. Each ask sees new
+trials, from the tables in ``traces/``, in the larger space of one of them; "ours-200" the same of
+a simulated model of 200 tensors. Each ask sees new
 measurements, so that every model is fitted anew; the first, warming-up one is not counted. "CPU s"
 is the median of the processor time of all threads: on a machine that does other things, too, it is
 the fairer column.
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import torch
 from contest.emulator import Emulator
+from contest.imagined import Imagined, problem
 from learner_landscapes import SPACE, Landscape
 from regret import ask_optuna
 
@@ -69,6 +71,19 @@ def problem_with_experts() -> Problem:
 def ask_ours_with_experts(seen: Sequence[Observation], seed: int) -> Strategy:
     """Our learner with all that it can know beforehand."""
     suggestion = BayesianLearner().suggest(problem_with_experts(), seen, seed=seed)
+    assert suggestion is not None and suggestion.kind == "model"
+    return suggestion.strategy
+
+
+@cache
+def large_problem() -> tuple[Imagined, Problem]:
+    """A model of 200 tensors, and five related studies."""
+    return problem(200, _SOURCES, _SOURCE_TRIALS)
+
+
+def ask_ours_of_large(seen: Sequence[Observation], seed: int) -> Strategy:
+    """Our learner with all that it can know beforehand of a model of many tensors."""
+    suggestion = BayesianLearner().suggest(large_problem()[1], seen, seed=seed)
     assert suggestion is not None and suggestion.kind == "model"
     return suggestion.strategy
 
@@ -144,6 +159,7 @@ def ask_tpe(seen: Sequence[Observation], seed: int) -> Strategy:
 LEARNERS: dict[str, Ask] = {
     "ours": ask_ours,
     "ours-experts": ask_ours_with_experts,
+    "ours-200": ask_ours_of_large,
     "stock-botorch": ask_stock_botorch,
     "tpe": ask_tpe,
     "random": ask_random,
@@ -155,6 +171,9 @@ def job_of(ask: Ask) -> tuple[SearchSpace, Callable[[Strategy, int], Observation
     if ask is ask_ours_with_experts:
         table = tables()[_TARGET]
         return table.space, lambda strategy, seed: table.measure(strategy, 0, seed)
+    if ask is ask_ours_of_large:
+        task = large_problem()[0]
+        return task.space, task.measure
     return SPACE, Landscape(0).measure
 
 

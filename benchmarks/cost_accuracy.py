@@ -26,6 +26,7 @@ import numpy as np
 from command_line import new_parser
 from contest.autosync_ranker import LinearRanker
 from contest.emulator import Emulator, concordance
+from contest.imagined import Imagined
 from rich.console import Console
 from rich.table import Table
 
@@ -35,17 +36,7 @@ from hvd_autosync.cost.columns import Columns
 from hvd_autosync.learner import Observation, fit
 from hvd_autosync.learner.points import FloatArray, encode_all, sobol_points
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.search_space import (
-    HorovodBuild,
-    Host,
-    Link,
-    Links,
-    ModelProfile,
-    ParameterProfile,
-    Resources,
-    Strategy,
-    build_space,
-)
+from hvd_autosync.search_space import Strategy
 
 _TABLES = Path(__file__).resolve().parent / "traces"
 #: Predicts the logarithms of others from some strategies and theirs.
@@ -156,20 +147,12 @@ def accuracy(folder: Path, draws: int) -> None:
 
 def speed(strategies: int, tensors: int) -> None:
     """Print the time of a prediction of many strategies."""
-    parameters = tuple(
-        ParameterProfile(f"p{i}", (256, 64 + i), "float32", ready_order=i, ready_s=1e-4 * i)
-        for i in range(tensors)
-    )
-    model = ModelProfile(parameters, 0.05, 0.1)
-    links = Links(Link(4, 1e-3, 1e7), Link(2, 1e-4, 1e9), Link(2, 1e-3, 1.2e7))
-    hosts, build = (Host("a", 2), Host("b", 2)), HorovodBuild("0.28.1", gloo=True, mpi=False)
-    resources = Resources(hosts, "cpu", build, links)
-    space = build_space(model, resources, allow=("codec", "order"))
-    points = sobol_points(space, strategies, 0)
-    cost, times = CostModel(model, resources), []
+    task = Imagined(tensors)
+    points = sobol_points(task.space, strategies, 0)
+    times = []
     for _ in range(7):
         began = time.perf_counter()
-        cost.seconds(Columns.at(space, points), [UNCALIBRATED])
+        task.cost.seconds(Columns.at(task.space, points), [UNCALIBRATED])
         times.append(time.perf_counter() - began)
     print(
         f"{strategies} strategies of {tensors} tensors: median {statistics.median(times):.2f} s "
