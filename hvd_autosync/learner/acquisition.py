@@ -69,14 +69,15 @@ def propose(
     """
     best_so_far = tried if rivals is None or not rivals.any() else tried[rivals]
     tried, pending, best_so_far = distinct(tried), distinct(pending), distinct(best_so_far)
-    ranked = best_so_far[np.argsort(surrogate.mean_at(best_so_far), kind="stable")]
+    baseline = surrogate.inputs(best_so_far)
+    ranked = best_so_far[np.argsort(surrogate.mean_of(baseline), kind="stable")]
     pool, complete = candidate_pool(surrogate.space, ranked[:_CENTERS], seed)
     excluded = {*keys(tried), *keys(pending)}
     pool = distinct(pool, excluded)
     if len(pool) == 0:
         return None
     with isolated(seed), torch.no_grad():
-        score = _score(surrogate, best_so_far, pending, seed, worth)
+        score = _score(surrogate, baseline, pending, seed, worth)
         inputs = surrogate.inputs(pool)
         if not complete:
             kept = _promising(surrogate.mean_of(inputs))
@@ -96,12 +97,12 @@ def _promising(log_step: FloatArray) -> npt.NDArray[np.intp]:
 
 
 def _score(
-    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int, worth: Worth | None
+    surrogate: Surrogate, baseline: Tensor, pending: FloatArray, seed: int, worth: Worth | None
 ) -> Score:
-    """The acquisition function."""
+    """The acquisition function over the best at some inputs of the model."""
     acquisition = qLogNoisyExpectedImprovement(
         surrogate.model,
-        X_baseline=surrogate.inputs(tried),
+        X_baseline=baseline,
         sampler=SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=seed),
         X_pending=surrogate.inputs(pending) if len(pending) else None,
         prune_baseline=True,

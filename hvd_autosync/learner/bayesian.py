@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hvd_autosync.learner.acquisition import propose
 from hvd_autosync.learner.base import Suggestion
@@ -106,12 +107,14 @@ def _from_model(
     if found is None:
         return None
     point, acquisition = found
-    strategy = space.decode(point)
-    info = _explain(surrogate, strategy, acquisition)
+    there = surrogate.inputs(point[np.newaxis])
+    info = _explain(surrogate, there, acquisition)
     can_be = float(chance(point[np.newaxis])[0])
-    gain = expected_gain(surrogate, tried[rivals], point) if rivals.any() else math.inf
+    gain = math.inf
+    if rivals.any():
+        gain = expected_gain(surrogate, surrogate.inputs(tried[rivals]), there)
     info["expected_gain"] = can_be * gain
-    return Suggestion(strategy, "model", info)
+    return Suggestion(space.decode(point), "model", info)
 
 
 def _usable(problem: Problem, points: FloatArray) -> FloatArray:
@@ -121,9 +124,16 @@ def _usable(problem: Problem, points: FloatArray) -> FloatArray:
     return np.maximum(problem.usable(points), _LEAST)
 
 
-def _explain(surrogate: Surrogate, strategy: Strategy, acquisition: float) -> dict[str, Any]:
-    """The suggestion's ``info``: the predicted step time with its 90 % interval, seconds."""
-    mean, deviation = (float(array[0]) for array in surrogate.predict([strategy]))
+def _explain(surrogate: Surrogate, there: Tensor, acquisition: float) -> dict[str, Any]:
+    """The suggestion's ``info``: the predicted step time with its 90 % interval, seconds.
+
+    Args:
+        surrogate: The model.
+        there: Its inputs at the strategy, one row.
+        acquisition: Its score.
+    """
+    expected, covariance = surrogate.joint_of(there)
+    mean, deviation = float(expected[0]), math.sqrt(max(float(covariance[0, 0]), 0.0))
     return {
         "predicted_step_s": math.exp(mean),
         "predicted_low_s": math.exp(mean - HALF_WIDTH_90 * deviation),

@@ -47,9 +47,10 @@ from hvd_autosync.learner.misleading import FEWEST_TO_JUDGE, misleading
 from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, encode_all
-from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.learner.surrogate import Surrogate, model_inputs
 from hvd_autosync.learner.targets import Targets
+from hvd_autosync.search_space import SearchSpace
 
 #: Most iterations of the fit; more change the likelihood little and cost most of the time.
 _FIT_ITERATIONS = 75
@@ -91,7 +92,7 @@ def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
     points = encode_all(space, [one.strategy for one in seen])
     cost = cost_expert(space, problem.task, observations)
     physics = [] if cost is None else with_something_to_say(space, [cost])
-    sources = with_something_to_say(space, _source_experts(problem, cost))
+    sources = _source_experts(problem, cost)
     surrogate = _fitted(features, (*physics, *sharing(sources)), points, seen)
     if sources and len(observations) >= FEWEST_TO_JUDGE:
         dropped = misleading(surrogate.model, surrogate.experts, len(physics))
@@ -106,9 +107,10 @@ def _fitted(
     seen: tuple[Observation, ...], dropped: Mapping[str, float] = MappingProxyType({}),
 ) -> Surrogate:  # fmt: skip
     spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
-    targets = Targets.of(seen, opinions(experts, points) @ likely_weights(experts), spread)
+    said = opinions(experts, points)
+    targets = Targets.of(seen, said @ likely_weights(experts), spread)
     with isolated():
-        inputs = model_inputs(features, experts, points, targets.scale)
+        inputs = model_inputs(features, said, points, targets.scale)
         model = _build(features, experts, inputs, targets)
         _optimize(model)
     return Surrogate(model, features, experts, targets, dropped)
@@ -116,16 +118,28 @@ def _fitted(
 
 def _source_experts(problem: Problem, cost: Expert | None) -> list[Expert]:
     """The related tasks; one that cannot be learned from is left out."""
-    found = []
+    found: list[Expert] = []
     for source in problem.sources:
         with contextlib.suppress(AutosyncError):
             surrogate = fit(Problem(source.space, source.task), source.observations)
             if cost is not None and surrogate.knows_physics:
-                taught, known = surrogate.beyond_physics_at, None
+                found += _beyond_physics(problem.space, source)
             else:
-                taught, known = surrogate.mean_at, cost
-            found.append(source_expert(problem.space, source, taught, known))
+                expert = source_expert(problem.space, source, surrogate.mean_at, cost)
+                found += with_something_to_say(problem.space, [expert])
     return found
+
+
+@lru_cache(maxsize=64)
+def _beyond_physics(space: SearchSpace, source: Source) -> tuple[Expert, ...]:
+    """What a source says beyond its cost model, whatever the target's trials; if it says anything.
+
+    Raises:
+        AutosyncError: It cannot be learned from.
+    """
+    surrogate = fit(Problem(source.space, source.task), source.observations)
+    expert = source_expert(space, source, surrogate.beyond_physics_at)
+    return tuple(with_something_to_say(space, [expert]))
 
 
 def _build(

@@ -6,15 +6,16 @@ import math
 from statistics import NormalDist
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.learner.surrogate import Surrogate
 
 _NORMAL = NormalDist()
 
 
-def expected_gain(surrogate: Surrogate, tried: FloatArray, point: FloatArray) -> float:
-    """Share of the present best's step time that trying ``point`` is expected to save.
+def expected_gain(surrogate: Surrogate, tried: Tensor, point: Tensor) -> float:
+    """Share of the present best's step time that trying a point is expected to save.
 
     The present best is the tried strategy with the lowest posterior mean. With d the difference of
     the two logarithms, normal with mean m and deviation s, the expectation of max(d, 0) is
@@ -22,11 +23,11 @@ def expected_gain(surrogate: Surrogate, tried: FloatArray, point: FloatArray) ->
 
     Args:
         surrogate: The fitted model.
-        tried: Snapped points of the measured strategies, at least one, shape ``n x d``.
-        point: Another snapped point, shape ``(d,)``.
+        tried: The model's inputs at the measured strategies, at least one row.
+        point: Those at another point, one row.
     """
-    best = tried[int(np.argmin(surrogate.mean_at(tried)))]
-    mean, covariance = surrogate.joint_at(np.stack([best, point]))
+    best = int(np.argmin(surrogate.mean_of(tried)))
+    mean, covariance = surrogate.joint_of(torch.cat([tried[best : best + 1], point]))
     gain = float(mean[0] - mean[1])
     variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
     deviation = math.sqrt(max(variance, 1e-12))

@@ -53,7 +53,8 @@ class Surrogate:
 
     def inputs(self, points: FloatArray) -> Tensor:
         """The model's inputs at points, ``n x d``: shape ``n x (p + c + e)``."""
-        return model_inputs(self._features, self.experts, points, self._scale)
+        said = opinions(self.experts, points)
+        return model_inputs(self._features, said, points, self._scale)
 
     def mean_at(self, points: FloatArray) -> FloatArray:
         """Mean of the latent log step time at points, ``n x d``: shape ``(n,)``.
@@ -109,18 +110,28 @@ class Surrogate:
 
     def joint_at(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
         """As :meth:`joint`, for points, shape ``n x d``."""
-        if len(points) == 0:
+        return self.joint_of(self.inputs(points))
+
+    def joint_of(self, inputs: Tensor) -> tuple[FloatArray, FloatArray]:
+        """As :meth:`joint`, of :meth:`inputs`."""
+        if len(inputs) == 0:
             return np.empty(0), np.empty((0, 0))
         with isolated(), torch.no_grad():
-            posterior = cast(GPyTorchPosterior, self.model.posterior(self.inputs(points)))
+            posterior = cast(GPyTorchPosterior, self.model.posterior(inputs))
             latent = posterior.distribution
             speed, covariance = latent.mean.numpy(), latent.covariance_matrix.numpy()
         return self._center - self._scale * speed, self._scale**2 * covariance
 
 
 def model_inputs(
-    features: Features, experts: Sequence[Expert], points: FloatArray, scale: float
+    features: Features, said: FloatArray, points: FloatArray, scale: float
 ) -> Tensor:
-    """Knobs and, in the model's unit of speed, predictions: shape ``n x (p + c + e)``."""
-    said = torch.from_numpy(-opinions(experts, points) / scale)
-    return torch.cat([features(points), said], dim=1)
+    """Knobs and, in the model's unit of speed, predictions: shape ``n x (p + c + e)``.
+
+    Args:
+        features: Of the space.
+        said: What experts say of the points, logarithms of step times, ``n x e``.
+        points: Snapped points, ``n x d``.
+        scale: The unit.
+    """
+    return torch.cat([features(points), torch.from_numpy(-said / scale)], dim=1)

@@ -49,5 +49,6 @@ def test_it_is_the_expectation_over_the_posterior(mixed_space: SearchSpace, tell
         rng = np.random.default_rng(0)
         pair = rng.multivariate_normal(mean, covariance, 200_000, check_valid="ignore")
         sampled = float(np.maximum(pair[:, 0] - pair[:, 1], 0.0).mean())
-        found = expected_gain(surrogate, tried, point)
+        inputs = surrogate.inputs(tried), surrogate.inputs(point[None])
+        found = expected_gain(surrogate, *inputs)
         assert found == pytest.approx(-math.expm1(-sampled), rel=0.05, abs=1e-3)
