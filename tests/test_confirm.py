@@ -86,6 +86,21 @@ def test_a_candidate_that_fails_once_is_out() -> None:
     assert [c.strategy for c in confirmation.comparisons()] == [good]
 
 
+def test_the_fastest_of_those_that_are_proven_wins() -> None:
+    """However alike the rounds of a slower one were; one that is not proven comes after them."""
+    even, faster, wild = (Strategy({"cycle_time_ms": value}) for value in (2.0, 3.0, 4.0))
+    rounds = [(1.0, 0.5, 0.47, 0.1), (1.0, 0.5, 0.42, 0.9), (1.0, 0.5, 0.43, 0.3)]
+    measured = [
+        Measurement(s, t)
+        for row in rounds
+        for s, t in zip((DEFAULT, even, faster, wild), times(*row), strict=True)
+    ]
+    found = Confirmation(DEFAULT, [even, faster, wild], measured).comparisons()
+    assert [c.strategy for c in found] == [faster, even, wild]
+    assert [c.proven for c in found] == [True, True, False]
+    assert found[0].low < found[1].low and found[2].speedup > found[0].speedup
+
+
 def test_nothing_is_decided_while_measurements_run() -> None:
     """As where several trials are open at once: the next one is asked for, up to a new round."""
     default, other = Strategy({"cycle_time_ms": 1.0}), Strategy({"cycle_time_ms": 2.0})

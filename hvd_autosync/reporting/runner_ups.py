@@ -111,7 +111,7 @@ def _confirmed(
     for each in conclusion.comparisons:
         if each.strategy == strategy:
             why = (
-                "faster too, but less surely than the winner"
+                "faster than the default too, but less than the winner"
                 if each.proven
                 else "not faster with confidence when measured again"
             )
