@@ -22,12 +22,13 @@ def test_there_are_four() -> None:
     assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04"]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_whole(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     stored = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
     where = {"metadata": {"path": FOLDER}}
-    client = nbclient.NotebookClient(notebook, timeout=280, resources=where)
+    client = nbclient.NotebookClient(notebook, timeout=600, resources=where)
     client.execute()
     fresh = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
     assert all(fresh[index] for index, count in enumerate(stored) if count), "as they are stored"
