@@ -40,7 +40,7 @@ from hvd_autosync.traces import (
     TrialRecord,
     default_result,
 )
-from hvd_autosync.versions import versions
+from hvd_autosync.versions import deciding_versions
 
 #: Trials cut short are those clearly slower than the best by more than launches differ.
 _HOPELESS_FACTOR = 1.1
@@ -88,7 +88,7 @@ class Study:
             job_key=job_key,
             command=tuple(command),
             settings=(settings or StudySettings()).to_json(),
-            versions=versions(),
+            versions=deciding_versions(),
         )
         study = cls(traces, record, learner)
         if space is not None:

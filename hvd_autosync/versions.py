@@ -9,30 +9,31 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_OURS = "hvd-autosync"
-_PACKAGES = (_OURS, "horovod", "torch", "botorch", "gpytorch", "numpy")
-#: What decides which trial comes next: modules and packages of ours.
+_PACKAGES = ("hvd-autosync", "horovod", "torch", "botorch", "gpytorch", "numpy")
+#: Name of the digest of our sources that decide which trial comes next: between two releases the
+#: same version stands for many of them.
+_SOURCES = "hvd-autosync's sources"
+#: These: modules and packages.
 _DECIDING = (
-    "confirm.py", "cost", "decision.py", "finalists.py", "learner", "quality.py", "search_space",
-    "turns.py",
+    "confirm.py", "cost", "decision.py", "finalists.py", "learner", "quality.py", "relatives.py",
+    "search_space", "turns.py",
 )  # fmt: skip
 
 
 def versions() -> dict[str, str]:
-    """Package name -> version, for Python and the packages that are installed.
-
-    Ours ends with a digest of its sources that decide what is tried: between two releases the same
-    number stands for many of them.
-    """
+    """Package name -> version, for Python and the packages that are installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    if _OURS in found:
-        found[_OURS] += f"+{_digest()}"
     return found
+
+
+def deciding_versions() -> dict[str, str]:
+    """The same, with our sources that decide what is tried."""
+    return {**versions(), _SOURCES: _digest()}
 
 
 @cache
@@ -47,8 +48,19 @@ def _digest() -> str:
 
 
 def other_versions(recorded: Mapping[str, str]) -> Iterator[str]:
-    """A line for each package that has another version here than ``recorded`` says."""
+    """A line for each package that has another version here than ``recorded`` says.
+
+    Our sources do not count: what decides is nothing to the step time of what was decided.
+    """
     here = versions()
     for package, version_there in recorded.items():
-        if here.get(package) != version_there:
+        if package != _SOURCES and here.get(package) != version_there:
             yield f"{package} was {version_there}, here it is {here.get(package, 'missing')}"
+
+
+def other_deciding_versions(recorded: Mapping[str, str]) -> Iterator[str]:
+    """The same, with a line for our sources that decide what is tried."""
+    yield from other_versions(recorded)
+    there = recorded.get(_SOURCES, "not written down")
+    if there != _digest():
+        yield f"{_SOURCES} that decide were {there}, here they are {_digest()}"

@@ -9,12 +9,20 @@ import pytest
 from hvd_autosync import versions
 
 
-def test_ours_names_the_sources_that_decide() -> None:
-    here = versions.versions()
-    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\+[0-9a-f]{8}", here["hvd-autosync"])
-    assert list(versions.other_versions(here)) == []
-    assert list(versions.other_versions({**here, "hvd-autosync": "0.1.0"})) == [
-        f"hvd-autosync was 0.1.0, here it is {here['hvd-autosync']}"
+def test_a_trace_names_the_sources_that_decide() -> None:
+    here = versions.deciding_versions()
+    assert re.fullmatch("[0-9a-f]{8}", here["hvd-autosync's sources"])
+    assert {**here, **versions.versions()} == here
+    assert list(versions.other_deciding_versions(here)) == []
+    (line,) = versions.other_deciding_versions(versions.versions())
+    assert line.startswith("hvd-autosync's sources that decide were not written down, here they ")
+
+
+def test_other_sources_are_no_reason_to_expect_another_step_time() -> None:
+    recorded = {**versions.versions(), "hvd-autosync's sources": "00000000"}
+    assert list(versions.other_versions(recorded)) == []
+    assert list(versions.other_versions({**recorded, "horovod": "0.27"})) == [
+        "horovod was 0.27, here it is 0.28.1"
     ]
 
 
@@ -32,7 +40,7 @@ def test_what_decides_changes_the_digest_and_nothing_else(
     assert before == versions._digest()
     (copy / "cli.py").write_text("pass\n")
     assert digest() == before
-    for decides in ("decision.py", "learner/gp.py", "search_space/knobs.py"):
+    for decides in ("decision.py", "relatives.py", "learner/gp.py", "search_space/knobs.py"):
         with open(copy / decides, "a") as file:
             file.write("\n")
         assert digest() != before

@@ -96,9 +96,9 @@ def _speed(text: str) -> float:
 def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord]) -> int:
     from hvd_autosync.replay import verify
     from hvd_autosync.reporting.replayed import differences_table, missing_sources
-    from hvd_autosync.versions import other_versions
+    from hvd_autosync.versions import other_deciding_versions
 
-    for line in [*other_versions(study.versions), *missing_sources(traces, recorded)]:
+    for line in [*other_deciding_versions(study.versions), *missing_sources(traces, recorded)]:
         print(line, file=sys.stderr)
     checks = []
     for check in verify(traces, study, recorded):
