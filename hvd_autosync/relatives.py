@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from hvd_autosync.traces import TraceStore, TrialRecord
 RELATED = "related"
 #: Most studies that are learned from, and what they must have in common with the task.
 MOST_RELATED, LEAST_SIMILAR = 5, 0.1
+#: Of one task, in different spaces.
+_MOST_OF_ONE_TASK = 2
 #: Most observations of each.
 _MOST_OBSERVATIONS = 60
 
@@ -24,16 +27,19 @@ _MOST_OBSERVATIONS = 60
 def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
     """The most similar finished studies with their similarity, the most similar first.
 
-    Of several studies of one task in one space the one that has measured most speaks for all.
+    Of several studies of one task in one space the one that has measured most speaks for all, and
+    at most two of one task in different spaces are heard.
 
     Raises:
         StoreError: The store cannot be read.
     """
     related = []
+    heard: Counter[str] = Counter()
     for study_id, known in store.finished_tasks():
         with contextlib.suppress(ArithmeticError, ValueError):  # a stranger's impossible numbers
             alike = similarity(known, task)
-            if alike >= LEAST_SIMILAR:
+            if alike >= LEAST_SIMILAR and heard[known.fingerprint] < _MOST_OF_ONE_TASK:
+                heard[known.fingerprint] += 1
                 related.append((study_id, round(alike, 3)))
     return sorted(related, key=lambda each: -each[1])[:MOST_RELATED]
 
