@@ -119,7 +119,7 @@ class LocalSteps(Joiner):
         A script may make no step of them, as where those of its own rank alone have overflowed. It
         counts, or the rank would come to the end of its pass a step before the others.
         """
-        self.settle()
+        assert not self.owed, "it was settled"
         if self._joined and self._done == 0:
             # What is the same on all ranks again, as after a broadcast, is where the round begins.
             self._averaging.begin()
@@ -139,9 +139,12 @@ class LocalSteps(Joiner):
         self._length = self._done = 0
 
     def settle(self) -> None:
-        """Count the step whose gradients were synchronized, and that was not made."""
+        """Count the step whose gradients were synchronized, and that was not made.
+
+        Whoever counts steps does: the protocols, and the guard.
+        """
         if self.owed:
-            self.stepped()
+            self._owner._hvd_autosync_after_skip()
 
     def average(self) -> None:
         """Make parameters and statistics equal now, in the middle of a round; a collective."""
@@ -267,6 +270,8 @@ class LocalSteps(Joiner):
             self._restored = False
         elif wanted and not known:
             self._no_ends.seen(self.step)
+        if known:
+            self._no_ends.gone()
 
     def _average_parameters(self) -> None:
         """Make replicas equal that moments of each rank's own have driven apart since a resume."""

@@ -306,10 +306,10 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     # Only here nobody but the optimizer looks at what was reduced; hooks and closures would.
     self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
     by_owners = False
-    apart = self._local is not None and self._local.running
     substitution = Substitution(self)
-    if apart and self._should_synchronize and _has_new_gradients(self):
-        self._local.settle()  # whose collectives cannot wait for the lock
+    if self._should_synchronize:
+        _settle_owed(self)  # whose collectives cannot wait for the lock
+    apart = self._local is not None and self._local.running
     if self._protocols is not None and self._protocols.running:
         substitution.make(lambda _: ())  # the owners of parameters step them
     try:
@@ -337,6 +337,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 def _after_step(self: Any) -> None:
     if self._supervision is None:
         return  # Horovod registers no hooks for a rank alone, nor we for nothing to train
+    if self._local is not None and self._protocols is not None and self._local.running:
+        self._protocols.await_device()
     began = perf_counter()
     if self._local is not None:
         self._local.stepped()
@@ -350,6 +352,15 @@ def _after_step(self: Any) -> None:
 def _after_skip(self: Any) -> None:
     if self._local is not None and self._local.running and self._local.owed:
         _after_step(self)
+
+
+def _settle_owed(self: Any) -> None:
+    """Count a step that was not made, now that there are gradients of another; a collective.
+
+    Ranks may be in another phase after it.
+    """
+    if self._local is not None and self._local.running and _has_new_gradients(self):
+        self._local.settle()
 
 
 def _average(self: Any) -> None:
@@ -373,6 +384,7 @@ def _has_hooks(self: Any) -> bool:
 def _synchronize(self: Any) -> None:
     if self._protocols is not None and not self._in_step:
         self._protocols.looked_at()
+    _settle_owed(self)
     if self._protocols is not None and self._protocols.running:
         pass  # gradients stay this rank's own
     elif self._local is not None and self._local.running:

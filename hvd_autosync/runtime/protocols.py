@@ -96,7 +96,7 @@ class Protocols(Joiner):
         self._voted = 0
         #: Whether ranks wait for each other for good.
         self._stopped = False
-        #: Whether ranks have met last in the middle of their passes, whose ends are still to come.
+        #: Whether this stretch began in the middle of passes, whose ends are still to come.
         self._interrupted = False
         self._no_ends = Remark(
             "ranks go on to wait for each other until an end of a pass is known; feed the training "
@@ -187,6 +187,8 @@ class Protocols(Joiner):
 
     def average(self) -> None:
         """A pass is over: stop where all ranks do; a collective."""
+        if self._optimizer() is None:
+            return  # it was dropped before the iterator that fed it
         if self.running:
             # One that was interrupted is still to be ended where some ranks have no step left.
             if self._interrupted or not self.equal:
@@ -308,6 +310,8 @@ class Protocols(Joiner):
                 self._begin()
         elif not known:
             self._no_ends.seen(self.step)
+        if known:
+            self._no_ends.gone()
 
     def _begin(self) -> None:
         if self._local is not None:
@@ -321,7 +325,7 @@ class Protocols(Joiner):
                 order=list(dict.fromkeys([*self._order, *everything])), heed=self._heed,
             )  # fmt: skip
         self._asynchronous.begin()
-        self.running, self._interrupted = True, False
+        self.running = self._interrupted = True
         if current.tally is not None:
             current.tally.without_barrier = True
 

@@ -29,6 +29,11 @@ class Remark:
         #: The step at which it was seen first; infinite once it was said.
         self._since: float | None = None
 
+    def gone(self) -> None:
+        """It is not so any more."""
+        if self._since is not None and math.isfinite(self._since):
+            self._since = None
+
     def seen(self, step: int) -> None:
         """It is so after this step; on all ranks, or on rank 0."""
         if self._since is None:

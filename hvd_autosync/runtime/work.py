@@ -28,8 +28,8 @@ class Work:
         self._protocol = protocol
         self._passes = passes
         self._uncounted = Remark(
-            "samples of this training cannot be counted, so that its share under BSP never ends; "
-            "feed it by a torch.utils.data.DataLoader with a batch_size, or with batches whose "
+            "samples of this training cannot be counted, so that it never switches; feed it by a "
+            "torch.utils.data.DataLoader that has a length, and a batch_size or batches whose "
             "tensors all are as long as they have samples"
         )
 

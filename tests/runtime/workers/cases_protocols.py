@@ -163,6 +163,37 @@ def case_a_pass_that_ends_at_an_evaluation_is_the_same_pass_as_that_of_others():
     assert_same_on_all_ranks([torch.tensor(places)])
 
 
+def case_a_switch_at_the_last_step_of_some_ranks_waits_for_the_others():
+    model, optimizer = phases(ASP)
+    places = []
+    for _ in range(2):
+        for number in loader(1 + (hvd.rank() == 0)):
+            step(model, optimizer, number)
+        places.append(optimizer._protocols._asynchronous.stretch)
+        assert together(model)
+    assert_same_on_all_ranks([torch.tensor(places)])
+
+
+def case_a_step_that_one_rank_leaves_out_counts_for_protocols_too():
+    """Under local steps, by a script of its own ways with gradients that have overflowed."""
+    model, optimizer = phases(
+        Protocol("asp", share=0.5, total=96 * 4 * hvd.size()), schedule=Schedule(4)
+    )
+    ran = []
+    for _ in range(3):
+        for index, _ in enumerate(DataLoader(torch.zeros(128, 2), batch_size=4)):
+            optimizer.zero_grad()
+            model(batch(index)).pow(2).mean().backward()
+            optimizer.synchronize()
+            if hvd.rank() == 1 and index in (2, 5, 8, 9, 15, 31):
+                continue
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            ran.append(optimizer._protocols.running)
+        assert together(model)
+    assert ran[-1] and not ran[0]
+
+
 def case_what_went_wrong_at_the_end_of_a_pass_is_raised_in_the_next():
     model, optimizer = phases(ASP)
     passes(model, optimizer, 4)
