@@ -14,6 +14,8 @@ from hvd_autosync.figures.style import (
     GREEN,
     KINDS,
     MEANINGS,
+    ORANGE,
+    PINK,
     RED,
     SKY,
     dressed,
@@ -24,6 +26,9 @@ from hvd_autosync.figures.style import (
 from hvd_autosync.reporting.explain_experts import heard_by
 from hvd_autosync.traces import TrialRecord
 from hvd_autosync.turns import explored
+
+#: Of strategies that are compared with the default.
+_OTHERS = (GREEN, BLUE, ORANGE, PINK, RED)
 
 
 def convergence(evidence: Evidence) -> go.Figure:
@@ -111,21 +116,23 @@ def step_times(evidence: Evidence) -> go.Figure:
         return nothing(title, caption, "No trial has been measured yet.")
     figure = go.Figure()
     default = evidence.study.space.default if evidence.study.space else shown[0].strategy
-    named: set[str] = set()
+    colours: dict[str, str] = {}
     for trial in shown:
         assert trial.result is not None, "it was measured"
         strategy = evidence.study.space.complete(trial.strategy) if evidence.study.space else None
         is_default = strategy == default
         name = "the default" if is_default else wrapped(_name(evidence, trial), 40)
+        new = name not in colours
+        if new:
+            place = len(colours.keys() - {"the default"}) % len(_OTHERS)
+            colours[name] = BLACK if is_default else _OTHERS[place]
         figure.add_trace(
             go.Box(
                 x=[f"trial {trial.number}"] * len(trial.result.measured_durations()),
                 y=1e3 * trial.result.measured_durations(), name=name, legendgroup=name,
-                showlegend=name not in named, boxpoints="outliers",
-                marker={"color": BLACK if is_default else GREEN, "size": 4},
+                showlegend=new, boxpoints="outliers", marker={"color": colours[name], "size": 4},
             )
         )  # fmt: skip
-        named.add(name)
     figure.update_yaxes(title="step time, ms")
     return dressed(figure, title, caption)
 

@@ -73,6 +73,10 @@ def test_step_times_shows_the_steps_of_each_confirmation(
     boxes = every["step_times"].data
     assert len(boxes) == len(confirmed)
     assert len(boxes[0].y) == len(confirmed[0].result.measured_durations())  # type: ignore[union-attr]
+    colours = {(box.name, box.marker.color) for box in boxes}
+    strategies = {study.space.complete(trial.strategy) for trial in confirmed}
+    assert len(colours) == len({colour for _, colour in colours}) == len(strategies) >= 2
+    assert sum(box.showlegend for box in boxes) == len(strategies)
 
 
 def test_importance_ranks_what_moves_the_step_time(every: dict[str, Any]) -> None:
