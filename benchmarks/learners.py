@@ -6,7 +6,7 @@ are left out. A strategy is judged by its true step time in the table, not by th
 
     python benchmarks/learners.py
     python benchmarks/learners.py --contestants "ours,ours: gp,optuna-tpe" --seeds 5 --trials 20
-    python benchmarks/learners.py --show learners.csv
+    python benchmarks/learners.py --show learners.csv --plot learners.svg
 
 Peers that are not installed are left out, with a line that says so. Two games run at once; games
 that stand in the output file already are not played again.
@@ -15,7 +15,8 @@ What is fair, and what is not: a fifth of each table was chosen by our cost mode
 optimum may lie where that looked; a related task speaks through 20 of its strategies, as many as a
 study of a user has. Peers are told the space without its conditions. Regret is that of the best
 strategy that was tried, so nobody has to recognize it. "liar" is a related task of the same knobs
-that says the opposite of the truth: what it costs is the price of negative transfer.
+that says the opposite of the truth, "stranger" one that says what is true of other strategies: what
+they cost is the price of negative transfer.
 """
 
 from __future__ import annotations
@@ -184,6 +185,18 @@ def installed(names: Sequence[str]) -> list[str]:
     return found
 
 
+def picture(rows: Sequence[Row], path: str) -> None:
+    """Draw all games into a file."""
+    from contest.curves import draw
+
+    curves = {
+        key: [[float(row["best_regret"]) for row in game] for game in many]
+        for key, many in games(rows).items()
+    }
+    draw(curves, path)
+    print(f"wrote {path}")
+
+
 def main() -> None:
     """Plays the games, or shows former ones."""
     parser = new_parser(__doc__)
@@ -195,9 +208,10 @@ def main() -> None:
     add("--trials", type=int, default=41, help="with the default's (default: %(default)s)")
     add("--output", default="learners.csv", metavar="FILE", help="(default: %(default)s)")
     add("--show", metavar="FILE", help="print the tables of such a file again and end")
+    add("--plot", metavar="FILE", help="draw the regrets, too: .svg, .png or .pdf")
     args = parser.parse_args()
     if args.show:
-        show(read(args.show))
+        _tell(args.show, args.plot)
         return
     unknown = set(args.contestants.split(",")) - set(CONTESTANTS)
     if unknown:
@@ -216,7 +230,15 @@ def main() -> None:
     if set(played.values()) - {args.trials}:
         parser.error(f"{args.output} has games of another length: give --trials or --output")
     _play([plan for plan in plans if plan[1:4] not in played], args.output)
-    show(read(args.output))
+    _tell(args.output, args.plot)
+
+
+def _tell(path: str, plot: str | None) -> None:
+    """Print the tables of a file of games, and draw them if wanted."""
+    rows = read(path)
+    show(rows)
+    if plot:
+        picture(rows, plot)
 
 
 def _play(plans: Sequence[tuple[str, str, str, int, int]], output: str) -> None:

@@ -1,0 +1,80 @@
+"""Regret by trials as a picture: one panel per table, a line per contestant."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+
+from hvd_autosync.figures.style import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW
+
+matplotlib.use("agg")
+from matplotlib import pyplot as plt  # noqa: E402  (a backend is chosen before)
+
+#: The regrets of one game, the default's first.
+Game = Sequence[float]
+
+_COLUMNS, _PANEL_INCHES = 3, (4.0, 2.7)
+#: What an axis of logarithms shows for a regret of 0, in percent.
+_LEAST = 0.5
+#: Each axis reaches this at least, so that small differences look small.
+_LOWEST_TOP = 30.0
+#: Ours are drawn thick, and with the quartiles of the last of them.
+_OURS = {"ours: gp": SKY, "ours: gp + cost": GREEN, "ours: gp + transfer": PINK, "ours": BLUE}
+_PEERS = (BLACK, ORANGE, RED, YELLOW)
+_DASHES = ("-", "--", ":")
+
+
+def draw(games: Mapping[tuple[str, str], Sequence[Game]], path: str) -> None:
+    """Write the picture of some games.
+
+    Args:
+        games: (contestant, table) -> its games.
+        path: The file; its ending says the format: ``.svg``, ``.png`` or ``.pdf``.
+    """
+    contestants = list(dict.fromkeys(contestant for contestant, _ in games))
+    tables = sorted({table for _, table in games})
+    peers = [c for c in contestants if c not in _OURS]
+    looks = {c: {"color": color, "linewidth": 2.2} for c, color in _OURS.items()} | {
+        c: {"color": _PEERS[i % len(_PEERS)], "linewidth": 1.0,
+            "linestyle": _DASHES[i // len(_PEERS) % len(_DASHES)]}
+        for i, c in enumerate(peers)
+    }  # fmt: skip
+    lines = -(-len(tables) // _COLUMNS)
+    width, height = _PANEL_INCHES
+    figure, panels = plt.subplots(
+        lines, _COLUMNS, figsize=(_COLUMNS * width, lines * height + 0.8), squeeze=False
+    )
+    for panel in panels.flat[len(tables) :]:
+        panel.set_axis_off()
+    for table, panel in zip(tables, panels.flat, strict=False):
+        for contestant in contestants:
+            if many := games.get((contestant, table)):
+                _line(panel, many, contestant, **looks[contestant])
+        panel.set(title=table, yscale="log", xlabel="trials after the default")
+        panel.set_ylim(_LEAST, max(panel.get_ylim()[1], _LOWEST_TOP))
+        panel.yaxis.set_major_formatter("{x:g} %")
+        panel.yaxis.set_minor_formatter("")
+        panel.grid(True, alpha=0.3)
+    panels[0][0].set_ylabel("regret of the best so far")
+    named = dict(
+        (label, handle)
+        for panel in panels.flat
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    )
+    figure.tight_layout(rect=(0, 0.8 / (lines * height + 0.8), 1, 1))
+    figure.legend(named.values(), named.keys(), loc="lower center", ncols=5, frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    plt.close(figure)
+
+
+def _line(panel: Axes, many: Sequence[Game], contestant: str, **look: object) -> None:
+    """The median of some games and, of ours, between which values half of them lie."""
+    trials = range(1, min(len(game) for game in many))
+    at = [sorted(max(100 * game[trial], _LEAST) for game in many) for trial in trials]
+    panel.plot(trials, [statistics.median(values) for values in at], label=contestant, **look)
+    if contestant == "ours" and len(many) > 3:
+        low, high = ([v[int(q * (len(v) - 1) + 0.5)] for v in at] for q in (0.25, 0.75))
+        panel.fill_between(trials, low, high, color=look["color"], alpha=0.15, linewidth=0)
