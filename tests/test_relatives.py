@@ -91,7 +91,7 @@ def test_each_space_of_a_task_has_a_study_to_learn_from(store: TraceStore, task:
         others.append(other.study_id)
     found = {study_id for study_id, _ in related_studies(store, task)}
     assert len(found) == 2 and found < {exact.study_id, *others}
-    elsewhere = tuned(store, slower(task, 2.0), 3, transfer=False)
+    elsewhere = tuned(store, slower(task, 10.0), 3, transfer=False)
     assert elsewhere.study_id in dict(related_studies(store, task))
 
 

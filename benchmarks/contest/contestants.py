@@ -74,20 +74,36 @@ def ours(*, cost: bool, transfer: bool) -> Start:
     return start
 
 
-def misled(*, cost: bool) -> Start:
-    """Our learner with a related task that says the opposite of the truth, and no other."""
+def misled(lie: Callable[[FloatArray], FloatArray], *, cost: bool) -> Start:
+    """Our learner with one related task, whose step times are not those that were measured.
+
+    Args:
+        lie: From logarithms of the step times, ``(n,)``, to those that are told instead.
+        cost: Whether it has a cost model.
+    """
 
     def start(table: Emulator, _: tuple[Source, ...], seed: int) -> Contestant:
         truth = table.small_study(20)
-        middle = float(np.mean([seen.log_step for seen in truth]))
+        told = np.exp(lie(np.array([seen.log_step for seen in truth])))
         lies = tuple(
-            Observation(seen.strategy, float(np.exp(2 * middle - seen.log_step))) for seen in truth
+            Observation(seen.strategy, float(step_s))
+            for seen, step_s in zip(truth, told, strict=True)
         )
         task = table.task if cost else None
         liar = Source("liar", task, table.space, lies, 0.9)
         return Ours(BayesianLearner(), Problem(table.space, task, (liar,), steps=25), seed)
 
     return start
+
+
+def opposite(log_step: FloatArray) -> FloatArray:
+    """What is fast is said to be slow."""
+    return 2 * log_step.mean() - log_step
+
+
+def shuffled(log_step: FloatArray) -> FloatArray:
+    """The step times of other strategies: a task that has nothing to do with this one."""
+    return np.random.default_rng(0).permutation(log_step)
 
 
 def plain(learner: Learner) -> Start:
@@ -397,6 +413,8 @@ CONTESTANTS: dict[str, Start] = {
     "ours: gp + cost": ours(cost=True, transfer=False),
     "ours: gp + transfer": ours(cost=False, transfer=True),
     "ours": ours(cost=True, transfer=True),
-    "ours: gp + liar": misled(cost=False),
-    "ours: gp + cost + liar": misled(cost=True),
+    "ours: gp + liar": misled(opposite, cost=False),
+    "ours: gp + stranger": misled(shuffled, cost=False),
+    "ours: gp + cost + liar": misled(opposite, cost=True),
+    "ours: gp + cost + stranger": misled(shuffled, cost=True),
 }

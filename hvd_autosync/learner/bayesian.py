@@ -20,7 +20,6 @@ from hvd_autosync.learner.acquisition import propose
 from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.feasibility import feasibility
 from hvd_autosync.learner.gp import fit
-from hvd_autosync.learner.misleading import FEWEST_TO_JUDGE
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.problem import Problem
@@ -28,10 +27,12 @@ from hvd_autosync.learner.sobol import SobolLearner
 from hvd_autosync.learner.stopping import expected_gain
 from hvd_autosync.learner.surrogate import HALF_WIDTH_90, Surrogate
 from hvd_autosync.learner.untried import exhausted, taken_keys
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space import SearchSpace, Strategy
 
 #: Seconds of a trial beside its steps (benchmarks/trial_overhead.py).
 _OVERHEAD_S = 1.0
+#: So many trials related tasks may ask for in vain; and a gain that is clear, as a logarithm.
+_ADVICE, _CLEARLY = 2, 0.25
 #: A strategy that may be used with less than this chance is nobody's rival; and the least chance.
 _RIVAL, _LEAST = 0.5, 0.01
 
@@ -65,14 +66,37 @@ class BayesianLearner:
             return None
         surrogate = fit(problem, observations)
         explored = len(taken - taken_keys(space, (), [space.default]))
-        wanted = 0 if surrogate.experts else self.initial_points
-        if surrogate.dropped and not surrogate.experts:
-            wanted += FEWEST_TO_JUDGE - 1  # what they have asked for is spread over nothing
+        wanted = self._spread(problem, surrogate, observations, explored)
         if explored >= wanted and any(seen.measured for seen in observations):
             suggestion = _from_model(problem, surrogate, observations, pending, seed)
             if suggestion is not None:
                 return suggestion
         return SobolLearner().suggest(problem, observations, pending, seed=seed)
+
+    def _spread(
+        self, problem: Problem, surrogate: Surrogate, observations: Sequence[Observation],
+        explored: int,
+    ) -> int:  # fmt: skip
+        """How many strategies must have been tried or be pending before the model is asked.
+
+        Physics is heard at once. So are related tasks, until two trials of theirs have come to
+        nothing: one who is wrong of what is far away is not refuted by what he recommends. What
+        was tried on their advice is then spread over nothing, and does not count.
+        """
+        if surrogate.knows_physics:
+            return 0
+        if not surrogate.experts and not surrogate.dropped:
+            return self.initial_points
+        if surrogate.experts and (explored < _ADVICE or _has_paid(problem.space, observations)):
+            return 0
+        return self.initial_points + _ADVICE
+
+
+def _has_paid(space: SearchSpace, observations: Sequence[Observation]) -> bool:
+    """Whether something was clearly faster than the default, where that was measured."""
+    measured = [(space.complete(o.strategy), o.log_step) for o in observations if o.measured]
+    default = [log_step for strategy, log_step in measured if strategy == space.default]
+    return not default or min(log_step for _, log_step in measured) < min(default) - _CLEARLY
 
 
 def _from_model(

@@ -61,9 +61,9 @@ _RELAUNCH_NOISE, _RELAUNCH_DEVIATION = 0.02, 1.5
 #: Smallest noise variances in the model's unit, for the factorization's sake.
 _NOISE_FLOOR = 1e-6
 _JITTERS = (1e-8, 1e-4)
-#: How much strategies differ before anything is known: step times within about 25 %; and from what
-#: experts say.
-_SPREAD, _UNEXPLAINED_SPREAD = 0.25, 0.12
+#: How much strategies differ before anything is known, the median of benchmarks/traces' spread
+#: points (0.13 to 0.83); and from what experts say.
+_SPREAD, _UNEXPLAINED_SPREAD = 0.5, 0.12
 
 
 def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
@@ -108,7 +108,7 @@ def _fitted(
 ) -> Surrogate:  # fmt: skip
     spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
     said = opinions(experts, points)
-    targets = Targets.of(seen, said @ likely_weights(experts), spread)
+    targets = Targets.of(seen, said, likely_weights(experts), deviations(experts), spread)
     with isolated():
         inputs = model_inputs(features, said, points, targets.scale)
         model = _build(features, experts, inputs, targets)

@@ -37,24 +37,49 @@ class Targets:
 
     @classmethod
     def of(
-        cls, observations: Sequence[Observation], expected: FloatArray, spread: float
-    ) -> Targets:
+        cls, observations: Sequence[Observation], opinions: FloatArray, weights: FloatArray,
+        deviations: FloatArray, spread: float,
+    ) -> Targets:  # fmt: skip
         """The targets of ``observations``, all of them measured and at least one.
 
         The unit is the standard deviation of what experts do not explain, shrunk towards what is
         expected when observations are few, so that one of them gives a sensible model and equal
-        ones a narrow one.
+        ones a narrow one. Experts are believed for it as the observations have taught: were one
+        who says the opposite of the truth believed as before, the unit would be so large that
+        what is open could be anything, and he would never be contradicted.
 
         Args:
             observations: The measured ones.
-            expected: What experts say of their strategies, shape ``(n,)``.
-            spread: How much strategies differ from that before anything is known.
+            opinions: What experts say of their strategies, ``n x e``.
+            weights: How much of each number they themselves believe, shape ``(e,)``.
+            deviations: Standard deviations of that, ``(e,)``.
+            spread: How much strategies differ from what experts say before anything is known.
         """
         log_step = np.array([seen.log_step for seen in observations])
         variance = np.array([seen.log_variance for seen in observations])
-        unexplained = log_step - expected
+        believed = _taught(opinions, weights, deviations, log_step, variance + spread**2)
+        unexplained = log_step - opinions @ believed
         center = float(unexplained.mean())
         squares = float(((unexplained - center) ** 2).sum())
         squares += _EXPECTATION_WEIGHT * spread**2
         scale = math.sqrt(squares / (len(log_step) - 1 + _EXPECTATION_WEIGHT))
         return cls(log_step, variance, center, scale)
+
+
+def _taught(
+    opinions: FloatArray, weights: FloatArray, deviations: FloatArray, log_step: FloatArray,
+    variance: FloatArray,
+) -> FloatArray:  # fmt: skip
+    """The most likely weights after the observations, shape ``(e,)``, beside a free constant.
+
+    A Bayesian linear regression (Rasmussen and Williams 2006, section 2.1), as least squares.
+    """
+    count = len(weights)
+    precise, sure = 1 / np.sqrt(variance), 1 / deviations
+    rows = np.block(
+        [[opinions * precise[:, np.newaxis], precise[:, np.newaxis]],
+         [np.diag(sure), np.zeros((count, 1))]]
+    )  # fmt: skip
+    values = np.concatenate([log_step * precise, weights * sure])
+    found: FloatArray = np.linalg.lstsq(rows, values, rcond=None)[0][:count]
+    return found

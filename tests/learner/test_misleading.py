@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
 from hvd_autosync.learner import BayesianLearner, Observation, fit
@@ -79,13 +81,13 @@ def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step:
     assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
 
 
-def test_what_a_liar_has_asked_for_is_no_design(
+def test_what_was_asked_for_in_vain_is_no_design(
     mixed_space: SearchSpace, log_step: LogStep
 ) -> None:
     """Two more points are spread over the space than where nobody was ever heard."""
     points = [mixed_space.decode(point) for point in sobol_points(mixed_space, 9, seed=2)]
     others = [point for point in points if point != mixed_space.default]
-    liar = sources(mixed_space, {"liar": lambda strategy: -log_step(strategy)})
+    wrong = sources(mixed_space, {"wrong": unrelated})
 
     def kind(count: int, some: tuple[Source, ...]) -> str:
         tried = [mixed_space.default, *others[:count]]
@@ -95,7 +97,51 @@ def test_what_a_liar_has_asked_for_is_no_design(
         return suggestion.kind
 
     assert [kind(count, ()) for count in (3, 4)] == ["sobol", "model"]
-    assert [kind(count, liar) for count in (5, 6)] == ["sobol", "model"]
+    assert [kind(count, wrong) for count in (5, 6)] == ["sobol", "model"]
+
+
+def test_a_liar_is_soon_heard_the_other_way_round(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    """Who says the opposite of the truth knows as much as who says the truth."""
+    tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 5, seed=2)]
+    seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+    liar = sources(mixed_space, {"liar": lambda strategy: -3 * log_step(strategy)})
+    unseen = sobol_points(mixed_space, 60, seed=3)
+    truth = np.array([log_step(mixed_space.decode(point)) for point in unseen])
+    alone, misled = (fit(Problem(mixed_space, sources=some), seen) for some in ((), liar))
+    agrees = [np.corrcoef(model.mean_at(unseen), truth)[0, 1] for model in (alone, misled)]
+    assert agrees[1] > max(agrees[0], 0.8)
+
+
+@pytest.mark.parametrize("lie", ["opposite", "unrelated"])
+def test_a_misleading_source_costs_two_trials_at_most(
+    mixed_space: SearchSpace, log_step: LogStep, lie: str
+) -> None:
+    """After two trials more, medians of five seeds are as near to the optimum."""
+    said = {"opposite": lambda strategy: -3 * log_step(strategy), "unrelated": unrelated}[lie]
+    cold, misled = (
+        [regrets(mixed_space, log_step, some, seed) for seed in range(5)]
+        for some in ((), sources(mixed_space, {lie: said}))
+    )
+    for trials in (8, 12):
+        after = statistics.median(game[trials + 2] for game in misled)
+        assert after <= statistics.median(game[trials] for game in cold) + 0.02
+
+
+def regrets(
+    space: SearchSpace, log_step: LogStep, some: tuple[Source, ...], seed: int
+) -> list[float]:
+    """By how much the best one tried so far is above the optimum, -2, the default's first."""
+    problem, best = Problem(space, sources=some), [log_step(space.default) + 2.0]
+    seen = [Observation(space.default, math.exp(log_step(space.default)))]
+    for _ in range(14):
+        suggestion = BayesianLearner().suggest(problem, seen, seed=seed)
+        assert suggestion is not None
+        step = log_step(suggestion.strategy)
+        seen.append(Observation(suggestion.strategy, math.exp(step)))
+        best.append(min(best[-1], step + 2.0))
+    return best
 
 
 def test_two_trials_say_nothing_against_anybody(

@@ -12,14 +12,26 @@ from hvd_autosync.search_space import Strategy
 
 def told(*steps: float) -> Targets:
     seen = [Observation(Strategy(), step, 0.0) for step in steps]
-    return Targets.of(seen, np.zeros(len(seen)), 0.25)
+    return Targets.of(seen, np.empty((len(seen), 0)), np.empty(0), np.empty(0), 0.25)
+
+
+def explained(opinions: list[float], weight: float) -> Targets:
+    """Three step times, and an expert who says this of them."""
+    seen = [Observation(Strategy(), step, 0.0) for step in (0.1, 0.2, 0.4)]
+    said = np.array(opinions)[:, np.newaxis]
+    return Targets.of(seen, said, np.array([weight]), np.array([0.4]), 0.1)
 
 
 def test_what_experts_explain_is_no_spread() -> None:
-    seen = [Observation(Strategy(), step) for step in (0.1, 0.2, 0.4)]
-    explained = Targets.of(seen, np.log([1.0, 2.0, 4.0]), 0.1)
-    assert explained.center == pytest.approx(math.log(0.1))
-    assert explained.scale < 0.1 < Targets.of(seen, np.zeros(3), 0.1).scale
+    right = explained(np.log([1.0, 2.0, 4.0]).tolist(), 1.0)
+    assert right.center == pytest.approx(math.log(0.1))
+    assert right.scale < 0.1 < told(0.1, 0.2, 0.4).scale
+
+
+def test_who_is_contradicted_does_not_widen_the_unit() -> None:
+    """One who says the opposite of the truth leaves no more open than one who is not heard."""
+    liar = explained((-np.log([1.0, 2.0, 4.0])).tolist(), 0.9)
+    assert liar.scale < told(0.1, 0.2, 0.4).scale
 
 
 def test_the_unit_follows_the_spread() -> None:
