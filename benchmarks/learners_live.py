@@ -71,8 +71,14 @@ def play(name: str, names: list[str], trials: int, plan: Plan, say: Say) -> None
     table, job = tables[name], job_of(SURVEYS[name])
     sources = sources_for(table, list(tables.values()))
     players = {each: CONTESTANTS[each](table, sources, plan.seed) for each in names}
-    classes = parameter_classes(table.task.model)
-    task = Found(Contender("", Strategy()), table.space, Limits(), classes)
+    default = Strategy()
+    unknown = Found(Contender("", default), table.space, Limits(), {})
+    say("the names of the model's parameters, which the table does not have")
+    profile = run_trial(job, default, plan.length, unknown, profile=True).profile
+    if profile is None:
+        raise RuntimeError("the job ended before it could be described")
+    classes = parameter_classes(profile)
+    task = Found(Contender("", default), table.space, Limits(), classes)
     best: dict[str, Observation] = {}
     used, slowest = dict.fromkeys(names, Budget()), 0.0
     with closing(AutoRunner(job, say)) as runner:
