@@ -33,7 +33,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from command_line import new_parser
-from contest.contestants import CONTESTANTS
+from contest.contestants import CONTESTANTS, MISLED
 from contest.emulator import Emulator
 from rich.console import Console
 from rich.table import Table
@@ -42,6 +42,7 @@ from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.relatives import LEAST_SIMILAR, MOST_RELATED
 
+ALL = {**CONTESTANTS, **MISLED}
 #: Where the tables are.
 TABLES = Path(__file__).resolve().parent / "traces"
 _SOURCE_TRIALS = 20
@@ -80,7 +81,7 @@ def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> lis
     torch.set_num_threads(1)
     tables = emulators(folder)
     table = tables[name]
-    player = CONTESTANTS[contestant](table, sources_for(table, list(tables.values())), seed)
+    player = ALL[contestant](table, sources_for(table, list(tables.values())), seed)
     rows, best, ask_s, strategy = [], float("inf"), 0.0, table.space.default
     for trial in range(trials):
         if trial:
@@ -201,7 +202,7 @@ def main() -> None:
     """Plays the games, or shows former ones."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--contestants", default=",".join(CONTESTANTS), metavar="C,...", help="(default: all)")
+    add("--contestants", default=",".join(ALL), metavar="C,...", help="(default: all)")
     add("--tables", default=str(TABLES), metavar="FOLDER", help="traces (default: %(default)s)")
     add("--only", default="", metavar="T,...", help="of the tables, play these")
     add("--seeds", type=int, default=20, help="games of each on each table (default: %(default)s)")
@@ -213,9 +214,9 @@ def main() -> None:
     if args.show:
         _tell(args.show, args.plot)
         return
-    unknown = set(args.contestants.split(",")) - set(CONTESTANTS)
+    unknown = set(args.contestants.split(",")) - set(ALL)
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(CONTESTANTS)}")
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(ALL)}")
     names = [n for n in emulators(args.tables) if not args.only or n in args.only.split(",")]
     for name in names:
         print(name, emulators(args.tables)[name].quality(), flush=True)

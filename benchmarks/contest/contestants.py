@@ -1,4 +1,4 @@
-"""Who competes: our learner in four forms, what it is made of in its plain form, and peers.
+"""Who competes: our learner in four forms, the same misled on purpose, and peers.
 
 Each is a class that is started once per game and then asked and told. All get the same default as
 their first trial, the same space (their own way of saying it), and the same measurements.
@@ -37,6 +37,8 @@ class Contestant(Protocol):
 
 #: Makes a contestant for a table, with what other tables have taught, from a seed.
 Start = Callable[[Emulator, tuple[Source, ...], int], Contestant]
+#: From the truth to what is told instead of it.
+Lie = Callable[[FloatArray, np.random.Generator], FloatArray]
 
 
 class Ours:
@@ -74,7 +76,7 @@ def ours(*, cost: bool, transfer: bool) -> Start:
     return start
 
 
-def misled(lie: Callable[[FloatArray], FloatArray], *, cost: bool) -> Start:
+def misled(lie: Lie, *, cost: bool) -> Start:
     """Our learner with one related task, whose step times are not those that were measured.
 
     Args:
@@ -84,7 +86,8 @@ def misled(lie: Callable[[FloatArray], FloatArray], *, cost: bool) -> Start:
 
     def start(table: Emulator, _: tuple[Source, ...], seed: int) -> Contestant:
         truth = table.small_study(20)
-        told = np.exp(lie(np.array([seen.log_step for seen in truth])))
+        log_step = np.array([seen.log_step for seen in truth])
+        told = np.exp(lie(log_step, np.random.default_rng(seed)))
         lies = tuple(
             Observation(seen.strategy, float(step_s))
             for seen, step_s in zip(truth, told, strict=True)
@@ -96,14 +99,14 @@ def misled(lie: Callable[[FloatArray], FloatArray], *, cost: bool) -> Start:
     return start
 
 
-def opposite(log_step: FloatArray) -> FloatArray:
+def opposite(log_step: FloatArray, _: np.random.Generator) -> FloatArray:
     """What is fast is said to be slow."""
     return 2 * log_step.mean() - log_step
 
 
-def shuffled(log_step: FloatArray) -> FloatArray:
+def shuffled(log_step: FloatArray, rng: np.random.Generator) -> FloatArray:
     """The step times of other strategies: a task that has nothing to do with this one."""
-    return np.random.default_rng(0).permutation(log_step)
+    return rng.permutation(log_step)
 
 
 def plain(learner: Learner) -> Start:
@@ -413,6 +416,10 @@ CONTESTANTS: dict[str, Start] = {
     "ours: gp + cost": ours(cost=True, transfer=False),
     "ours: gp + transfer": ours(cost=False, transfer=True),
     "ours": ours(cost=True, transfer=True),
+}
+
+#: Ours with a related task that is wrong: what such a task costs.
+MISLED: dict[str, Start] = {
     "ours: gp + liar": misled(opposite, cost=False),
     "ours: gp + stranger": misled(shuffled, cost=False),
     "ours: gp + cost + liar": misled(opposite, cost=True),

@@ -51,11 +51,6 @@ class Anatomy:
     step_s: float
     local: int
 
-    @property
-    def exposed_s(self) -> float:
-        """Seconds of communication after backward, which nothing hides."""
-        return max([m.end_s - self.backward_s for m in self.messages], default=0.0)
-
 
 def anatomy(
     model: CostModel, strategy: Mapping[str, Value], coefficients: Coefficients = UNCALIBRATED

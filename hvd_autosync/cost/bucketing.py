@@ -26,8 +26,8 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     """Buckets in place of gradients, where a strategy has some.
 
     They are closed at equal shares of the bytes of what they are made of; one by size holds
-    gradients of all of backward, so that all of them are complete at its end. A bucket stands where
-    its last gradient stood, the others of it are gone.
+    gradients of all of backward, so that all of them are complete at its end, where any has
+    several. A bucket stands where its last gradient stood, the others of it are gone.
     """
     classes = [name for name in (EMBEDDING, LARGE, REST) if (gradients.classes == name).any()]
     plans = np.array([_plans(name, columns) for name in classes])
@@ -40,6 +40,7 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     wanted = columns.numbers("buckets")
     whole = [np.array(each) for each in (items.arrival_s, items.size_bytes, items.wire_s,
                                          items.operations, items.alone)]  # fmt: skip
+    late = np.zeros(len(wanted), dtype=np.bool_)
     for lane in range(len(classes)):
         # Of several classes with one plan, the first stands for the lane.
         first = ~np.any(plans[:lane] == plans[lane], axis=0)
@@ -49,11 +50,11 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
         without = np.where(plain[lane], several, np.ceil(own / _BUCKET_BYTES))
         count = np.where(wanted > 0, share, without)
         merged = (count < several) & (several > 0)
+        late |= merged & (wanted > 0) & (columns.words("bucket_rule") == "size")
         if merged.any():
             _merge(items, whole, members & merged, count, own)
     arrival_s, *rest = whole
-    late = columns.words("bucket_rule") == "size"
-    arrival_s[:, late & (wanted > 0)] = items.arrival_s[-1:, late & (wanted > 0)]
+    arrival_s[:, late] = items.arrival_s[-1:, late]
     return Items(arrival_s, *rest)
 
 

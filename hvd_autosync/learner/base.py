@@ -24,6 +24,7 @@ class Suggestion:
             (logarithm of the expected improvement, in the model's standardized unit, times the
             chance of a measurement, per second), ``experts``, the names of those believed, and
             ``expected_gain``, the share of the best's step time that it is expected to save.
+            ``dropped``: who is not believed any more, and by how much the leave-one-out score rose.
     """
 
     strategy: Strategy

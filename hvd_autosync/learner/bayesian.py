@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,8 @@ class BayesianLearner:
 
     Args:
         initial_points: Distinct strategies other than the default that are tried (or pending)
-            before the model takes over, where nothing is known beforehand. As long as no trial was
-            measured it does not.
+            before the model takes over, where nothing is known beforehand; two more where related
+            tasks have asked for two in vain. As long as no trial was measured it does not.
     """
 
     name = "bayesian"
@@ -65,29 +66,40 @@ class BayesianLearner:
         if exhausted(space, taken):
             return None
         surrogate = fit(problem, observations)
-        explored = len(taken - taken_keys(space, (), [space.default]))
-        wanted = self._spread(problem, surrogate, observations, explored)
-        if explored >= wanted and any(seen.measured for seen in observations):
+        default = taken_keys(space, (), [space.default])
+        advised = len(taken_keys(space, observations, ()) - default)
+        wanted = self._spread(space, surrogate, observations, advised)
+        if len(taken - default) >= wanted and any(seen.measured for seen in observations):
             suggestion = _from_model(problem, surrogate, observations, pending, seed)
             if suggestion is not None:
                 return suggestion
-        return SobolLearner().suggest(problem, observations, pending, seed=seed)
+        suggestion = SobolLearner().suggest(problem, observations, pending, seed=seed)
+        if suggestion is not None and surrogate.dropped:
+            suggestion = replace(suggestion, info={"dropped": _dropped(surrogate)})
+        return suggestion
 
     def _spread(
-        self, problem: Problem, surrogate: Surrogate, observations: Sequence[Observation],
-        explored: int,
+        self, space: SearchSpace, surrogate: Surrogate, observations: Sequence[Observation],
+        ended: int,
     ) -> int:  # fmt: skip
         """How many strategies must have been tried or be pending before the model is asked.
 
         Physics is heard at once. So are related tasks, until two trials of theirs have come to
         nothing: one who is wrong of what is far away is not refuted by what he recommends. What
-        was tried on their advice is then spread over nothing, and does not count.
+        was tried on their advice is then spread over nothing, and does not count; nor does it when
+        all of them were dropped.
+
+        Args:
+            space: The space.
+            surrogate: The model.
+            observations: All that was learned.
+            ended: Distinct strategies other than the default among them.
         """
         if surrogate.knows_physics:
             return 0
         if not surrogate.experts and not surrogate.dropped:
             return self.initial_points
-        if surrogate.experts and (explored < _ADVICE or _has_paid(problem.space, observations)):
+        if surrogate.experts and (ended < _ADVICE or _has_paid(space, observations)):
             return 0
         return self.initial_points + _ADVICE
 
@@ -134,7 +146,7 @@ def _from_model(
     there = surrogate.inputs(point[np.newaxis])
     info = _explain(surrogate, there, acquisition)
     can_be = float(chance(point[np.newaxis])[0])
-    gain = math.inf
+    gain = 1.0  # nothing can be used yet: anything that can is worth its whole step
     if rivals.any():
         gain = expected_gain(surrogate, surrogate.inputs(tried[rivals]), there)
     info["expected_gain"] = can_be * gain
@@ -164,5 +176,10 @@ def _explain(surrogate: Surrogate, there: Tensor, acquisition: float) -> dict[st
         "predicted_high_s": math.exp(mean + HALF_WIDTH_90 * deviation),
         "acquisition": acquisition,
         "experts": [expert.name for expert in surrogate.experts],
-        "dropped": [[name, round(rise, 3)] for name, rise in surrogate.dropped.items()],
+        "dropped": _dropped(surrogate),
     }
+
+
+def _dropped(surrogate: Surrogate) -> list[list[str | float]]:
+    """Who is not heard, and by how much the leave-one-out score rose without each."""
+    return [[name, round(rise, 3)] for name, rise in surrogate.dropped.items()]

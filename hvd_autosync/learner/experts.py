@@ -171,7 +171,5 @@ def sharing(experts: Sequence[Expert]) -> list[Expert]:
 
 def with_something_to_say(space: SearchSpace, experts: Sequence[Expert]) -> list[Expert]:
     """Those of ``experts`` who do not say about the same of all strategies."""
-    if space.dimension == 0:
-        return []
     points = sobol_points(space, _ASKED_ABOUT, 0)
     return [expert for expert in experts if np.ptp(expert.expected(points)) >= _SAYS_SOMETHING]

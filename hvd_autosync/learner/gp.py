@@ -34,7 +34,6 @@ from hvd_autosync.learner.experts import (
     Expert,
     cost_expert,
     deviations,
-    likely_weights,
     opinions,
     sharing,
     source_expert,
@@ -108,7 +107,7 @@ def _fitted(
 ) -> Surrogate:  # fmt: skip
     spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
     said = opinions(experts, points)
-    targets = Targets.of(seen, said, likely_weights(experts), deviations(experts), spread)
+    targets = Targets.of(seen, said, weights(experts), deviations(experts), spread)
     with isolated():
         inputs = model_inputs(features, said, points, targets.scale)
         model = _build(features, experts, inputs, targets)

@@ -6,21 +6,23 @@ each call. Numbers are searched on the scales of their knobs.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner.base import Suggestion
+from hvd_autosync.learner.baseline import RandomLearner
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import encode_all, keys
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy, Value
 
-#: A strategy that was tried already is asked for again at most so often.
+#: A strategy that was tried already is asked for again at most so often; then chance decides.
 _ATTEMPTS = 20
-#: A trial that failed counts as so many times slower than the slowest that did not.
-_FAILED = 2.0
+#: A trial that failed counts as twice as slow as the slowest that did not.
+_FAILED = math.log(2.0)
 
 
 class OptunaLearner:
@@ -65,7 +67,7 @@ class OptunaLearner:
                 strategy = self._asked(space, study.ask())
                 if not keys(encode_all(space, [strategy])) <= taken:
                     return Suggestion(strategy, self.name)
-        return None
+        return RandomLearner().suggest(problem, observations, pending, seed=seed)
 
     def _told(self, space: SearchSpace, observations: Sequence[Observation], seed: int) -> Any:
         optuna = self._optuna

@@ -89,6 +89,8 @@ def spread(space: SearchSpace, uniform: FloatArray) -> FloatArray:
 
 def sobol_points(space: SearchSpace, count: int, seed: int) -> FloatArray:
     """The first ``count`` points of a scrambled Sobol sequence, snapped, shape ``count x d``."""
+    if space.dimension == 0:
+        return np.empty((count, 0))
     engine = SobolEngine(space.dimension, scramble=True, seed=seed)
     return spread(space, engine.draw(count, dtype=torch.float64).numpy())
 

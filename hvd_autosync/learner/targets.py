@@ -42,25 +42,28 @@ class Targets:
     ) -> Targets:  # fmt: skip
         """The targets of ``observations``, all of them measured and at least one.
 
-        The unit is the standard deviation of what experts do not explain, shrunk towards what is
-        expected when observations are few, so that one of them gives a sensible model and equal
-        ones a narrow one. Experts are believed for it as the observations have taught: were one
-        who says the opposite of the truth believed as before, the unit would be so large that
-        what is open could be anything, and he would never be contradicted.
+        The unit is the root of the mean square that is expected of what experts do not explain,
+        shrunk towards what is believed when observations are few, so that one of them gives a
+        sensible model and equal ones a narrow one. Experts are heard for it as much as the
+        observations have taught: were one who says the opposite of the truth believed as before,
+        the unit would be so large that what is open could be anything, and he would never be
+        contradicted.
 
         Args:
             observations: The measured ones.
             opinions: What experts say of their strategies, ``n x e``.
-            weights: How much of each number they themselves believe, shape ``(e,)``.
+            weights: How much of each number is believed before any trial, shape ``(e,)``.
             deviations: Standard deviations of that, ``(e,)``.
             spread: How much strategies differ from what experts say before anything is known.
         """
         log_step = np.array([seen.log_step for seen in observations])
         variance = np.array([seen.log_variance for seen in observations])
-        believed = _taught(opinions, weights, deviations, log_step, variance + spread**2)
+        believed, unsure = _taught(opinions, weights, deviations, log_step, variance + spread**2)
         unexplained = log_step - opinions @ believed
         center = float(unexplained.mean())
         squares = float(((unexplained - center) ** 2).sum())
+        around = opinions - opinions.mean(axis=0)
+        squares += float(((around @ unsure) * around).sum())  # what weights leave open
         squares += _EXPECTATION_WEIGHT * spread**2
         scale = math.sqrt(squares / (len(log_step) - 1 + _EXPECTATION_WEIGHT))
         return cls(log_step, variance, center, scale)
@@ -69,10 +72,10 @@ class Targets:
 def _taught(
     opinions: FloatArray, weights: FloatArray, deviations: FloatArray, log_step: FloatArray,
     variance: FloatArray,
-) -> FloatArray:  # fmt: skip
-    """The most likely weights after the observations, shape ``(e,)``, beside a free constant.
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """Mean, ``(e,)``, and covariance, ``e x e``, of the weights after the observations.
 
-    A Bayesian linear regression (Rasmussen and Williams 2006, section 2.1), as least squares.
+    A Bayesian linear regression with a free constant (Rasmussen and Williams 2006, section 2.1).
     """
     count = len(weights)
     precise, sure = 1 / np.sqrt(variance), 1 / deviations
@@ -81,5 +84,5 @@ def _taught(
          [np.diag(sure), np.zeros((count, 1))]]
     )  # fmt: skip
     values = np.concatenate([log_step * precise, weights * sure])
-    found: FloatArray = np.linalg.lstsq(rows, values, rcond=None)[0][:count]
-    return found
+    inverse = np.linalg.pinv(rows)
+    return (inverse @ values)[:count], (inverse @ inverse.T)[:count, :count]

@@ -44,7 +44,7 @@ def experts_table(trials: Sequence[TrialRecord]) -> Table | None:
     experts = heard_by(trials)
     if not experts:
         return None
-    last = max(trial.number for trial in trials if trial.kind == "model")
+    last = max(trial.number for trial in _asked(trials))
     table = plain_table("expert", "similarity", "heard")
     for each in experts:
         alike = "" if each.similarity is None else f"{each.similarity:.2f}"
@@ -58,7 +58,7 @@ def heard_by(trials: Sequence[TrialRecord]) -> list[Heard]:
     Args:
         trials: All trials of the study.
     """
-    asked = [trial for trial in trials if trial.kind == "model"]
+    asked = _asked(trials)
     similar = _similarities(trials)
     names = dict.fromkeys([*(name for t in asked for name in _experts(t)), *similar])
     return [
@@ -80,6 +80,11 @@ def _heard_text(expert: Heard, last: int) -> str:
         return f"in no trial: the first ones spoke against it{rise}"
     where = f"in trials {heard[0]} to {heard[-1]}" if len(heard) > 1 else f"in trial {heard[0]}"
     return where if heard[-1] == last else f"{where}, then dropped: it misled{rise}"
+
+
+def _asked(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials that a model has chosen, or left to chance because it was misled."""
+    return [trial for trial in trials if trial.kind == "model" or _dropped(trial)]
 
 
 def _experts(trial: TrialRecord) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,19 +152,55 @@ def test_a_related_task_tells_where_to_begin(mixed_space: SearchSpace, log_step:
     assert suggestion.info["predicted_step_s"] == pytest.approx(math.exp(-1.95), rel=0.2)
 
 
-def test_a_task_that_misleads_is_not_heard_for_long(
+def test_a_task_that_misleads_asks_for_two_trials(
     mixed_space: SearchSpace, log_step: LogStep
 ) -> None:
-    """The source says the opposite: after two trials against it, it is dropped."""
+    """The source says the opposite: its advice comes to nothing, and points are spread."""
     problem = Problem(mixed_space, sources=(source(mixed_space, log_step, sign=-1.0),))
     seen = [Observation(mixed_space.default, math.exp(log_step(mixed_space.default)))]
-    heard = []
+    kinds = []
     for _ in range(3):
         suggestion = BayesianLearner().suggest(problem, seen, seed=0)
         assert suggestion is not None
-        heard.append(bool(suggestion.info.get("experts")))
+        kinds.append(suggestion.kind)
+        # Neither has become faster, whatever was asked for.
+        seen.append(Observation(suggestion.strategy, math.exp(log_step(mixed_space.default))))
+    assert kinds == ["model", "model", "sobol"]
+
+
+def test_advice_that_pays_is_followed(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    problem = Problem(mixed_space, sources=(source(mixed_space, log_step),))
+    seen = [Observation(mixed_space.default, math.exp(log_step(mixed_space.default)))]
+    for _ in range(4):
+        suggestion = BayesianLearner().suggest(problem, seen, seed=0)
+        assert suggestion is not None and suggestion.kind == "model"
         seen.append(Observation(suggestion.strategy, math.exp(log_step(suggestion.strategy))))
-    assert heard[0] and not heard[2]
+
+
+def test_spread_points_say_who_was_dropped(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    seen = [Observation(s, math.exp(log_step(s))) for s in spread(mixed_space, 5, seed=2)]
+
+    def unrelated(strategy: Strategy) -> float:
+        return 0.5 * int(strategy["streams"]) + (0.6 if strategy.get("torus") else 0.0)
+
+    problem = Problem(mixed_space, sources=(source(mixed_space, unrelated),))
+    suggestion = BayesianLearner().suggest(problem, seen, seed=0)
+    assert suggestion is not None and suggestion.kind == "sobol"
+    ((name, rise),) = suggestion.info["dropped"]
+    assert name == "there" and rise >= 0.5
+
+
+def test_a_gain_over_nothing_that_may_be_used_is_a_number(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    default = Observation(mixed_space.default, math.exp(log_step(mixed_space.default)))
+    problem = Problem(
+        mixed_space, sources=(source(mixed_space, log_step),),
+        usable=lambda points: np.zeros(len(points)),
+    )  # fmt: skip
+    suggestion = BayesianLearner().suggest(problem, [default], seed=0)
+    assert suggestion is not None and suggestion.kind == "model"
+    json.dumps(suggestion.info, allow_nan=False)
 
 
 def test_a_task_that_helps_is_kept(mixed_space: SearchSpace, log_step: LogStep) -> None:

@@ -34,6 +34,18 @@ def test_who_is_contradicted_does_not_widen_the_unit() -> None:
     assert liar.scale < told(0.1, 0.2, 0.4).scale
 
 
+def test_what_weights_leave_open_is_in_the_unit() -> None:
+    """As many weights as there are trials explain everything, and yet the unit is as it was."""
+    rng = np.random.default_rng(0)
+    scales = []
+    for _ in range(200):
+        said = rng.normal(0, 0.4, (6, 7))
+        log_step = said @ rng.normal(0, 0.5, 7) + rng.normal(0, 0.12, 6)
+        seen = [Observation(Strategy(), math.exp(value), 0.0) for value in log_step]
+        scales.append(Targets.of(seen, said, np.zeros(7), np.full(7, 0.5), 0.12).scale)
+    assert np.sqrt(np.mean(np.square(scales))) == pytest.approx(0.12, rel=0.1)
+
+
 def test_the_unit_follows_the_spread() -> None:
     narrow = told(*np.exp(np.full(40, -1.0)))
     wide = told(*np.exp(np.random.default_rng(0).normal(0, 2, 40)))
