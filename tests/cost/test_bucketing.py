@@ -65,3 +65,21 @@ def test_buckets_are_those_of_the_runtime(
         found = items.size_bytes[:, index]
         assert sorted(found[found > 0].astype(int)) == sizes_sent(model, strategy), strategy
     assert np.allclose(items.size_bytes.sum(axis=0), model.size_bytes)
+
+
+def test_buckets_by_size_that_hold_one_gradient_each_are_not_late(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """Nothing waits for the end of backward then: they travel as they are complete."""
+    several = Strategy({"buckets": len(model.parameters) + 1, "bucket_rule": "size"})
+    few = several.replacing(buckets=1)
+    cost = CostModel(model, slow_network)
+    rules = ("size", "ordered")
+    strategies = [s.replacing(bucket_rule=rule) for s in (several, few) for rule in rules]
+    single_by_size, single, one_by_size, one = cost.predict(strategies)
+    assert single_by_size == single
+    assert one_by_size >= one
+    items = cost.prepare(Columns.of(strategies)).items
+    assert items is not None
+    late = items.arrival_s.min(axis=0)
+    assert late[0] == late[1] < late[2]
