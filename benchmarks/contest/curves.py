@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -37,7 +38,10 @@ def draw(games: Mapping[tuple[str, str], Sequence[Game]], path: str) -> None:
     contestants = list(dict.fromkeys(contestant for contestant, _ in games))
     tables = sorted({table for _, table in games})
     peers = [c for c in contestants if c not in _OURS]
-    looks = {c: {"color": color, "linewidth": 2.2} for c, color in _OURS.items()} | {
+    looks: dict[str, dict[str, Any]] = {
+        c: {"color": color, "linewidth": 2.2, "zorder": 3 + rank}
+        for rank, (c, color) in enumerate(_OURS.items())
+    } | {
         c: {"color": _PEERS[i % len(_PEERS)], "linewidth": 1.0,
             "linestyle": _DASHES[i // len(_PEERS) % len(_DASHES)]}
         for i, c in enumerate(peers)
@@ -70,7 +74,7 @@ def draw(games: Mapping[tuple[str, str], Sequence[Game]], path: str) -> None:
     plt.close(figure)
 
 
-def _line(panel: Axes, many: Sequence[Game], contestant: str, **look: object) -> None:
+def _line(panel: Axes, many: Sequence[Game], contestant: str, **look: Any) -> None:
     """The median of some games and, of ours, between which values half of them lie."""
     trials = range(1, min(len(game) for game in many))
     at = [sorted(max(100 * game[trial], _LEAST) for game in many) for trial in trials]
