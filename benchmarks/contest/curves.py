@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW
@@ -77,8 +77,8 @@ def draw(games: Mapping[tuple[str, str], Sequence[Game]], path: str) -> None:
 def _line(panel: Axes, many: Sequence[Game], contestant: str, **look: Any) -> None:
     """The median of some games and, of ours, between which values half of them lie."""
     trials = range(1, min(len(game) for game in many))
-    at = [sorted(max(100 * game[trial], _LEAST) for game in many) for trial in trials]
-    panel.plot(trials, [statistics.median(values) for values in at], label=contestant, **look)
+    percent = 100 * np.array([[game[trial] for trial in trials] for game in many])
+    low, middle, high = np.quantile(percent.clip(min=_LEAST), (0.25, 0.5, 0.75), axis=0)
+    panel.plot(trials, middle, label=contestant, **look)
     if contestant == "ours" and len(many) > 3:
-        low, high = ([v[int(q * (len(v) - 1) + 0.5)] for v in at] for q in (0.25, 0.75))
         panel.fill_between(trials, low, high, color=look["color"], alpha=0.15, linewidth=0)

@@ -69,11 +69,6 @@ def weights(experts: Sequence[Expert]) -> FloatArray:
     return np.array([weight for expert in experts for weight in expert.weights])
 
 
-def likely_weights(experts: Sequence[Expert]) -> FloatArray:
-    """How much of their numbers they themselves believe now, shape ``(e,)``."""
-    return np.array([weight for expert in experts for weight in expert.likely])
-
-
 def deviations(experts: Sequence[Expert]) -> FloatArray:
     """Standard deviations of :func:`weights`, shape ``(e,)``."""
     return np.array([deviation for expert in experts for deviation in expert.deviations])
