@@ -82,6 +82,9 @@ _COST_WEIGHT, _COST_DEVIATION = 1.0, 0.3
 _SOURCE_DEVIATION = 0.4
 #: Who says of so many strategies that they differ by less than 1 % says nothing.
 _ASKED_ABOUT, _SAYS_SOMETHING = 64, 0.01
+#: How many times what a cost model usually leaves open is still plausible. Of the tables in
+#: benchmarks/traces honest tasks say 0.2 to 2 times that, liars and strangers 0.5 to 8 times.
+_PLAUSIBLE = 2.0
 
 
 def cost_expert(
@@ -162,6 +165,25 @@ def sharing(experts: Sequence[Expert]) -> list[Expert]:
         replace(expert, weights=weight, likely=weight)
         for expert, weight in zip(experts, shared, strict=True)
     ]
+
+
+def plausible(space: SearchSpace, expert: Expert, usual: float) -> Expert:
+    """``expert`` with its weight times the square of how plausible what it says is.
+
+    It tells what the cost model does not know, and should differ between strategies by about as
+    much as on other tasks. Whoever says much more has measured a task of another kind or told
+    something else than step times. It can still be right, and trials can tell: the deviation of its
+    weight stays.
+
+    Args:
+        space: The space.
+        expert: Of one number, of what is beyond the cost model.
+        usual: Standard deviation of the logarithm of what a cost model leaves open.
+    """
+    said = float(expert.opinion(sobol_points(space, _ASKED_ABOUT, 0)).std())
+    share = min(1.0, _PLAUSIBLE * usual / max(said, _SAYS_SOMETHING)) ** 2
+    weight = tuple(share * believed for believed in expert.weights)
+    return replace(expert, weights=weight, likely=weight)
 
 
 def with_something_to_say(space: SearchSpace, experts: Sequence[Expert]) -> list[Expert]:

@@ -35,6 +35,7 @@ from hvd_autosync.learner.experts import (
     cost_expert,
     deviations,
     opinions,
+    plausible,
     sharing,
     source_expert,
     weights,
@@ -125,7 +126,8 @@ def _source_experts(problem: Problem, cost: Expert | None) -> list[Expert]:
                 found += _beyond_physics(problem.space, source)
             else:
                 expert = source_expert(problem.space, source, surrogate.mean_at, cost)
-                found += with_something_to_say(problem.space, [expert])
+                said = with_something_to_say(problem.space, [expert])
+                found += said if cost is None else _believable(problem.space, said)
     return found
 
 
@@ -138,7 +140,12 @@ def _beyond_physics(space: SearchSpace, source: Source) -> tuple[Expert, ...]:
     """
     surrogate = fit(Problem(source.space, source.task), source.observations)
     expert = source_expert(space, source, surrogate.beyond_physics_at)
-    return tuple(with_something_to_say(space, [expert]))
+    return tuple(_believable(space, with_something_to_say(space, [expert])))
+
+
+def _believable(space: SearchSpace, experts: Sequence[Expert]) -> list[Expert]:
+    """Experts on what is beyond physics, each believed as much as is plausible."""
+    return [plausible(space, expert, _UNEXPLAINED_SPREAD) for expert in experts]
 
 
 def _build(

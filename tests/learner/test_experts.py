@@ -13,7 +13,7 @@ import pytest
 from hvd_autosync.cost import CostModel
 from hvd_autosync.cost.coefficients import Coefficients
 from hvd_autosync.learner import BayesianLearner, Observation, fit
-from hvd_autosync.learner.experts import cost_expert
+from hvd_autosync.learner.experts import Expert, cost_expert, plausible
 from hvd_autosync.learner.points import encode_all, sobol_points
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.search_space import (
@@ -230,6 +230,37 @@ def test_of_a_source_only_what_physics_leaves_open_is_heard(task: Task, space: S
     assert [expert.name for expert in fit(problem, default).experts] == ["cost model"]
     without = Problem(space, None, (replace(problem.sources[0], task=None),))
     assert [expert.name for expert in fit(without, default).experts] == ["twin"]
+
+
+def test_who_contradicts_physics_is_hardly_believed_before_trials_agree(
+    task: Task, space: SearchSpace
+) -> None:
+    """A source like the target, whose step times are far from what physics says."""
+    physics = CostModel(task.model, task.resources).predict
+    tried = spread(space, 30)
+    seen = tuple(
+        Observation(s, float(t) ** -3) for s, t in zip(tried, physics(tried), strict=True)
+    )
+    some = spread(space, 100, seed=4)
+    for known in (task, None):  # with a cost model of its own, and with ours taken off
+        problem = Problem(space, task, (Source("liar", known, space, seen, 0.9),))
+        surrogate = fit(problem, [Observation(space.default, 1.0)])
+        liar = surrogate.experts[-1]
+        assert liar.name == "liar" and 0 < liar.weights[0] < 0.3 * 0.9
+        assert liar.deviations == (0.4,)
+        assert rank_correlation(surrogate.predict(some)[0], physics(some)) > 0.9
+
+
+def test_what_is_plausible_is_believed_as_it_was(space: SearchSpace) -> None:
+    """So is who says up to twice of what is usual; beyond that the square of the ratio counts."""
+
+    def saying(height: float) -> Expert:
+        return Expert("x", lambda points: height * (points[:, :1] > 0.5), (0.8,), (0.4,), (0.8,))
+
+    unit = float(saying(1.0).opinion(sobol_points(space, 64, 0)).std())
+    for height, share in ((0.05, 1.0), (0.2, 1.0), (0.4, 0.25), (1.0, 0.04)):
+        believed = plausible(space, saying(height / unit), 0.1)
+        assert believed.weights == believed.likely == pytest.approx((0.8 * share,))
 
 
 def test_physics_does_not_count_twice(task: Task, space: SearchSpace) -> None:
