@@ -9,7 +9,8 @@ are left out. A strategy is judged by its true step time in the table, not by th
     python benchmarks/learners.py --show learners.csv --plot learners.svg
 
 Peers that are not installed are left out, with a line that says so. Two games run at once; games
-that stand in the output file already are not played again.
+that stand in the output file already are not played again. Where no other table is related,
+transfer changes nothing: the form without it plays, and its games stand under both names.
 
 What is fair, and what is not: a fifth of each table was chosen by our cost model, so the emulated
 optimum may lie where that looked; a related task speaks through 20 of its strategies, as many as a
@@ -43,6 +44,8 @@ from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.relatives import LEAST_SIMILAR, MOST_RELATED
 
 ALL = {**CONTESTANTS, **MISLED}
+#: Forms with transfer, and what each plays where no table is related: the very same games.
+_ALONE = {"ours": "ours: gp + cost", "ours: gp + transfer": "ours: gp"}
 #: Where the tables are.
 TABLES = Path(__file__).resolve().parent / "traces"
 _SOURCE_TRIALS = 20
@@ -62,10 +65,11 @@ def emulators(folder: str) -> dict[str, Emulator]:
     }
 
 
-def sources_for(table: Emulator, others: Sequence[Emulator]) -> tuple[Source, ...]:
+@lru_cache
+def related_to(folder: str, name: str) -> tuple[Source, ...]:
     """What the most similar of the other tasks have taught."""
-    found = []
-    for other in others:
+    table, found = emulators(folder)[name], []
+    for other in emulators(folder).values():
         alike = similarity(other.task, table.task)
         if other.task.fingerprint != table.task.fingerprint and alike >= LEAST_SIMILAR:
             seen = other.small_study(_SOURCE_TRIALS)
@@ -79,9 +83,8 @@ def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> lis
     import torch
 
     torch.set_num_threads(1)
-    tables = emulators(folder)
-    table = tables[name]
-    player = ALL[contestant](table, sources_for(table, list(tables.values())), seed)
+    table = emulators(folder)[name]
+    player = ALL[contestant](table, related_to(folder, name), seed)
     rows, best, ask_s, strategy = [], float("inf"), 0.0, table.space.default
     for trial in range(trials):
         if trial:
@@ -101,11 +104,15 @@ def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> lis
 
 
 def games(rows: Sequence[Row]) -> dict[tuple[str, str], list[list[Row]]]:
-    """(contestant, table) -> the rows of each of its games."""
+    """(contestant, table) -> the rows of each of its games; see ``_ALONE``."""
     found: dict[tuple[str, str], dict[int, list[Row]]] = {}
     for row in rows:
         by_seed = found.setdefault((str(row["contestant"]), str(row["table"])), {})
         by_seed.setdefault(int(row["seed"]), []).append(row)
+    for contestant in {contestant for contestant, _ in found} & set(_ALONE):
+        for alone, table in list(found):
+            if alone == _ALONE[contestant]:
+                found.setdefault((contestant, table), found[alone, table])
     return {key: list(by_seed.values()) for key, by_seed in found.items()}
 
 
@@ -114,14 +121,22 @@ def trials_until(game: Sequence[Row], close: float) -> float:
     return next((int(r["trial"]) for r in game if float(r["best_regret"]) <= close), float("inf"))
 
 
+def seconds_until(game: Sequence[Row], close: float) -> float:
+    """As :func:`trials_until`, the seconds of asks and trials, the default's among them."""
+    count = trials_until(game, close)
+    spent = sum(float(r["trial_s"]) + float(r["ask_s"]) for r in game if int(r["trial"]) <= count)
+    return spent if count < float("inf") else count
+
+
 def show(rows: Sequence[Row]) -> None:
     """Print the tables; see ``--help``."""
     played = games(rows)
     tables = list(dict.fromkeys(table for _, table in played))
     contestants = list(dict.fromkeys(contestant for contestant, _ in played))
-    console = Console(width=None if sys.stdout.isatty() else 170)
+    console = Console(width=None if sys.stdout.isatty() else 200)
     overall = Table(title="over all tables: medians (quartiles) of the games")
-    for column in ("contestant", *(f"trials to {c:.0%}" for c in _CLOSE), "s to 5%",
+    for column in ("contestant", *(f"trials to {c:.0%}" for c in _CLOSE),
+                   *(f"s to {c:.0%}" for c in _CLOSE),
                    *(f"regret % @{n}" for n in _AFTER), "ask s"):  # fmt: skip
         overall.add_column(column)
     for contestant in contestants:
@@ -141,12 +156,8 @@ def show(rows: Sequence[Row]) -> None:
 def _summary(many: Sequence[Sequence[Row]]) -> Iterator[str]:
     for close in _CLOSE:
         yield _number([trials_until(game, close) for game in many], quartiles=True)
-    seconds = []
-    for game in many:
-        count = trials_until(game, 0.05)
-        spent = sum(float(r["trial_s"]) + float(r["ask_s"]) for r in game if r["trial"] <= count)
-        seconds.append(spent if count < float("inf") else count)
-    yield _number(seconds)
+    for close in _CLOSE:
+        yield _number([seconds_until(game, close) for game in many], quartiles=True)
     for after in _AFTER:
         at = [100 * float(g[after]["best_regret"]) for g in many if len(g) > after]
         yield _number(at, digits=1, quartiles=True) if at else ""
@@ -220,10 +231,14 @@ def main() -> None:
     names = [n for n in emulators(args.tables) if not args.only or n in args.only.split(",")]
     for name in names:
         print(name, emulators(args.tables)[name].quality(), flush=True)
-    plans = [
-        (args.tables, name, contestant, seed, args.trials)
+    forms = dict.fromkeys(
+        (name, contestant if related_to(args.tables, name) else _ALONE.get(contestant, contestant))
         for contestant in installed(args.contestants.split(","))
         for name in names
+    )
+    plans = [
+        (args.tables, name, contestant, seed, args.trials)
+        for name, contestant in forms
         for seed in range(args.seeds)
     ]
     known = read(args.output) if os.path.exists(args.output) else []

@@ -40,7 +40,7 @@ from gain.tuners import (
     wait_for,
 )
 from gain.workloads import WORKLOADS
-from learners import TABLES, emulators, installed, sources_for
+from learners import TABLES, emulators, installed, related_to
 from tables import SURVEYS, Survey
 
 from hvd_autosync.launch.auto import AutoRunner
@@ -67,9 +67,8 @@ def job_of(survey: Survey) -> Job:
 
 def play(name: str, names: list[str], trials: int, plan: Plan, say: Say) -> None:
     """All games on one task, then the rounds; runs on its first host."""
-    tables = emulators(str(TABLES))
-    table, job = tables[name], job_of(SURVEYS[name])
-    sources = sources_for(table, list(tables.values()))
+    table, job = emulators(str(TABLES))[name], job_of(SURVEYS[name])
+    sources = related_to(str(TABLES), name)
     players = {each: CONTESTANTS[each](table, sources, plan.seed) for each in names}
     default = Strategy()
     unknown = Found(Contender("", default), table.space, Limits(), {})
