@@ -23,6 +23,7 @@ they cost is the price of negative transfer.
 from __future__ import annotations
 
 import csv
+import gzip
 import os
 import statistics
 import sys
@@ -137,20 +138,36 @@ def show(rows: Sequence[Row]) -> None:
     overall = Table(title="over all tables: medians (quartiles) of the games")
     for column in ("contestant", *(f"trials to {c:.0%}" for c in _CLOSE),
                    *(f"s to {c:.0%}" for c in _CLOSE),
-                   *(f"regret % @{n}" for n in _AFTER), "ask s"):  # fmt: skip
+                   *(f"regret % @{n}" for n in _AFTER), "mean ask s"):  # fmt: skip
         overall.add_column(column)
     for contestant in contestants:
         own = [game for (c, _), many in played.items() if c == contestant for game in many]
         overall.add_row(contestant, *_summary(own))
     console.print(overall)
-    each = Table(title="median trials after the default until within 5 % of the best")
-    for column in ("contestant", *tables):
-        each.add_column(column)
-    for contestant in contestants:
-        own_tables = [played.get((contestant, table), []) for table in tables]
-        cells = [_number([trials_until(g, 0.05) for g in many]) for many in own_tables]
-        each.add_row(contestant, *cells)
-    console.print(each)
+    for title, cell in (
+        ("median trials after the default until within 5 % of the best", _to_five_percent),
+        (f"median regret in percent after {', '.join(map(str, _AFTER))} trials", _regrets),
+    ):
+        each = Table(title=title)
+        for column in ("contestant", *tables):
+            each.add_column(column)
+        for contestant in contestants:
+            own_tables = [played.get((contestant, table), []) for table in tables]
+            each.add_row(contestant, *map(cell, own_tables))
+        console.print(each)
+
+
+def _to_five_percent(many: Sequence[Sequence[Row]]) -> str:
+    return _number([trials_until(game, 0.05) for game in many])
+
+
+def _regrets(many: Sequence[Sequence[Row]]) -> str:
+    return ", ".join(filter(None, (_number(_regret_after(many, after)) for after in _AFTER)))
+
+
+def _regret_after(many: Sequence[Sequence[Row]], after: int) -> list[float]:
+    """Regret in percent after so many trials, of the games that are that long."""
+    return [100 * float(game[after]["best_regret"]) for game in many if len(game) > after]
 
 
 def _summary(many: Sequence[Sequence[Row]]) -> Iterator[str]:
@@ -159,9 +176,8 @@ def _summary(many: Sequence[Sequence[Row]]) -> Iterator[str]:
     for close in _CLOSE:
         yield _number([seconds_until(game, close) for game in many], quartiles=True)
     for after in _AFTER:
-        at = [100 * float(g[after]["best_regret"]) for g in many if len(g) > after]
-        yield _number(at, digits=1, quartiles=True) if at else ""
-    yield f"{statistics.median(float(r['ask_s']) for g in many for r in g if r['trial']):.2f}"
+        yield _number(_regret_after(many, after), digits=1, quartiles=True)
+    yield f"{statistics.fmean(float(r['ask_s']) for g in many for r in g if r['trial']):.2f}"
 
 
 def _number(values: Sequence[float], digits: int = 0, quartiles: bool = False) -> str:
@@ -175,8 +191,9 @@ def _number(values: Sequence[float], digits: int = 0, quartiles: bool = False) -
 
 
 def read(path: str) -> list[Row]:
-    """The rows of a CSV file of ours."""
-    with open(path, newline="", encoding="utf-8") as file:
+    """The rows of a CSV file of ours, which may be compressed."""
+    opened = gzip.open if path.endswith(".gz") else open
+    with opened(path, "rt", newline="", encoding="utf-8") as file:
         return [
             {**row, "seed": int(row["seed"]), "trial": int(row["trial"])}
             for row in csv.DictReader(file)
