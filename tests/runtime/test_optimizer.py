@@ -16,9 +16,8 @@ PLAIN = (
     "cases_local_steps", "cases_guard", "cases_drift", "cases_no_mail",
 )  # fmt: skip
 EXAMPLES = ("cases_examples",)
-EXCHANGES = (
-    "cases_exchanges", "cases_owners", "cases_deferral", "cases_codecs", "cases_extensions",
-)  # fmt: skip
+EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral")
+CODECS = ("cases_codecs", "cases_extensions")
 TWO_LEVELS, ADDED_LEVELS = ("cases_two_levels",), ("cases_added_levels",)
 MAIL = ("cases_mail",)
 PHASES = ("cases_protocols",)
@@ -81,6 +80,13 @@ def test_under_mpi(outcomes: Outcomes, case: str) -> None:
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("four ranks", marks=pytest.mark.mpi)])
 def test_exchanges(outcomes: Outcomes, launcher: str, case: str) -> None:
     check(outcomes(launcher, EXCHANGES), case)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", cases(CODECS))
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("four ranks", marks=pytest.mark.mpi)])
+def test_codecs(outcomes: Outcomes, launcher: str, case: str) -> None:
+    check(outcomes(launcher, CODECS), case)
 
 
 @pytest.mark.cluster
