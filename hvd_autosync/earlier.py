@@ -16,17 +16,36 @@ from hvd_autosync.training import Known
 def known_of(study: StudyRecord, location: str | TraceStore | None) -> Known:
     """What the finished study of a job knows of its training, and earlier ones of the same job.
 
+    Where another study has found its winner, that one's losses count as well.
+
     Args:
         study: The study whose winner it runs under.
         location: The store, or where it is, as the user named it.
     """
     conclusion = Conclusion.of(study)
     expected_s = conclusion.winner_s if conclusion is not None else 0.0
+    keys = {study.job_key, *_key_of_source(conclusion, location)}
     return Known(
         parameter_classes(study.task.model) if study.task is not None else {},
-        known_ceilings(location, {study.job_key}, study.winner or Strategy()),
+        known_ceilings(location, keys, study.winner or Strategy()),
         expected_s if expected_s > 0 else 0.0,
     )
+
+
+def _key_of_source(
+    conclusion: Conclusion | None, location: str | TraceStore | None
+) -> tuple[str, ...]:
+    """The job of the study whose winner a conclusion takes over, if it still stands in the store."""
+    if conclusion is None or not conclusion.source:
+        return ()
+    try:
+        return (_store(location).study(conclusion.source).job_key,)
+    except StoreError:
+        return ()
+
+
+def _store(location: str | TraceStore | None) -> TraceStore:
+    return location if isinstance(location, TraceStore) else TraceStore(location)
 
 
 def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | None:
@@ -59,7 +78,7 @@ def known_ceilings(
         strategy: What the training runs under.
     """
     try:
-        store = location if isinstance(location, TraceStore) else TraceStore(location)
+        store = _store(location)
         studies = [study for study in store.studies() if study.job_key in job_keys]
         for study in sorted(studies, key=lambda each: each.created_at, reverse=True):
             if study.space is None:

@@ -96,6 +96,7 @@ class Conclusion:
         default_s: Step time of the default, seconds.
         comparisons: Confirmed candidates against the default, best first.
         verdicts: Of the lossy candidates, whether they were confirmed or not.
+        source: Id of the study that found the winner, where another did.
     """
 
     winner: Strategy
@@ -104,6 +105,7 @@ class Conclusion:
     default_s: float
     comparisons: tuple[Comparison, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    source: str = ""
 
     @property
     def best(self) -> Comparison | None:
@@ -146,11 +148,11 @@ class Conclusion:
             for c in fields["comparisons"]
         )
         default_s = math.nan if fields["default_s"] is None else fields["default_s"]
-        # Studies of earlier versions have none.
+        # Studies of earlier versions have neither verdicts nor a source.
         verdicts = tuple(_verdict(verdict) for verdict in fields.get("verdicts", ()))
         return cls(
             Strategy(fields["winner"]), fields["reason"], fields["stopped"], default_s, comparisons,
-            verdicts,
+            verdicts, fields.get("source", ""),
         )  # fmt: skip
 
     @classmethod

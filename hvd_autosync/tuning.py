@@ -352,6 +352,7 @@ class _Tuning:
                 earlier.winner,
                 f"study {known.study_id} found it for the same model and cluster",
                 "this task was tuned before", default_s, earlier.comparisons,
+                source=earlier.source or known.study_id,
             )  # fmt: skip
         )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_autosync.earlier import known_ceilings
+from hvd_autosync.earlier import known_ceilings, known_of
 from hvd_autosync.quality import Verdict
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus, catalogue_knob
 from hvd_autosync.search_space.space import SearchSpace
@@ -23,8 +23,8 @@ def location(tmp_path: Path) -> str:
     return str(tmp_path / "traces.db")
 
 
-def judged(location: str, *, admissible: bool) -> None:
-    """A study whose default has a loss of 1, and ``SLOW`` twice that."""
+def judged(location: str, *, admissible: bool) -> str:
+    """A study whose default has a loss of 1, and ``SLOW`` twice that; its id."""
     store = TraceStore(location)
     study = store.create_study(job_key="job", command=(), settings={}, versions={})
     store.describe_task(study.study_id, None, SPACE)
@@ -38,6 +38,7 @@ def judged(location: str, *, admissible: bool) -> None:
     store.finish(
         study.study_id, StudyStatus.FINISHED, conclusion.to_json(), conclusion.winner
     )  # fmt: skip
+    return study.study_id
 
 
 def test_an_unknown_strategy_keeps_up_with_the_default(location: str) -> None:
@@ -65,3 +66,17 @@ def test_a_strategy_from_outside_of_the_space_is_no_error(location: str) -> None
 def test_other_jobs_know_nothing(location: str) -> None:
     judged(location, admissible=True)
     assert known_ceilings(location, {"another"}, SLOW) == ()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_who_takes_over_a_winner_takes_over_what_its_losses_were(
+    location: str, forgotten: bool
+) -> None:
+    source, store = judged(location, admissible=True), TraceStore(location)
+    study = store.create_study(job_key="edited", command=(), settings={}, versions={})
+    conclusion = Conclusion(SLOW, "", "", 0.1, source=source)
+    store.finish(study.study_id, StudyStatus.FINISHED, conclusion.to_json(), SLOW)
+    if forgotten:
+        store.delete(source)
+    known = known_of(store.study(study.study_id), location)
+    assert known.loss_ceilings == pytest.approx([] if forgotten else [2.1] * 3)

@@ -1,5 +1,6 @@
 """What a tuning tells its trials, and when it searches at all."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -16,7 +17,11 @@ from hvd_autosync.search_space import (
     Resources,
     Strategy,
     Task,
+    TrialResult,
+    TrialStatus,
 )
+from hvd_autosync.search_space.trial import RankReport, TrialSpec
+from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore
 from hvd_autosync.tuning import _classes, tune, tuning_key, tuning_keys
 
@@ -77,6 +82,34 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
 
     only = Options(store=options.store, reuse="only")
     assert tune(job, only, listener, runner=runner).study_id == first.study_id
+
+
+def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
+    options = Options(store=str(tmp_path / "traces.db"))
+    store = TraceStore(options.store)
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=TASK.model)
+    winner = Strategy({"cycle_time_ms": 5.0})
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.strategy:
+            raise Launched
+        return default
+
+    taken = []
+    for script in ("train.py", "edited.py", "edited_again.py"):
+        job = Job(("-np", "2"), ("python", script), (Host("a", 2),))
+        runner = MagicMock()
+        runner.run.side_effect = run
+        with suppress(Launched):
+            taken.append(tune(job, options, MagicMock(), runner=runner))
+        for study in store.studies():
+            if study.status is not StudyStatus.FINISHED:
+                found = Conclusion(winner, "it won", "", 0.1).to_json()
+                store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
+    first = min(store.studies(), key=lambda study: study.created_at)
+    assert [study.winner for study in taken] == [winner] * 2
+    assert [Conclusion.of(study).source for study in taken] == [first.study_id] * 2
 
 
 def test_who_begins_anew_under_other_settings_is_told(tmp_path: Path) -> None:
