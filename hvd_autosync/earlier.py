@@ -35,7 +35,7 @@ def known_of(study: StudyRecord, location: str | TraceStore | None) -> Known:
 def _key_of_source(
     conclusion: Conclusion | None, location: str | TraceStore | None
 ) -> tuple[str, ...]:
-    """The job of the study whose winner a conclusion takes over, if it still stands in the store."""
+    """The job of the study that found the winner, where it was taken over and is still known."""
     if conclusion is None or not conclusion.source:
         return ()
     try:

@@ -13,7 +13,7 @@ from hvd_autosync import study as loop
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.function import function_command
 from hvd_autosync.launch.job import Job
-from hvd_autosync.options import Options
+from hvd_autosync.options import Options, as_text, variable_name
 from hvd_autosync.plugin import check_command, check_hosts, parse_words, read_job
 from hvd_autosync.reporting import progress_listener
 from hvd_autosync.reporting.progress import GuardedProgress
@@ -26,8 +26,9 @@ from hvd_autosync.traces.location import data_folder
 from hvd_autosync.tuning import Listener
 from hvd_autosync.tuning import tune as tune_job
 
-#: Options of the flag that say what happens after tuning, or instead of it.
-_OF_THE_FLAG = ("tune_only", "dry_run", "strategy", "replay")
+#: Options of the flag that say what happens instead of tuning, and those of recurring runs.
+_INSTEAD = ("dry_run", "strategy", "replay", "recurring")
+_OF_THE_FLAG = (*_INSTEAD, "tune_only", "search", "target", "tolerance", "repeats")
 
 
 def tune(
@@ -150,9 +151,15 @@ def _job(
         ) from None
     for name, value in settings.items():
         if value is not None:
-            text = ",".join(value) if isinstance(value, (list, tuple, set)) else str(value)
-            setattr(arguments, f"autosync_{name}", text)
-    return read_job(arguments, line)
+            setattr(arguments, f"autosync_{name}", as_text(value))
+    job, chosen = read_job(arguments, line)
+    for name in _INSTEAD:
+        if getattr(chosen, name):
+            raise ConfigurationError(
+                f"{variable_name(name)}, or {name} in the configuration file, is set, and tune() "
+                "does nothing but tune", hint="Unset it, or use horovodrun --autosync.",
+            )  # fmt: skip
+    return job, chosen
 
 
 def _progress() -> GuardedProgress:

@@ -21,6 +21,8 @@ _PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are no options: read elsewhere, or set by drivers for workers.
 _OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "TRIAL", "TRIAL_ID")
 
+#: Options that say what is run instead of a tuning and then the training: one of them at most.
+_PURPOSES = ("recurring", "strategy", "replay", "tune_only")
 REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
@@ -252,7 +254,7 @@ def resolve_options(
         else:
             continue
         try:
-            values[each.name] = each.metadata["parse"](str(text))
+            values[each.name] = each.metadata["parse"](as_text(text))
         except ValueError as error:
             raise ConfigurationError(
                 f"{source}: {text!r} cannot be used: {error}", hint=each.metadata["help"]
@@ -263,18 +265,18 @@ def resolve_options(
             hint=f"Known entries are {', '.join(each.name for each in fields(Options))}.",
         )
     options = Options(**values)
-    if options.strategy is not None and options.replay is not None:
+    given_purposes = [option_name(name) for name in _PURPOSES if getattr(options, name)]
+    if len(given_purposes) > 1:
         raise ConfigurationError(
-            f"{option_name('strategy')} and {option_name('replay')} both say what to run under",
-            hint="Leave one of them out.",
-        )
-    if options.recurring and (options.strategy or options.replay):
-        given = "strategy" if options.strategy else "replay"
-        raise ConfigurationError(
-            f"{option_name('recurring')} and {option_name(given)} both say what to run under",
-            hint="Leave one of them out.",
+            f"{' and '.join(given_purposes)} both say what to run",
+            hint="Give one of them, as an option, as a variable or in the configuration file.",
         )
     return options
+
+
+def as_text(value: object) -> str:
+    """A value from a file or a call as it would stand on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:

@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
         if parsed.autosync and not parsed.check_build:
             try:
                 _refuse(parsed)
-                resolve_options(parsed)
+                resolve_options(parsed, section=_file_section(parsed.config_file))
             except ConfigurationError as error:
                 self.error(str(error))
         return parsed
@@ -302,13 +302,28 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
 
 
 def _file_section(path: str | None) -> Mapping[str, Any]:
-    """The section ``autosync`` of Horovod's configuration file."""
+    """The section ``autosync`` of Horovod's configuration file.
+
+    Raises:
+        ConfigurationError: The file is missing, or nothing that Horovod or we can read.
+    """
     if path is None:
         return {}
     import yaml
 
-    with open(path, encoding="utf-8") as file:
-        document = yaml.safe_load(file) or {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"the configuration file {path!r} cannot be read: {error}",
+            hint="Write YAML as in `horovodrun --help`, under --config-file.",
+        ) from None
+    if not isinstance(document, Mapping):
+        raise ConfigurationError(
+            f"the configuration file {path!r} has no sections",
+            hint="Write a section such as `autosync:`, and entries such as trials: 20 below it.",
+        )
     section = document.get("autosync") or {}
     if not isinstance(section, Mapping):
         raise ConfigurationError(

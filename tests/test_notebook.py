@@ -26,6 +26,7 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
         ({"np": 2, "trials": 0}, "'0' cannot be used"),
         ({"np": 2, "allow": ["everything"]}, "'everything' cannot be used"),
         ({"np": 2, "tune_only": True}, "no argument 'tune_only'"),
+        ({"np": 2, "recurring": True}, "no argument 'recurring'"),
         ({"np": 2, "command": ""}, "the command is empty"),
         ({"np": 2, "args": (1,)}, "args and kwargs are for functions"),
         ({"np": 2, "hosts": "a:1"}, "slots"),
@@ -39,6 +40,14 @@ def test_wrong_arguments_start_nothing(
     with pytest.raises(ConfigurationError, match=said):
         hvd_autosync.tune(**given)
     assert not (tmp_path / "t.db").exists()
+
+
+def test_a_variable_for_something_else_than_tuning_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_AUTOSYNC_REPLAY", "last")
+    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_REPLAY"):
+        hvd_autosync.tune("python train.py", np=2, store=str(tmp_path / "t.db"))
 
 
 @pytest.mark.cluster

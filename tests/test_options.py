@@ -72,7 +72,23 @@ def test_only_our_options_are_taken_out() -> None:
     assert without_our_options(words) == ("-np", "2", "-H", "a:1", "--mpi-args=--x y")
 
 
-def test_two_answers_to_one_question_are_refused() -> None:
-    words = ("--autosync-strategy", "a.toml", "--autosync-replay", "b.jsonl")
-    with pytest.raises(ConfigurationError, match="--autosync-strategy and --autosync-replay both"):
-        resolve_options(parsed(*words), {})
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (("strategy=a.toml", "replay=b.jsonl"), {}, "strategy and --autosync-replay"),
+        (("recurring", "replay=last"), {}, "recurring and --autosync-replay"),
+        (("tune-only", "replay=last"), {}, "replay and --autosync-tune-only"),
+        (("tune-only",), {"STRATEGY": "a.toml"}, "strategy and --autosync-tune-only"),
+    ],
+)
+def test_two_answers_to_one_question_are_refused(
+    words: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
+    with pytest.raises(ConfigurationError, match=f"--autosync-{said} both"):
+        resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
+
+
+def test_lists_in_the_file_are_lists() -> None:
+    section = {"allow": ["codec", "schedule"]}
+    assert resolve_options(parsed(), {}, section).allow == ("codec", "schedule")

@@ -114,6 +114,19 @@ def test_horovods_configuration_file_counts(tmp_path: Path) -> None:
     assert (options.trials, options.warmup) == (4, 2)
 
 
+@pytest.mark.parametrize("text", [None, "", "- 1", "{", "autosync: 3", "autosync: {trials: 0}"])
+def test_configuration_files_that_cannot_be_used_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    file = tmp_path / "config.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit):
+        parse_words(["-np", "2", "--config-file", str(file), *COMMAND])
+    said = capsys.readouterr().err
+    assert "configuration file" in said or f"autosync in '{file}' is not a section" in said
+
+
 def test_autotune_from_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
     with pytest.raises(ConfigurationError, match="HOROVOD_AUTOTUNE"):
