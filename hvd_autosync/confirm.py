@@ -24,6 +24,8 @@ from hvd_autosync.search_space import StepTime, Strategy
 CONFIDENCE = 0.9
 #: Rounds after which is looked, and the share of the allowed error that each look may spend.
 _SPENT = {3: 0.15, 4: 0.1, 5: 0.15, 6: 0.15, 7: 0.15, 8: 0.3}
+#: Failures of the default that are not held against it.
+_FORGIVEN = 1
 MIN_ROUNDS, MAX_ROUNDS = min(_SPENT), max(_SPENT)
 
 
@@ -118,6 +120,9 @@ class Measurement:
 class Confirmation:
     """Who is measured next, and what the measurements so far say.
 
+    A candidate that fails once is out. The default has been measured before, so that it is not to
+    blame for one failure: it is asked for again.
+
     Args:
         default: The default strategy.
         candidates: Strategies to confirm, most promising first.
@@ -139,7 +144,8 @@ class Confirmation:
         contenders = [s for s in (self._default, *self._candidates) if not self._failed(s)]
         if self._failed(self._default) or len(contenders) < 2:
             return None
-        begun = {s: sum(m.strategy == s for m in self._measurements) for s in contenders}
+        good = [m.strategy for m in self._measurements if m.running or m.time is not None]
+        begun = {s: good.count(s) for s in contenders}
         rounds = min(begun.values())
         # While measurements are under way, as with several trials at once, nothing is decided.
         running = any(m.running for m in self._measurements)
@@ -166,9 +172,10 @@ class Confirmation:
         return sorted(found, key=lambda each: (each.proven, each.speedup), reverse=True)
 
     def _failed(self, strategy: Strategy) -> bool:
-        return any(
+        failures = sum(
             m.strategy == strategy and m.time is None and not m.running for m in self._measurements
         )
+        return failures > (_FORGIVEN if strategy == self._default else 0)
 
     def _times(self, strategy: Strategy) -> list[StepTime]:
         return [m.time for m in self._measurements if m.strategy == strategy and m.time]

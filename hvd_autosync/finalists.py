@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hvd_autosync import learner as learning
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.quality import MOST_STEPS_FACTOR, Verdict
+from hvd_autosync.quality import MOST_JUDGED, MOST_STEPS_FACTOR, Verdict
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.traces import TrialRecord, default_result
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: A second candidate is confirmed too when it is expected within this of the first.
 _CLOSE_RACE = 0.03
 _MOST_CONFIRMED = 2
-#: So many lossy strategies are looked at, and judged by their losses.
-_MOST_LOSSY, _MOST_JUDGED = 12, 6
+#: So many lossy strategies are looked at.
+_MOST_LOSSY = 12
 #: Another one is judged only if that is expected to save this share of a step.
 _WORTH_JUDGING = 0.01
 
@@ -98,7 +98,7 @@ class Finalists:
         """
         import numpy as np
 
-        if len(verdicts) >= _MOST_JUDGED:
+        if len(verdicts) >= MOST_JUDGED:
             return None
         usable = [verdict.strategy for verdict in verdicts if verdict.admissible]
         usable += [each for each in leaders if self._space.is_exact(each)]

@@ -24,6 +24,8 @@ from hvd_autosync.search_space.trial import LOSS_WINDOW
 
 #: Seeds of the default's trials; candidates have the first.
 SEEDS = (0, 1, 2)
+#: So many candidates are judged.
+MOST_JUDGED = 6
 #: A loss may be above the default's by so many standard deviations of the default's seeds and by
 #: this share of it.
 _DEVIATIONS, _TOLERANCE = 2.0, 0.01

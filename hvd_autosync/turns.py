@@ -18,9 +18,14 @@ from hvd_autosync.traces import TrialRecord
 _AT_FIRST, _BETWEEN = 0.6, 2
 
 
+def explores(kind: str) -> bool:
+    """Whether a trial of this kind is not there to judge or to confirm; the default's is not."""
+    return kind not in ("quality", "confirm")
+
+
 def explored(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials that were not there to judge or to confirm, the default's among them."""
-    return [trial for trial in trials if trial.kind not in ("quality", "confirm")]
+    return [trial for trial in trials if explores(trial.kind)]
 
 
 def turn_to_explore(space: SearchSpace, trials: Sequence[TrialRecord], most: int) -> bool:

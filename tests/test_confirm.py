@@ -86,6 +86,18 @@ def test_a_candidate_that_fails_once_is_out() -> None:
     assert [c.strategy for c in confirmation.comparisons()] == [good]
 
 
+def test_the_default_may_fail_once() -> None:
+    """As where a connection breaks: else this would be the end of the whole tuning."""
+    other = Strategy({"cycle_time_ms": 2.0})
+    measured = [Measurement(DEFAULT, None)]
+    assert Confirmation(DEFAULT, [other], measured).next() == DEFAULT
+    pairs = [Measurement(s, t) for s, t in zip((DEFAULT, other) * 3, times(2, 1) * 3, strict=True)]
+    assert Confirmation(DEFAULT, [other], [*measured, *pairs]).next() is None
+    (comparison,) = Confirmation(DEFAULT, [other], [*measured, *pairs]).comparisons()
+    assert comparison.rounds == 3 and comparison.speedup == pytest.approx(2, rel=0.1)
+    assert Confirmation(DEFAULT, [other], [*measured, Measurement(DEFAULT, None)]).next() is None
+
+
 def test_the_fastest_of_those_that_are_proven_wins() -> None:
     """However alike the rounds of a slower one were; one that is not proven comes after them."""
     even, faster, wild = (Strategy({"cycle_time_ms": value}) for value in (2.0, 3.0, 4.0))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.quality import MOST_JUDGED, SEEDS
 from hvd_autosync.reporting.words import (
     evidence_text,
     first_line,
@@ -18,6 +19,7 @@ from hvd_autosync.reporting.words import (
 )
 from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study_values import Trial
+from hvd_autosync.turns import explores
 
 if TYPE_CHECKING:
     from hvd_autosync.study import Study
@@ -52,6 +54,11 @@ class EndedTrial:
     time: StepTime | None
     speedup: float
     round: int
+
+    @property
+    def explores(self) -> bool:
+        """Whether it was not there to judge or to confirm."""
+        return explores(self.kind)
 
 
 class Standing:
@@ -143,13 +150,13 @@ class Standing:
 
     @property
     def explored(self) -> int:
-        """Number of ended trials that were not confirmations."""
-        return len(self.ended) - len(self._confirming)
+        """Number of ended trials of the exploration, the default's among them."""
+        return sum(trial.explores for trial in self.ended)
 
     @property
     def best(self) -> EndedTrial | None:
         """The fastest trial of the exploration."""
-        measured = [t for t in self.ended if t.kind != "confirm" and t.time is not None]
+        measured = [t for t in self.ended if t.explores and t.time is not None]
         return max(measured, key=lambda t: t.speedup, default=None)
 
     def best_text(self, study: Study) -> str:
@@ -182,8 +189,9 @@ class Standing:
             return math.nan
         each_s = self.spent_s / len(self._durations_s)
         confirmed = len(self._confirming)
-        to_explore = 0.0
+        to_explore, to_judge = 0.0, 0
         if not confirmed:
+            to_judge = self._to_judge(study)
             to_explore = max(self.most_trials - self.explored, 0)
             if study.settings.minutes is not None:
                 unused_s = 60 * study.settings.minutes - self.spent_s
@@ -191,7 +199,14 @@ class Standing:
         rounds = max(MIN_ROUNDS, confirmed // self._contenders + 1)
         to_confirm = rounds * self._contenders - confirmed
         running_s = min(self._clock() - self._began_at, each_s)
-        return (to_explore + to_confirm) * each_s - running_s
+        return (to_explore + to_judge + to_confirm) * each_s - running_s
+
+    def _to_judge(self, study: Study) -> int:
+        """How many trials may still judge lossy strategies by their losses."""
+        if study.record.space is None or not study.space.has_lossy:
+            return 0
+        judged = sum(trial.kind == "quality" for trial in self.ended)
+        return max(len(SEEDS) + MOST_JUDGED - judged, 0)
 
 
 def _contenders(record: TrialRecord, otherwise: int) -> int:

@@ -22,6 +22,7 @@ from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study_values import Conclusion, Trial
+from hvd_autosync.turns import explores
 
 if TYPE_CHECKING:
     from hvd_autosync.study import Study
@@ -118,6 +119,8 @@ class TerminalProgress:
         round_ = standing.next_round(study, trial)
         if round_:
             what = f"confirming, round {round_}: trial {trial.number}"
+        elif not explores(trial.kind):
+            what = f"judging by losses: trial {trial.number}"
         else:
             count = f"{standing.explored + 1} of at most {standing.most_trials}"
             what = f"exploring: trial {trial.number} ({trial.kind}), {count}"
@@ -141,7 +144,7 @@ def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
     """The default, the best few and the last few of the ended trials, in their order."""
     if not ended:
         return ""
-    measured = [t for t in ended if t.kind != "confirm" and t.time is not None]
+    measured = [t for t in ended if t.explores and t.time is not None]
     best = sorted(measured, key=lambda t: t.speedup, reverse=True)[:_BEST_SHOWN]
     shown = {t.number: t for t in [*ended[:1], *best, *ended[-_LAST_SHOWN:]]}
     table = Table(box=None, header_style="dim", pad_edge=False)

@@ -22,6 +22,7 @@ from hvd_autosync.reporting.words import (
 )
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study_values import Conclusion, Trial
+from hvd_autosync.turns import explores
 
 if TYPE_CHECKING:
     from hvd_autosync.study import Study
@@ -169,7 +170,10 @@ class WidgetProgress:
     def _running(self, study: Study, trial: Trial, progress: TrialProgress) -> str:
         standing = self._standing
         round_ = standing.next_round(study, trial)
-        what = f"confirming, round {round_}" if round_ else f"exploring ({trial.kind})"
+        if round_:
+            what = f"confirming, round {round_}"
+        else:
+            what = f"exploring ({trial.kind})" if explores(trial.kind) else "judging by losses"
         steps = f"step {progress.steps} of {progress.of}" if progress.of else progress.phase
         return f"trial {trial.number}, {what}, {steps}: {standing.describe(study, trial)}"
 
@@ -178,9 +182,7 @@ def trials_html(ended: list[EndedTrial]) -> str:
     """All ended trials as a table, the newest first."""
     if not ended:
         return ""
-    best = max(
-        (t.speedup for t in ended if t.kind != "confirm" and t.time is not None), default=math.nan
-    )
+    best = max((t.speedup for t in ended if t.explores and t.time is not None), default=math.nan)
     columns = ("trial", "kind", "step time", "speed-up", "strategy")
     aligned = ("right", "left", "right", "right", "left")
     head = "".join(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hvd_autosync.reporting.standing import Standing
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space import Strategy, catalogue_knob
 from hvd_autosync.study_values import Trial
 
 
@@ -140,3 +141,18 @@ def test_a_trial_before_the_space_is_known_is_the_default(store: Any) -> None:
     standing = Standing()
     standing.start(study)
     assert standing.describe(study, Trial(0, "default", Strategy())) == "default"
+
+
+def test_trials_that_judge_explore_nothing(author: Any) -> None:
+    author.explore()
+    author.space = replace(author.space, knobs=(*author.space.knobs, catalogue_knob("rest_codec")))
+    author.store.describe_task(author.study_id, author.task, author.space)
+    author.trial("quality", {})
+    author.trial("quality", {"rest_codec": "fp16"})
+    standing = Standing()
+    standing.start(author.study)
+    assert standing.explored == 6
+    assert standing.best is not None and standing.best.number == 5
+    # Of the default's three trials that judge, and six candidates, seven are left.
+    to_do = (20 - 6) + (9 - 2) + 6
+    assert standing.left_s(author.study) == pytest.approx(to_do * 5, abs=1)
