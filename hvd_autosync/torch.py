@@ -39,7 +39,7 @@ from hvd_autosync.search_space.strategy_file import read_strategy
 if TYPE_CHECKING:
     import torch
 
-#: Word for the best strategy that the store has for this model on these hosts.
+#: Word for the best strategy that the store has for this model on so many ranks per host.
 TUNED = "tuned"
 
 
@@ -73,7 +73,8 @@ def DistributedOptimizer(
         sparse_as_dense: As there.
         process_set: As there.
         strategy: Knobs by name; the path of a strategy file; ``"tuned"`` for the best known for
-            this model on these hosts, by the store; ``None`` for that of the job, if it is tuned.
+            this model on such devices and as many ranks per host, by the store; ``None`` for that
+            of the job, if it is tuned.
         classes: Class -> names of parameters, where ``strategy`` is given as knobs.
 
     Raises:

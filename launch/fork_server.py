@@ -35,6 +35,8 @@ START_S = 120.0
 #: The driver comes when the last of them has said so.
 _DRIVER_S = START_S + 30.0
 _SIGN_S = 1.0
+#: Number of a server's first message: a child, of the same rank, counts from 0.
+_FIRST_NUMBER = 10**8
 #: Whether Python leaves the script's folder out (``python -P``, since 3.11).
 _SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
 #: ``prctl`` options of Linux (``linux/prctl.h``).
@@ -56,7 +58,7 @@ class _Server:
 
     def __init__(self) -> None:
         self._rank = int(os.environ[OWN_RANK])
-        self._sent = 0
+        self._sent = _FIRST_NUMBER
         self._child: int | None = None
         self._child_fd = -1
         self._trial_id = ""

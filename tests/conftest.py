@@ -38,7 +38,6 @@ _STRAYS = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long to look for what does harm."""
     parser.addoption("--fuzz-inputs", type=int, default=300, help="changed inputs of each kind")
-    parser.addoption("--all-moments", action="store_true", help="stop drivers at all ten moments")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -166,7 +166,6 @@ def import_(
     store: StoreOption = None,
 ) -> None:
     """Read studies from a file into the store, and print the ids of the new ones."""
-    from hvd_autosync.errors import ConfigurationError
     from hvd_autosync.traces import import_autotune_log, import_studies
 
     if (file is None) == (horovod_autotune is None):

@@ -35,5 +35,6 @@ class Losses:
         return self._last if self.count > count else None
 
     def _take(self, loss: torch.Tensor) -> None:
-        self._last = loss.reshape(())
+        # The script may change its own in place, before it is read.
+        self._last = loss.reshape(()).clone()
         self.count += 1

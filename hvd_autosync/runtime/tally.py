@@ -115,7 +115,7 @@ class Tally:
         self._seen = self._losses.count
         if loss is not None:
             if not self._windows or self._windows[-1][1] >= LOSS_WINDOW:
-                self._windows.append((loss.float().clone(), 1))
+                self._windows.append((loss.float(), 1))
             else:
                 total, count = self._windows[-1]
                 self._windows[-1] = total + loss.float(), count + 1

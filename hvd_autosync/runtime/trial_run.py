@@ -133,7 +133,7 @@ class TrialRun:
     def _begin(self) -> None:
         self._begun = True
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
-        device = _device_name(self._device())
+        device = device_name(self._device())
         hello = {"type": "hello", "host": socket.gethostname(), "device": device}
         self._sender.send(lambda: hello)
         # Registered after Horovod's own, so called before it: Horovod's may get stuck.
@@ -190,7 +190,8 @@ class TrialRun:
         return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What the trace calls a device: ``cpu``, or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -17,6 +17,7 @@ from horovod.torch.mpi_ops import allgather, local_rank, local_size, rank
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.agreement import tell_all
+from hvd_autosync.runtime.trial_run import device_name
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy_file import read_strategy
@@ -55,7 +56,7 @@ def of_rank_0(
 def best_known(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]] | None
 ) -> tuple[Strategy, Classes]:
-    """The winner of the newest study of this model on as many ranks of as many hosts; a collective.
+    """The winner of the newest study of this model on such a layout of ranks; a collective.
 
     Without one the strategy is empty, and rank 0 says so.
 
@@ -65,7 +66,9 @@ def best_known(
     """
     own = torch.tensor([local_size() if local_rank() == 0 else 0])
     slots = [count for count in allgather(own, name="hvd_autosync.slots").tolist() if count]
-    question = {"parameters": _parameters(optimizer, named), "slots": slots}
+    device = next(p.device for group in optimizer.param_groups for p in group["params"])
+    question = {"parameters": _parameters(optimizer, named), "slots": slots,
+                "device": device_name(device)}  # fmt: skip
     return of_rank_0(lambda: read_strategy(_look_up(question)), "tuned")
 
 

@@ -20,23 +20,28 @@ from hvd_autosync.traces.store import TraceStore
 
 
 def best_known(
-    store: TraceStore, parameters: Sequence[Sequence[Any]], slots: Sequence[int]
+    store: TraceStore, parameters: Sequence[Sequence[Any]], slots: Sequence[int], device: str
 ) -> dict[str, Any] | None:
     """The winner of the newest study of a model on a layout of ranks, as a document.
+
+    One whose steps became slower in training is not taken.
 
     Args:
         store: Where studies are.
         parameters: Name, shape and type of each of the model's parameters.
         slots: Ranks per host.
+        device: What they compute on, as studies name it.
     """
     # Another optimizer of the same script may hold the rest of the model.
     wanted = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
     for study in reversed(sorted(store.studies(), key=lambda each: each.created_at)):
         if study.task is None or study.winner is None or study.status is not StudyStatus.FINISHED:
             continue
-        model, hosts = study.task.model, study.task.resources.hosts
+        model, resources = study.task.model, study.task.resources
+        if study.drift or resources.device != device:
+            continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
-        if wanted <= known and sorted(host.slots for host in hosts) == sorted(slots):
+        if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):
             classes = parameter_classes(model)
             return {"knobs": dict(study.winner),
                     "classes": {name: list(names) for name, names in classes.items()}}  # fmt: skip
@@ -49,7 +54,7 @@ def main() -> None:
     answer: dict[str, Any] | None
     try:
         store = TraceStore(os.environ.get("HVD_AUTOSYNC_STORE"))
-        answer = best_known(store, question["parameters"], question["slots"])
+        answer = best_known(store, question["parameters"], question["slots"], question["device"])
     except AutosyncError as error:
         answer = {"message": error.message, "hint": error.hint}
     if answer is not None:

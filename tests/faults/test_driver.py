@@ -1,14 +1,15 @@
 """The driver is stopped at any moment of a study, by every means: the same command goes on.
 
-One study for each means. Its driver has ten lives under SIGKILL, and five under each of the others
-unless pytest is told --all-moments. Each life ends at another moment, somewhere from the driver's
-first tenths of a second to the middle of a trial. After each of them nothing may run any more,
-nothing may lie in shared memory or in the folder for temporary files, and what was measured must be
-there. One more life finishes.
+Two studies, whose drivers have ten lives each: SIGKILL ends all of one, the signals that a driver
+handles take turns in the other. Each life ends at another moment, somewhere from the driver's first
+tenths of a second to the middle of a trial. After each of them nothing may run any more, nothing
+may lie in shared memory or in the folder for temporary files, and what was measured must be there.
+One more life finishes.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import time
@@ -23,15 +24,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-#: Name -> (signals, exit status).
-MEANS: dict[str, tuple[list[signal.Signals], int]] = {
-    "Ctrl-C": ([signal.SIGINT], 130),
-    "Ctrl-C twice": ([signal.SIGINT, signal.SIGINT], 130),
-    "SIGTERM": ([signal.SIGTERM], 143),
-    "SIGKILL": ([signal.SIGKILL], -9),
+#: Signals that end a life, and the exit status then; those of one study take turns.
+MEANS: dict[str, list[tuple[list[signal.Signals], int]]] = {
+    "handled": [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGINT] * 2, 130)],
+    "SIGKILL": [([signal.SIGKILL], -9)],
 }
-#: What the driver has said before it is stopped, or how many trials have ended. All count for
-#: SIGKILL; signals that a driver handles take every second, unless pytest is told --all-moments.
+#: What the driver has said before it is stopped, or how many trials have ended.
 MOMENTS = ("", "tuning", "links", 0, 1, 1, 1, 2, 2, 3)
 
 
@@ -43,23 +41,22 @@ def has_come(life: Life, moment: str | int) -> bool:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("means", MEANS)
-def test_a_driver_that_is_stopped_at_any_moment(
-    means: str, job: Job, pytestconfig: pytest.Config
-) -> None:
-    signals, expected = MEANS[means]
+def test_a_driver_that_is_stopped_at_any_moment(means: str, job: Job) -> None:
     dice = random.Random(means)
     kept: list[object] = []
-    every = means == "SIGKILL" or pytestconfig.getoption("--all-moments")
-    moments = MOMENTS if every else MOMENTS[list(MEANS).index(means) % 2 :: 2]
-    for lives, moment in enumerate(moments, start=1):
+    turns = itertools.cycle(MEANS[means])
+    for lives, (moment, (signals, expected)) in enumerate(zip(MOMENTS, turns, strict=False), 1):
         life = job.start(trials=16)
         life.until(lambda life=life, moment=moment: has_come(life, moment))
         delay_s = dice.uniform(0.1, 2.0) if not moment else dice.uniform(0, 0.5)
         time.sleep(delay_s)
         life.kill(*signals)
         status = life.wait()
-        if status == 0 and kept:
-            break  # no further gain was in sight, and the study ended before it could be stopped
+        if status == 0 and kept:  # no further gain was in sight: a new study for the rest
+            for study in job.store.studies():
+                job.store.delete(study.study_id)
+            kept = []
+            continue
         if moment:
             assert status == expected, (moment, delay_s, life.said)
             assert "Traceback" not in life.said

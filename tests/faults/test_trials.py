@@ -85,8 +85,6 @@ def test_a_fault_costs_its_trial_and_nothing_else(
     assert results
     for result in results:
         assert result is not None
-        if fault == "flood" and result.status.value == "hung":
-            continue  # it took longer to print than a step may take here
         assert result.status.value == status, result
         assert reason in result.reason
     if status != "completed":

@@ -8,7 +8,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.tuned import _look_up
 from hvd_autosync.traces import TraceStore
 
-QUESTION = {"parameters": [["weight", [2, 2], "float32"]], "slots": [2]}
+QUESTION = {"parameters": [["weight", [2, 2], "float32"]], "slots": [2], "device": "cpu"}
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ def misbehave(kind: str, step: int, rank: int) -> None:
         for _ in range(2000):
             sys.stdout.write("x" * 9999 + "\n")
     if kind == "flood":
-        line = "x" * (1 << 20)  # a gigabyte without an end of line, then with
-        for number in range(1024):
-            sys.stdout.write(line if number < 512 else line + "\n")
+        line = "x" * (1 << 20)  # first without an end of line, then with
+        for number in range(128):
+            sys.stdout.write(line if number < 64 else line + "\n")
     if kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "children":

@@ -1,0 +1,60 @@
+"""Which study a worker is answered by when it asks for the best strategy for its model."""
+
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.search_space import (
+    HorovodBuild,
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Task,
+    catalogue_knob,
+)
+from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.traces.best_known import best_known
+
+MODEL = ModelProfile((ParameterProfile("weight", (4, 4), "float32"),))
+PARAMETERS = [["weight", [4, 4], "float32"]]
+
+
+def tuned(store: TraceStore, buckets: int, *, device: str = "cpu", slots: int = 2) -> str:
+    """A finished study of the model, won by that number of buckets; its id."""
+    study = store.create_study(job_key="job", command=(), settings={}, versions={})
+    build = HorovodBuild("0.28.1", gloo=True, mpi=False)
+    task = Task(MODEL, Resources((Host("a", slots),), device, build))
+    store.describe_task(study.study_id, task, SearchSpace((catalogue_knob("buckets"),)))
+    winner = Strategy({"buckets": buckets})
+    store.finish(study.study_id, StudyStatus.FINISHED, {}, winner)
+    return study.study_id
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TraceStore:
+    return TraceStore(tmp_path / "traces.db")
+
+
+def test_the_newest_of_the_same_layout_on_the_same_device_answers(store: TraceStore) -> None:
+    for buckets in (2, 3):
+        tuned(store, buckets)
+    tuned(store, 4, device="NVIDIA H100")
+    tuned(store, 5, slots=4)
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 3}
+    assert best_known(store, PARAMETERS, [2, 2], "cpu") is None
+
+
+def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> None:
+    tuned(store, 2)
+    store.keep_drift(tuned(store, 3), ["steps take 9 ms for good"])
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 2}
+
+
+def test_another_model_is_not_answered_for(store: TraceStore) -> None:
+    tuned(store, 2)
+    assert best_known(store, [["weight", [4, 5], "float32"]], [2], "cpu") is None
