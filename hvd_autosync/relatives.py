@@ -62,9 +62,9 @@ def load_sources(
         store: Where they are.
         related: Their ids and similarities.
     """
-    sources = []
+    sources: dict[str, Source] = {}
     for entry in related:
-        try:  # a stranger's trace may name anything
+        try:  # a stranger's trace may name anything, also twice
             study_id, alike = str(entry[0]), min(max(float(entry[1]), 0.0), 1.0)
             study, trials = store.study(study_id), store.trials(study_id)
             if study.space is None:
@@ -72,8 +72,9 @@ def load_sources(
             seen = thinned(observations_of(study.space, trials))
         except (AutosyncError, LookupError, TypeError, ValueError, ArithmeticError):
             continue
-        sources.append(Source(study_id, study.task, study.space, tuple(seen), alike))
-    return tuple(sources)
+        known = Source(study.study_id, study.task, study.space, tuple(seen), alike)
+        sources.setdefault(study.study_id, known)
+    return tuple(sources.values())
 
 
 def thinned(observations: Sequence[Observation]) -> list[Observation]:

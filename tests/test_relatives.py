@@ -168,6 +168,6 @@ def test_what_is_gone_or_nonsense_is_left_out(store: TraceStore, task: Task) -> 
     failed.tell(trial, TrialResult(TrialStatus.CRASHED))
     store.finish(failed.study_id, StudyStatus.FAILED, {"reason": "it crashed"}, None)
     assert [study_id for study_id, _ in related_studies(store, task)] == [known.study_id]
-    strange = [["no such study", 0.5], [], ["x"], [1, "much"], [known.study_id, 7.0]]
+    strange = [["no such study", 0.5], [], ["x"], [1, "much"], *[[known.study_id, 7.0]] * 2]
     (source,) = load_sources(store, strange)
     assert (source.study_id, source.similarity) == (known.study_id, 1.0)

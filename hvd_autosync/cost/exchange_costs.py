@@ -96,6 +96,11 @@ def exchange_costs(
     alone = np.where(by_parts, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
     within, across = resources.links.within, resources.links.across
     if resources.even_levels and within is not None and across is not None:
+        # Each rank of a host has a part of its own, which it exchanges with one of each other host.
+        hosts = len(resources.hosts)
+        share = _wire_share(
+            name, gradients, own, columns, hosts, parts=resources.world_size // hosts
+        )
         share = np.where(in_parts, share * _parts_share_across(resources), share)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
@@ -138,9 +143,19 @@ def _parts_share_across(resources: Resources) -> float:
 
 
 def _wire_share(
-    name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns, ranks: int
-) -> FloatArray:
-    """Bytes on the wire over those of an uncoded ring, shape ``(m, c)``."""
+    name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns, ranks: int,
+    parts: int = 1,
+) -> FloatArray:  # fmt: skip
+    """Bytes on the wire over those of an uncoded ring, shape ``(m, c)``.
+
+    Args:
+        name: The class.
+        gradients: Those of the model.
+        own: Which of them are of the class.
+        columns: The strategies.
+        ranks: Between which a tensor is reduced.
+        parts: Into how many each is cut, which are reduced beside each other.
+    """
     codec = columns.words(class_knob(name, "codec"))
     item_bytes = gradients.item_bytes[own][:, None]
     share = np.ones((len(own), len(codec)))
@@ -151,9 +166,9 @@ def _wire_share(
         gathered = ranks * ratio * _TOPK_BYTES / item_bytes / 2
         share = np.where(codec == "topk", gathered, share)
     if name == LARGE:
-        # Each slice of its rows has a right factor of its own.
+        # Each slice of its rows, and each part of one, has a right factor of its own.
         rows, width = gradients.rows_of_matrix[own], gradients.columns_of_matrix[own]
-        sides = rows[:, None] + columns.numbers("large_slices") * width[:, None]
+        sides = rows[:, None] + parts * columns.numbers("large_slices") * width[:, None]
         factors_bytes = columns.numbers("large_rank") * sides * item_bytes
         size = gradients.size_bytes[own][:, None]
         share = np.where(codec == "powersgd", factors_bytes / size, share)

@@ -17,6 +17,7 @@ from hvd_autosync.learner.baseline import RandomLearner
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import encode_all, keys
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.untried import taken_keys
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy, Value
 
 #: A strategy that was tried already is asked for again at most so often; then chance decides.
@@ -58,20 +59,20 @@ class OptunaLearner:
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
-        tried = [*(seen.strategy for seen in observations), *pending]
-        taken = keys(encode_all(space, tried))
+        taken = taken_keys(space, observations, pending)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of features that Optuna calls experimental
             study = self._told(space, observations, seed)
             for _ in range(_ATTEMPTS):
                 strategy = self._asked(space, study.ask())
-                if not keys(encode_all(space, [strategy])) <= taken:
+                if taken.isdisjoint(keys(encode_all(space, [strategy]))):
                     return Suggestion(strategy, self.name)
         return RandomLearner().suggest(problem, observations, pending, seed=seed)
 
     def _told(self, space: SearchSpace, observations: Sequence[Observation], seed: int) -> Any:
         optuna = self._optuna
-        seed = seed * 1000 + len(observations)  # each call is a study of its own
+        # Each call is a study of its own; NumPy takes no seed above 32 bits.
+        seed = (seed * 1000 + len(observations)) % 2**32
         sampler = (
             optuna.samplers.TPESampler(seed=seed, multivariate=True)
             if self._sampler == "tpe" else optuna.samplers.GPSampler(seed=seed)

@@ -49,6 +49,8 @@ def test_each_exchange_saves_what_it_should(model: ModelProfile, slow_network: R
         {"large_codec": "topk", "large_ratio": 0.01},
         {"large_codec": "powersgd", "large_rank": 2},
         {"large_exchange": "sharded"},
+        {"large_exchange": "hierarchical", "large_codec": "topk", "large_ratio": 0.1},
+        {"large_exchange": "hierarchical", "large_codec": "powersgd", "large_rank": 16},
     ]
     seconds = CostModel(model, slow_network).predict(strategies)
     saved = seconds[0] - seconds
@@ -62,6 +64,9 @@ def test_each_exchange_saves_what_it_should(model: ModelProfile, slow_network: R
         5: matrix * ring * (1 - 4 * 0.01 * 8 / 4 / 2),
         6: matrix * ring * (1 - 2 * 2048 / 1024**2),
         7: -matrix * ring * (1.75 / 1.5 - 1),  # an alltoall and an allgather
+        # Between two hosts, where each of two ranks has half of the rows.
+        8: matrix * (ring - 1.5 / 2e9 - 2 * 0.1 * 8 / 4 / 2 / 12.5e6),
+        9: matrix * (ring - 1.5 / 2e9 - 16 * (1024 + 2 * 1024) / 1024**2 / 12.5e6),
     }
     for index, value in expected.items():
         assert saved[index] == pytest.approx(value, abs=0.05), strategies[index]
