@@ -5,7 +5,8 @@ tutorials do (``MixedSingleTaskGP`` fitted without a cap, ``optimize_acqf_mixed_
 Optuna's TPE and random search. "ours-experts" has a cost model and five related studies of up to 60
 trials, from the tables in ``traces/``, in the larger space of one of them; "ours-200" the same of
 a simulated model of 200 tensors. Each ask sees new
-measurements, so that every model is fitted anew; the first, warming-up one is not counted. "CPU s"
+measurements of the target, whose models are fitted anew. The first ask is not counted: it loads
+libraries, and fits the models of related studies, which stay as they are after that. "CPU s"
 is the median of the processor time of all threads: on a machine that does other things, too, it is
 the fairer column.
 

@@ -55,7 +55,7 @@ def calibrate(
     Args:
         model: The cost model of the task.
         strategies: What was tried; none leaves what is believed before.
-        step_s: Measured step times, seconds, each above 0.
+        step_s: Measured step times, seconds, each above 0; as many.
     """
     measured = np.log(np.asarray(step_s, dtype=np.float64))
     steps = model.prepare(Columns.of(strategies))

@@ -11,7 +11,8 @@ ITEM_S = 3e-5
 #: Seconds of a step outside of forward, backward and communication: the optimizer's, mostly.
 REST_S = 1e-3
 #: Seconds that a second of communication behind backward adds to it. Processors do both, and what
-#: sends also wakes and waits: chosen on the tables in ``benchmarks/traces``. For accelerators it is
+#: sends also wakes and waits: chosen on five tables of 2026-11-22, most of
+#: which were measured anew since (``benchmarks/traces``). For accelerators it is
 #: a guess.
 CONTENTION = {"cpu": 1.5, "accelerator": 0.1}
 #: An operation costs so much more when its response is negotiated anew instead of remembered.

@@ -126,7 +126,7 @@ def _parts_share(resources: Resources) -> float:
     host for each byte, where that uses the network at all, and an allgather (n - 1) / n. With Gloo
     a rank sends and receives in an alltoall one after the other, so that one alone on its host
     uses one direction at a time: that explains what was measured with one rank on each host
-    (``benchmarks/traces``: 1.5 times a ring) and with two (``benchmarks/exchanges.py``: 1.17).
+    (tables of 2026-11-22: 1.5 times a ring) and with two (``benchmarks/exchanges.py``: 1.17).
     """
     ranks = resources.world_size
     local = max(host.slots for host in resources.hosts) if resources.several_hosts else 1

@@ -35,8 +35,8 @@ def importance(evidence: Evidence) -> go.Figure:
     title = "What matters here"
     caption = (
         "Look for the few long bars: the other knobs may stay as they are. A bar is the share of "
-        "the spread of step times that goes away when the knob is known; knobs that act together "
-        "share theirs. Knobs that no trial has varied are not shown."
+        "the spread of step times that is left when all other knobs are known; what knobs do "
+        "together counts for each of them. Knobs that no trial has varied are not shown."
     )
     if reason := _too_little(evidence):
         return nothing(title, caption, reason)

@@ -1,7 +1,7 @@
 """Which strategy to try next: expected improvement over noisy observations, mixed space.
 
 The acquisition function is BoTorch's ``qLogNoisyExpectedImprovement``: the expected improvement
-over the best of the tried strategies, whose true step times are uncertain too [Letham2019]_, in
+over the best of the measured strategies, whose true step times are uncertain too [Letham2019]_, in
 a logarithmic form that stays informative where the improvement is tiny [Ament2023]_. Strategies
 that are being tried count as tried, with nothing known yet. It is maximized over a pool of
 snapped candidates and then by local search, knob by knob; no category is ever relaxed.

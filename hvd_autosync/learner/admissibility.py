@@ -34,6 +34,9 @@ class Admissibility:
         judged: Strategies whose losses were seen.
         excess: Their losses above the default's over what is allowed, shape ``(n,)``: above 1 is
             too much; infinite where a training failed.
+
+    Raises:
+        SpaceError: A strategy does not lie in the space.
     """
 
     def __init__(

@@ -30,7 +30,8 @@ from hvd_autosync.learner.surrogate import HALF_WIDTH_90, Surrogate
 from hvd_autosync.learner.untried import exhausted, taken_keys
 from hvd_autosync.search_space import SearchSpace, Strategy
 
-#: Seconds of a trial beside its steps (benchmarks/trial_overhead.py).
+#: Seconds of a trial beside its steps: between the 0.2 of a warm one and the 5 of a cold one
+#: (benchmarks/trial_overhead.py).
 _OVERHEAD_S = 1.0
 #: So many trials related tasks may ask for in vain; and a gain that is clear, as a logarithm.
 _ADVICE, _CLEARLY = 2, 0.25

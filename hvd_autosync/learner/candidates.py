@@ -36,6 +36,9 @@ def worth_confirming(
         reference: A strategy that is complete in the space, usually the default.
         count: How many strategies are wanted.
         surrogate: The model fitted to these observations, where the caller has it.
+
+    Raises:
+        SpaceError: A strategy does not lie in the space.
     """
     surrogate = surrogate or fit(problem, observations)
     ranked = best_tried(problem, observations, len(observations), surrogate)
@@ -74,6 +77,9 @@ def best_tried(
 
     Returns:
         At most ``count`` distinct strategies, complete in the space, best first.
+
+    Raises:
+        SpaceError: A strategy does not lie in the space.
     """
     measured = dict.fromkeys(problem.space.complete(s.strategy) for s in observations if s.measured)
     if not measured:

@@ -49,7 +49,7 @@ def knob_effects(
         winner: A strategy of the space.
 
     Raises:
-        SpaceError: ``winner`` does not lie in ``space``.
+        SpaceError: ``winner`` or an observed strategy does not lie in ``problem.space``.
     """
     space = problem.space
     winner = space.complete(winner)

@@ -2,7 +2,7 @@
 
 A Gaussian process of 1 for each trial that was measured and 0 for each that failed, around what is
 believed before any trial, with the covariance that the model of step times starts from: likenesses
-of strategies, not their speeds, decide here. Its mean, cut to [0, 1], is the chance.
+of strategies, not their speeds, decide here. Its mean, cut to [0.01, 1], is the chance.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ from hvd_autosync.search_space import SearchSpace
 #: Most iterations of the fit; more change the likelihood little and cost most of the time.
 _FIT_ITERATIONS = 75
 #: Relative difference between launches of one strategy: most likely value, and the deviation of
-#: the logarithm of its variance (0.4 % to 9 % lie within two of them). On machines that are
+#: the logarithm of its variance (0.4 % to 9 % lie within two of them, as the fit sees it: in
+#: logarithms around the most likely value). On machines that are
 #: shared, 5 % and more were measured (benchmarks/README.md).
 _RELAUNCH_NOISE, _RELAUNCH_DEVIATION = 0.02, 1.5
 #: Smallest noise variances in the model's unit, for the factorization's sake.

@@ -17,7 +17,7 @@ _PLACES, _VALUES = 96, 9
 
 
 def knob_importance(problem: Problem, observations: Sequence[Observation]) -> dict[str, float]:
-    """Share of the spread of the log step time that goes away when a knob is known, largest first.
+    """Share of the spread of the log step time that is left when all other knobs are known.
 
     The total effect of a knob (Homma and Saltelli 1996): the mean, over strategies, of the variance
     when it alone moves, over the variance of all. Shares of knobs that act together overlap, so
@@ -27,8 +27,11 @@ def knob_importance(problem: Problem, observations: Sequence[Observation]) -> di
         problem: The space, and what is known of it.
         observations: All that was learned.
 
+    Raises:
+        SpaceError: An observed strategy does not lie in the space.
+
     Returns:
-        Name of each knob -> its share; 0 for all where nothing makes a difference.
+        Name of each knob -> its share, largest first; 0 for all where nothing makes a difference.
     """
     space = problem.space
     places = sobol_points(space, _PLACES, 0)

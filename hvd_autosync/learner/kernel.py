@@ -37,8 +37,9 @@ from torch.nn import Parameter
 
 _SQRT5 = math.sqrt(5.0)
 #: Medians of the priors: a length scale in one dimension (it grows with the root of the number of
-#: inputs) and the rates of all categories together. Chosen on synthetic step times so that 90 %
-#: intervals after 5 to 30 trials hold the truth most often without losing accuracy.
+#: inputs) and the rates of all inputs together, were all of them categories. Chosen on synthetic
+#: step times so that 90 % intervals after 5 to 30 trials hold the truth most often without losing
+#: accuracy.
 _LENGTHSCALE, _RATE = 0.3, 2.5
 #: Standard deviation of every logarithm. A wider one for the weights lets a model of 10 trials
 #: take signal for noise, which costs regret.

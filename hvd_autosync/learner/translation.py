@@ -12,7 +12,8 @@ def translated(space: SearchSpace, points: FloatArray, other: SearchSpace) -> Fl
     """The points of ``other`` nearest to those of ``space``, knob by knob.
 
     Knobs that only ``space`` has are left out; those that only ``other`` has stand at its default,
-    and so do choices that it does not know. Numbers beyond its bounds go to the bound.
+    or where ``space`` holds them, and choices that it does not know at the default. Numbers beyond
+    its bounds go to the bound.
 
     Args:
         space: Where the points are.
