@@ -29,7 +29,7 @@ pytestmark = [
 
 #: Hosts, ranks on each, and the controller: four ranks at most, for there are two processors.
 LAYOUTS = [
-    (2, 1, "gloo"), (2, 2, "gloo"), (3, 1, "gloo"),
+    (2, 2, "gloo"), (3, 1, "gloo"),
     pytest.param(2, 2, "mpi", marks=pytest.mark.mpi),
     pytest.param(3, 1, "mpi", marks=pytest.mark.mpi),
 ]  # fmt: skip
