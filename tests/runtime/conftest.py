@@ -151,19 +151,21 @@ def run_python() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def launch() -> Callable[..., Ended]:
-    """``launch(script, *arguments, under="gloo", **spec)`` runs a job to its end, or 280 s.
+    """``launch(script, *arguments, under="gloo", limit_s=280, **spec)`` runs a job to its end.
 
     ``under`` is one of ``LAUNCHERS``, or ``alone`` for one rank without ``horovodrun``.
     """
 
-    def run(script: str, *arguments: str, under: str = "gloo", **spec: Any) -> Ended:
+    def run(
+        script: str, *arguments: str, under: str = "gloo", limit_s: float = 280, **spec: Any
+    ) -> Ended:
         command = worker_command(make_spec(**spec), script, *arguments)
         if under != "alone":
             command = ["horovodrun", *LAUNCHERS[under], *command]
         try:
             job = subprocess.run(
                 command, env=worker_environment(alone=under == "alone"), stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, timeout=280, check=False,
+                stderr=subprocess.STDOUT, timeout=limit_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as late:
             return Ended(124, *decode(late.stdout or b""))

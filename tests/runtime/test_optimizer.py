@@ -22,6 +22,9 @@ TWO_LEVELS, ADDED_LEVELS = ("cases_two_levels",), ("cases_added_levels",)
 MAIL = ("cases_mail",)
 PHASES = ("cases_protocols",)
 STRAGGLERS = ("cases_stragglers",)
+#: Four ranks that wait actively on two processors, beside other tests, take minutes.
+_LIMIT_S = 560
+pytestmark = pytest.mark.timeout(600)
 Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
 
 
@@ -42,7 +45,7 @@ def outcomes(launch: Any, tmp_path_factory: Any) -> Outcomes:
             folder = tmp_path_factory.mktemp("cases")
             # Steps without end, so that the cases run while everything is measured.
             job = launch(
-                "run_cases.py", str(folder), *modules, under=launcher,
+                "run_cases.py", str(folder), *modules, under=launcher, limit_s=_LIMIT_S,
                 warmup_steps=0, measured_steps=10**6,
             )  # fmt: skip
             files = sorted(folder.iterdir())

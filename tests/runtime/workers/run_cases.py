@@ -35,7 +35,7 @@ def run(case) -> str:
 
 
 def main(folder: str, *modules: str) -> None:
-    faulthandler.dump_traceback_later(270)  # before the job is ended: where does it hang?
+    faulthandler.dump_traceback_later(540)  # before the job is ended: where does it hang?
     torch.set_num_threads(1)
     # Sets that may be added later hold up who starts operations: not where time matters.
     if {"cases_mail", "cases_protocols", "cases_stragglers"}.intersection(modules):
