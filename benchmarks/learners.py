@@ -51,6 +51,8 @@ _ALONE = {"ours": "ours: gp + cost", "ours: gp + transfer": "ours: gp"}
 TABLES = Path(__file__).resolve().parent / "traces"
 _SOURCE_TRIALS = 20
 _CLOSE = (0.05, 0.02)
+#: Regrets that the median of all games comes down to.
+_LEVELS = (0.16, 0.12, 0.10, 0.08)
 _AFTER = (5, 10, 20, 40)
 _FIELDS = ("table", "contestant", "seed", "trial", "regret", "best_regret", "trial_s", "ask_s")
 
@@ -129,20 +131,28 @@ def seconds_until(game: Sequence[Row], close: float) -> float:
     return spent if count < float("inf") else count
 
 
+def trials_until_median(many: Sequence[Sequence[Row]], level: float) -> float:
+    """Trials after the default until half of the games are that close; infinite if never."""
+    for trial in range(min(len(game) for game in many)):
+        if statistics.median(float(game[trial]["best_regret"]) for game in many) <= level:
+            return trial
+    return float("inf")
+
+
 def show(rows: Sequence[Row]) -> None:
     """Print the tables; see ``--help``."""
     played = games(rows)
     tables = list(dict.fromkeys(table for _, table in played))
     contestants = list(dict.fromkeys(contestant for contestant, _ in played))
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 260)
     overall = Table(title="over all tables: medians (quartiles) of the games")
-    for column in ("contestant", *(f"trials to {c:.0%}" for c in _CLOSE),
+    for column in ("contestant", "games", *(f"trials of half to {c:.0%}" for c in _LEVELS),
+                   *(f"trials to {c:.0%}" for c in _CLOSE),
                    *(f"s to {c:.0%}" for c in _CLOSE),
                    *(f"regret % @{n}" for n in _AFTER), "mean ask s"):  # fmt: skip
         overall.add_column(column)
     for contestant in contestants:
-        own = [game for (c, _), many in played.items() if c == contestant for game in many]
-        overall.add_row(contestant, *_summary(own))
+        overall.add_row(contestant, *_summary(_as_many_of_each(played, contestant)))
     console.print(overall)
     for title, cell in (
         ("median trials after the default until within 5 % of the best", _to_five_percent),
@@ -155,6 +165,15 @@ def show(rows: Sequence[Row]) -> None:
             own_tables = [played.get((contestant, table), []) for table in tables]
             each.add_row(contestant, *map(cell, own_tables))
         console.print(each)
+
+
+def _as_many_of_each(
+    played: dict[tuple[str, str], list[list[Row]]], contestant: str
+) -> list[list[Row]]:
+    """As many games of each table that a contestant has played, so that all weigh the same."""
+    own = [many for (name, _), many in played.items() if name == contestant]
+    fewest = min(map(len, own))
+    return [game for many in own for game in many[:fewest]]
 
 
 def _to_five_percent(many: Sequence[Sequence[Row]]) -> str:
@@ -171,6 +190,9 @@ def _regret_after(many: Sequence[Sequence[Row]], after: int) -> list[float]:
 
 
 def _summary(many: Sequence[Sequence[Row]]) -> Iterator[str]:
+    yield str(len(many))
+    for level in _LEVELS:
+        yield _number([trials_until_median(many, level)])
     for close in _CLOSE:
         yield _number([trials_until(game, close) for game in many], quartiles=True)
     for close in _CLOSE:
@@ -215,12 +237,13 @@ def installed(names: Sequence[str]) -> list[str]:
 
 
 def picture(rows: Sequence[Row], path: str) -> None:
-    """Draw all games into a file."""
+    """Draw the games into a file, but for those of who is misled."""
     from contest.curves import draw
 
     curves = {
         key: [[float(row["best_regret"]) for row in game] for game in many]
         for key, many in games(rows).items()
+        if key[0] not in MISLED
     }
     draw(curves, path)
     print(f"wrote {path}")
