@@ -28,6 +28,8 @@ class Terminal:
     def __init__(self) -> None:
         self._master, slave = pty.openpty()
         self.stream = os.fdopen(slave, "w")
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(os.close, self._master)
         self._parts: list[bytes] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -41,8 +43,7 @@ class Terminal:
         """Everything that was written; closes the terminal."""
         self.stream.close()
         self._reader.join(10)
-        with contextlib.suppress(OSError):
-            os.close(self._master)
+        self._closing.close()  # once: the number may be another file's by now
         return b"".join(self._parts).decode()
 
 
