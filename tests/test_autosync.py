@@ -94,13 +94,22 @@ def test_the_trainings_exit_status_is_horovodruns_own(job: Job) -> None:
 
 @pytest.mark.mpi
 def test_mpi_works_the_same(job: Job) -> None:
-    done = job.run(options=("--mpi", "--autosync-tune-only", "--autosync-trials", "2"))
+    space = job.folder / "space.toml"
+    space.write_text("[knobs.cycle_time_ms]\nfixed = 90\n")  # nothing that would be confirmed
+    done = job.run(
+        options=("--mpi", "--autosync-tune-only", "--autosync-trials", "2")
+        + ("--autosync-space", str(space))
+    )
     assert done.returncode == 0, done.stderr
     assert "trained" not in done.stdout
     *_, answer, trace = done.stderr.strip().splitlines()
     assert done.stderr.count(answer) == 1 and "hvd-autosync: trace" in trace
     (study,) = job.store.studies()
     assert study.space is not None and dict(study.space.fixed)["controller"] == "mpi"
+    default, tried = job.store.trials(study.study_id)[:2]
+    assert dict(default.strategy) == {} and default.result is not None
+    assert tried.strategy["cycle_time_ms"] == 90 and tried.result is not None
+    assert tried.result.step_time.mean_s > 0.08, "Horovod looks for gradients that often"
 
 
 @pytest.mark.parametrize(
