@@ -32,15 +32,14 @@ _ZAP_DOMAIN = b"hvd_autosync"
 #: is on its way to it, after so many milliseconds.
 _UNANSWERED_MS = 25_000
 _LINGER_MS = 1000
+#: How long a handshake may take, which on a busy machine is long; who waits for it waits less.
+_HANDSHAKE_MS = 300_000
 #: Most letters that are taken before others are sent.
 _AT_ONCE = 64
 
 _BEGINNINGS = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
-_REFUSALS = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
@@ -95,7 +94,7 @@ class ZmqCarrier:
         weakref.finalize(self, os.close, self._bell)
         self._arrivals = self._in.get_monitor_socket(_BEGINNINGS)
         self._departures = self._out.get_monitor_socket(
-            _BEGINNINGS | zmq.EVENT_HANDSHAKE_SUCCEEDED | _REFUSALS | _ENDS
+            _BEGINNINGS | zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN_OFF | _REFUSALS | _ENDS
         )
         self._poller = zmq.Poller()
         for each in (self._bell, self._gate, self._in, self._arrivals, self._departures):
@@ -165,6 +164,7 @@ class ZmqCarrier:
             (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.RECONNECT_IVL, -1), (zmq.BACKLOG, 4096),
             (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5),
             (zmq.TCP_KEEPALIVE_CNT, 3), (zmq.TCP_MAXRT, _UNANSWERED_MS),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
             (zmq.CURVE_PUBLICKEY, self._public), (zmq.CURVE_SECRETKEY, self._secret),
         ):  # fmt: skip
             socket.set(option, value)
@@ -196,7 +196,9 @@ class ZmqCarrier:
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.awaited.discard(rank)
         elif kind & _REFUSALS:
-            self.lost.setdefault(rank, "it refuses this rank's key")
+            self.lost.setdefault(rank, f"it refuses this rank's key (ZeroMQ says {number:#x})")
+        elif kind & _BROKEN_OFF:
+            self.lost.setdefault(rank, f"the handshake broke off ({os.strerror(number)})")
         elif rank in self.awaited:
             self.lost.setdefault(rank, "there is no way to its address")
         else:

@@ -22,6 +22,7 @@ import pytest
 zmq = pytest.importorskip("zmq")
 
 from hvd_autosync.errors import AutosyncError  # noqa: E402
+from hvd_autosync.runtime import mail_zmq  # noqa: E402
 from hvd_autosync.runtime.mail_zmq import ZmqCarrier  # noqa: E402
 from hvd_autosync.runtime.mailbox import Heed, Mailbox  # noqa: E402
 
@@ -217,6 +218,38 @@ def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
         with pytest.raises(AutosyncError) as raised:
             opened[0].close(patience_s=0.5)
         assert [raised.value.message, failure(opened[1]), failure(opened[2])] == [said] * 3
+
+
+@pytest.mark.parametrize(
+    ("listener", "how"),
+    [
+        ("gone", "there is no way to its address"),
+        ("silent", "the handshake broke off"),
+        ("closing", "the handshake broke off"),
+        ("a rank of another job", "it refuses this rank's key"),
+    ],
+)
+def test_who_has_another_ranks_place_is_told_apart(
+    listener: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_zmq, "_HANDSHAKE_MS", 500)
+    with contextlib.ExitStack() as opened:
+        own, other = ZmqCarrier("127.0.0.1"), ZmqCarrier("127.0.0.1")
+        opened.callback(other.end)
+        card = other.card
+        if listener != "a rank of another job":
+            there = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            card = json.dumps([f"tcp://127.0.0.1:{there.getsockname()[1]}", json.loads(card)[1]])
+            if listener == "gone":
+                there.close()
+        own.connect(0, [own.card, card])
+        mailbox = Mailbox(0, 2, own, lambda *letter: None)
+        if listener == "closing":
+            there.accept()[0].close()
+        if listener == "a rank of another job":
+            until(lambda: bool(other.receive(0.01)) or bool(own.lost))
+        assert failure(mailbox).startswith(f"rank 1 is gone: {how}")
+        mailbox.abandon("")
 
 
 @pytest.mark.parametrize("key", ["none", "own", "a rank's public one"])
