@@ -65,6 +65,9 @@ class Listener(Protocol):
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
         """A study was created or taken up again."""
 
+    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+        """The links between ranks are being measured, several times a second."""
+
     def on_ask_start(self, study: Study) -> None:
         """The learner begins to think about the next trial."""
 
@@ -245,9 +248,13 @@ class _Tuning:
     def run(self, study: Study) -> StudyRecord:
         default = default_result(study.history)
         if study.record.space is None:
+
+            def report(progress: TrialProgress) -> None:
+                self._beat(study)
+                self._listener.on_links_progress(study, progress)
+
             self._links = links_of(
-                self._job, self._store, self._runner, self._listener.on_notice,
-                lambda progress: self._beat(study),
+                self._job, self._store, self._runner, self._listener.on_notice, report,
                 anew=self._options.reuse == "never" or study.settings.anew,
             )  # fmt: skip
         if default is not None:

@@ -41,6 +41,9 @@ class PlainProgress:
             "times"
         )
 
+    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`; a notice has said so."""
+
     def on_ask_start(self, study: Study) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._standing.waiting()

@@ -40,6 +40,10 @@ class GuardedProgress:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._guard(lambda display: display.on_study_start(study, resumed=resumed))
 
+    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_links_progress(study, progress))
+
     def on_ask_start(self, study: Study) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._guard(lambda display: display.on_ask_start(study))

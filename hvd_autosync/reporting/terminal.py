@@ -57,6 +57,11 @@ class TerminalProgress:
         atexit.register(self.close)
         self._live.start()
 
+    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
+            self._draw(study, Text(f"measuring links, {span_text(progress.elapsed_s)}"))
+
     def on_ask_start(self, study: Study) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._standing.waiting()

@@ -98,6 +98,12 @@ class WidgetProgress:
             self.on_notice(f"goes on after {len(self._standing.ended)} trials")
         self._heed(study)
 
+    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
+            self._draw(study, f"measuring links, {span_text(progress.elapsed_s)}")
+            self._heed(study)
+
     def on_ask_start(self, study: Study) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._standing.waiting()

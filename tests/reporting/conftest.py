@@ -129,6 +129,7 @@ class Author:
         """A whole tuning before the eyes of ``listener``."""
         self.listener = listener
         listener.on_study_start(self.study, resumed=False)
+        listener.on_links_progress(self.study, TrialProgress("measuring", 0, 0, 3.0))
         self.explore()
         self.confirm()
         conclusion = self.study.conclusion

@@ -70,6 +70,7 @@ def played(terminal: Terminal, author: Any) -> str:
 
 def test_what_runs_and_how_far_it_is(played: str) -> None:
     text = plain(played)
+    assert "measuring links, 3 s" in text
     assert "exploring: trial 1 (sobol), 2 of at most 20: buckets=4" in text
     assert "warming up, step 3 of 50" in text
     assert "measuring, step 17 of 50" in text

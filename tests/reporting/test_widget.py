@@ -1,0 +1,45 @@
+"""The widget without its page, which ``tests/test_jupyterlab.py`` has: when Stop is heeded."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.study_values import Trial
+
+PROGRESS = TrialProgress("measuring", 0, 0, 3.0)
+
+
+@pytest.mark.parametrize("during", ["links", "ask", "trial"])
+def test_stop_is_heeded_whatever_runs(
+    during: str, author: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {
+        "links": lambda: widget.on_links_progress(author.study, PROGRESS),
+        "ask": lambda: widget.on_ask_start(author.study),
+        "trial": lambda: widget.on_trial_progress(author.study, trial, PROGRESS),
+    }
+    trial, widget = Trial(0, "default", Strategy()), WidgetProgress()
+    widget.on_study_start(author.study, resumed=False)
+    widget.on_trial_start(author.study, trial)
+    calls[during]()
+    widget._stop.click()
+    later = time.monotonic() + 60  # it is not drawn at every call
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    with pytest.raises(StopRequested) as raised:
+        calls[during]()
+    assert raised.value.study_id == author.study_id
+    widget.close()
+    assert widget._stop.disabled and "goes on where it was" in widget._activity.value
+
+
+def test_measuring_links_is_shown(author: Any) -> None:
+    widget = WidgetProgress()
+    widget.on_study_start(author.study, resumed=False)
+    widget.on_links_progress(author.study, PROGRESS)
+    assert widget._activity.value == "measuring links, 3 s"
