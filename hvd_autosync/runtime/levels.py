@@ -14,7 +14,11 @@ from horovod.common.process_sets import ProcessSet, add_process_set
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
+from hvd_autosync.search_space.horovod_settings import (
+    OURS_ALONE,
+    PLACE_VARIABLES,
+    PROCESS_SETS_VARIABLE,
+)
 
 #: A set's level, and its host or its place on every host.
 _Key = tuple[str, int]
@@ -96,8 +100,7 @@ def _told_places(environment: Mapping[str, str]) -> list[tuple[int, int]] | None
 
     ``None`` where this rank has no such place, or its job has not two levels.
     """
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    told = [environment.get(f"HOROVOD_{name}", "") for name in names]
+    told = [environment.get(name, "") for name in PLACE_VARIABLES]
     if not all(each.isdecimal() for each in told):
         return None
     rank, size, slot, slots, host, hosts = map(int, told)
