@@ -25,9 +25,13 @@ _INT8_SHARE = (1 + 4 / 256) / 4
 #: Of topk: a place and a value for each element that is sent.
 _TOPK_BYTES = 8
 _NUMBER_BYTES = 4
-#: Passes over a gradient's memory that encoding and decoding take; those of rows are for looking.
-_PASSES = {"fp16": 8.0, "bf16": 6.0, "int8": 16.0, "topk": 30.0, "powersgd": 6.0}
+#: Passes over a gradient's memory that encoding and decoding take, as measured on gradients of 0.25
+#: to 4 MB on one thread; of fp16 mostly what Horovod takes to add half-precision numbers on a
+#: processor. Those of rows are for looking.
+_PASSES = {"fp16": 8.0, "bf16": 2.0, "int8": 10.0, "powersgd": 4.0}
 _ROWS_PASSES = 1.5
+#: Of topk: for a thousandth of the elements, and for each ten times as many.
+_TOPK_PASSES = 3.5, 5.5
 #: Operations that follow each other, the census of ``runtime/dispatcher.py`` among them.
 _OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
 #: An alltoall is never fused, and tells each rank beforehand how much it will get (``Alltoall`` in
@@ -85,6 +89,10 @@ def exchange_costs(
         operations = np.where(codec == each, count, operations)
     for each, count in _PASSES.items():
         passes = np.where(codec == each, count, passes)
+    if name != REST:
+        ratio = columns.numbers(class_knob(name, "ratio"))
+        few, more = _TOPK_PASSES
+        passes = np.where(codec == "topk", few + more * np.log10(ratio / 1e-3), passes)
     for each, count in _OPERATIONS.items():
         operations = np.where(exchange == each, count, operations)
     twofold = (exchange == "hierarchical") & np.isin(codec, _TWOFOLD)
