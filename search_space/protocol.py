@@ -26,6 +26,17 @@ MOMENTUM_MODES = ("kept", "zero", "scaled", "ramped")
 #: as large as it is fast.
 STRAGGLER_POLICIES = ("none", "greedy", "elastic", "balance")
 
+#: Bytes of a bucket of steps without a barrier, at most, and how many of them a model has at least
+#: where it is large enough.
+_MOST_BYTES, _FEWEST = 4 * 1024 * 1024, 8
+#: A smaller bucket would cost more in messages than it hides of the wire.
+_LEAST_BYTES = 64 * 1024
+
+
+def push_count(size_bytes: int) -> int:
+    """In how many buckets gradients of so many bytes are sent to owners without a barrier."""
+    return max(-(-size_bytes // _MOST_BYTES), min(_FEWEST, size_bytes // _LEAST_BYTES), 1)
+
 
 @dataclass(frozen=True)
 class Protocol:

@@ -22,16 +22,7 @@ from hvd_autosync.runtime.buckets import split_evenly
 from hvd_autosync.runtime.sharded import even_shares
 from hvd_autosync.runtime.states import Entry, flat_state
 from hvd_autosync.runtime.substitution import own_class, steps_by_element
-
-#: Bytes of a bucket, at most, and how many of them a model has at least where it is large enough.
-_MOST_BYTES, _FEWEST = 4 * 1024 * 1024, 8
-#: A smaller bucket would cost more in messages than it hides of the wire.
-_LEAST_BYTES = 64 * 1024
-
-
-def bucket_count(size_bytes: int) -> int:
-    """In how many buckets a model of so many bytes travels."""
-    return max(-(-size_bytes // _MOST_BYTES), min(_FEWEST, size_bytes // _LEAST_BYTES), 1)
+from hvd_autosync.search_space.protocol import push_count
 
 #: Options of an optimizer that need parameters on a device.
 _ON_DEVICES = frozenset({"capturable", "fused"})
@@ -149,7 +140,7 @@ def make_buckets(optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int
     for dtype in dict.fromkeys(parameter.dtype for parameter in order):
         own = [parameter for parameter in order if parameter.dtype is dtype]
         sizes = [parameter.numel() * parameter.element_size() for parameter in own]
-        count = max(round(bucket_count(whole) * sum(sizes) / max(whole, 1)), 1)
+        count = max(round(push_count(whole) * sum(sizes) / max(whole, 1)), 1)
         for group in split_evenly(sizes, count):
             members = [own[i] for i in group]
             counts = [parameter.numel() for parameter in members]

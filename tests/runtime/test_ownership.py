@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_autosync.runtime.ownership import Ownership, Push
-from hvd_autosync.runtime.shards import Bucket, Share, bucket_count, make_buckets
+from hvd_autosync.runtime.shards import Bucket, Share, make_buckets
 from hvd_autosync.runtime.states import put_together
 from hvd_autosync.search_space.protocol import Protocol
 
@@ -292,11 +292,6 @@ def test_an_optimizer_that_looks_at_whole_tensors_gets_whole_ones() -> None:
     assert sorted(piece.place for piece in pieces) == [0, 1, 2, 3]
     assert all(piece.count == piece.whole.numel() for piece in pieces)
     assert {len(bucket.pieces(rank)) for rank in range(2)} == {1, 3}
-
-
-@pytest.mark.parametrize(("size_bytes", "count"), [(10, 1), (400_000, 6), (2**23, 8), (2**28, 64)])
-def test_buckets_are_neither_tiny_nor_huge(size_bytes: int, count: int) -> None:
-    assert bucket_count(size_bytes) == count
 
 
 def test_a_bucket_that_is_sent_is_in_the_order_of_its_parameters() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.catalogue import CATALOGUE
-from hvd_autosync.search_space.protocol import Protocol, protocol_of
+from hvd_autosync.search_space.protocol import Protocol, protocol_of, push_count
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.125, 0.5, 1.0])
@@ -77,3 +77,8 @@ def test_every_default_of_a_knob_is_that_of_the_protocol() -> None:
 def test_what_makes_no_sense_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpaceError, match=next(iter(wrong))):
         Protocol(**wrong)
+
+
+@pytest.mark.parametrize(("size_bytes", "count"), [(10, 1), (400_000, 6), (2**23, 8), (2**28, 64)])
+def test_buckets_are_neither_tiny_nor_huge(size_bytes: int, count: int) -> None:
+    assert push_count(size_bytes) == count
