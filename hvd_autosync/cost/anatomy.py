@@ -55,14 +55,14 @@ class Anatomy:
 def anatomy(
     model: CostModel, strategy: Mapping[str, Value], coefficients: Coefficients = UNCALIBRATED
 ) -> Anatomy:
-    """A step of ``model`` under ``strategy``.
+    """A step of ``model`` under ``strategy``, in the phase that most of the work is in.
 
     Args:
         model: The cost model of the task.
         strategy: Knobs by name; what is absent stands at its default.
         coefficients: What trials of the task have taught.
     """
-    prepared = model.prepare(Columns.of([strategy]))
+    prepared = model.phases(Columns.of([strategy])).typical
     compute = float(np.exp(coefficients.compute))
     forward_s, backward_s = prepared.forward_s * compute, prepared.backward_s * compute
     (step_s,) = prepared.seconds([coefficients])[0]

@@ -58,6 +58,15 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     return Items(arrival_s, *rest)
 
 
+def gathered(items: Items, count: int) -> Items:
+    """All of ``items`` in ``count`` buckets, in the order of their arrival."""
+    whole = [np.array(each) for each in (items.arrival_s, items.size_bytes, items.wire_s,
+                                         items.operations, items.alone)]  # fmt: skip
+    everything = np.ones(items.size_bytes.shape, dtype=np.bool_)
+    _merge(items, whole, everything, np.array(float(count)), items.size_bytes.sum(axis=0))
+    return Items(*whole)
+
+
 def _merge(
     items: Items, whole: list[FloatArray], members: BoolArray, count: FloatArray, own: FloatArray
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hvd_autosync.cost.coefficients import Coefficients
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.cost_model import CostModel
-from hvd_autosync.cost.prepared import Prepared
+from hvd_autosync.cost.phases import Phases
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Value
 
@@ -58,7 +58,7 @@ def calibrate(
         step_s: Measured step times, seconds, each above 0; as many.
     """
     measured = np.log(np.asarray(step_s, dtype=np.float64))
-    steps = model.prepare(Columns.of(strategies))
+    steps = model.phases(Columns.of(strategies))
     precision = np.diag(1 / PRIOR_DEVIATIONS**2)
 
     def loss(point: FloatArray, predicted: FloatArray) -> float:
@@ -92,7 +92,7 @@ def calibrate(
     return Calibration(Coefficients(*point), covariance, misfit)
 
 
-def _linearized(steps: Prepared, point: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _linearized(steps: Phases, point: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Logarithms of the step times at ``point``, ``(n,)``, and their slopes, ``(n, 6)``."""
     moved = [point, *(point + _DIFFERENCE * np.eye(len(point)))]
     log_s = np.log(steps.seconds([Coefficients(*each) for each in moved]))

@@ -81,6 +81,11 @@ class Columns:
         apart = self.numbers("local_steps") > 1
         return np.where(apart & (asked == "sharded"), "allreduce", asked)
 
+    def waiting_share(self) -> FloatArray:
+        """Share of the work for which ranks wait for each other, shape ``(c,)``."""
+        always = self.words("protocol") == "bsp"
+        return np.where(always, 1.0, self.numbers("sync_share"))
+
     def _column(self, knob: str) -> npt.NDArray[Any]:
         default = catalogue_knob(knob).default
         values = self._values.get(knob)

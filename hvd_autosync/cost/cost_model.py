@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from hvd_autosync.cost.coefficients import (
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.exchange_costs import exchange_costs
 from hvd_autosync.cost.gradients import Gradients
+from hvd_autosync.cost.phases import Phases
 from hvd_autosync.cost.prepared import Prepared
+from hvd_autosync.cost.pushes import PUSH_PASSES, pushes
 from hvd_autosync.cost.timeline import FloatArray, Items, Loop
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value
@@ -82,13 +85,31 @@ class CostModel:
         """
         each = max(len(self._gradients.size_bytes), 1) * len(coefficients)
         found = [
-            self.prepare(part).seconds(coefficients)
+            self.phases(part).seconds(coefficients)
             for part in columns.parts(max(_CELLS_AT_ONCE // each, 1))
         ]
         return np.concatenate([np.empty((len(coefficients), 0)), *found], axis=1)
 
-    def prepare(self, columns: Columns) -> Prepared:
+    def phases(self, columns: Columns) -> Phases:
         """All of a prediction that does not depend on coefficients."""
+        waiting, share = self.prepare(columns), columns.waiting_share()
+        return Phases(waiting, self._pushing(waiting) if (share < 1).any() else None, share)
+
+    def _pushing(self, waiting: Prepared) -> Prepared:
+        """The same steps without a barrier, of which other knobs change nothing but the looks."""
+        if waiting.items is None:
+            return waiting
+        count = len(waiting.host_s)
+        nothing, once = np.zeros(count), np.ones(count)
+        sent_s = PUSH_PASSES * float(self._gradients.size_bytes.sum()) * PASS_S_PER_BYTE
+        return replace(
+            waiting, items=pushes(self._gradients, self._resources, count),
+            loop=Loop(nothing, nothing, waiting.loop.response_s), host_s=sent_s * once,
+            local=once, late=nothing,
+        )  # fmt: skip
+
+    def prepare(self, columns: Columns) -> Prepared:
+        """Steps in which ranks wait for each other, up to the coefficients."""
         items, host_s = None, np.zeros(len(columns))
         local = columns.numbers("local_steps")
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
@@ -104,7 +125,7 @@ class CostModel:
         contention = CONTENTION["accelerator" if self._resources.has_gpu else "cpu"]
         return Prepared(
             items, loop, host_s, local, np.where(waits, 1.0 - fused, 0.0), contention,
-            self._model.forward_s, self._model.backward_s,
+            self._model.forward_s, self._model.backward_s, loop.cycle_s,
         )  # fmt: skip
 
     def _loop(self, columns: Columns) -> Loop:

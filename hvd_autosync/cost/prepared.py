@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from hvd_autosync.cost.coefficients import REST_S, Coefficients
+from hvd_autosync.cost.coefficients import LOOK_S, LOOKING_SHARE, REST_S, Coefficients
 from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication
 
 #: Indices of strategies.
@@ -27,9 +27,11 @@ class Prepared:
         local: Steps of a round of local steps, shape ``(c,)``; 1: gradients travel in every step.
         late: Share of what layers may wait for until before their next forward, shape ``(c,)``: 0
             where they do not wait; what is fused ends together, and nothing is left to hide.
-        contention: Seconds that a second of communication behind backward adds to it.
+        contention: Seconds that a second of communication behind computation adds to it.
         forward_s: Of one step.
         backward_s: Of one step.
+        look_s: Pause between two looks of Horovod's loop, shape ``(c,)``, whether or not it is
+            what carries ``items``.
     """
 
     items: Items | None
@@ -40,30 +42,49 @@ class Prepared:
     contention: float
     forward_s: float
     backward_s: float
+    look_s: FloatArray
 
     def seconds(self, coefficients: Sequence[Coefficients]) -> FloatArray:
         """Seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients."""
+        forward_s, backward_s, exposed_s = self.parts(coefficients)
+        each = np.array([astuple(one) for one in coefficients])
+        host, rest = np.exp(each[:, 2:3]), np.exp(each[:, 5:6])
+        total: FloatArray = (
+            forward_s + backward_s + exposed_s + REST_S * rest + self.host_s * host
+        )
+        return total
+
+    def parts(
+        self, coefficients: Sequence[Coefficients]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Seconds of forward, of backward, and of communication behind neither, each ``(b, c)``.
+
+        Forward and backward with what communication and Horovod's looks add to them.
+        """
         count, shape = len(self.host_s), (len(coefficients), len(self.host_s))
         factors = np.exp([astuple(each) for each in coefficients])
         # One row per pair: a simulation of many rows costs little more than one of few.
-        latency, byte, host, compute, contention, rest = np.repeat(factors, count, axis=0).T
+        latency, byte, _, compute, contention, _ = np.repeat(factors, count, axis=0).T
         forward_s, backward_s = self.forward_s * compute, self.backward_s * compute
-        end_s = backward_s
-        if self.items is not None:
-            communicated_s, busy_s = self._communication(len(coefficients), latency, byte, compute)
-            local = np.tile(self.local, len(coefficients))
-            # Averages of parameters hide behind nothing.
-            exposed_s = np.where(
-                local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
-            )
-            late = np.tile(self.late, len(coefficients))
-            hidden_s = late * np.minimum(exposed_s, forward_s)
-            behind_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
-            slowed_s = self.contention * contention * behind_s
-            end_s = backward_s + slowed_s + exposed_s - hidden_s
-        host_s = np.tile(self.host_s, len(coefficients)) * host
-        total: FloatArray = forward_s + REST_S * rest + end_s + host_s
-        return total.reshape(shape)
+        if self.items is None:
+            return forward_s.reshape(shape), backward_s.reshape(shape), np.zeros(shape)
+        look_s, response_s, local, late = (
+            np.tile(each, len(coefficients))
+            for each in (self.look_s, self.loop.response_s, self.local, self.late)
+        )
+        communicated_s, busy_s = self._communication(len(coefficients), latency, byte, compute)
+        # Averages of parameters hide behind nothing.
+        exposed_s = np.where(
+            local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
+        )
+        behind_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
+        hidden_s = late * np.minimum(exposed_s, forward_s)
+        looks = LOOK_S / np.maximum(look_s, LOOK_S + LOOKING_SHARE * response_s * latency)
+        slower = self.contention * contention
+        forward_s = forward_s + slower * (hidden_s + looks * (forward_s - hidden_s))
+        backward_s = backward_s + slower * (behind_s + looks * (backward_s - behind_s))
+        exposed_s = exposed_s - hidden_s
+        return forward_s.reshape(shape), backward_s.reshape(shape), exposed_s.reshape(shape)
 
     def ends(self, coefficients: Coefficients) -> FloatArray:
         """When each item that travels is through, of one strategy (``c`` is 1), in order.

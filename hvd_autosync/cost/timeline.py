@@ -42,7 +42,8 @@ class Items:
         size_bytes: Its bytes as fusion counts them; 0: there is no such item.
         wire_s: Seconds of its bytes on the wire.
         operations: Operations that follow each other for it.
-        alone: Responses that it needs for itself, beside that which it may share; 0: it is fused.
+        alone: Responses that it needs for itself, beside that which it may share; 0: it is fused;
+            -1: it needs none.
     """
 
     arrival_s: FloatArray

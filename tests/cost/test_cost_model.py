@@ -108,9 +108,28 @@ def test_priority_hides_up_to_a_forward(model: ModelProfile, slow_network: Resou
     """Unless Horovod fuses all that waits: then all of it ends together."""
     order = {"order": "priority"}
     at = [{}, order, *({**each, "fusion_threshold_bytes": 0} for each in ({}, order))]
-    plain, late, plain_alone, late_alone = CostModel(model, slow_network).predict(at)
-    assert plain_alone - late_alone == pytest.approx(model.forward_s)
+    cost, undisturbed = CostModel(model, slow_network), Coefficients(contention=-20.0)
+    plain, late, plain_alone, late_alone = cost.predict(at, undisturbed)
+    assert plain_alone - late_alone == pytest.approx(model.forward_s, rel=1e-3)
     assert plain - late == 0.0
+    # Processors do both, behind forward as behind backward.
+    _, _, plain_alone, late_alone = cost.predict(at)
+    assert late_alone > plain_alone
+
+
+def test_looks_slow_processors_down(model: ModelProfile, slow_network: Resources) -> None:
+    """The more often Horovod looks, the more; no oftener than ranks can agree."""
+    local = {"local_steps": 16}  # nothing to be found in most of the looks
+    at = [{**local, "cycle_time_ms": each} for each in (0.01, 0.1, 0.5, 1.0, 2.0, 64.0)]
+    seconds = CostModel(model, slow_network).predict(at)
+    assert seconds[0] == seconds[1]  # an operation takes 2 ms
+    assert (np.diff(seconds[3:5]) < -1e-3).all()
+    computing = model.forward_s + model.backward_s
+    saved = seconds[3] - seconds[4]
+    assert saved == pytest.approx(1.5 * computing * (1.25e-4 / 1e-3 - 1.25e-4 / 2e-3), rel=0.2)
+    on_gpus = replace(slow_network, device="NVIDIA H100")
+    there = CostModel(model, on_gpus).predict(at)
+    assert there[3] - there[4] < saved / 5
 
 
 def test_coefficients_scale_their_part(model: ModelProfile, slow_network: Resources) -> None:
