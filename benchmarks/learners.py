@@ -260,6 +260,7 @@ def main() -> None:
     add("--trials", type=int, default=41, help="with the default's (default: %(default)s)")
     add("--output", default="learners.csv", metavar="FILE", help="(default: %(default)s)")
     add("--show", metavar="FILE", help="print the tables of such a file again and end")
+    add("--check", action="store_true", help="say how well tables are interpolated, and end")
     add("--plot", metavar="FILE", help="draw the regrets, too: .svg, .png or .pdf")
     args = parser.parse_args()
     if args.show:
@@ -269,8 +270,10 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(ALL)}")
     names = [n for n in emulators(args.tables) if not args.only or n in args.only.split(",")]
-    for name in names:
-        print(name, emulators(args.tables)[name].quality(), flush=True)
+    if args.check:
+        for name in names:
+            print(name, emulators(args.tables)[name].quality(), flush=True)
+        return
     forms = dict.fromkeys(
         (name, contestant if related_to(args.tables, name) else _ALONE.get(contestant, contestant))
         for contestant in installed(args.contestants.split(","))
