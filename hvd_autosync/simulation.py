@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +49,8 @@ class Simulation:
         best: The strategy that wins.
         best_s: Seconds of a step under it.
         speedup: The default's step time over the winner's.
+        asked_s: Seconds of a step under the strategy that was asked for, if one was.
+        asked_speedup: The default's step time over that.
         space: Among whose strategies was searched.
         trials: How many trials calibrated the model.
         misfit: How far these were from the calibrated model: deviation of the logarithm.
@@ -63,11 +65,14 @@ class Simulation:
     space: SearchSpace
     trials: int
     misfit: float
+    asked_s: Range | None = None
+    asked_speedup: Range | None = None
 
 
 def simulate(
-    study: StudyRecord, trials: Sequence[TrialRecord], resources: Resources, seed: int = 0
-) -> Simulation:
+    study: StudyRecord, trials: Sequence[TrialRecord], resources: Resources, seed: int = 0,
+    asked: Mapping[str, Value] | None = None,
+) -> Simulation:  # fmt: skip
     """Predict the default's step time and the winner of a study's job on another cluster.
 
     Args:
@@ -75,6 +80,7 @@ def simulate(
         trials: Its trials, which calibrate the model on the cluster that they ran on.
         resources: The other cluster, with its links.
         seed: Of the search and the draws.
+        asked: A strategy to predict too; it may change what is trained.
 
     Raises:
         StudyError: The study has measured nothing.
@@ -102,15 +108,15 @@ def simulate(
     one_rank = CostModel(model, imagined_resources(resources, 1, 1))
     alone = one_rank.predict([held], calibration.coefficients)
     draws = calibration.draws(_DRAWS, seed)
-    both = [held, {**held, **best}]
-    pair = np.array([elsewhere.predict(both, each) for each in draws])
-    noise = calibration.misfit * np.random.default_rng(seed).standard_normal(pair.shape)
-    likely = elsewhere.predict(both, calibration.coefficients)
-    pair = pair * np.exp(noise)
+    some = [held, {**held, **best}, *([] if asked is None else [{**held, **asked}])]
+    drawn = np.array([elsewhere.predict(some, each) for each in draws])
+    noise = calibration.misfit * np.random.default_rng(seed).standard_normal(drawn.shape)
+    likely, drawn = elsewhere.predict(some, calibration.coefficients), drawn * np.exp(noise)
+    times = [_range(likely[i], drawn[:, i]) for i in range(len(some))]
+    gains = [_range(likely[0] / likely[i], drawn[:, 0] / drawn[:, i]) for i in range(len(some))]
     return Simulation(
-        resources, float(alone[0]), _range(likely[0], pair[:, 0]), best,
-        _range(likely[1], pair[:, 1]), _range(likely[0] / likely[1], pair[:, 0] / pair[:, 1]),
-        space, len(seen), calibration.misfit,
+        resources, float(alone[0]), times[0], best, times[1], gains[1], space, len(seen),
+        calibration.misfit, *((times[2], gains[2]) if asked is not None else ()),
     )  # fmt: skip
 
 

@@ -38,6 +38,12 @@ def simulate(
         str | None,
         typer.Option(metavar="TIME", help="Of a message between hosts (default: 50us)."),
     ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Predict this one too; it may change the model (asp, codecs)."
+        ),
+    ] = None,
     store: StoreOption = None,
 ) -> None:
     """Predict what a job would do on another cluster, and which strategy would win there.
@@ -46,9 +52,12 @@ def simulate(
 
     \b
       hvd-autosync simulate --hosts 64 --slots 8 --bandwidth 25gbit
+      hvd-autosync simulate --hosts 8 --strategy asp.toml
     """
     from hvd_autosync.cost.imagined import imagined_resources
+    from hvd_autosync.documents import read_toml
     from hvd_autosync.reporting.simulation import simulation_text
+    from hvd_autosync.search_space.strategy_file import read_strategy
     from hvd_autosync.simulation import simulate as predict
 
     rate = None if bandwidth is None else _rate(bandwidth)
@@ -70,8 +79,12 @@ def simulate(
                 hint="Say what a host can send, as with --bandwidth 25gbit.",
             )
         resources = imagined_resources(resources, *layout, rate, hop)
+    asked = None
+    if strategy is not None:
+        asked, _ = read_strategy(read_toml(strategy, "the strategy file"))
     out = console()
-    for line in simulation_text(predict(record, traces.trials(record.study_id), resources)):
+    trials = traces.trials(record.study_id)
+    for line in simulation_text(predict(record, trials, resources, asked=asked)):
         out.print(line)
 
 

@@ -25,6 +25,9 @@ def simulation_text(simulation: Simulation) -> Iterator[str]:
         yield f"The best strategy by the model is {_times(simulation.speedup)} faster:"
         yield f"  {simulation.space.describe(simulation.best)}"
         yield f"  {_seconds(simulation.best_s)} per step"
+    if simulation.asked_s is not None and simulation.asked_speedup is not None:
+        yield f"The strategy that was asked for is {_times(simulation.asked_speedup)} as fast:"
+        yield f"  {_seconds(simulation.asked_s)} per step"
     yield (
         "In brackets: 90 % intervals, from what the trials leave open and from how far they were "
         f"from the model ({simulation.misfit:.0%}). Nothing was run; networks are taken for rings "

@@ -74,9 +74,29 @@ def test_the_report(store: TraceStore) -> None:
     assert run(store, "--hosts", "1", "--slots", "1")[1].count("No exact strategy") == 1
 
 
+def test_a_strategy_of_a_file_is_predicted_too(
+    store: TraceStore, tmp_path: Path, model: ModelProfile, slow_network: Resources
+) -> None:
+    (study,) = store.studies()
+    asp = {"protocol": "asp", "sync_share": 0.25}
+    found = simulate(study, store.trials(study.study_id), slow_network, asked=asp)
+    default_s, asp_s = CostModel(model, slow_network).predict([{}, asp], TRUE)
+    assert found.asked_s is not None and found.asked_speedup is not None
+    assert found.asked_s.low < asp_s < found.asked_s.high
+    assert found.asked_speedup.value == pytest.approx(default_s / asp_s, rel=0.05)
+    file = tmp_path / "asp.toml"
+    file.write_text('[knobs]\nprotocol = "asp"\nsync_share = 0.25\n')
+    status, text = run(store, "--strategy", str(file))
+    assert status == 0 and re.search(r"asked for is [\d.]+x \([\d.]+x to [\d.]+x\) as fast", text)
+    file.write_text("[knobs]\nprotocol = 'later'\n")
+    status, text = run(store, "--strategy", str(file))
+    assert status != 0 and "later" in text
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (["--strategy", "nowhere.toml"], "nowhere.toml"),
         (["--bandwidth", "25"], "'25' is no rate"),
         (["--bandwidth", "0gbit"], "'0gbit' is no rate"),
         (["--latency", "fast"], "'fast' is no time"),
