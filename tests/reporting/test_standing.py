@@ -33,6 +33,8 @@ class Follower:
     def on_study_start(self, study: Any, *, resumed: bool) -> None:
         self.standing.start(study)
 
+    def on_links_progress(self, study: Any, progress: Any) -> None: ...
+
     def on_ask_start(self, study: Any) -> None:
         self.standing.waiting()
         self.left_s.append(self.standing.left_s(study))
