@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, console, open_store
 from hvd_autosync.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from hvd_autosync.search_space import Resources, Strategy
+    from hvd_autosync.traces import StudyRecord
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)bit(?:/s|ps)?", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)")
@@ -55,9 +60,7 @@ def simulate(
       hvd-autosync simulate --hosts 8 --strategy asp.toml
     """
     from hvd_autosync.cost.imagined import imagined_resources
-    from hvd_autosync.documents import read_toml
     from hvd_autosync.reporting.simulation import simulation_text
-    from hvd_autosync.search_space.strategy_file import read_strategy
     from hvd_autosync.simulation import simulate as predict
 
     rate = None if bandwidth is None else _rate(bandwidth)
@@ -79,13 +82,48 @@ def simulate(
                 hint="Say what a host can send, as with --bandwidth 25gbit.",
             )
         resources = imagined_resources(resources, *layout, rate, hop)
-    asked = None
-    if strategy is not None:
-        asked, _ = read_strategy(read_toml(strategy, "the strategy file"))
+    asked = None if strategy is None else _asked(strategy, record, resources)
     out = console()
     trials = traces.trials(record.study_id)
     for line in simulation_text(predict(record, trials, resources, asked=asked)):
         out.print(line)
+
+
+def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
+    """The strategy of a file, of which the cost model can tell what it does.
+
+    Raises:
+        AutosyncError: The file cannot be read, does not fit the model or the cluster, or speaks of
+            what the cost model does not know.
+    """
+    from hvd_autosync.documents import read_toml
+    from hvd_autosync.search_space import CATALOGUE
+    from hvd_autosync.search_space.exchange_plan import class_of, parameter_classes
+    from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
+
+    assert record.task is not None, "looked at before"
+    model = record.task.model
+    asked, classes = read_strategy(read_toml(path, "the strategy file"))
+    check_fits(asked, resources.hosts, dict(record.space.fixed) if record.space else {})
+    check_model(asked, classes, model)
+    for knob in asked.keys() - {known.name for known in CATALOGUE}:
+        raise ConfigurationError(
+            f"knob {knob} is an extension's, of which the cost model knows nothing",
+            hint="Leave it out: what is predicted is then the strategy without it.",
+        )
+    measured = parameter_classes(model)
+    for name in classes:
+        members = {p.name for p in model.parameters if class_of(p.name, classes) == name}
+        own = sorted(measured.get(name, ()))
+        if any(knob.startswith(f"{name}_") for knob in asked) and members != set(own):
+            raise ConfigurationError(
+                f"class {name} of {path} is not that of study {record.study_id}, by which the cost "
+                f"model goes: {', '.join(sorted(members))}",
+                hint=f"Write [classes] {name} = {json.dumps(own)}."
+                if own
+                else f"Its model has none of class {name}: leave these knobs out.",
+            )
+    return asked
 
 
 def _rate(text: str) -> float:

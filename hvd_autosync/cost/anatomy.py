@@ -22,7 +22,7 @@ class Message:
         size_bytes: Bytes of its gradients.
         ready_s: When all of it has been computed, seconds from the start of the step.
         begin_s: When the wire is free for it, likewise.
-        end_s: When it is equal on all ranks, likewise.
+        end_s: When it is equal on all ranks, or its owners have answered, likewise.
     """
 
     name: str

@@ -12,6 +12,8 @@ from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import CATALOGUE, SearchSpace, Value, catalogue_knob
 from hvd_autosync.search_space.exchange_plan import class_knob
 
+BoolArray = npt.NDArray[np.bool_]
+
 
 class Columns:
     """The values of knobs over some strategies; an absent knob stands at its default.
@@ -72,19 +74,35 @@ class Columns:
         """
         return self._column(knob).astype(np.str_)
 
+    def rounds(self) -> FloatArray:
+        """Steps of a round of local steps, shape ``(c,)``; 1: ranks are equal after every step."""
+        return np.minimum(self.numbers("local_steps"), self.numbers("local_cap"))
+
+    def waiting_share(self) -> FloatArray:
+        """Share of the work for which ranks wait for each other, shape ``(c,)``.
+
+        Where the whole work is not known they always do (:class:`search_space.protocol.Protocol`).
+        """
+        share, known = self.numbers("sync_share"), self.numbers("total_samples") > 0
+        always = (self.words("protocol") == "bsp") | ((share > 0) & ~known)
+        return np.where(always, 1.0, share)
+
+    def replicated(self) -> BoolArray:
+        """Whether ranks may train apart, so that every one keeps all parameters, shape ``(c,)``.
+
+        As in ``planned_optimizer`` of ``runtime/planned.py``.
+        """
+        asked = (self.words("protocol") != "bsp") & (self.numbers("sync_share") < 1)
+        apart: BoolArray = (self.rounds() > 1) | asked | (self.words("stragglers") != "none")
+        return apart
+
     def exchanges(self, parameter_class: str) -> npt.NDArray[np.str_]:
         """The exchange of one class's gradients, shape ``(c,)``.
 
-        With local steps none is sharded (``replicated`` in ``search_space/exchange_plan.py``).
+        Replicas shard none (``replicated`` in ``search_space/exchange_plan.py``).
         """
         asked = self.words(class_knob(parameter_class, "exchange"))
-        apart = self.numbers("local_steps") > 1
-        return np.where(apart & (asked == "sharded"), "allreduce", asked)
-
-    def waiting_share(self) -> FloatArray:
-        """Share of the work for which ranks wait for each other, shape ``(c,)``."""
-        always = self.words("protocol") == "bsp"
-        return np.where(always, 1.0, self.numbers("sync_share"))
+        return np.where(self.replicated() & (asked == "sharded"), "allreduce", asked)
 
     def _column(self, knob: str) -> npt.NDArray[Any]:
         default = catalogue_knob(knob).default

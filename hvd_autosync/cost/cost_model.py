@@ -104,14 +104,14 @@ class CostModel:
         sent_s = PUSH_PASSES * float(self._gradients.size_bytes.sum()) * PASS_S_PER_BYTE
         return replace(
             waiting, items=pushes(self._gradients, self._resources, count),
-            loop=Loop(nothing, nothing, waiting.loop.response_s), host_s=sent_s * once,
+            loop=Loop(nothing, nothing, self._latency_s * once), host_s=sent_s * once,
             local=once, late=nothing,
         )  # fmt: skip
 
     def prepare(self, columns: Columns) -> Prepared:
         """Steps in which ranks wait for each other, up to the coefficients."""
         items, host_s = None, np.zeros(len(columns))
-        local = columns.numbers("local_steps")
+        local = columns.rounds()
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
             items, passes = self._items(columns)
             large = int((self._gradients.classes == LARGE).sum())
@@ -120,21 +120,24 @@ class CostModel:
             averaged = np.where(local > 1, _AVERAGE_PASSES * self._gradients.size_bytes.sum(), 0.0)
             host_s = ((passes + averaged) * PASS_S_PER_BYTE + sent * ITEM_S) / local
         loop = self._loop(columns)
-        waits = (columns.words("order") == "priority") & (local == 1)
+        waits = (columns.words("order") == "priority") & ~columns.replicated()
         fused = np.minimum(loop.fusion_bytes / max(float(self._gradients.size_bytes.sum()), 1.0), 1)
         contention = CONTENTION["accelerator" if self._resources.has_gpu else "cpu"]
         return Prepared(
             items, loop, host_s, local, np.where(waits, 1.0 - fused, 0.0), contention,
-            self._model.forward_s, self._model.backward_s, loop.cycle_s,
+            self._model.forward_s, self._model.backward_s, loop.cycle_s, self._latency_s,
         )  # fmt: skip
 
-    def _loop(self, columns: Columns) -> Loop:
+    @property
+    def _latency_s(self) -> float:
         overall = self._resources.links.overall
+        return overall.latency_s if overall is not None else 0.0
+
+    def _loop(self, columns: Columns) -> Loop:
         uncached = columns.numbers("cache_capacity") == 0
-        latency_s = overall.latency_s if overall is not None else 0.0
         return Loop(
             columns.numbers("cycle_time_ms") / 1e3, columns.numbers("fusion_threshold_bytes"),
-            latency_s * np.where(uncached, UNCACHED, 1.0),
+            self._latency_s * np.where(uncached, UNCACHED, 1.0),
         )  # fmt: skip
 
     def _items(self, columns: Columns) -> tuple[Items, FloatArray]:
@@ -151,7 +154,7 @@ class CostModel:
                 alone[own] = costs.alone
                 passes += gradients.size_bytes[own] @ costs.passes
         # What an average takes is all there at once.
-        waiting = columns.numbers("local_steps") == 1
+        waiting = columns.rounds() == 1
         arrival_s = np.where(waiting, gradients.ready_s[:, None], 0.0)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
         items = Items(arrival_s, size, wire_s, operations, alone)

@@ -84,15 +84,9 @@ def exchange_costs(
     wire_s = size * share / overall.bandwidth_bytes_per_s
     shape = wire_s.shape
     operations = np.ones(shape)
-    passes = np.zeros(shape)
+    passes = np.broadcast_to(_passes(name, columns), shape)
     for each, count in _CODEC_OPERATIONS.items():
         operations = np.where(codec == each, count, operations)
-    for each, count in _PASSES.items():
-        passes = np.where(codec == each, count, passes)
-    if name != REST:
-        ratio = columns.numbers(class_knob(name, "ratio"))
-        few, more = _TOPK_PASSES
-        passes = np.where(codec == "topk", few + more * np.log10(ratio / 1e-3), passes)
     for each, count in _OPERATIONS.items():
         operations = np.where(exchange == each, count, operations)
     twofold = (exchange == "hierarchical") & np.isin(codec, _TWOFOLD)
@@ -125,6 +119,19 @@ def exchange_costs(
         operations = np.where(by_rows, _OPERATIONS["rows"], operations)
         alone = np.where(by_rows, 0.0, alone)
     return ExchangeCosts(wire_s, operations, alone, passes)
+
+
+def _passes(name: str, columns: Columns) -> FloatArray:
+    """Passes in memory of a class's codec, shape ``(c,)``."""
+    codec = columns.words(class_knob(name, "codec"))
+    passes = np.zeros(len(codec))
+    for each, count in _PASSES.items():
+        passes = np.where(codec == each, count, passes)
+    if name != REST:
+        few, more = _TOPK_PASSES
+        tenfold = np.log10(columns.numbers(class_knob(name, "ratio")) / 1e-3)
+        passes = np.where(codec == "topk", few + more * tenfold, passes)
+    return passes
 
 
 def _parts_share(resources: Resources) -> float:

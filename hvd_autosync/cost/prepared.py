@@ -32,6 +32,7 @@ class Prepared:
         backward_s: Of one step.
         look_s: Pause between two looks of Horovod's loop, shape ``(c,)``, whether or not it is
             what carries ``items``.
+        latency_s: Seconds of an operation without its bytes, its response remembered.
     """
 
     items: Items | None
@@ -43,10 +44,11 @@ class Prepared:
     forward_s: float
     backward_s: float
     look_s: FloatArray
+    latency_s: float
 
     def seconds(self, coefficients: Sequence[Coefficients]) -> FloatArray:
         """Seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients."""
-        forward_s, backward_s, exposed_s = self.parts(coefficients)
+        forward_s, backward_s, exposed_s = self._parts(coefficients)
         each = np.array([astuple(one) for one in coefficients])
         host, rest = np.exp(each[:, 2:3]), np.exp(each[:, 5:6])
         total: FloatArray = (
@@ -54,7 +56,7 @@ class Prepared:
         )
         return total
 
-    def parts(
+    def _parts(
         self, coefficients: Sequence[Coefficients]
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Seconds of forward, of backward, and of communication behind neither, each ``(b, c)``.
@@ -68,9 +70,8 @@ class Prepared:
         forward_s, backward_s = self.forward_s * compute, self.backward_s * compute
         if self.items is None:
             return forward_s.reshape(shape), backward_s.reshape(shape), np.zeros(shape)
-        look_s, response_s, local, late = (
-            np.tile(each, len(coefficients))
-            for each in (self.look_s, self.loop.response_s, self.local, self.late)
+        look_s, local, late = (
+            np.tile(each, len(coefficients)) for each in (self.look_s, self.local, self.late)
         )
         communicated_s, busy_s = self._communication(len(coefficients), latency, byte, compute)
         # Averages of parameters hide behind nothing.
@@ -79,7 +80,7 @@ class Prepared:
         )
         behind_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
         hidden_s = late * np.minimum(exposed_s, forward_s)
-        looks = LOOK_S / np.maximum(look_s, LOOK_S + LOOKING_SHARE * response_s * latency)
+        looks = LOOK_S / np.maximum(look_s, LOOK_S + LOOKING_SHARE * self.latency_s * latency)
         slower = self.contention * contention
         forward_s = forward_s + slower * (hidden_s + looks * (forward_s - hidden_s))
         backward_s = backward_s + slower * (behind_s + looks * (backward_s - behind_s))

@@ -28,6 +28,7 @@ def task(request: pytest.FixtureRequest) -> Task:
 STRATEGIES: list[dict[str, Value]] = [
     {}, {"buckets": 4}, {"buckets": 3, "bucket_rule": "size"}, {"fusion_threshold_bytes": 0},
     {"large_codec": "powersgd", "large_rank": 2}, {"local_steps": 8},
+    {"protocol": "asp"},
 ]  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def test_the_last_message_ends_where_communication_does(
     model = CostModel(task.model, task.resources)
     found = anatomy(model, strategy)
     assert found.step_s == pytest.approx(model.predict([strategy])[0])
-    prepared = model.prepare(Columns.of([strategy]))
+    prepared = model.phases(Columns.of([strategy])).typical
     assert prepared.items is not None
 
 

@@ -72,17 +72,19 @@ def test_a_switch_takes_the_mean_of_its_phases(
     model: ModelProfile, slow_network: Resources
 ) -> None:
     cost = CostModel(model, slow_network)
-    switched = [{**ASP, "sync_share": share} for share in (0.0, 0.25, 1.0)]
+    known = {**ASP, "total_samples": 10_000}
+    switched = [{**known, "sync_share": share} for share in (0.0, 0.25, 1.0)]
     bsp, never, quarter, always = cost.predict([{}, *switched])
-    assert always == bsp
+    assert always == bsp != never
     assert quarter == pytest.approx(0.25 * bsp + 0.75 * never)
-    # A share without a phase that it is of means nothing.
-    assert cost.predict([{"sync_share": 0.25}])[0] == bsp
+    # A share without a phase that it is of means nothing, nor does one of nobody knows what.
+    unknown = cost.predict([{"sync_share": 0.25}, {**ASP, "sync_share": 0.25}])
+    assert unknown.tolist() == [bsp, bsp]
 
 
 def test_trials_without_a_barrier_calibrate(model: ModelProfile, slow_network: Resources) -> None:
     cost = CostModel(model, slow_network)
-    tried = [{}, ASP, {**ASP, "sync_share": 0.5}]
+    tried = [{}, ASP, {**ASP, "sync_share": 0.5, "total_samples": 1000}]
     found = calibrate(cost, tried, cost.predict(tried, Coefficients(byte=0.3)))
     assert found.coefficients.byte == pytest.approx(0.3, abs=0.1)
 

@@ -78,19 +78,36 @@ def test_a_strategy_of_a_file_is_predicted_too(
     store: TraceStore, tmp_path: Path, model: ModelProfile, slow_network: Resources
 ) -> None:
     (study,) = store.studies()
-    asp = {"protocol": "asp", "sync_share": 0.25}
+    asp = {"protocol": "asp", "sync_share": 0.25, "total_samples": 1000}
     found = simulate(study, store.trials(study.study_id), slow_network, asked=asp)
     default_s, asp_s = CostModel(model, slow_network).predict([{}, asp], TRUE)
     assert found.asked_s is not None and found.asked_speedup is not None
     assert found.asked_s.low < asp_s < found.asked_s.high
     assert found.asked_speedup.value == pytest.approx(default_s / asp_s, rel=0.05)
     file = tmp_path / "asp.toml"
-    file.write_text('[knobs]\nprotocol = "asp"\nsync_share = 0.25\n')
+    file.write_text('[knobs]\nprotocol = "asp"\n')
     status, text = run(store, "--strategy", str(file))
     assert status == 0 and re.search(r"asked for is [\d.]+x \([\d.]+x to [\d.]+x\) as fast", text)
-    file.write_text("[knobs]\nprotocol = 'later'\n")
-    status, text = run(store, "--strategy", str(file))
-    assert status != 0 and "later" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "named"),
+    [
+        ("knobs.protocol = 'later'", [], "later"),
+        ("knobs.large_exchange = 'hierarchical'\nclasses.large = ['matrix']",
+         ["--hosts", "1"], "does not fit the hosts"),
+        ("knobs.large_codec = 'fp16'\nclasses.large = ['nosuch*']", [], "fits no parameter"),
+        ("knobs.large_codec = 'fp16'\nclasses.large = ['table']", [],
+         '[classes] large = ["matrix"]'),
+    ],
+)  # fmt: skip
+def test_a_strategy_that_cannot_be_predicted_is_refused(
+    store: TraceStore, tmp_path: Path, lines: str, words: list[str], named: str
+) -> None:
+    file = tmp_path / "strategy.toml"
+    file.write_text(lines)
+    status, text = run(store, "--strategy", str(file), *words)
+    assert status != 0 and named in text
 
 
 @pytest.mark.parametrize(
