@@ -37,7 +37,7 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
             "with",
             hint="Build Horovod with it, or tune the job here.",
         )
-    check_fits(study.winner, job.hosts, dict(job.held))
+    check_fits(study.winner, job.hosts, job.chosen)
     return study.winner
 
 

@@ -217,7 +217,7 @@ def _run_file(job: Job, options: Options) -> int:
 
     assert options.strategy is not None
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
-    check_fits(strategy, job.hosts, dict(job.held))
+    check_fits(strategy, job.hosts, job.chosen)
     ceilings: tuple[float, ...] = ()
     if beyond_horovod(strategy):  # workers need this package then
         check_hosts(job)

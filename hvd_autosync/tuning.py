@@ -37,7 +37,6 @@ from hvd_autosync.search_space import (
     TrialResult,
     TrialSpec,
     TrialStatus,
-    Value,
     build_space,
     check_restrictions,
     restrict_space,
@@ -108,12 +107,6 @@ def settings_of(options: Options) -> StudySettings:
         seed=options.seed,
         transfer=options.transfer == "auto", expected_hours=options.expected_hours,
     )  # fmt: skip
-
-
-def held_knobs(job: Job) -> dict[str, Value]:
-    """The knobs that the user has set, with their values."""
-    chosen: dict[str, Value] = {"controller": job.controller} if job.controller else {}
-    return dict(job.held) | chosen
 
 
 def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
@@ -333,7 +326,7 @@ class _Tuning:
         resources = Resources(self._job.hosts, device, horovod_build(), self._links)
         model = result.profile or ModelProfile(wrapped=False)
         space = build_space(
-            model, resources, held=held_knobs(self._job),
+            model, resources, held=self._job.chosen,
             owned=result.owned, allow=self._options.allow,
             default_controller=default_controller(resources.build),
         )  # fmt: skip

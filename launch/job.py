@@ -57,6 +57,12 @@ class Job:
         return sum(host.slots for host in self.hosts)
 
     @property
+    def chosen(self) -> dict[str, Value]:
+        """All knobs that the user has set, the controller among them, with their values."""
+        controller: dict[str, Value] = {"controller": self.controller} if self.controller else {}
+        return dict(self.held) | controller
+
+    @property
     def key(self) -> str:
         """Twelve hexadecimal digits: equal for the same command, script text, hosts and settings.
 

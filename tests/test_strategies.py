@@ -89,6 +89,7 @@ def test_rank_0_saves_when_others_have_ended(tmp_path: Path) -> None:
         ('[knobs]\nrest_exchange = "hierarchical"', (), "does not fit the hosts localhost:2"),
         ('[knobs]\nembedding_exchange = "rows"', (), "no parameter is of class embedding"),
         ("[knobs]\ncycle_time_ms = 2.0", ("--cycle-time-ms", "5"), "your options or environment"),
+        ('[knobs]\ncontroller = "mpi"', (), "your options or environment"),  # under --gloo
         ("[knobs", (), "is not TOML"),
     ],
 )

@@ -79,13 +79,12 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
 
 def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
     """The job's space for models and devices on either side of each rule, largest model last."""
-    from hvd_autosync.tuning import held_knobs
 
     build = horovod_build()
     for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
         for model in _imaginable_models():
             yield build_space(
-                model, Resources(job.hosts, device, build), held=held_knobs(job),
+                model, Resources(job.hosts, device, build), held=job.chosen,
                 allow=options.allow, default_controller=default_controller(build),
             )  # fmt: skip
 
