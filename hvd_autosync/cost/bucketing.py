@@ -7,6 +7,8 @@ strategies.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import numpy.typing as npt
 
@@ -38,8 +40,7 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     by_rows = np.array([columns.exchanges(n) == "rows" for n in classes])[place]
     total = np.where(by_rows | gradients.sparse[:, None], 0.0, size).sum(axis=0)
     wanted = columns.numbers("buckets")
-    whole = [np.array(each) for each in (items.arrival_s, items.size_bytes, items.wire_s,
-                                         items.operations, items.alone)]  # fmt: skip
+    whole = _copied(items)
     late = np.zeros(len(wanted), dtype=np.bool_)
     for lane in range(len(classes)):
         # Of several classes with one plan, the first stands for the lane.
@@ -60,11 +61,14 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
 
 def gathered(items: Items, count: int) -> Items:
     """All of ``items`` in ``count`` buckets, in the order of their arrival."""
-    whole = [np.array(each) for each in (items.arrival_s, items.size_bytes, items.wire_s,
-                                         items.operations, items.alone)]  # fmt: skip
+    whole = _copied(items)
     everything = np.ones(items.size_bytes.shape, dtype=np.bool_)
     _merge(items, whole, everything, np.array(float(count)), items.size_bytes.sum(axis=0))
     return Items(*whole)
+
+
+def _copied(items: Items) -> list[FloatArray]:
+    return [np.array(getattr(items, field.name)) for field in fields(Items)]
 
 
 def _merge(

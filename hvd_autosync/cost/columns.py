@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,7 @@ class Columns:
         always = (self.words("protocol") == "bsp") | ((share > 0) & ~known)
         return np.where(always, 1.0, share)
 
+    @cached_property
     def replicated(self) -> BoolArray:
         """Whether ranks may train apart, so that every one keeps all parameters, shape ``(c,)``.
 
@@ -102,7 +104,7 @@ class Columns:
         Replicas shard none (``replicated`` in ``search_space/exchange_plan.py``).
         """
         asked = self.words(class_knob(parameter_class, "exchange"))
-        return np.where(self.replicated() & (asked == "sharded"), "allreduce", asked)
+        return np.where(self.replicated & (asked == "sharded"), "allreduce", asked)
 
     def _column(self, knob: str) -> npt.NDArray[Any]:
         default = catalogue_knob(knob).default

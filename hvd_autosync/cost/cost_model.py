@@ -120,7 +120,7 @@ class CostModel:
             averaged = np.where(local > 1, _AVERAGE_PASSES * self._gradients.size_bytes.sum(), 0.0)
             host_s = ((passes + averaged) * PASS_S_PER_BYTE + sent * ITEM_S) / local
         loop = self._loop(columns)
-        waits = (columns.words("order") == "priority") & ~columns.replicated()
+        waits = (columns.words("order") == "priority") & ~columns.replicated
         fused = np.minimum(loop.fusion_bytes / max(float(self._gradients.size_bytes.sum()), 1.0), 1)
         contention = CONTENTION["accelerator" if self._resources.has_gpu else "cpu"]
         return Prepared(

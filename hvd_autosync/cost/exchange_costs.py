@@ -134,6 +134,11 @@ def _passes(name: str, columns: Columns) -> FloatArray:
     return passes
 
 
+def most_senders(resources: Resources) -> int:
+    """Ranks that share a host's link to others; 1 on one host, where each has its own way."""
+    return max(host.slots for host in resources.hosts) if resources.several_hosts else 1
+
+
 def _parts_share(resources: Resources) -> float:
     """How long an alltoall and an allgather take, over what a ring allreduce does.
 
@@ -143,8 +148,7 @@ def _parts_share(resources: Resources) -> float:
     uses one direction at a time: that explains what was measured with one rank on each host
     (tables of 2026-11-22: 1.5 times a ring) and with two (``benchmarks/exchanges.py``: 1.17).
     """
-    ranks = resources.world_size
-    local = max(host.slots for host in resources.hosts) if resources.several_hosts else 1
+    ranks, local = resources.world_size, most_senders(resources)
     one_way = local if resources.has_gpu else max(local, 2)
     alltoall, allgather = one_way * (ranks - local) / ranks, (ranks - 1) / ranks
     return (alltoall + allgather) / (2 * allgather)

@@ -49,8 +49,8 @@ class Prepared:
     def seconds(self, coefficients: Sequence[Coefficients]) -> FloatArray:
         """Seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients."""
         forward_s, backward_s, exposed_s = self._parts(coefficients)
-        each = np.array([astuple(one) for one in coefficients])
-        host, rest = np.exp(each[:, 2:3]), np.exp(each[:, 5:6])
+        host, rest = (np.exp([[getattr(each, name)] for each in coefficients])
+                      for name in ("host", "rest"))  # fmt: skip
         total: FloatArray = (
             forward_s + backward_s + exposed_s + REST_S * rest + self.host_s * host
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_autosync.cost.bucketing import gathered
+from hvd_autosync.cost.exchange_costs import most_senders
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import Items
 from hvd_autosync.search_space import Resources
@@ -43,6 +44,5 @@ def _wire_share(resources: Resources) -> float:
     With L of n ranks on a host, L (n - L) / n bytes leave it for each byte of gradients, and as
     many as answers; of a ring 2 (n - 1) / n do.
     """
-    ranks = resources.world_size
-    local = max(host.slots for host in resources.hosts) if resources.several_hosts else 1
+    ranks, local = resources.world_size, most_senders(resources)
     return local * (ranks - local) / (ranks - 1)
