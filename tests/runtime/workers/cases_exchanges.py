@@ -18,8 +18,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 ROWS, COLUMNS = 40, 6
-#: Four ranks share two processors.
-FEW, STEPS = 6, 50 if hvd.size() == 2 else 20
+FEW, STEPS = 6, 50
 CLASSES = {"embedding": ("table*",), "large": ("body.*weight", "tied*")}
 HIERARCHICAL, BY_ROWS, SHARDED = map(ClassPlan, ("hierarchical", "rows", "sharded"))
 PLANS = {
