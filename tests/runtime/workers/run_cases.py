@@ -9,17 +9,35 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 import unittest
 import warnings
 
 import horovod.torch as hvd
 import torch
+from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.levels import prepare_levels
 from hvd_autosync.runtime.mail import prepare_mail
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
+
+
+def wait_asleep() -> None:
+    """Let ranks sleep while they wait for the operations of the cases themselves.
+
+    Horovod's own waiting never sleeps (``WaitAndClear`` in its ``torch/mpi_ops_v2.cc``), which on
+    two processors holds up the very threads that it waits for, and the tests beside these.
+    """
+    waits = mpi_ops.synchronize
+
+    def synchronize(handle: int) -> object:
+        while handle in mpi_ops._handle_map and not mpi_ops.poll(handle):
+            time.sleep(0.0002)
+        return waits(handle)
+
+    mpi_ops.synchronize = synchronize
 
 
 def run(case) -> str:
@@ -37,6 +55,7 @@ def run(case) -> str:
 def main(folder: str, *modules: str) -> None:
     faulthandler.dump_traceback_later(540)  # before the job is ended: where does it hang?
     torch.set_num_threads(1)
+    wait_asleep()
     # Sets that may be added later hold up who starts operations: not where time matters.
     if {"cases_mail", "cases_protocols", "cases_stragglers"}.intersection(modules):
         prepare_mail()
