@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -30,7 +31,7 @@ import hvd_autosync
 study = hvd_autosync.tune(
     [sys.executable, {str(EXAMPLE)!r},
      *"--model vgg --width 4 --depth 2 --size 8 --batch-size 2 --steps 100000".split()],
-    np=2, options=["--gloo"], trials=12, steps=8, warmup=2, store="traces.db",
+    np=2, options=["--gloo"], trials=40, steps=100, warmup=2, store="traces.db",
 )
 print("STATUS", study.record.status.value, len(study.history))
 """
@@ -83,8 +84,8 @@ def test_the_widget_appears_moves_and_stops(lab: str, tmp_path: Path) -> None:
         page.keyboard.press("Shift+Enter")
         widget = page.locator(".hvd-autosync").first
         widget.get_by_text("hvd-autosync study").wait_for()
-        widget.get_by_text("exploring (default)").wait_for()
-        widget.get_by_text("trial 1, exploring").wait_for()
+        # Of some trial: a browser may be too slow to show each.
+        widget.get_by_text(re.compile(r"trial [1-9]\d*, exploring")).wait_for()
         assert widget.locator("table tr").count() >= 2 and "best so far" in widget.inner_text()
         page.screenshot(path=tmp_path / "running.png")
         widget.get_by_role("button", name="Stop").click()
