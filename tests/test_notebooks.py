@@ -104,6 +104,7 @@ def test_the_widget_moves_and_stop_stops(kernel: Any, tmp_path: Path) -> None:
     _, client = kernel
     cell, page = TUNE.format(store=str(tmp_path / "t.db")), Page(client)
     client.execute(cell)
+    page.listen(lambda: "exploring (default)" in page.shown())
     page.listen(lambda: "trial 1," in page.shown())
     assert "best so far" in page.shown() and "<table>" in page.shown()
     page.click("Stop")
