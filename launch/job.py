@@ -28,6 +28,8 @@ _ASSIGNED = re.compile(rf"([\w.-]+)={_VALUE}")
 _HEADER = re.compile(r"""([\w-]+:\s+)[^'"]+""")
 _OPTION = re.compile(rf"(--?[\w-]+\s+)(?!-){_VALUE}")
 _HIDDEN = "***"
+#: How words of a command end that name its scripts.
+_SCRIPTS = (".py", ".sh")
 _LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
@@ -66,10 +68,11 @@ class Job:
     def key(self) -> str:
         """Twelve hexadecimal digits: equal for the same command, script text, hosts and settings.
 
-        The order of options does not matter; the text of the script does.
+        The order of options does not matter; the text of the script does. So it does not matter
+        through which links the script, its Python or the working directory were named.
         """
         identity = [
-            list(self.command),
+            _without_links(self.command),
             [_digest(word) for word in self.command],
             [(host.name, host.slots) for host in self.hosts],
             sorted(self.options),
@@ -104,9 +107,29 @@ class Job:
         return ("horovodrun", *redact(self.options), *redact(self.command))
 
 
+def _without_links(command: Sequence[str]) -> list[str]:
+    """``command`` with its program and scripts named by where they are, from here.
+
+    Other words stay as they are: a link to the latest checkpoint moves, and the job remains.
+    """
+    words = list(command)
+    for place, word in enumerate(words):
+        if word.endswith(_SCRIPTS):
+            words[place] = _from_here(os.path.realpath(word))
+        elif place == 0 and os.sep in word:
+            folder, name = os.path.split(word)  # a virtual environment's Python is a link itself
+            words[place] = _from_here(os.path.join(os.path.realpath(folder), name))
+    return words
+
+
+def _from_here(path: str) -> str:
+    inside = os.path.relpath(path)
+    return path if inside.startswith(os.pardir) else inside
+
+
 def _digest(word: str) -> str:
     """Digest of the file that ``word`` names, or nothing: the job is the script, not its name."""
-    if not word.endswith((".py", ".sh")):
+    if not word.endswith(_SCRIPTS):
         return ""
     try:
         return hashlib.sha256(Path(word).read_bytes()).hexdigest()

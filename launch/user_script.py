@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,10 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _WITH_VALUE = ("-W", "-X")
 #: A module, a command, standard input, or a prompt afterwards.
 _NO_SCRIPT = re.compile(r"-(m.*|c.*|i)?$")
+#: What any Python is asked: where its environment is, and which Python it is.
+_ASK = "import json, sys; print(json.dumps([sys.prefix, sys.version]))"
+#: Longest time for the answer, from a network's file system perhaps.
+_ASK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -84,11 +90,36 @@ def _check_interpreter(interpreter: str) -> None:
             f"the command starts with {interpreter!r}, not with python",
             hint="Start the script with python.",
         )
-    # A virtual environment's Python is a link: the folder tells environments apart.
     found = shutil.which(interpreter)
-    own = os.path.dirname(os.path.abspath(sys.executable))
-    if found is None or os.path.dirname(os.path.abspath(found)) != own:
+    if found is None or not (_is_own_link(found) or _prefix_of(found) == _own_prefix()):
         raise ConfigurationError(
             f"{interpreter} is {found or 'not found'}, which is not the Python of this environment",
             hint=f"Use {sys.executable}.",
         )
+
+
+def _is_own_link(python: str) -> bool:
+    """Whether ``python`` is this interpreter by another name in the same folder.
+
+    A virtual environment's Python is a link itself: the folder tells environments apart, however
+    it is spelled.
+    """
+    folders = [os.path.dirname(os.path.abspath(path)) for path in (python, sys.executable)]
+    return os.path.samefile(*folders) and os.path.samefile(python, sys.executable)
+
+
+def _own_prefix() -> tuple[str, str]:
+    return os.path.realpath(sys.prefix), sys.version
+
+
+def _prefix_of(python: str) -> tuple[str, str] | None:
+    """The environment and version that ``python`` runs, which may be a wrapper, by asking it."""
+    try:
+        asked = subprocess.run(
+            [python, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL, check=True,
+        )  # fmt: skip
+        prefix, version = json.loads(asked.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return os.path.realpath(prefix), version

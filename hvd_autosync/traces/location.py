@@ -25,7 +25,7 @@ class Location:
 
     Attributes:
         url: The database.
-        file: The SQLite file; ``None`` for a server or for memory.
+        file: The SQLite file, as it was named; ``None`` for a server or for memory.
     """
 
     url: URL
@@ -52,7 +52,7 @@ class Location:
         """
         if self.file is None:
             return False
-        path, best = self.file.resolve(), ("", "")
+        path, best = Path(os.path.realpath(self.file)), ("", "")
         for mount in psutil.disk_partitions(all=True):
             if path.is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
                 best = (mount.mountpoint, mount.fstype)
@@ -117,7 +117,7 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
 
 
 def prepare_file(file: Path) -> None:
-    """Create ``file`` for the user alone, where there is none.
+    """Create ``file`` for the user alone, where there is none, and where a link leads to none.
 
     What is there is not opened: closing it would take away the locks that SQLite holds on it in
     another thread of this process.
@@ -126,15 +126,16 @@ def prepare_file(file: Path) -> None:
         StoreError: It cannot be created, or is not a file.
         TraceFormatError: It is too small for a database.
     """
+    real = Path(os.path.realpath(file))
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        real.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(os.open(real, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
-            if not file.is_file():
+            if not real.is_file():
                 raise OSError(errno.EINVAL, "it is not a regular file") from None
             # SQLite takes a file of a few bytes for an empty one and would overwrite it.
-            if 0 < file.stat().st_size < _SMALLEST_DATABASE_BYTES:
+            if 0 < real.stat().st_size < _SMALLEST_DATABASE_BYTES:
                 raise TraceFormatError(
                     f"{file} is not a trace store: it is not an SQLite database",
                     hint="Name another file, or none to use the default store.",

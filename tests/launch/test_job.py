@@ -64,6 +64,45 @@ def test_the_key_follows_the_script_and_the_layout(tmp_path: Path) -> None:
     assert first.key != before
 
 
+def test_the_key_knows_no_difference_between_a_path_and_a_link_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "link").symlink_to(home)
+    for name in ("train.py", "python", "other"):
+        (home / name).write_text("")
+    (home / "newest.py").symlink_to("train.py")
+    monkeypatch.chdir(home)
+    first = Job(("-np", "2"), ("python", "train.py", "--data", "other"), (Host("a", 2),))
+
+    def key(*command: str) -> str:
+        return replace(first, command=command).key
+
+    scripts = ["./train.py", f"{home}/train.py", f"{tmp_path}/link/train.py", "newest.py"]
+    assert {key("python", script, "--data", "other") for script in scripts} == {first.key}
+    assert key("python", "train.py", "--data", "./other") != first.key
+    assert key(f"{tmp_path}/link/python", "train.py") == key(f"{home}/python", "train.py")
+    monkeypatch.chdir(tmp_path / "link")
+    assert first.key == key("python", "../link/train.py", "--data", "other")
+    monkeypatch.chdir(tmp_path)
+    assert first.key != key("python", "home/train.py", "--data", "other")
+
+
+def test_a_python_that_is_a_link_itself_belongs_to_the_environment_of_the_link(
+    tmp_path: Path,
+) -> None:
+    first = job(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "python").symlink_to("/bin/sh")
+    keys = {
+        replace(first, command=(f"{tmp_path}/{name}/python", first.command[1])).key
+        for name in ("one", "two")
+    }
+    assert len(keys) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "shown"),
     [

@@ -1,6 +1,7 @@
 """Commands taken apart."""
 
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -48,3 +49,43 @@ def test_a_module() -> None:
 def test_what_cannot_be_forked_is_named(command: list[str], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         user_script(command)
+
+
+def linked(folder: Path, link: Path) -> str:
+    """This Python, its folder named through ``link``."""
+    link.symlink_to(folder)
+    return str(link / os.path.basename(PYTHON))
+
+
+def test_an_environment_that_is_reached_through_a_link_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = linked(Path(PYTHON).parent, tmp_path / "bin")
+    assert user_script([there, "train.py"]).interpreter == there
+    monkeypatch.setattr(sys, "executable", there)
+    assert user_script([PYTHON, "train.py"]).interpreter == PYTHON
+    # As from the shell, whose PATH spells it otherwise than the shebang of horovodrun.
+    assert user_script(["python", "train.py"]).target == "train.py"
+
+
+def test_a_wrapper_is_known_by_what_it_runs(tmp_path: Path) -> None:
+    shims = tmp_path / "shims"
+    shims.mkdir()
+    for name, runs in {"python3": PYTHON, "python": "/usr/bin/false"}.items():
+        (shims / name).write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
+        (shims / name).chmod(stat.S_IRWXU)
+    wrapper = str(shims / "python3")
+    assert user_script([wrapper, "train.py"]).interpreter == wrapper
+    with pytest.raises(ConfigurationError, match="not the Python of this environment"):
+        user_script([str(shims / "python"), "train.py"])
+
+
+def test_another_python_in_the_same_folder_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("python3.11", "python3"):
+        (tmp_path / name).write_text("#!/bin/sh\necho '[\"/usr\", \"2.7\"]'\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3.11"))
+    with pytest.raises(ConfigurationError, match="python3, which is not the Python"):
+        user_script([str(tmp_path / "python3"), "train.py"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import stat
 from collections import namedtuple
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -9,6 +10,7 @@ import pytest
 
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.location import default_store_url, prepare_file, resolve_location
+from hvd_autosync.traces.store import TraceStore
 
 _Mount = namedtuple("_Mount", "mountpoint fstype")
 
@@ -104,3 +106,15 @@ def test_a_write_ahead_log_only_on_local_disks(
     assert resolve_location(tmp_path / "traces.db").allows_wal is allowed
     assert resolve_location("/traces.db").allows_wal is not allowed
     assert not resolve_location("sqlite://").allows_wal
+
+
+def test_a_store_is_created_where_links_lead(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "traces.db").symlink_to("elsewhere/own.db")
+    (tmp_path / "folder").symlink_to("not/yet")
+    with closing(TraceStore(tmp_path / "traces.db")) as store:
+        assert store.name == str(tmp_path / "traces.db")
+    with closing(TraceStore(f"sqlite:///{tmp_path}/folder/traces.db")) as store:
+        assert store.studies() == []
+    created = [tmp_path / "elsewhere" / "own.db", tmp_path / "not" / "yet" / "traces.db"]
+    assert [file.stat().st_mode & 0o777 for file in created] == [0o600, 0o600]
