@@ -175,7 +175,10 @@ def _knows_autosync(launcher: list[str]) -> bool:
 def _output(command: list[str]) -> str:
     """What ``command`` writes; empty when it cannot be run."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        # `python -m` imports from the folder that it is started in.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/"
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,9 +14,10 @@ from hvd_autosync.launch.remote import remote_hosts, sweep_remote_hosts
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
+from hvd_autosync.program import run_main
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 
-_PROBE = (sys.executable, "-m", "hvd_autosync.runtime.probe")
+_PROBE = tuple(run_main("hvd_autosync.runtime.probe"))
 _POLL_S = 0.1
 _DRAIN_S = 5.0
 

@@ -23,11 +23,14 @@ from hvd_autosync.launch.worker_environment import (
     TRIAL_ID_VARIABLE,
     worker_environment,
 )
+from hvd_autosync.program import run_code
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
 
 #: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
 OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
+#: The hook at Python's start (``hvd_autosync.pth``) knows launchers by the last word.
+_LAUNCH = "from horovod.runner.launch import run_commandline; run_commandline()  # as horovodrun"
 
 
 def search_path() -> str:
@@ -68,10 +71,12 @@ def launcher_command(job: Job, strategy: Mapping[str, Value]) -> list[str]:
 
 
 def _horovodrun() -> list[str]:
-    """Horovod's script; ``python -m`` would put the working directory before its packages."""
+    """Horovod's script, or what it does, without the working directory (:mod:`..program`)."""
     script = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-    known = os.path.exists(script)
-    return [sys.executable, script] if known else [sys.executable, "-m", "horovod.runner.launch"]
+    if not os.path.exists(script):
+        return run_code(_LAUNCH)
+    # The processes that it spawns with multiprocessing inherit this option, the ranks do not.
+    return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), script]
 
 
 def start_launcher(

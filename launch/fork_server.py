@@ -1,4 +1,4 @@
-"""Started once per slot: forks a child for every warm trial (``python -m ...fork_server``).
+"""Started once per slot: forks a child for every warm trial (see :mod:`hvd_autosync.program`).
 
 It imports torch and Horovod once, never initializes Horovod, and has no threads, so that its
 children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`)
@@ -37,17 +37,12 @@ _DRIVER_S = START_S + 30.0
 _SIGN_S = 1.0
 #: Number of a server's first message: a child, of the same rank, counts from 0.
 _FIRST_NUMBER = 10**8
-#: Whether Python leaves the script's folder out (``python -P``, since 3.11).
-_SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
 #: ``prctl`` options of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
     """Serve until the driver hangs up; in a forked child, be the trial."""
-    # `python -m` put the working directory in front; what lies there must not shadow anything.
-    if not _SAFE_PATH:
-        sys.path.pop(0)
     trial = _Server().serve()
     if trial is not None:
         trial.run(sys.argv[1] == "-m", sys.argv[2:])
@@ -167,7 +162,3 @@ def _first_message(receiver: ControlReceiver) -> Message:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,6 +20,7 @@ from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.user_script import UserScript
+from hvd_autosync.program import run_main
 from hvd_autosync.runtime.wire import Message, MessageDecoder
 from hvd_autosync.search_space import Strategy
 
@@ -190,7 +191,7 @@ def _server_job(job: Job, script: UserScript) -> Job:
 
     Its output is ours alone (what the servers say first is secret), so it is not copied to files.
     """
-    words = [script.interpreter, *script.options, "-m", _MODULE]
+    words = [script.interpreter, *script.options, *run_main(_MODULE)[1:]]
     kind = "-m" if script.module else "-f"
     options = list(job.options)
     for index, option in enumerate(options):

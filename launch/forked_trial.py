@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from hvd_autosync.search_space.trial import TrialSpec
 
-_OURS = {__file__, __file__.replace("forked_trial", "fork_server")}
+#: Files of the frames above the script's; the first is the command line's.
+_OURS = {"<string>", __file__, __file__.replace("forked_trial", "fork_server")}
 
 
 class ForkedTrial:
@@ -48,7 +49,8 @@ class ForkedTrial:
             from hvd_autosync.runtime import probe
 
             probe.main()
-        safe_path = getattr(sys.flags, "safe_path", False)
+        # Options by which Python leaves the script's folder out: -P, since 3.11, and -I.
+        safe_path = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
         if module:
             if not safe_path:
                 sys.path.insert(0, os.getcwd())

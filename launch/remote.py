@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import hvd_autosync
 from hvd_autosync.launch.job import Job
+from hvd_autosync.program import run_code, run_main
 from hvd_autosync.search_space import Host
 
 _CONNECT_S = 10
@@ -60,10 +60,10 @@ def hosts_without_package(job: Job) -> list[tuple[str, str]]:
     """
     own = hvd_autosync.__version__
     check = (
-        f"import hvd_autosync, sys; there = hvd_autosync.__version__; there == {own!r} or "
+        f"import hvd_autosync; there = hvd_autosync.__version__; there == {own!r} or "
         f"sys.exit(f'hvd_autosync is {{there}} there and {own} here')"
     )
-    return _failing_hosts(job, shlex.join([sys.executable, "-c", check]))
+    return _failing_hosts(job, shlex.join(run_code(check)))
 
 
 def _failing_hosts(job: Job, command: str) -> list[tuple[str, str]]:
@@ -87,7 +87,7 @@ def sweep_remote_hosts(job: Job, trial_id: str) -> list[str]:
     """
 
     def end(host: Host) -> str | None:
-        command = f"{shlex.quote(sys.executable)} -m hvd_autosync.launch.sweep {trial_id}"
+        command = shlex.join(run_main("hvd_autosync.launch.sweep", trial_id))
         try:
             done = run_on(host.name, command, job.ssh)
         except subprocess.TimeoutExpired:

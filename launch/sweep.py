@@ -1,7 +1,7 @@
 """Find and end the processes that a trial left behind on this host.
 
-Every process of a trial has the trial's name in its environment. As a command, for other hosts:
-``python -m hvd_autosync.launch.sweep NAME``.
+Every process of a trial has the trial's name in its environment. Its name is the argument where
+this is a program, as on other hosts.
 """
 
 from __future__ import annotations
@@ -98,5 +98,6 @@ def sweep(trial_id: str, *, ranks_only: bool = False) -> int:
     return len(killed)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Sweep this host."""
     print(sweep(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Measures the link between the ranks, as a program of its own that runs on every rank.
 
-``python -m hvd_autosync.runtime.probe`` under a launcher takes about two seconds: an allreduce is
-timed as a function of its bytes. Rank 0 reports to the driver by :mod:`hvd_autosync.runtime.wire`.
+It takes about two seconds: an allreduce is timed as a function of its bytes. Rank 0 reports to the
+driver by :mod:`hvd_autosync.runtime.wire`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,3 @@ def _device() -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(hvd.local_rank())
     return torch.device("cuda", hvd.local_rank())
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hvd_autosync.program import run_main
 from hvd_autosync.testing.namespaces import TestbedError, enter_command
 from hvd_autosync.testing.testbed import Testbed
 
@@ -88,7 +89,7 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> KeptTestbe
         raise TestbedError("a test bed is up", hint="End it first: hvd-autosync testbed down.")
     plan = json.dumps({"hosts": hosts, "slots": slots, "rates_mbit": list(rates_mbit)})
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "hvd_autosync.testing.keeper", plan],
+        run_main("hvd_autosync.testing.keeper", plan),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         start_new_session=True, text=True,
     )  # fmt: skip
@@ -143,7 +144,8 @@ def _started(pid: int) -> int:
     return 0 if fields[0] == "Z" else int(fields[19])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the keeper of the test bed that the argument describes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         keep(**json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""``python -m hvd_autosync.traces.best_known``: the best strategy for a model, for a worker.
+"""A program of its own: the best strategy for a model, for a worker.
 
 It reads a question from its input and writes the strategy, as the document of a strategy file, to
 its output; nothing where none is known. Where the store cannot be used it writes the error's
@@ -59,7 +59,3 @@ def main() -> None:
         answer = {"message": error.message, "hint": error.hint}
     if answer is not None:
         json.dump(answer, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
