@@ -34,7 +34,11 @@ def _is_launcher() -> bool:
 
 def _extend_launcher(launcher: ModuleType) -> None:
     from hvd_autosync.plugin import extend_launcher
+    from hvd_autosync.streams import open_standard_streams
 
+    # Not before: while this module is imported, Python itself reads a file (the .pth), whose number
+    # may be that of a closed stream.
+    open_standard_streams()
     extend_launcher(launcher)
 
 

@@ -25,6 +25,7 @@ from hvd_autosync.commands.common import (
     mention_failed,
     open_store,
 )
+from hvd_autosync.streams import open_standard_streams
 
 app = typer.Typer(
     name="hvd-autosync",
@@ -101,6 +102,7 @@ doctor.add_command(app)
 
 def main() -> None:
     """Run the command line."""
+    open_standard_streams()
     app()
 
 

@@ -20,6 +20,7 @@ from hvd_autosync.reporting.progress import GuardedProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
 from hvd_autosync.results import Study
 from hvd_autosync.search_space import TrialResult
+from hvd_autosync.streams import open_standard_streams
 from hvd_autosync.study_values import Trial
 from hvd_autosync.traces import TraceStore, TrialRecord
 from hvd_autosync.traces.location import data_folder
@@ -73,6 +74,7 @@ def tune(
         StoreError: The store cannot be used.
         KeyboardInterrupt: The kernel was interrupted. All that was measured is in the store.
     """
+    open_standard_streams()  # a daemon may have none
     words = _words(command, args, kwargs or {})
     job, chosen = _job(words, np, hosts, options, settings)
     check_command(job)
