@@ -15,6 +15,7 @@ from hvd_autosync.launch.remote import (
     hosts_without_package,
     remote_hosts,
     run_on,
+    ssh_remedy,
     unreachable_hosts,
 )
 from hvd_autosync.search_space import Host
@@ -54,7 +55,7 @@ def check_hosts(
     for name in remote:
         if name in unreachable:
             yield Check(f"ssh {name}", Verdict.FAIL, unreachable[name],
-                        "Make ssh to it work without a password (ssh-copy-id).")  # fmt: skip
+                        ssh_remedy(name, unreachable[name]))  # fmt: skip
         else:
             yield Check(f"ssh {name}", Verdict.OK, "answers")
             if name in lacking:

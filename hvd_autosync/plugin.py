@@ -366,12 +366,12 @@ def check_hosts(job: Job) -> None:
     Raises:
         ConfigurationError: Names them, and why.
     """
-    from hvd_autosync.launch.remote import hosts_without_package, unreachable_hosts
+    from hvd_autosync.launch.remote import hosts_without_package, ssh_remedy, unreachable_hosts
 
     if unreachable := unreachable_hosts(job):
         raise ConfigurationError(
             f"hosts cannot be reached by ssh: {_listed(unreachable)}",
-            hint="Check the name, the key (-i) and the port (-p): ssh must work without password.",
+            hint=" ".join(ssh_remedy(*finding) for finding in unreachable),
         )
     if lacking := hosts_without_package(job):
         raise ConfigurationError(

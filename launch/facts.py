@@ -19,10 +19,12 @@ def horovod_build() -> HorovodBuild:
     try:
         import horovod
         from horovod.torch import mpi_ops
-    except ImportError as error:
+    except Exception as error:  # torch raises OSError where a library of it is missing
+        what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise HorovodBuildError(
-            f"horovod.torch cannot be imported: {error}",
-            hint="Install Horovod 0.28 with its PyTorch extension into this environment.",
+            f"horovod.torch cannot be imported: {what}",
+            hint="Install Horovod 0.28 with its PyTorch extension into this environment, and make "
+            "`import torch` work.",
         ) from None
     return HorovodBuild(
         version=horovod.__version__,

@@ -14,6 +14,19 @@ from hvd_autosync.program import run_code, run_main
 from hvd_autosync.search_space import Host
 
 _CONNECT_S = 10
+#: Part of what is said where ssh fails -> what to do. The first that occurs counts.
+_REMEDIES = {
+    "not found": "Install an ssh client on this machine (Debian: apt-get install openssh-client).",
+    "Connection refused": "Start sshd on {host}, or name the port that it listens at (-p).",
+    "resolve hostname": "Check the name, or give {host} an address in DNS or /etc/hosts.",
+    "Host key verification failed": "If {host} was set up anew, remove its old key "
+    "(ssh-keygen -R {host}) and connect to it once by hand.",
+    "Permission denied": "Let your key in there (ssh-copy-id {host}), or name the key (-i): ssh "
+    "must work without a password.",
+}
+_UNREACHABLE = ("timed out", "no answer", "o route to host", "Network is unreachable")
+_UP = "Check that {host} is up, and that no firewall closes the port of ssh (-p)."
+_BY_HAND = "Make `ssh {host} true` work, without a password."
 _T = TypeVar("_T")
 
 
@@ -51,6 +64,14 @@ def run_on(
 def unreachable_hosts(job: Job) -> list[tuple[str, str]]:
     """(host, what ssh said) for each host that cannot be reached."""
     return _failing_hosts(job, "true")
+
+
+def ssh_remedy(host: str, said: str) -> str:
+    """What to do about ``host``, where ssh or the shell that looks for it ``said`` so."""
+    found = next((remedy for part, remedy in _REMEDIES.items() if part in said), _BY_HAND)
+    if any(part in said for part in _UNREACHABLE):
+        found = _UP
+    return found.format(host=host)
 
 
 def hosts_without_package(job: Job) -> list[tuple[str, str]]:

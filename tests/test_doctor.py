@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def test_the_build_and_its_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = list(doctor.check_horovod())
     assert verdicts(checks) == [("Horovod", "ok"), ("controller", "ok")]
     assert checks[0].text == "0.28.1 with Gloo"
+
+
+@pytest.mark.parametrize("error", ["OSError", "RuntimeError", "ImportError"])
+def test_a_torch_that_fails_while_it_is_imported_is_a_finding(tmp_path: Path, error: str) -> None:
+    (tmp_path / "torch").mkdir()
+    said = "libcudart.so.12: cannot open shared object file"
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {error}({said!r})")
+    look = "from hvd_autosync.doctor import check_horovod as look; print(*look(), sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", look], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "FAIL" in done.stdout and said in done.stdout and "import torch" in done.stdout
 
 
 def test_a_horovod_that_cannot_be_imported_fails(monkeypatch: pytest.MonkeyPatch) -> None:

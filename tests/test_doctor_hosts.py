@@ -89,6 +89,28 @@ def test_a_host_that_ssh_does_not_reach_fails_with_what_ssh_said() -> None:
     assert checks["name gone"].text == "does not resolve to an address"
 
 
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("/bin/sh: 1: ssh: not found", "apt-get install openssh-client"),
+        ("bash: line 1: ssh: command not found", "apt-get install openssh-client"),
+        ("ssh: connect to host gone port 22: Connection refused", "Start sshd on gone"),
+        ("ssh: Could not resolve hostname gone: Name or service not known", "Check the name"),
+        ("Host key verification failed.", "ssh-keygen -R gone"),
+        ("me@gone: Permission denied (publickey,password).", "ssh-copy-id gone"),
+        ("ssh: connect to host gone port 22: Connection timed out", "gone is up"),
+        ("ssh: connect to host gone port 22: No route to host", "gone is up"),
+        ("kex_exchange_identification: read: Connection reset by peer", "`ssh gone true`"),
+    ],
+)
+def test_each_reason_of_ssh_has_its_own_remedy(tmp_path: Path, said: str, remedy: str) -> None:
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 255\n")
+    check = found("driver", "gone")["ssh gone"]
+    assert (check.verdict, check.text) == (Verdict.FAIL, said)
+    assert remedy in check.remedy
+    assert ("ssh-copy-id" in check.remedy) == ("denied" in said)
+
+
 def test_localhost_among_several_hosts_has_its_own_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

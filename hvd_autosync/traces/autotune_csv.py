@@ -149,9 +149,12 @@ def _number(text: str) -> float:
 
 def _strategy(fields: dict[str, float]) -> Strategy:
     """The strategy of one row; the unit of the threshold becomes bytes, cut off as Horovod does."""
+    threshold_bytes = fields["tensor_fusion_threshold"] * _MIB
+    if not math.isfinite(threshold_bytes):
+        raise ValueError(f"{fields['tensor_fusion_threshold']:g} MiB are too many")
     values: dict[str, Value] = {
         "cycle_time_ms": fields["cycle_time_ms"],
-        "fusion_threshold_bytes": int(fields["tensor_fusion_threshold"] * _MIB),
+        "fusion_threshold_bytes": int(threshold_bytes),
     }
     for name in _FLAGS:
         if name in fields:
