@@ -120,12 +120,13 @@ class Options:
     strategy: str | None = _option(
         None, str, "FILE",
         "Run the job under the strategy of a TOML file, without tuning; hvd-autosync show writes "
-        "one.",
+        "one. Implies --autosync.",
     )
     replay: str | None = _option(
         None, str, "TRACE",
         "Run the job under the winner of a trace file, or of a study of the store (its id, or "
-        "last), without tuning; in what the job differs from that study is said.",
+        "last), without tuning; in what the job differs from that study is said. Implies "
+        "--autosync.",
     )
     store: str | None = _option(
         None, str, "URL-or-PATH",
@@ -188,13 +189,18 @@ def variable_name(name: str) -> str:
     return f"{_PREFIX}{name.upper()}"
 
 
+#: Options that say all that is wanted, so that ``--autosync`` need not be given with them.
+IMPLY = frozenset(map(option_name, ("strategy", "replay")))
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--autosync`` and its options to ``parser``, in a group of their own."""
     group = parser.add_argument_group(
         "autosync arguments",
         "Find the fastest synchronization strategy for this job by running it for a few steps at "
         "a time, confirm it against the default, then run the job with it. Each option can be "
-        f"given as a variable too, for example {variable_name('trials')}.",
+        f"given as a variable too, for example {variable_name('trials')}; variables alone "
+        "have no effect.",
     )
     group.add_argument(
         "--autosync", action="store_true", help="Tune this job, then run it with what was found."

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvd_autosync import extensions
 from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
+from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job, assign_hosts, redact
 from hvd_autosync.options import (
+    IMPLY,
     Options,
     add_options,
     given_options,
@@ -53,6 +55,7 @@ class _Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         parsed: argparse.Namespace = super().parse_args(args, namespace)
         given = given_options(parsed)
+        parsed.autosync |= not IMPLY.isdisjoint(given)
         if given and not parsed.autosync:
             self.error(f"{given[0]} has no effect without --autosync; add --autosync or drop it")
         if parsed.autosync and not parsed.check_build:
@@ -157,6 +160,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             check_hosts(job)
         return run_recurring(job, options)
     if options.dry_run:
+        horovod_build()  # says so where torch, which the tuner needs too, cannot be imported
         from hvd_autosync.reporting import print_plan
 
         print_plan(job, options)
@@ -166,6 +170,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if options.replay is not None:
         return _run_winner(job, options, options.replay)
     check_hosts(job)
+    horovod_build()
     # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
     command = " ".join(redact(job.command))
     print(f"{_PREFIX}: tuning {command} on {job.world_size} ranks", file=sys.stderr)

@@ -1,6 +1,8 @@
 """The flag: what it adds to Horovod's parser, what it refuses, and the job that it reads."""
 
 import contextlib
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +94,37 @@ def test_options_without_the_flag_are_refused(
     with pytest.raises(SystemExit):
         launch.parse_args()
     assert "--autosync-seed has no effect without --autosync" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [
+        (["--autosync-strategy", "won.toml"], True), (["--autosync-replay=last"], True),
+        (["--autosync-replay", "last", "--autosync-store", "x.db"], True), ([], False),
+    ],
+)  # fmt: skip
+def test_options_that_say_what_to_run_imply_the_flag(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], starts: bool
+) -> None:
+    from horovod.runner import launch
+
+    parse_words(["-np", "2", *COMMAND])  # makes sure that the launcher is extended
+    monkeypatch.setenv("HVD_AUTOSYNC_STRATEGY", "" if starts else "won.toml")
+    monkeypatch.setattr("sys.argv", ["horovodrun", "-np", "2", *options, *COMMAND])
+    assert launch.parse_args().autosync is starts
+
+
+def test_a_torch_that_cannot_be_imported_is_said_without_a_traceback(
+    horovodrun: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12 is missing')")
+    done = subprocess.run(
+        [horovodrun, "-np", "2", "--autosync", "--autosync-dry-run", "true"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "hvd-autosync: error: horovod.torch cannot be imported: OSError" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_users_own_settings_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
