@@ -106,6 +106,14 @@ class Standing:
         if not silent or trial.number == self._hinted:
             return None
         self._hinted = trial.number
+        trained = sum(ended.time is not None for ended in self.ended)
+        if trained:
+            return (
+                f"trial {trial.number}: no step after {_SILENT_S:.0f} s, where the script has "
+                f"trained in {trained} trial{'s' * (trained != 1)} before: a slow launch, as on a "
+                "busy machine, or a strategy that hangs; then the trial is ended, and tuning goes "
+                "on"
+            )
         return (
             f"trial {trial.number}: no step of hvd.DistributedOptimizer after {_SILENT_S:.0f} s; "
             "if the script does not train with horovod.torch, stop it with Ctrl-C"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.standing import Standing
 from hvd_autosync.search_space import Strategy, catalogue_knob
 from hvd_autosync.study_values import Trial
@@ -158,3 +159,23 @@ def test_trials_that_judge_explore_nothing(author: Any) -> None:
     # Of the default's three trials that judge, and six candidates, seven are left.
     to_do = (20 - 6) + (9 - 2) + 6
     assert standing.left_s(author.study) == pytest.approx(to_do * 5, abs=1)
+
+
+def test_a_launch_without_a_step_is_doubted_only_where_the_script_never_trained(
+    follower: Follower, author: Any
+) -> None:
+    silent = TrialProgress("starting", 0, 50, 61.0)
+    first, late = Trial(0, "default", Strategy()), Trial(18, "model", Strategy())
+    fresh = Standing()
+    assert fresh.hint(first, replace(silent, elapsed_s=59.0)) is None
+    said = fresh.hint(first, silent)
+    assert said is not None and "if the script does not train with horovod.torch" in said
+    assert fresh.hint(first, silent) is None, "it is said once"
+
+    trained = sum(trial.time is not None for trial in follower.standing.ended)
+    resumed = Standing()
+    resumed.start(author.study)
+    for standing in (follower.standing, resumed):
+        said = standing.hint(late, silent)
+        assert said is not None and f"has trained in {trained} trials before" in said
+        assert "horovod.torch" not in said and "DistributedOptimizer" not in said
