@@ -46,8 +46,9 @@ class Collector:
         self._lock = threading.Lock()
         self._reports: dict[int, dict[str, Any]] = {}
         self._shared: dict[str, Message] = {}
-        self._decoder = MessageDecoder()
-        self._tail = Tail()
+        self._decoder = MessageDecoder(spec.key, world_size)
+        self._most_steps = spec.warmup_steps + spec.measured_steps
+        self._tail = Tail(world_size)
         self._exits: dict[int, int] = {}
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
@@ -85,10 +86,7 @@ class Collector:
         if kind in ("profile", "link"):
             self._shared[kind] = message
             return
-        if kind == "exit":
-            if message["trial"] == self._spec.trial_id:
-                self._exits[rank] = message["status"]
-                self._changed.notify_all()
+        if kind not in ("hello", "steps", "end"):
             return
         report = self._reports.setdefault(
             rank, {"host": "", "step_s": [], "blocked_s": [], "losses": [], "end": None}
@@ -96,18 +94,27 @@ class Collector:
         if kind == "hello":
             report |= {"host": message["host"], "device": message["device"]}
         elif kind == "steps":
-            report["losses"] += message["losses"]
+            # A step has one loss at most, and a trial no more steps than it was asked for.
+            report["losses"] += message["losses"][: self._most_steps - len(report["losses"])]
             # After a message that was damaged on the way, steps would be misplaced.
-            if not message["step_s"] or message["first"] != len(report["step_s"]):
+            first, left = message["first"], self._most_steps - len(report["step_s"])
+            if not message["step_s"][:left] or first != len(report["step_s"]):
                 return
-            report["step_s"] += message["step_s"]
-            report["blocked_s"] += message["blocked_s"]
+            report["step_s"] += message["step_s"][:left]
+            report["blocked_s"] += message["blocked_s"][:left]
             self.last_step_at = time.monotonic()
             if math.isnan(self.first_step_s):
                 later = sum(message["step_s"][1:])
                 self.first_step_s = max(self.last_step_at - self._started - later, 0.0)
         elif kind == "end":
             report["end"] = message
+
+    def exited(self, rank: int, trial_id: str, status: int) -> None:
+        """Take what a fork server says: its rank of a trial is gone."""
+        with self._lock:
+            if trial_id == self._spec.trial_id:
+                self._exits[rank] = status
+                self._changed.notify_all()
 
     def progress(self) -> TrialProgress:
         """Where the trial stands now."""

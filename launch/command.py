@@ -18,11 +18,7 @@ from typing import Any
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job, python_environment
-from hvd_autosync.launch.worker_environment import (
-    DRIVER_VARIABLE,
-    TRIAL_ID_VARIABLE,
-    worker_environment,
-)
+from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, worker_environment
 from hvd_autosync.program import run_code
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
@@ -80,7 +76,11 @@ def _horovodrun() -> list[str]:
 
 
 def start_launcher(
-    job: Job, strategy: Mapping[str, Value], spec: TrialSpec | None = None, *, name: str = ""
+    job: Job,
+    strategy: Mapping[str, Value],
+    spec: TrialSpec | None = None,
+    *,
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start that process with pipes for its output, in a session of its own.
 
@@ -90,14 +90,14 @@ def start_launcher(
         job: The job.
         strategy: What it runs under.
         spec: The trial that it is.
-        name: By which its processes are found again, where it is no trial.
+        variables: Further ones of its environment, where it is no trial.
 
     Raises:
         AutosyncError: The system refuses to.
     """
     environment = launcher_environment(strategy, spec)
     return launch(
-        job, strategy, environment | ({TRIAL_ID_VARIABLE: name} if name else {}),
+        job, strategy, {**environment, **(variables or {})},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip

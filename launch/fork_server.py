@@ -24,6 +24,7 @@ import time
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, new_secret
 from hvd_autosync.launch.forked_trial import ForkedTrial
 from hvd_autosync.launch.preload import Preloader
+from hvd_autosync.launch.worker_environment import KEY_VARIABLE
 from hvd_autosync.runtime.processes import end_descendants
 from hvd_autosync.runtime.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
@@ -35,8 +36,6 @@ START_S = 120.0
 #: The driver comes when the last of them has said so.
 _DRIVER_S = START_S + 30.0
 _SIGN_S = 1.0
-#: Number of a server's first message: a child, of the same rank, counts from 0.
-_FIRST_NUMBER = 10**8
 #: ``prctl`` options of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -53,7 +52,8 @@ class _Server:
 
     def __init__(self) -> None:
         self._rank = int(os.environ[OWN_RANK])
-        self._sent = _FIRST_NUMBER
+        self._key = os.environ.pop(KEY_VARIABLE)
+        self._sent = 0
         self._child: int | None = None
         self._child_fd = -1
         self._trial_id = ""
@@ -137,7 +137,7 @@ class _Server:
         self._preloader.load_what_was_imported()
 
     def _send(self, message: Message) -> None:
-        data = encode_message(self._rank, self._sent, message)
+        data = encode_message(self._key, self._rank, self._sent, message)
         self._sent += 1
         for line in filter(None, data.split(b"\n")):
             os.write(2, b"\n" + line + b"\n")

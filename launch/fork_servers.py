@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
@@ -20,6 +21,7 @@ from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.user_script import UserScript
+from hvd_autosync.launch.worker_environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
 from hvd_autosync.program import run_main
 from hvd_autosync.runtime.wire import Message, MessageDecoder
 from hvd_autosync.search_space import Strategy
@@ -54,19 +56,21 @@ class ForkServers:
         self._job = job
         self._say = say
         self._name = f"servers-{uuid.uuid4().hex}"
-        self._decoder = MessageDecoder()
+        self._key = os.urandom(16).hex()
+        self._decoder = MessageDecoder(self._key, job.world_size)
         self._hellos: dict[int, Message] = {}
         self._greeted = threading.Condition()
         self._collector: Collector | None = None
-        self._tail = Tail()
+        self._tail = Tail(job.world_size)
         self._controls: dict[int, ControlSender] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._readers: list[threading.Thread] = []
         try:
             with signals_deferred():
                 self._process = start_launcher(
-                    _server_job(job, script), Strategy(), name=self._name
-                )
+                    _server_job(job, script), Strategy(),
+                    variables={TRIAL_ID_VARIABLE: self._name, KEY_VARIABLE: self._key},
+                )  # fmt: skip
             for stream in (self._process.stdout, self._process.stderr):
                 assert stream is not None
                 reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
@@ -140,23 +144,26 @@ class ForkServers:
 
     def _read(self, stream: IO[bytes]) -> None:
         for line in lines_of(stream):
-            collector = self._collector
-            if collector is not None:
-                collector.feed(line)
-            else:
-                self._listen(line)
+            self._listen(line)
         with self._greeted:
             self._greeted.notify_all()
 
     def _listen(self, line: bytes) -> None:
-        """Take a line from before the first trial."""
+        """Take a line of the servers, or of the trial that runs in them."""
+        collector = self._collector
         with self._greeted:
             ours, complete = self._decoder.feed(line)
-            if complete is not None and complete[1]["type"] == "server":
+            if complete is None and collector is None and not ours:
+                self._tail.add(line)
+            elif complete is not None and complete[1]["type"] == "server":
                 self._hellos[complete[0]] = complete[1]
                 self._greeted.notify_all()
-            elif not ours:
-                self._tail.add(line)
+        if collector is None:
+            return
+        if complete is None:
+            collector.feed(line)
+        elif complete[1]["type"] == "exit":
+            collector.exited(complete[0], complete[1]["trial"], complete[1]["status"])
 
     def _connect(self, waiting: Callable[[], None]) -> None:
         ranks = range(self._job.world_size)

@@ -48,7 +48,7 @@ class ForkedTrial:
         if self._spec.probe:
             from hvd_autosync.runtime import probe
 
-            probe.main()
+            probe.measure(self._spec.key)
         # Options by which Python leaves the script's folder out: -P, since 3.11, and -I.
         safe_path = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
         if module:

@@ -9,17 +9,21 @@ from collections.abc import Iterable
 _LINES, _LINE_BYTES = 60, 500
 #: Launchers put the rank before each line: ``[1]<stderr>:`` (Gloo), ``[1,1]<stderr>:`` (MPI).
 #: MPI's puts a space behind, Gloo's does not.
-_PREFIX = re.compile(rb"^(?:.{0,80}?\[(\d+,)?(\d+)\]<std(?:err|out)>:(?(1) ?))?")
+_PREFIX = re.compile(rb"^(?:.{0,80}?\[(\d{1,9},)?(\d{1,9})\]<std(?:err|out)>:(?(1) ?))?")
 
 
 class Tail:
     """Keeps the last lines of every rank, so that the rank that failed first is still heard when
     all the others complain of its absence.
 
-    Lines without a rank are the launcher's.
+    Lines without a rank, or with one that the job has not, are the launcher's.
+
+    Args:
+        ranks: How many the job has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self._count = 0
         self._lines: dict[int | None, deque[tuple[int, str]]] = {}
 
@@ -30,7 +34,7 @@ class Tail:
         text = line[prefix.end() : prefix.end() + _LINE_BYTES].decode(errors="replace").rstrip()
         if not text:
             return
-        rank = None if prefix[2] is None else int(prefix[2])
+        rank = None if prefix[2] is None or int(prefix[2]) >= self._ranks else int(prefix[2])
         self._lines.setdefault(rank, deque(maxlen=_LINES)).append((self._count, text))
         self._count += 1
 

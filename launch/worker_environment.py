@@ -1,4 +1,9 @@
-"""The variables by which a driver reaches its workers; nothing in them is secret."""
+"""The variables by which a driver reaches its workers.
+
+Who may read a process's environment may read them: nothing in them is secret from those. The key of
+a trial's messages is there so that text is not taken for a message, and keeps nobody out who
+can write into the job's output on purpose.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,8 @@ TRIAL_VARIABLE = "HVD_AUTOSYNC_TRIAL"
 TRIAL_ID_VARIABLE = "HVD_AUTOSYNC_TRIAL_ID"
 #: Process number of the driver; a launcher that has it ends with the driver.
 DRIVER_VARIABLE = "HVD_AUTOSYNC_DRIVER"
+#: What fork servers sign messages with; the key of a trial is in its specification.
+KEY_VARIABLE = "HVD_AUTOSYNC_KEY"
 #: Set by the user to switch every hook off.
 DISABLE_VARIABLE = "HVD_AUTOSYNC_DISABLE"
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ class TrialSpec:
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
         drift_folder: Where this is on its host, rank 0 writes there that steps are slower.
         tallied: Whether rank 0 writes there, too, what a real training comes to, and its samples.
+        key: What its messages are signed with (:mod:`hvd_autosync.runtime.wire`); drawn for it.
     """
 
     trial_id: str
@@ -93,6 +95,7 @@ class TrialSpec:
     expected_step_s: float = 0.0
     drift_folder: str = ""
     tallied: bool = False
+    key: str = field(default_factory=lambda: os.urandom(16).hex(), repr=False)
 
     @property
     def watched(self) -> bool:

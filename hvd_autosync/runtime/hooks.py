@@ -33,7 +33,7 @@ def install(spec: TrialSpec) -> None:
     if not needed and not beyond_horovod(spec.strategy):
         return
     # Taken before the script can redirect or close its error output.
-    sender = Sender(os.dup(2)) if current.trial else None
+    sender = Sender(os.dup(2), spec.key) if current.trial else None
 
     def activate(module: ModuleType) -> None:
         from hvd_autosync.runtime import activation

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import socket
 from time import perf_counter
+from typing import NoReturn
 
 import horovod.torch as hvd
 import numpy as np
 import torch
 
+from hvd_autosync.launch.worker_environment import spec_from_environment
 from hvd_autosync.runtime.ending import leave, peak_memory_bytes
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.search_space.resources import Link
@@ -31,9 +33,20 @@ _QUANTILE = 0.1
 
 
 def main() -> None:
-    """Measure, report and end, on every rank."""
+    """Measure as a program of its own, whose trial stands in the environment."""
+    spec = spec_from_environment()
+    assert spec is not None, "a probe is a trial"
+    measure(spec.key)
+
+
+def measure(key: str) -> NoReturn:
+    """Measure, report and end, on every rank.
+
+    Args:
+        key: The trial's.
+    """
     hvd.init()
-    sender = Sender(os.dup(2), hvd.rank())
+    sender = Sender(os.dup(2), key, hvd.rank())
     device = _device()
     hello = {"type": "hello", "host": socket.gethostname(), "device": device.type}
     sender.send(lambda: hello)

@@ -27,11 +27,13 @@ class Sender:
 
     Args:
         fd: Descriptor to write to; a duplicate of the process's error output.
+        key: The trial's.
         rank: Rank of this process, where it is known yet.
     """
 
-    def __init__(self, fd: int, rank: int = 0) -> None:
+    def __init__(self, fd: int, key: str, rank: int = 0) -> None:
         self._fd = fd
+        self._key = key
         self._rank = rank
         self._number = 0
         self._lock = threading.Lock()
@@ -64,7 +66,7 @@ class Sender:
                 the contents of two messages are in the same order as the messages.
         """
         with self._lock:
-            data = encode_message(self._rank, self._number, compose())
+            data = encode_message(self._key, self._rank, self._number, compose())
             self._number += 1
             try:
                 # Each line in one write of less than PIPE_BUF bytes: what the script writes

@@ -1,30 +1,36 @@
 """How workers speak to the driver: marked lines in the job's own error output.
 
 A rank's output reaches ``horovodrun`` from every host by whatever carries the job (pipes, ssh,
-mpirun), so trials need no listening port, no shared folder and no secret. A message is a JSON
-object, cut into lines short enough for any launcher to pass on whole::
+mpirun), so trials need no listening port and no shared folder. A message is a JSON object, cut
+into lines short enough for any launcher to pass on whole::
 
-    \\n@hvd-autosync@ <rank> <message number> <part>/<parts> <crc32 of the text> <text>\\n
+    \\n@hvd-autosync@ <rank> <message number> <part>/<parts> <mac> <text>\\n
 
-Launchers may put a prefix such as ``[1]<stderr>:`` before a line; the marker is looked for
-anywhere in it. A line that was damaged on the way is dropped, and with it its message; so are
-messages that lack what their type must have.
+The mac is the first half of an HMAC-SHA256 over what stands beside it, with a key that the trial's
+processes alone are given: what a script prints, of its data or an earlier trial's output, is no
+message, nor is one that comes twice. Launchers may put a prefix such as ``[1]<stderr>:`` before a
+line; the marker is looked for anywhere in it. A line that was damaged on the way is dropped, and
+with it its message; so are messages that lack what their type must have.
 
-Messages by ``"type"``:
+Messages by ``"type"``, of a trial:
 
 - ``hello``: a rank counts steps now: ``host, device``.
 - ``steps``: new steps, or none as a sign of life: ``first, step_s, blocked_s, losses``.
 - ``profile``: rank 0's model: ``profile, owned``.
 - ``link``: what a probe measured: ``ranks, latency_s, bandwidth_bytes_per_s``.
-- ``server``, ``exit``: see :mod:`hvd_autosync.launch.fork_server`.
 - ``end``: the rank ends the run: ``cause`` (``steps``, ``hopeless``, ``script`` or ``probe``),
   ``peak_memory_bytes``.
+
+Of fork servers, under a key of their own: ``server``, ``exit``, see
+:mod:`hvd_autosync.launch.fork_server`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
 import json
 import math
 import re
@@ -35,10 +41,14 @@ Message = dict[str, Any]
 
 _PART_CHARACTERS = 700
 _LINE = re.compile(
-    rb"@hvd-autosync@ (\d{1,9}) (\d{1,9}) (\d{1,6})/(\d{1,6}) ([0-9a-f]{8}) ([A-Za-z0-9+/=]*)\s*$"
+    rb"@hvd-autosync@ ((\d{1,9}) (\d{1,9}) (\d{1,6})/(\d{1,6})) ([0-9a-f]{32}) "
+    rb"([A-Za-z0-9+/=]*)\s*$"
 )
 _MARK = b"@hvd-autosync@"
-_MAX_PARTS = 20_000
+#: The longest message is a model's profile, some 150 bytes for each parameter, which packs well.
+_MAX_PARTS, _MAX_BYTES = 4000, 8 << 20
+#: Longest text in a message, such as a host's name.
+_MAX_TEXT = 4096
 #: What every message of a type must have; numbers may be whole where they need not be.
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hello": {"host": str, "device": str},
@@ -53,55 +63,94 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 }
 
 
-def encode_message(rank: int, number: int, message: Message) -> bytes:
-    """The lines that carry ``message``; ``number`` counts the messages of ``rank``."""
-    text = base64.b64encode(zlib.compress(json.dumps(message).encode())).decode()
+def encode_message(key: str, rank: int, number: int, message: Message) -> bytes:
+    """The lines that carry ``message``.
+
+    Args:
+        key: Of the trial, or the servers.
+        rank: Who sends it.
+        number: Larger than that of the message before, of the same rank under the same key.
+        message: What is sent.
+    """
+    text = base64.b64encode(zlib.compress(json.dumps(message).encode()))
     parts = [text[i : i + _PART_CHARACTERS] for i in range(0, len(text), _PART_CHARACTERS)]
-    lines = [
-        f"\n@hvd-autosync@ {rank} {number} {index}/{len(parts)} "
-        f"{zlib.crc32(part.encode()):08x} {part}\n"
-        for index, part in enumerate(parts)
-    ]
-    return "".join(lines).encode()
+    lines = []
+    for index, part in enumerate(parts):
+        place = f"{rank} {number} {index}/{len(parts)}".encode()
+        lines.append(b"\n%s %s %s %s\n" % (_MARK, place, _mac(key, place, part), part))
+    return b"".join(lines)
+
+
+def _mac(key: str, place: bytes, part: bytes) -> bytes:
+    return hmac.digest(key.encode(), place + b" " + part, hashlib.sha256).hex()[:32].encode()
 
 
 class MessageDecoder:
-    """Puts messages together from lines of output; tells lines of the script apart."""
+    """Puts messages together from lines of output; tells lines of the script apart.
 
-    def __init__(self) -> None:
-        self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
+    A rank sends one message after the other, so at most one of each is unfinished.
+
+    Args:
+        key: Of the trial, or the servers.
+        ranks: How many of them there are; what is from no such rank is dropped.
+    """
+
+    def __init__(self, key: str, ranks: int) -> None:
+        self._key = key
+        self._ranks = ranks
+        #: Rank -> number and parts of its unfinished message.
+        self._unfinished: dict[int, tuple[int, dict[int, bytes]]] = {}
+        #: Rank -> number of its last message.
+        self._last: dict[int, int] = {}
 
     def feed(self, line: bytes) -> tuple[bool, tuple[int, Message] | None]:
         """Take one line of output.
 
         Returns:
-            Whether the line was ours, and ``(rank, message)`` when it completed a message.
+            Whether the line is marked as ours, and ``(rank, message)`` when it completed a message.
         """
         if _MARK not in line:
             return False, None
         match = _LINE.search(line)
         if match is None:
             return True, None
-        rank, number, index, count = (int(match[i]) for i in range(1, 5))
-        text = match[6]
-        if zlib.crc32(text) != int(match[5], 16) or not index < count <= _MAX_PARTS:
+        rank, number, index, count = (int(match[i]) for i in range(2, 6))
+        text = match[7]
+        if not hmac.compare_digest(match[6], _mac(self._key, match[1], text)):
             return True, None
-        parts = self._parts.setdefault((rank, number), {})
+        if rank >= self._ranks or not index < count <= _MAX_PARTS:
+            return True, None
+        if number <= self._last.get(rank, -1):
+            return True, None
+        current, parts = self._unfinished.get(rank, (-1, {}))
+        if number != current:
+            parts = {}
+            self._unfinished[rank] = number, parts
         parts[index] = text
         if len(parts) < count:
             return True, None
-        del self._parts[rank, number]
+        del self._unfinished[rank]
+        self._last[rank] = number
         return True, _decode(rank, b"".join(parts[i] for i in sorted(parts)))
 
 
 def _decode(rank: int, text: bytes) -> tuple[int, Message] | None:
     try:
         message = json.loads(
-            zlib.decompress(base64.b64decode(text)), parse_float=_finite, parse_constant=_finite
+            _unpack(base64.b64decode(text)), parse_float=_finite, parse_constant=_finite
         )
     except (binascii.Error, zlib.error, ValueError, RecursionError):
         return None
     return (rank, message) if _is_message(message) else None
+
+
+def _unpack(packed: bytes) -> bytes:
+    """What was packed; a ``ValueError`` where that is more than a message may have, or cut off."""
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(packed, _MAX_BYTES)
+    if not unpacking.eof:
+        raise ValueError("the message is too large, or has no end")
+    return text
 
 
 def _is_message(message: Any) -> bool:
@@ -119,7 +168,9 @@ def _is_possible(name: str, value: Any) -> bool:
         return all(_is_number(each) and each >= 0 for each in value)
     if name == "losses":
         return all(each is None or _is_number(each) for each in value)
-    return isinstance(value, (str, dict, list)) or _is_number(value)
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT
+    return isinstance(value, (dict, list)) or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:

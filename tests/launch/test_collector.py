@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import zlib
 
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.runtime.wire import encode_message
-from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec
+from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
+
+SPEC = TrialSpec("t", Strategy(), 2, 10)
 
 
 def collected(*messages: dict[str, object]) -> TrialResult:
-    collector = Collector(TrialSpec("t", Strategy(), 2, 10), world_size=1)
-    for number, message in enumerate(messages):
-        for line in encode_message(0, number, message).split(b"\n"):
-            collector.feed(line + b"\n")
+    collector = Collector(SPEC, world_size=1)
+    say(collector, SPEC.key, *messages)
     return collector.result(0, "")
+
+
+def say(collector: Collector, key: str, *messages: dict[str, object], rank: int = 0) -> None:
+    for number, message in enumerate(messages):
+        for line in encode_message(key, rank, number, message).split(b"\n"):
+            collector.feed(line + b"\n")
 
 
 HELLO = {"type": "hello", "host": "a", "device": "cpu"}
@@ -45,3 +52,35 @@ def test_a_profile_that_is_none_is_left_out() -> None:
     link = {"type": "link", "ranks": 1, "latency_s": 0.1, "bandwidth_bytes_per_s": 1.0}
     result = collected(HELLO, profile, link, steps(0, 12, []), END)
     assert result.profile is None and result.link is None
+
+
+def test_what_a_script_prints_completes_no_trial() -> None:
+    """As where it shows the output of another trial of the same job, or of an older version."""
+    another = TrialSpec("t", Strategy(), 2, 10)
+    collector = Collector(SPEC, world_size=1)
+    end = {**END, "cause": "steps"}
+    say(collector, another.key, HELLO, steps(0, 12, []), end)
+    for text in ("eJyrVipJLS5RslJQKjE0VNJRUCrOSC0qVrJSMNBRUCpILElVslIwqgUA0nUKkw==",):
+        collector.feed(f"@hvd-autosync@ 0 0 0/1 {zlib.crc32(text.encode()):08x} {text}\n".encode())
+    result = collector.result(0, "")
+    assert (result.status, result.ranks) == (TrialStatus.ENDED_EARLY, ())
+    assert collected(HELLO, steps(0, 12, []), end).status is TrialStatus.COMPLETED
+
+
+def test_a_trial_has_no_more_steps_than_it_was_asked_for() -> None:
+    messages = [steps(first, 5, [1.0] * 500) for first in range(0, 5000, 5)]
+    collector = Collector(SPEC, world_size=1)
+    say(collector, SPEC.key, HELLO, *messages, END)
+    say(collector, SPEC.key, HELLO, rank=1)
+    (rank,) = collector.result(0, "").ranks
+    assert len(rank.step_s) == len(rank.blocked_s) == len(rank.losses) == 12
+
+
+def test_the_output_of_ranks_that_are_not_there_costs_nothing() -> None:
+    collector = Collector(SPEC, world_size=1)
+    for number in range(2000):
+        collector.feed(b"[%d]<stderr>:%s\n" % (number, b"x" * 400))
+    collector.feed(b"[%s]<stderr>:y\n" % (b"9" * 5000))
+    assert len(collector.result(0, "").stderr_tail) < 40_000
+    assert collector._tail.ranks() == [0]
+    assert sum(map(len, collector._tail._lines.values())) < 200

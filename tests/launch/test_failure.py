@@ -36,7 +36,7 @@ signal 9 (Killed).
 
 
 def explained(text: str, exit_status: int = 1) -> tuple[str, str]:
-    tail = Tail()
+    tail = Tail(8)
     for line in text.encode().splitlines(keepends=True):
         tail.add(line)
     return explain_failure(tail, exit_status)

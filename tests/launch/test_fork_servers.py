@@ -24,7 +24,7 @@ def test_progress_is_reported_while_servers_start(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         fork_servers,
         "start_launcher",
-        lambda *job, name: subprocess.Popen(
+        lambda *job, variables: subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         ),
     )

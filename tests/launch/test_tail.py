@@ -2,7 +2,7 @@ from hvd_autosync.launch.tail import Tail
 
 
 def tail_of(*lines: str) -> Tail:
-    tail = Tail()
+    tail = Tail(8)
     for line in lines:
         tail.add(line.encode() + b"\n")
     return tail
@@ -38,6 +38,6 @@ def test_indentation_stays() -> None:
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
-    tail = Tail()
+    tail = Tail(8)
     tail.add(b"[0]<stderr>:\xff\n")
     assert tail.of([0]) == "\N{REPLACEMENT CHARACTER}"

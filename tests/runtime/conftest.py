@@ -30,6 +30,10 @@ LAUNCHERS = {
 }
 
 
+#: Of all trials here, so that whoever reads what they wrote has it.
+KEY = "k" * 32
+
+
 @dataclass
 class Ended:
     """A job that has ended.
@@ -55,7 +59,7 @@ class Ended:
 
 def decode(lines: bytes) -> tuple[dict[int, list[Message]], str]:
     """Messages by rank, and the lines of the script."""
-    decoder = MessageDecoder()
+    decoder = MessageDecoder(KEY, 8)
     messages: dict[int, list[Message]] = {}
     rest = []
     for line in lines.splitlines(keepends=True):
@@ -70,7 +74,8 @@ def decode(lines: bytes) -> tuple[dict[int, list[Message]], str]:
 def make_spec(**values: Any) -> TrialSpec:
     """A short trial, with some values of its own."""
     values["strategy"] = Strategy(values.get("strategy"))
-    return TrialSpec(**{"trial_id": "t", "warmup_steps": 4, "measured_steps": 20, **values})
+    short = {"trial_id": "t", "key": KEY, "warmup_steps": 4, "measured_steps": 20}
+    return TrialSpec(**{**short, **values})
 
 
 class Clock:

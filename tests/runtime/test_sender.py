@@ -24,7 +24,7 @@ StartWorker = Callable[..., subprocess.Popen[bytes]]
 
 def read(fd: int) -> tuple[list[tuple[int, dict[str, Any]]], bytes]:
     """All messages of a pipe whose other end is closed, and the rest."""
-    decoder, messages, rest = MessageDecoder(), [], b""
+    decoder, messages, rest = MessageDecoder("key", 8), [], b""
     with open(fd, "rb") as stream:
         for line in stream:
             ours, complete = decoder.feed(line)
@@ -35,7 +35,7 @@ def read(fd: int) -> tuple[list[tuple[int, dict[str, Any]]], bytes]:
 
 def test_messages_arrive_between_unfinished_lines() -> None:
     reading, writing = os.pipe()
-    sender = Sender(writing)
+    sender = Sender(writing, "key")
     os.write(writing, b"10 %")
     sender.send(lambda: HELLO)
     os.write(writing, b"20 %")
@@ -50,7 +50,7 @@ def test_messages_arrive_between_unfinished_lines() -> None:
 def test_long_messages_arrive_whole_from_several_threads(blocking: bool) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, blocking)
-    sender = Sender(writing)
+    sender = Sender(writing, "key")
     noise = os.urandom(100_000).hex()  # more than a pipe holds, even when compressed
 
     def send() -> None:
@@ -71,7 +71,7 @@ def test_long_messages_arrive_whole_from_several_threads(blocking: bool) -> None
 def test_news_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL_S", 0.02)
     reading, writing = os.pipe()
-    sender, enough, asked = Sender(writing), threading.Event(), itertools.count(1)
+    sender, enough, asked = Sender(writing, "key"), threading.Event(), itertools.count(1)
 
     def news() -> dict[str, Any]:
         if next(asked) == 3:
