@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import socket
+from time import monotonic
 
 
-def read_exactly(sock: socket.socket, count: int) -> bytes:
+def read_exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytes:
     """The next ``count`` bytes.
+
+    Args:
+        sock: The connection.
+        count: How many.
+        deadline: Latest end of it all, by the monotonic clock; the socket's timeout, which is for
+            each part, is changed.
 
     Raises:
         OSError: The peer is gone, or silent for longer than the socket's timeout.
@@ -14,11 +21,25 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
     data = bytearray(count)
     view, filled = memoryview(data), 0
     while filled < count:
+        if deadline is not None:
+            sock.settimeout(time_left(deadline))
         received = sock.recv_into(view[filled:])
         if not received:
             raise ConnectionError("the peer is gone")
         filled += received
     return bytes(data)
+
+
+def time_left(deadline: float) -> float:
+    """Seconds to ``deadline``, by the monotonic clock.
+
+    Raises:
+        TimeoutError: There are none.
+    """
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -1,13 +1,18 @@
 """One-way control messages from the driver to a process on another host, over TCP.
 
 The receiver makes a secret, listens on one address, and accepts one peer: the one that proves to
-know the secret, which the driver has learnt over the job's own output (a pipe, or ssh). Each
-message is a JSON object behind its length and an HMAC-SHA256 over everything that identifies it:
-the receiver's nonce of this connection, the message's number, and its text. So nothing can be
+know the secret, which the driver has learnt over the job's own output (a pipe, or ssh). Strangers
+cannot keep it out (:mod:`hvd_autosync.admission`): where it has to make room for a crowd, it comes
+again until it is let in, which the receiver signs too.
+
+Each message is a JSON object behind its length and an HMAC-SHA256 over everything that identifies
+it: the receiver's nonce of this connection, the message's number, and its text. So nothing can be
 forged, replayed, reordered or dropped unnoticed, and nothing that was not checked is parsed. The
 messages are not encrypted: they hold no secret.
 
     receiver -> driver   nonce (32 bytes)
+    driver -> receiver   mac (32 bytes)
+    receiver -> driver   mac (32 bytes)
     driver -> receiver   length (4 bytes) | mac (32 bytes) | text, any number of times
 """
 
@@ -19,15 +24,19 @@ import json
 import os
 import socket
 import struct
+from time import monotonic, sleep
 from typing import Any
 
-from hvd_autosync.sockets import keep_alive, read_exactly
+from hvd_autosync.admission import NONCE_BYTES, Admission
+from hvd_autosync.sockets import keep_alive, read_exactly, time_left
 
 _LENGTH = struct.Struct("!I")
-_NONCE_BYTES = _MAC_BYTES = 32
+_MAC_BYTES = 32
 #: A specification with its environment has a few kB.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-_HANDSHAKE_S = 5.0
+#: A driver that is not let in by then gives up.
+_HANDSHAKE_S = 20.0
+_AGAIN_S = 0.02
 
 
 class ChannelError(Exception):
@@ -41,6 +50,10 @@ def new_secret() -> bytes:
 
 def _mac(secret: bytes, nonce: bytes, number: int, text: bytes) -> bytes:
     return hmac.digest(secret, nonce + number.to_bytes(8, "big") + text, hashlib.sha256)
+
+
+def _proof(secret: bytes, nonce: bytes, who: bytes) -> bytes:
+    return hmac.digest(secret, nonce + who, hashlib.sha256)
 
 
 def _read(sock: socket.socket, count: int) -> bytes:
@@ -58,19 +71,37 @@ class ControlSender:
         secret: The receiver's secret.
 
     Raises:
-        ChannelError: The receiver cannot be reached.
+        ChannelError: The receiver cannot be reached, or does not let it in.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes) -> None:
         self._secret = secret
         self._number = 0
+        deadline = monotonic() + _HANDSHAKE_S
+        while True:
+            try:
+                self._socket, self._nonce = self._enter(address, deadline)
+                return
+            except OSError as error:
+                crowd = isinstance(error, ConnectionError)
+                if not crowd or isinstance(error, ConnectionRefusedError) or monotonic() > deadline:
+                    raise ChannelError(f"{address[0]}:{address[1]}: {error}") from None
+            sleep(_AGAIN_S)
+
+    def _enter(self, address: tuple[str, int], deadline: float) -> tuple[socket.socket, bytes]:
+        connection = socket.create_connection(address, time_left(deadline))
         try:
-            self._socket = socket.create_connection(address, _HANDSHAKE_S)
-        except OSError as error:
-            raise ChannelError(f"{address[0]}:{address[1]}: {error}") from None
-        self._nonce = _read(self._socket, _NONCE_BYTES)
+            nonce = read_exactly(connection, NONCE_BYTES, deadline)
+            connection.sendall(_proof(self._secret, nonce, b"driver"))
+            mac = read_exactly(connection, _MAC_BYTES, deadline)
+            if not hmac.compare_digest(mac, _proof(self._secret, nonce, b"receiver")):
+                raise OSError("somebody else listens there")
+        except BaseException:
+            connection.close()
+            raise
         # A server that loads modules after a trial takes its next order only then.
-        self._socket.settimeout(None)
+        connection.settimeout(None)
+        return connection, nonce
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message.
@@ -102,15 +133,14 @@ class ControlReceiver:
     def __init__(self, host: str, secret: bytes) -> None:
         self._secret = secret
         self._number = 0
-        self._listener = socket.create_server((host, 0), backlog=4)
+        self._admission = Admission(host, _MAC_BYTES, self._proves)
         self._nonce = b""
         self._socket: socket.socket | None = None
 
     @property
     def port(self) -> int:
         """The port that is listened on, while it is."""
-        port: int = self._listener.getsockname()[1]
-        return port
+        return self._admission.address[1]
 
     def fileno(self) -> int:
         """Descriptor to select on for the next message, once accepted."""
@@ -121,26 +151,26 @@ class ControlReceiver:
         """Wait for the peer and its first message; whoever cannot prove himself is dropped.
 
         Raises:
-            ChannelError: Nobody came in time.
+            ChannelError: Nobody came in time, or the peer is gone.
         """
-        self._listener.settimeout(timeout_s)
-        while True:
-            try:
-                candidate, _ = self._listener.accept()
-            except OSError:
-                raise ChannelError(f"no driver within {timeout_s:.0f} s") from None
-            candidate.settimeout(_HANDSHAKE_S)
-            self._socket, self._nonce, self._number = candidate, os.urandom(_NONCE_BYTES), 0
-            try:
-                candidate.sendall(self._nonce)
-                message = self.receive()
-            except (ChannelError, OSError):
-                candidate.close()
-                continue
-            self._listener.close()
-            candidate.settimeout(None)
-            keep_alive(candidate)
-            return message
+        driver = self._admission.wait(timeout_s)
+        if driver is None:
+            raise ChannelError(f"no driver within {timeout_s:.0f} s")
+        self._close_port()
+        self._socket, self._nonce = driver.connection, driver.nonce
+        keep_alive(self._socket)
+        try:
+            self._socket.sendall(_proof(self._secret, self._nonce, b"receiver"))
+        except OSError as error:
+            raise ChannelError(str(error)) from None
+        return self.receive()
+
+    def _proves(self, nonce: bytes, proof: bytes) -> bool:
+        return hmac.compare_digest(proof, _proof(self._secret, nonce, b"driver"))
+
+    def _close_port(self) -> None:
+        self._admission.close()
+        self._admission.wait()  # which drops all others
 
     def receive(self) -> dict[str, Any]:
         """The next message.
@@ -162,6 +192,6 @@ class ControlReceiver:
 
     def close(self) -> None:
         """Close everything, as in a forked child."""
-        self._listener.close()
+        self._close_port()
         if self._socket is not None:
             self._socket.close()

@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import psutil
@@ -97,6 +100,47 @@ def slow_network() -> Resources:
     return Resources(
         (Host("a", 2), Host("b", 2)), "cpu", build, Links(overall, within, across)
     )  # fmt: skip
+
+
+@pytest.fixture
+def crowd() -> Iterator[Callable[..., list[socket.socket]]]:
+    """``crowd(address, manner, count)``: strangers who connect to a port, until the test ends.
+
+    ``silent`` ones say nothing, ``garbage`` comes in plenty from each, and those who ``drip`` send
+    a byte now and then.
+    """
+    strangers: list[socket.socket] = []
+    over = threading.Event()
+    drips: list[threading.Thread] = []
+
+    def say(stranger: socket.socket, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # not connected yet, or not any more
+            stranger.send(text)
+
+    def drip(those: list[socket.socket]) -> None:
+        while not over.wait(0.05):
+            for stranger in those:
+                say(stranger, b"x")
+
+    def come(address: tuple[str, int], manner: str, count: int) -> list[socket.socket]:
+        those = [socket.socket() for _ in range(count)]
+        strangers.extend(those)
+        for stranger in those:
+            stranger.setblocking(False)
+            stranger.connect_ex(address)
+            if manner == "garbage":
+                say(stranger, os.urandom(4096))
+        if manner == "drip":
+            drips.append(threading.Thread(target=drip, args=(those,), daemon=True))
+            drips[-1].start()
+        return those
+
+    yield come
+    over.set()
+    for thread in drips:
+        thread.join()
+    for stranger in strangers:
+        stranger.close()
 
 
 def _strays_of(session_mark: str) -> dict[psutil.Process, str]:

@@ -6,6 +6,9 @@ connection carries letters in one direction. They are encrypted and authenticate
 to the others. Who connects must prove to have the secret half of one of them (asked for as in
 RFC 27), and this key says from which rank its letters are.
 
+Each rank's first letter on a connection is empty: it tells here which connections are of ranks. Of
+others a few are kept, and none for longer than a handshake may take.
+
 A connection that breaks is never mended, for letters would be missing: its rank is lost. Queues
 have no bounds, so nothing waits and nothing is dropped; what bounds them is that callers wait for
 replies.
@@ -16,8 +19,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import weakref
 from collections.abc import Sequence
+from time import monotonic
 
 import zmq
 from zmq.utils import z85
@@ -32,8 +37,11 @@ _ZAP_DOMAIN = b"hvd_autosync"
 #: is on its way to it, after so many milliseconds.
 _UNANSWERED_MS = 25_000
 _LINGER_MS = 1000
-#: How long a handshake may take, which on a busy machine is long; who waits for it waits less.
-_HANDSHAKE_MS = 300_000
+#: How long a handshake may take, which on a busy machine is long; nobody waits longer for it.
+_HANDSHAKE_MS = 60_000
+#: Most connections of strangers; the oldest goes when it had some time to prove itself, at once
+#: where this process has no descriptor left.
+_STRANGERS, _ROOM_S = 64, 1.0
 #: Most letters that are taken before others are sent.
 _AT_ONCE = 64
 
@@ -89,10 +97,14 @@ class ZmqCarrier:
         #: Endpoint -> rank.
         self._rank_at: dict[str, int] = {}
         #: Descriptors of connections, each with its inode: a number alone may be another file's.
-        self._connections: list[tuple[int, int]] = []
+        self._connections: dict[int, int] = {}
+        #: Those of strangers -> since when, in the order of their arrival.
+        self._strangers: dict[int, float] = {}
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._bell)
-        self._arrivals = self._in.get_monitor_socket(_BEGINNINGS)
+        self._arrivals = self._in.get_monitor_socket(
+            _BEGINNINGS | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPT_FAILED
+        )
         self._departures = self._out.get_monitor_socket(
             _BEGINNINGS | zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN_OFF | _REFUSALS | _ENDS
         )
@@ -117,6 +129,7 @@ class ZmqCarrier:
             self._out.set(zmq.CURVE_SERVERKEY, key.encode())
             self._out.set(zmq.CONNECT_ROUTING_ID, b"%d" % rank)
             self._out.connect(endpoint)
+            self.send(rank, b"", memoryview(b""))
 
     def send(self, to: int, text: bytes, body: memoryview) -> None:
         """Queue a letter; the memory of a large body is read when it is its turn."""
@@ -133,11 +146,16 @@ class ZmqCarrier:
             os.eventfd_read(self._bell)
         if self._gate in ready:
             self._admit()
-        for monitor in (self._arrivals, self._departures):
-            if monitor in ready:
-                event = recv_monitor_message(monitor)
-                self._note(event["event"], event["value"], event["endpoint"].decode())
-        return self._letters() if self._in in ready else []
+        if self._departures in ready:
+            self._note(*_event(self._departures))
+        letters, ranks = self._letters() if self._in in ready else ([], [])
+        # Whoever has sent a letter had arrived before.
+        while self._arrivals.poll(0):
+            self._arrived(*_event(self._arrivals)[:2])
+        for number in ranks:
+            self._strangers.pop(number, None)
+        self._make_room()
+        return letters
 
     def wake(self) -> None:
         """Let :meth:`receive` return."""
@@ -145,21 +163,21 @@ class ZmqCarrier:
 
     def end(self) -> None:
         """Close all connections; what is queued has a second to get out."""
-        for socket in (self._in, self._out):
-            socket.disable_monitor()
+        for each in (self._in, self._out):
+            each.disable_monitor()
         self._context.destroy(linger=_LINGER_MS)
         self._connections.clear()
 
     def forget(self) -> None:
         """Close the connections here: the other ranks must see when the parent ends."""
-        for number, inode in self._connections:
+        for number, inode in self._connections.items():
             with contextlib.suppress(OSError):
                 if os.fstat(number).st_ino == inode:
                     os.close(number)
         self._connections.clear()
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
+        made = self._context.socket(kind)
         for option, value in (
             (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.RECONNECT_IVL, -1), (zmq.BACKLOG, 4096),
             (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5),
@@ -167,17 +185,22 @@ class ZmqCarrier:
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
             (zmq.CURVE_PUBLICKEY, self._public), (zmq.CURVE_SECRETKEY, self._secret),
         ):  # fmt: skip
-            socket.set(option, value)
-        return socket
+            made.set(option, value)
+        return made
 
-    def _letters(self) -> list[Parcel]:
+    def _letters(self) -> tuple[list[Parcel], list[int]]:
+        """Letters that are here, and the descriptors of connections on which the first one came."""
         letters: list[Parcel] = []
+        ranks: list[int] = []
         with contextlib.suppress(zmq.Again):
             while len(letters) < _AT_ONCE:
                 frames = self._in.recv_multipart(zmq.NOBLOCK, copy=False)
                 text, body = frames
-                letters.append((int(text.get("User-Id")), text.bytes, body.buffer))
-        return letters
+                if text.bytes:
+                    letters.append((int(text.get("User-Id")), text.bytes, body.buffer))
+                else:
+                    ranks.append(int(text.get("__fd")))
+        return letters, ranks
 
     def _admit(self) -> None:
         """Answer libzmq whether somebody who has proved to have a key may come in."""
@@ -186,11 +209,43 @@ class ZmqCarrier:
         verdict = [b"400", b"unknown", b""] if rank is None else [b"200", b"", b"%d" % rank]
         self._gate.send_multipart([version, request, *verdict, b""])
 
-    def _note(self, kind: int, number: int, endpoint: str) -> None:
-        """Something happened to a connection."""
+    def _arrived(self, kind: int, number: int) -> None:
+        """Something happened at the port."""
         if kind & _BEGINNINGS:
-            with contextlib.suppress(OSError):  # of one that is gone already
-                self._connections.append((number, os.fstat(number).st_ino))
+            self._keep(number)
+            self._strangers[number] = monotonic()
+        elif kind == zmq.EVENT_DISCONNECTED:
+            self._connections.pop(number, None)
+            self._strangers.pop(number, None)
+        elif self._strangers:  # no descriptor was left to accept another with
+            self._hang_up(next(iter(self._strangers)))
+
+    def _make_room(self) -> None:
+        """Hang up on the strangers that are too many."""
+        for number, since in list(self._strangers.items()):
+            if len(self._strangers) <= _STRANGERS or monotonic() - since < _ROOM_S:
+                return
+            self._hang_up(number)
+
+    def _hang_up(self, number: int) -> None:
+        """Have libzmq see a stranger's connection end."""
+        del self._strangers[number]
+        with contextlib.suppress(OSError):  # it has ended
+            if os.fstat(number).st_ino == self._connections.get(number):
+                connection = socket.socket(fileno=number)
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                finally:
+                    connection.detach()
+
+    def _keep(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # of one that is gone already
+            self._connections[number] = os.fstat(number).st_ino
+
+    def _note(self, kind: int, number: int, endpoint: str) -> None:
+        """Something happened to a connection to another rank."""
+        if kind & _BEGINNINGS:
+            self._keep(number)
             return
         rank = self._rank_at[endpoint]
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -203,3 +258,9 @@ class ZmqCarrier:
             self.lost.setdefault(rank, "there is no way to its address")
         else:
             self.lost.setdefault(rank, "its connection broke")
+
+
+def _event(monitor: zmq.Socket[bytes]) -> tuple[int, int, str]:
+    """The next event of a monitor: its kind, its number, and the endpoint."""
+    event = recv_monitor_message(monitor)
+    return event["event"], int(event["value"]), event["endpoint"].decode()

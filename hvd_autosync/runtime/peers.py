@@ -7,10 +7,11 @@ prove, in each connection, that they know a secret which Horovod's own connectio
 
     asked -> asking   nonce (32 bytes)
     asking -> asked   question (1 byte) | nonce (32) | mac (32)
-    asked -> asking   length (8) | answer | mac (32)
+    asked -> asking   length (8) | mac (32) | answer | mac (32)
 
 Macs are HMAC-SHA256 over direction, both nonces and text, so nothing can be forged or replayed.
-Answers are not encrypted, as what Horovod itself sends is not.
+Answers are not encrypted, as what Horovod itself sends is not. Strangers cannot keep ranks from
+each other (:mod:`hvd_autosync.admission`): who has to make room for a crowd asks again.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from time import monotonic, sleep
 
 from horovod.torch.mpi_ops import rank, shutdown, size
 
+from hvd_autosync.admission import HANDSHAKE_S, NONCE_BYTES, Admission, Admitted
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.addresses import own_address
 from hvd_autosync.runtime.agreement import gather_texts, tell_all
-from hvd_autosync.sockets import keep_alive, read_exactly
+from hvd_autosync.sockets import keep_alive, read_exactly, time_left
 
 _STATES, _END = b"s", b"e"
 _LENGTH = struct.Struct("!Q")
-_NONCE_BYTES = _MAC_BYTES = 32
-_HANDSHAKE_S = 30.0
+_MAC_BYTES = 32
+#: A question, a nonce and a mac.
+_PROOF_BYTES = 1 + NONCE_BYTES + _MAC_BYTES
+_AGAIN_S = 0.02
 
 
 class Peers:
@@ -52,8 +57,8 @@ class Peers:
         self._answer = answer
         self._rank = rank()
         self._secret = tell_all(os.urandom(32), f"peers.{name}")
-        self._listener = socket.create_server((own_address(name), 0), backlog=size())
-        own = "{}:{}".format(*self._listener.getsockname())
+        self._port = Admission(own_address(name), _PROOF_BYTES, self._proves, backlog=size())
+        own = "{}:{}".format(*self._port.address)
         addresses = [text.rpartition(":") for text in gather_texts(own, f"addresses.{name}")]
         self._addresses = [(host, int(port)) for host, _, port in addresses]
         self._leaving = threading.Event()
@@ -103,9 +108,7 @@ class Peers:
 
     def _close(self) -> None:
         """Answer nobody any more; who still waits for an answer knows from that."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), as close() does not
-        self._listener.close()
+        self._port.close()
         for connection in list(self._asking):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -119,51 +122,69 @@ class Peers:
         return [other for other in range(len(self._addresses)) if other != self._rank]
 
     def _ask(self, other: int, question: bytes) -> bytes:
-        with socket.create_connection(self._addresses[other], _HANDSHAKE_S) as connection:
-            theirs = read_exactly(connection, _NONCE_BYTES)
-            own = os.urandom(_NONCE_BYTES)
+        """The other rank's answer; it is asked again where a crowd of strangers was in the way."""
+        deadline = monotonic() + HANDSHAKE_S
+        while True:
+            try:
+                return self._ask_once(other, question, deadline)
+            except ConnectionRefusedError:  # it is gone
+                raise
+            except ConnectionError:
+                if monotonic() > deadline:
+                    raise
+                sleep(_AGAIN_S)
+
+    def _ask_once(self, other: int, question: bytes, deadline: float) -> bytes:
+        with socket.create_connection(self._addresses[other], time_left(deadline)) as connection:
+            theirs = read_exactly(connection, NONCE_BYTES, deadline)
+            own = os.urandom(NONCE_BYTES)
             connection.sendall(question + own + self._mac(b"ask", theirs, own, question))
             connection.settimeout(None)
             keep_alive(connection)
-            (length,) = _LENGTH.unpack(read_exactly(connection, _LENGTH.size))
-            answer = read_exactly(connection, length)
-            mac = read_exactly(connection, _MAC_BYTES)
-        if not hmac.compare_digest(mac, self._mac(b"tell", theirs, own, answer)):
-            raise OSError("its answer is not signed")
-        return answer
+
+            def read(direction: bytes, count: int) -> bytes:
+                text = read_exactly(connection, count)
+                mac = read_exactly(connection, _MAC_BYTES)
+                if not hmac.compare_digest(mac, self._mac(direction, theirs, own, text)):
+                    raise OSError("its answer is not signed")
+                return text
+
+            (length,) = _LENGTH.unpack(read(b"long", _LENGTH.size))
+            return read(b"tell", length)
 
     def _serve(self) -> None:
-        while True:
+        while (asking := self._port.wait()) is not None:
+            self._asking.add(asking.connection)
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._reply, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._reply, args=(asking,), daemon=True).start()
+            except RuntimeError:  # no thread is left: it asks again
+                self._asking.discard(asking.connection)
+                asking.connection.close()
 
-    def _reply(self, connection: socket.socket) -> None:
-        self._asking.add(connection)
-        with connection:
-            with contextlib.suppress(OSError):  # of a stranger, or one who is gone
-                self._reply_to(connection)
+    def _reply(self, asking: Admitted) -> None:
+        with asking.connection as connection:
+            with contextlib.suppress(OSError):  # of one who is gone
+                self._reply_to(connection, asking)
             self._asking.discard(connection)
 
-    def _reply_to(self, connection: socket.socket) -> None:
-        connection.settimeout(_HANDSHAKE_S)
-        own = os.urandom(_NONCE_BYTES)
-        connection.sendall(own)
-        question = read_exactly(connection, 1)
-        theirs = read_exactly(connection, _NONCE_BYTES)
-        mac = read_exactly(connection, _MAC_BYTES)
-        if not hmac.compare_digest(mac, self._mac(b"ask", own, theirs, question)):
-            return
-        connection.settimeout(None)
+    def _reply_to(self, connection: socket.socket, asking: Admitted) -> None:
+        question, theirs, _ = self._parts(asking.proof)
         keep_alive(connection)
         if question == _END:
             self._leaving.wait()
         answer = self._answer() if question == _STATES else b""
-        connection.sendall(_LENGTH.pack(len(answer)))
-        connection.sendall(answer)
-        connection.sendall(self._mac(b"tell", own, theirs, answer))
+        for direction, text in ((b"long", _LENGTH.pack(len(answer))), (b"tell", answer)):
+            connection.sendall(text)
+            connection.sendall(self._mac(direction, asking.nonce, theirs, text))
+
+    def _proves(self, own: bytes, proof: bytes) -> bool:
+        question, theirs, mac = self._parts(proof)
+        return hmac.compare_digest(mac, self._mac(b"ask", own, theirs, question))
+
+    @staticmethod
+    def _parts(proof: bytes) -> tuple[bytes, bytes, bytes]:
+        """Question, nonce and mac."""
+        return proof[:1], proof[1:-_MAC_BYTES], proof[-_MAC_BYTES:]
 
     def _mac(self, direction: bytes, asked: bytes, asking: bytes, text: bytes) -> bytes:
         return hmac.digest(self._secret, direction + asked + asking + text, hashlib.sha256)

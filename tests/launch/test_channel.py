@@ -1,13 +1,15 @@
 """Control messages over a real socket, from friends and from strangers."""
 
+import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
+from hvd_autosync import admission
 from hvd_autosync.launch import channel
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender, new_secret
 
@@ -67,7 +69,7 @@ def forged(text: bytes, mac: bytes = b"\0" * 32) -> bytes:
     ],
 )  # fmt: skip
 def test_strangers_are_dropped_and_the_driver_still_gets_in(
-    receiver: ControlReceiver, said: bytes
+    receiver: ControlReceiver, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
@@ -75,8 +77,9 @@ def test_strangers_are_dropped_and_the_driver_still_gets_in(
         stranger = socket.create_connection(where)
         stranger.sendall(said)
         stranger.close()
-        wrong = ControlSender(where, new_secret())
-        wrong.send({"type": "evil"})
+        with monkeypatch.context() as patch, pytest.raises(ChannelError):
+            patch.setattr(channel, "_HANDSHAKE_S", 0.1)
+            ControlSender(where, new_secret())
         ControlSender(where, SECRET).send({"type": "run"})
         assert first.result() == {"type": "run"}
 
@@ -84,24 +87,55 @@ def test_strangers_are_dropped_and_the_driver_still_gets_in(
 def test_one_who_says_nothing_holds_nobody_up_for_long(
     receiver: ControlReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(admission, "HANDSHAKE_S", 0.2)
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(receiver.accept, 10)
         silent = socket.create_connection(where)
         assert len(silent.recv(32)) == 32
         assert silent.recv(1) == b""  # dropped
-        monkeypatch.undo()
         ControlSender(where, SECRET).send({"type": "run"})
         assert first.result() == {"type": "run"}
         silent.close()
+
+
+@pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
+def test_a_crowd_keeps_no_driver_out(
+    receiver: ControlReceiver, manner: str, crowd: Callable[..., list[socket.socket]]
+) -> None:
+    """It comes last, and is let in long before any stranger's time is over."""
+    where = address(receiver)
+    strangers = crowd(where, manner, 300)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(receiver.accept, admission.HANDSHAKE_S - 5)
+        sender = ControlSender(where, SECRET)
+        sender.send({"type": "run"})
+        assert first.result() == {"type": "run"}
+    for stranger in strangers:  # nobody else is kept
+        stranger.setblocking(True)
+        stranger.settimeout(20)
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+    sender.send({"n": 1})
+    assert receiver.receive() == {"n": 1}
+
+
+def test_somebody_else_at_the_port_is_not_taken_for_the_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        entering = pool.submit(ControlSender, listener.getsockname(), SECRET)
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"n" * 32 + b"m" * 32)
+            with pytest.raises(ChannelError, match="somebody else"):
+                entering.result()
 
 
 def test_a_long_message_waits_for_a_busy_receiver(
     receiver: ControlReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is larger than what the system keeps for the receiver until that reads."""
-    monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(channel, "_HANDSHAKE_S", 2.0)
     monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 1 << 26)
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
@@ -110,7 +144,7 @@ def test_a_long_message_waits_for_a_busy_receiver(
         sender.send({})
         first.result()
         sent = pool.submit(sender.send, {"spec": "x" * (1 << 24)})
-        assert not wait([sent], 1.5).done
+        assert not wait([sent], 2.5).done
         assert len(receiver.receive()["spec"]) == 1 << 24
         sent.result()
 
@@ -129,6 +163,8 @@ class Wire:
     def _accept(self) -> None:
         self._near, _ = self._listener.accept()
         self._far = socket.create_connection(self._where)
+        self._near.sendall(self._far.recv(32))
+        self._far.sendall(self._near.recv(32))
         self._near.sendall(self._far.recv(32))
 
     def take(self) -> bytes:

@@ -375,3 +375,80 @@ def test_a_forked_child_has_no_mailbox_and_harms_none() -> None:
         close_all(opened)
         for each in opened:
             each.check()
+
+
+@pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
+def test_letters_arrive_beside_a_crowd_of_which_few_stay(
+    manner: str, crowd: Callable[..., list[socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_zmq, "_STRANGERS", 8)
+    monkeypatch.setattr(mail_zmq, "_ROOM_S", 0.05)
+    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
+    with mailboxes(2, in_turn(letters)) as opened:
+        carrier: Any = opened[0]._carrier
+        host, _, port = json.loads(carrier.card)[0].removeprefix("tcp://").partition(":")
+        strangers = crowd((host, int(port)), manner, 100)
+
+        def few() -> bool:
+            opened[1].send(0, b"through the crowd")
+            assert letters[0].get(timeout=LONG_S) == (1, b"through the crowd", b"")
+            return sum(map(still_there, strangers)) <= 8 and len(carrier._connections) <= 10
+
+        until(few)
+        assert len(carrier._strangers) <= 8
+        for each in opened:
+            each.check()
+
+
+def still_there(stranger: socket.socket) -> bool:
+    """Whether the other side has not hung up."""
+    try:
+        while said := stranger.recv(4096):
+            pass
+        return bool(said)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+POOR = """
+import queue, resource, sys, time
+from hvd_autosync.runtime.mail_zmq import ZmqCarrier
+from hvd_autosync.runtime.mailbox import Mailbox
+
+carrier, heard = ZmqCarrier("127.0.0.1"), queue.SimpleQueue()
+print(carrier.card, flush=True)
+carrier.connect(0, [carrier.card, sys.stdin.readline()])
+box = Mailbox(0, 2, carrier, lambda *letter: heard.put(letter))
+while not carrier._connections:
+    time.sleep(0.01)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+print("poor", flush=True)
+box.await_connections(60)
+print(heard.get(timeout=60)[:2], flush=True)
+"""
+
+
+def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
+    crowd: Callable[..., list[socket.socket]],
+) -> None:
+    carrier = ZmqCarrier("127.0.0.1")
+    with subprocess.Popen(
+        [sys.executable, "-c", POOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        card = process.stdout.readline()
+        process.stdin.write(f"{carrier.card}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "poor\n"
+        host, _, port = json.loads(card)[0].removeprefix("tcp://").partition(":")
+        crowd((host, int(port)), "silent", 200)
+        carrier.connect(1, [card, carrier.card])
+        box = Mailbox(1, 2, carrier, lambda *letter: None)
+        box.await_connections(LONG_S)
+        box.send(0, b"hello")
+        assert process.stdout.readline() == "(1, b'hello')\n"
+        process.kill()
+    with contextlib.suppress(AutosyncError):
+        box.close()
