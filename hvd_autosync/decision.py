@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hvd_autosync.confirm import Comparison, Confirmation, Measurement
+from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.finalists import Finalists, admissibility, refuted
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
@@ -87,6 +87,17 @@ class Decision:
             return self._concluded(confirmation.comparisons(), stopped, verdicts)
         agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
         return Question(next_one, "confirm", agenda)
+
+    def proven(self) -> Strategy | None:
+        """The best strategy that was confirmed so far, if any."""
+        confirming = [t for t in self._trials if t.kind == "confirm"]
+        if not confirming:
+            return None
+        _, candidates = _agenda(confirming[0])
+        measured = [self._measurement(t) for t in confirming]
+        found = Confirmation(self._space.default, candidates, measured).comparisons()
+        sure = (c.strategy for c in found if c.proven and c.rounds >= MIN_ROUNDS)
+        return next(sure, None)
 
     def verdicts(self) -> list[Verdict]:
         """What is said of the strategies that were judged so far."""

@@ -53,6 +53,10 @@ class DefaultTrialError(AutosyncError):
         self.exit_status = exit_status
 
 
+class ShortJobError(DefaultTrialError):
+    """The job ends by itself before it can be measured, or before tuning can pay; it is sound."""
+
+
 class StudyError(AutosyncError):
     """A study was asked or told something that its state does not allow."""
 

@@ -23,6 +23,8 @@ _OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "TRIAL", "TRIAL_ID")
 
 #: Options that say what is run instead of a tuning and then the training: one of them at most.
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
+#: Where the user does not say how long the training will run.
+DEFAULT_EXPECTED_HOURS = 10.0
 REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
@@ -97,10 +99,11 @@ class Options:
     minutes: float | None = _option(
         None, _positive, "M", "Most minutes to spend on tuning; confirming what was found is extra."
     )
-    expected_hours: float = _option(
-        10.0, _positive, "H",
+    expected_hours: float | None = _option(
+        None, _positive, "H",
         "Hours that the training is expected to run: exploring stops when another trial would take "
-        "longer than it is expected to save. Confirming what was found is extra.",
+        f"longer than it is expected to save. Default: {DEFAULT_EXPECTED_HOURS:g}; a script that "
+        "ends within its first trial is not tuned unless this is given.",
     )
     steps: int = _option(40, _at_least(5), "N", "Steps measured in each trial.")
     warmup: int = _option(10, _at_least(1), "N", "Steps run before those, not measured.")

@@ -16,12 +16,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from hvd_autosync import extensions
-from hvd_autosync.errors import AutosyncError, ConfigurationError, StoreError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job, assign_hosts, redact
 from hvd_autosync.options import (
@@ -33,9 +32,6 @@ from hvd_autosync.options import (
     without_our_options,
 )
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
-
-if TYPE_CHECKING:
-    from hvd_autosync.traces import StudyRecord
 
 _PREFIX = "hvd-autosync"
 
@@ -171,44 +167,9 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _run_winner(job, options, options.replay)
     check_hosts(job)
     horovod_build()
-    # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
-    command = " ".join(redact(job.command))
-    print(f"{_PREFIX}: tuning {command} on {job.world_size} ranks", file=sys.stderr)
-    from hvd_autosync.reporting import closing_lines, progress_listener
-    from hvd_autosync.tuning import tune
+    from hvd_autosync.tune_and_train import tune_and_train
 
-    with closing(progress_listener()) as listener:
-        record = tune(job, options, listener)
-    answer, trace = (f"{_PREFIX}: {line}" for line in closing_lines(record, options.store))
-    print(answer, file=sys.stderr, flush=True)
-    status = 0
-    if not options.tune_only:
-        from hvd_autosync.earlier import known_of
-        from hvd_autosync.training import run_training
-
-        assert record.winner is not None, "a finished study has a winner"
-        ended = run_training(job, record.winner, known_of(record, options.store))
-        if not ended.stopped:
-            print(answer, file=sys.stderr)
-        if ended.drift:
-            print(f"{_PREFIX}: {_keep_drift(record, options, ended.drift)}", file=sys.stderr)
-        status = ended.status
-    print(trace, file=sys.stderr)
-    return status
-
-
-def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
-    """Write down that steps became slower; what will be done about it."""
-    from hvd_autosync.study_values import StudySettings
-    from hvd_autosync.traces import TraceStore
-
-    if StudySettings.from_json(study.settings).anew:  # else it would be searched for ever
-        return "it was searched again for that before; once more: --autosync-reuse never"
-    try:
-        TraceStore(options.store).keep_drift(study.study_id, [drift])
-    except StoreError as error:
-        return f"that steps became slower was not written down: {error}"
-    return "as steps became slower, the next run searches again"
+    return tune_and_train(job, options)
 
 
 def _run_file(job: Job, options: Options) -> int:

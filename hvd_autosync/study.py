@@ -147,6 +147,13 @@ class Study:
         """How the study ended; ``None`` while it runs."""
         return Conclusion.of(self.record)
 
+    @property
+    def proven(self) -> Strategy | None:
+        """The best strategy that the confirmation has proven to be faster so far, if any."""
+        if self.record.space is None:
+            return None
+        return self._decision(self.history).proven()
+
     def decide(self) -> Question | Conclusion:
         """What :meth:`ask` would do now; nothing is written.
 

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 from hvd_autosync import extensions
 from hvd_autosync.cluster import links_of
 from hvd_autosync.documents import read_toml
-from hvd_autosync.errors import ConfigurationError, DefaultTrialError, StoreError
+from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress, TrialRunner
 from hvd_autosync.learner import Learner
-from hvd_autosync.options import Options
+from hvd_autosync.options import DEFAULT_EXPECTED_HOURS, Options
 from hvd_autosync.search_space import (
     Links,
     ModelProfile,
@@ -36,7 +36,6 @@ from hvd_autosync.search_space import (
     Task,
     TrialResult,
     TrialSpec,
-    TrialStatus,
     build_space,
     check_restrictions,
     restrict_space,
@@ -48,6 +47,7 @@ from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study import Study
 from hvd_autosync.study_values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
+from hvd_autosync.unfit import why_unfit
 
 #: A finished study of the same task is reused when the default takes about as long as it did.
 _SAME_SPEED = 1.3
@@ -56,6 +56,18 @@ _AGAIN = "to tune again: --autosync-reuse never"
 _TRIALS_ANEW = 8
 #: How often a driver says that it lives, so that no other takes its study for abandoned.
 _HEARTBEAT_S = 20.0
+
+
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a tuning; all that was measured is in the store.
+
+    Args:
+        study: What was tuned; it can be taken up again.
+    """
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(f"study {study.study_id} was interrupted")
+        self.study = study
 
 
 class Listener(Protocol):
@@ -105,7 +117,8 @@ def settings_of(options: Options) -> StudySettings:
         trials=options.trials, minutes=options.minutes, steps=options.steps,
         warmup=options.warmup, quality_steps=options.quality_steps, allow=options.allow,
         seed=options.seed,
-        transfer=options.transfer == "auto", expected_hours=options.expected_hours,
+        transfer=options.transfer == "auto",
+        expected_hours=options.expected_hours or DEFAULT_EXPECTED_HOURS,
     )  # fmt: skip
 
 
@@ -137,6 +150,7 @@ def tune(
     *,
     runner: TrialRunner | None = None,
     learner: Learner | None = None,
+    trains: bool = False,
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, its own or a reused one.
 
@@ -148,12 +162,15 @@ def tune(
         listener: Watches.
         runner: Runs the trials; warm where it can if ``None``.
         learner: Proposes strategies; ours if ``None``.
+        trains: Whether the training follows, so that tuning has to pay within it.
 
     Raises:
         ConfigurationError: An option or file cannot be used, or ``reuse`` is ``only`` and there
             is nothing to reuse.
         DefaultTrialError: The job fails, or cannot be measured, as the user gave it.
+        ShortJobError: It ends by itself too soon.
         StoreError: The store cannot be used.
+        TuningInterrupted: Ctrl-C.
     """
     restrictions = load_restrictions(options.space)
     store = TraceStore(options.store)
@@ -179,10 +196,13 @@ def tune(
         runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
     try:
         with closing(runner):
-            return _Tuning(job, options, restrictions, store, listener, runner).run(study)
-    except BaseException:
+            tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)
+            return tuning.run(study)
+    except BaseException as end:
         with suppress(StoreError):  # this process may live on, as that of a notebook does
             store.let_go(study.study_id)
+        if type(end) is KeyboardInterrupt:  # a display's button has a class of its own
+            raise TuningInterrupted(study) from None
         raise
 
 
@@ -227,7 +247,9 @@ class _Tuning:
         store: TraceStore,
         listener: Listener,
         runner: TrialRunner,
+        trains: bool,
     ) -> None:
+        self._trains = trains
         self._store = store
         self._last_heartbeat = 0.0
         self._job = job
@@ -310,12 +332,13 @@ class _Tuning:
             result: Of the trial.
             new: Whether the study's task is known since just now.
         """
-        if result.step_time is None:
+        pays = not (self._trains and new and self._options.expected_hours is None)
+        error = why_unfit(result, self._options, study.record.space, pays=pays)
+        if error is not None:
             reason = {"reason": result.reason or result.status.value}
             self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)
-            if study.record.space is not None:
-                raise _restricted_default_failed(study, result)
-            raise _default_failed(result, self._options)
+            raise error
+        assert result.step_time is not None, "else it is unfit"
         self._limits = Limits.from_default(result)
         if new and self._options.reuse == "auto" and not study.settings.anew:
             self._reuse(study, result.step_time.mean_s)
@@ -369,37 +392,3 @@ def _classes(task: Task | None, strategy: Strategy) -> Classes:
     if task is None or not beyond_horovod(strategy):
         return {}
     return parameter_classes(task.model)
-
-
-def _restricted_default_failed(study: Study, result: TrialResult) -> DefaultTrialError:
-    """The error for a job that runs as it is, but not with what the space file fixes."""
-    fixed = ", ".join(f"{name}={value}" for name, value in study.space.default.items())
-    return DefaultTrialError(
-        f"the job fails with the defaults that the space file leaves, {fixed}: {result.reason}",
-        hint="Allow more in the space file.",
-        exit_status=result.exit_status or 1,
-    )
-
-
-def _default_failed(result: TrialResult, options: Options) -> DefaultTrialError:
-    """The error for a job that cannot be measured as the user gave it."""
-    needed = options.warmup + MIN_MEASURED_STEPS
-    if result.status is TrialStatus.ENDED_EARLY:
-        steps = min((len(rank.step_s) for rank in result.ranks), default=0)
-        if steps == 0:
-            return DefaultTrialError(
-                "the script ended without a single step of hvd.DistributedOptimizer",
-                hint="Wrap the optimizer with hvd.DistributedOptimizer, or, if the script reduces "
-                "gradients by hand, call hvd_autosync.step() after each step.",
-            )
-        return DefaultTrialError(
-            f"the script ended after {steps} steps; at least {needed} are needed "
-            f"({options.warmup} to warm up, {MIN_MEASURED_STEPS} measured)",
-            hint="Let it train longer, or lower --autosync-warmup.",
-        )
-    output = f"\n{result.stderr_tail}" if result.stderr_tail else ""
-    return DefaultTrialError(
-        f"the job fails as it is, before anything was changed: {result.reason}{output}",
-        hint="Make the job run without --autosync first.",
-        exit_status=result.exit_status or 1,
-    )

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,5 +33,6 @@ def signals_deferred() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-        for number in dict.fromkeys(arrived):
-            os.kill(os.getpid(), number)
+        with ExitStack() as stack:  # of two presses of Ctrl-C both count, and the first one raises
+            for number in reversed(arrived):
+                stack.callback(os.kill, os.getpid(), number)

@@ -118,8 +118,6 @@ def test_mpi_works_the_same(job: Job) -> None:
         (["--fault", "crash"], "deliberate crash at step -1"),
         (["--fault", "crash", "--at", "5", "--rank", "1"], "deliberate crash at step 5"),
         (["--fault", "exit", "--at", "5", "--rank", "1"], "rank 1 exited with status 7"),
-        (["--by-hand"], r"without a single step .*\n.*hvd_autosync.step\(\)"),
-        (["--steps", "6"], "ended after 6 steps; at least 8 are needed"),
     ],
 )
 def test_a_job_that_fails_by_itself_is_given_back(
@@ -133,6 +131,31 @@ def test_a_job_that_fails_by_itself_is_given_back(
     assert done.stderr.count("Traceback") == ("crash" in script), done.stderr
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("script", "trained", "named"),
+    [
+        (["--by-hand"], 60, r"without a single step .* it runs untuned.*hvd_autosync.step\(\)"),
+        (["--steps", "6"], 6, "ended after 6 steps; at least 8 are needed .* it runs untuned"),
+        (["--steps", "9"], 9, "ended by itself after 9 steps, .* it runs untuned"),
+    ],
+)
+def test_a_job_that_is_too_short_runs_untuned(
+    job: Job, script: list[str], trained: int, named: str
+) -> None:
+    done = job.run(*script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"trained {trained} steps") == 1
+    assert re.search(named, done.stderr), done.stderr
+    (study,) = job.store.studies()
+    assert study.status is StudyStatus.FAILED and len(job.store.trials(study.study_id)) == 1
+
+
+def test_a_job_that_is_too_short_is_an_error_where_nothing_but_tuning_is_wanted(job: Job) -> None:
+    done = job.run("--steps", "6", options=("--gloo", "--autosync-tune-only"))
+    assert done.returncode == 1 and "trained" not in done.stdout
+    assert "error: the script ended after 6 steps; at least 8 are needed" in done.stderr
 
 
 def wait_for_trials(store: TraceStore, count: int, deadline_s: float = 120) -> None:

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from hvd_autosync.errors import ShortJobError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.options import Options
 from hvd_autosync.search_space import (
@@ -23,7 +24,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.trial import RankReport, TrialSpec
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore
-from hvd_autosync.tuning import _classes, tune, tuning_key, tuning_keys
+from hvd_autosync.tuning import TuningInterrupted, _classes, tune, tuning_key, tuning_keys
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
 TASK = Task(
@@ -110,6 +111,61 @@ def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     first = min(store.studies(), key=lambda study: study.created_at)
     assert [study.winner for study in taken] == [winner] * 2
     assert [Conclusion.of(study).source for study in taken] == [first.study_id] * 2
+
+
+def short(count: int) -> TrialResult:
+    """What the default trial of a script of so many steps gives."""
+    steps = RankReport(0, "a", step_s=(0.1,) * count)
+    return TrialResult(
+        TrialStatus.ENDED_EARLY, f"the script ended after {count} steps", (steps,) if count else (),
+        warmup_steps=10, profile=TASK.model,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "trains", "hours", "said"),
+    [
+        (0, True, None, "without a single step"),
+        (12, True, None, "ended after 12 steps; at least 15 are needed"),
+        (12, True, 5.0, "ended after 12 steps"),
+        (12, False, None, "ended after 12 steps"),
+        (20, True, None, "ended by itself after 20 steps"),
+        (20, True, 5.0, None),  # as it will run often
+        (20, False, None, None),  # nothing but tuning is wanted
+    ],
+)
+def test_a_job_that_ends_within_its_first_trial(
+    tmp_path: Path, count: int, trains: bool, hours: float | None, said: str | None
+) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), expected_hours=hours)
+    runner = MagicMock()
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.strategy:
+            raise Launched
+        return short(count)
+
+    runner.run.side_effect = run
+    expected = pytest.raises(ShortJobError, match=said) if said else pytest.raises(Launched)
+    with expected:
+        tune(job, options, MagicMock(), runner=runner, trains=trains)
+    (study,) = TraceStore(options.store).studies()
+    assert study.status is (StudyStatus.FAILED if said else StudyStatus.RUNNING)
+
+
+def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    runner = MagicMock()
+    runner.run.side_effect = KeyboardInterrupt
+    with pytest.raises(TuningInterrupted) as caught:
+        tune(job, options, MagicMock(), runner=runner)
+    store = TraceStore(options.store)
+    (study,) = store.studies()
+    assert caught.value.study.study_id == study.study_id
+    assert study.status is StudyStatus.RUNNING
+    assert store.claim_resumable(study.job_key) is not None, "it was let go"
 
 
 def test_who_begins_anew_under_other_settings_is_told(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class Standing:
             )
         return (
             f"trial {trial.number}: no step of hvd.DistributedOptimizer after {_SILENT_S:.0f} s; "
-            "if the script does not train with horovod.torch, stop it with Ctrl-C"
+            "if the script does not train with horovod.torch, end this with Ctrl-C"
         )
 
     def end(self, study: Study, trial: Trial, result: TrialResult) -> EndedTrial:

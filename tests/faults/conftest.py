@@ -34,16 +34,19 @@ class Life:
         # Whoever runs the tests in the background of a shell has SIGINT ignored, and bequeaths it.
         self.process = subprocess.Popen(
             ["env", "--default-signal=INT", *command], stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, text=True, start_new_session=True, env=environment,
+            stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment,
         )  # fmt: skip
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
+        self._printed: list[str] = []
+        assert self.process.stderr is not None and self.process.stdout is not None
+        self._readers = [
+            threading.Thread(target=lines.extend, args=(stream,), daemon=True)
+            for lines, stream in (
+                (self.lines, self.process.stderr), (self._printed, self.process.stdout),
+            )
+        ]  # fmt: skip
+        for reader in self._readers:
+            reader.start()
 
     @property
     def trials(self) -> int:
@@ -69,7 +72,8 @@ class Life:
     def wait(self) -> int:
         """Its exit status."""
         status = self.process.wait(200)
-        self._reader.join(10)
+        for reader in self._readers:
+            reader.join(10)
         return status
 
     def end(self) -> None:
@@ -81,6 +85,11 @@ class Life:
     def said(self) -> str:
         """All that it has said."""
         return "".join(self.lines)
+
+    @property
+    def printed(self) -> str:
+        """All that the job has printed."""
+        return "".join(self._printed)
 
 
 class Job:
@@ -101,10 +110,13 @@ class Job:
         self._lives: list[Life] = []
         self._shared_memory = set(os.listdir("/dev/shm"))
 
-    def start(self, *script: str, trials: int = 3, options: tuple[str, ...] = ()) -> Life:
-        """Start a driver that tunes only."""
+    def start(
+        self, *script: str, trials: int = 3, options: tuple[str, ...] = (), trains: bool = False
+    ) -> Life:
+        """Start a driver that tunes, and trains afterwards only if asked to."""
+        options = options if trains else ("--autosync-tune-only", *options)
         command = [
-            self._horovodrun, "-np", "2", "--gloo", "--autosync", "--autosync-tune-only",
+            self._horovodrun, "-np", "2", "--gloo", "--autosync",
             "--autosync-trials", str(trials), "--autosync-steps", "8", "--autosync-warmup", "3",
             "--autosync-store", self.store_option, *options, sys.executable, str(SCRIPT), *script,
         ]  # fmt: skip
