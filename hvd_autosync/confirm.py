@@ -24,6 +24,10 @@ from hvd_autosync.search_space import StepTime, Strategy
 CONFIDENCE = 0.9
 #: Rounds after which is looked, and the share of the allowed error that each look may spend.
 _SPENT = {3: 0.15, 4: 0.1, 5: 0.15, 6: 0.15, 7: 0.15, 8: 0.3}
+#: By more than this factor launches of one strategy hardly ever differ.
+LAUNCHES_DIFFER = 1.1
+#: Rounds after which a candidate that was slower in each is out.
+_SLOWER_ROUNDS = 2
 #: Failures of the default that are not held against it.
 _FORGIVEN = 1
 MIN_ROUNDS, MAX_ROUNDS = min(_SPENT), max(_SPENT)
@@ -120,8 +124,9 @@ class Measurement:
 class Confirmation:
     """Who is measured next, and what the measurements so far say.
 
-    A candidate that fails once is out. The default has been measured before, so that it is not to
-    blame for one failure: it is asked for again.
+    A candidate that fails once is out, and so is one that was slower in each of two rounds, or in
+    its first by more than launches differ: there is nothing to prove. The default has been
+    measured before, so that it is not to blame for one failure: it is asked for again.
 
     Args:
         default: The default strategy.
@@ -141,14 +146,17 @@ class Confirmation:
 
     def next(self) -> Strategy | None:
         """The next strategy to measure; ``None`` when there is nothing left to decide."""
-        contenders = [s for s in (self._default, *self._candidates) if not self._failed(s)]
+        # While measurements are under way, as with several trials at once, nothing is decided.
+        running = any(m.running for m in self._measurements)
+        contenders = [
+            strategy for strategy in (self._default, *self._candidates)
+            if not self._failed(strategy) and (running or not self._slower(strategy))
+        ]  # fmt: skip
         if self._failed(self._default) or len(contenders) < 2:
             return None
         good = [m.strategy for m in self._measurements if m.running or m.time is not None]
         begun = {s: good.count(s) for s in contenders}
         rounds = min(begun.values())
-        # While measurements are under way, as with several trials at once, nothing is decided.
-        running = any(m.running for m in self._measurements)
         if not running and rounds == max(begun.values()) and rounds >= MIN_ROUNDS:
             settled = not any(c.undecided for c in self.comparisons())
             if settled or rounds >= MAX_ROUNDS:
@@ -176,6 +184,14 @@ class Confirmation:
             m.strategy == strategy and m.time is None and not m.running for m in self._measurements
         )
         return failures > (_FORGIVEN if strategy == self._default else 0)
+
+    def _slower(self, strategy: Strategy) -> bool:
+        """Whether a candidate was slower than the default whenever both were measured."""
+        pairs = list(zip(self._times(self._default), self._times(strategy), strict=False))
+        factors = [own.mean_s / default.mean_s for default, own in pairs]
+        if strategy == self._default or not factors or min(factors) <= 1:
+            return False
+        return len(factors) >= _SLOWER_ROUNDS or factors[0] > LAUNCHES_DIFFER
 
     def _times(self, strategy: Strategy) -> list[StepTime]:
         return [m.time for m in self._measurements if m.strategy == strategy and m.time]

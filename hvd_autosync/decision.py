@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from hvd_autosync.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.finalists import Finalists, admissibility, refuted
 from hvd_autosync.learner.base import Learner, Suggestion
@@ -23,9 +24,8 @@ from hvd_autosync.study_values import Conclusion, StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 from hvd_autosync.turns import explored, turn_to_explore
 
-#: Exploring stops when the next trial is expected to save a smaller share of a step, but not
-#: before so many trials, the default's included.
-SMALL_GAIN, FEWEST_TRIALS = 0.01, 4
+#: Exploring stops when the next trial is expected to save a smaller share of a step.
+SMALL_GAIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Decision:
         self._settings = settings
         self._learner = learner
         self._trials = trials
+        self._budget = Budget(settings, trials)
 
     def next(self) -> Question | Conclusion:
         """The next trial, or how the study ends."""
@@ -79,12 +80,18 @@ class Decision:
             if wanted is not None:
                 return wanted
         verdicts = self._check(leaders).verdicts()
-        candidates = leaders if confirming else self._finalists.candidates(leaders, verdicts)
+        candidates = leaders
+        if not confirming:
+            candidates = self._finalists.candidates(leaders, verdicts)
+            if self._budget.left_s < self._budget.confirming_s(len(candidates) + 1):
+                candidates = candidates[:1]
         measured = [self._measurement(t) for t in confirming]
         confirmation = Confirmation(default, candidates, measured)
         next_one = confirmation.next()
-        if next_one is None:
-            return self._concluded(confirmation.comparisons(), stopped, verdicts)
+        too_long = self._too_long(candidates, begun=bool(confirming))
+        if next_one is None or too_long:
+            why = too_long if next_one is not None else ""
+            return self._concluded(confirmation.comparisons(), stopped, verdicts, why)
         agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
         return Question(next_one, "confirm", agenda)
 
@@ -103,6 +110,17 @@ class Decision:
         """What is said of the strategies that were judged so far."""
         return self._check(()).verdicts()
 
+    def _too_long(self, candidates: Sequence[Strategy], *, begun: bool) -> str:
+        """Why the confirmation is not begun, or does not go on; empty where it does."""
+        if begun:
+            trial_s = self._budget.trial_s
+            out_of_time = self._budget.left_s < trial_s
+            return "the minutes were used before anything was confirmed" if out_of_time else ""
+        if not candidates:
+            return ""
+        saving = self._finalists.saving(candidates[0])
+        return self._budget.why_not_confirm(len(candidates) + 1, saving)
+
     def _before_confirming(self) -> tuple[Question | None, str, list[Strategy]]:
         """The next trial that explores or judges; else why there is none, and who is best."""
         stopped = ""
@@ -117,7 +135,11 @@ class Decision:
             wanted = self._check(self._finalists.leaders()).next()
             if wanted is not None:
                 strategy, seed = wanted
-                steps = self._finalists.steps_in_time(strategy, self._settings.quality_steps)
+                steps = self._settings.quality_steps
+                needed_s = self._budget.judging_s(steps) + self._budget.confirming_s()
+                if self._budget.left_s < needed_s:
+                    continue
+                steps = self._finalists.steps_in_time(strategy, steps)
                 return Question(strategy, "quality", {"seed": seed}, steps, seed), "", []
         return None, stopped, self._finalists.leaders()
 
@@ -153,9 +175,7 @@ class Decision:
             return ""
         if gain < SMALL_GAIN:
             return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
-        ended = [t for t in explored(self._trials) if t.result and math.isfinite(t.result.total_s)]
-        trial_s = _used_s(ended) / len(ended) if ended else 0.0
-        saved_s = gain * 3600 * self._settings.expected_hours
+        trial_s, saved_s = self._budget.trial_s, gain * self._budget.training_s
         if saved_s < trial_s:
             return (
                 f"another trial takes {trial_s:.0f} s and is expected to save {saved_s:.0f} s of "
@@ -170,9 +190,7 @@ class Decision:
             return "no knob can matter for this job"
         if len(explored(self._trials)) >= settings.trials:
             return f"all {settings.trials} trials were used"
-        if settings.minutes is not None and _used_s(self._trials) >= 60 * settings.minutes:
-            return f"the {settings.minutes:g} minutes were used"
-        return ""
+        return self._budget.why_not_explore()
 
     @cached_property
     def _finalists(self) -> Finalists:
@@ -198,14 +216,24 @@ class Decision:
         )  # fmt: skip
 
     def _concluded(
-        self, comparisons: list[Comparison], stopped: str, verdicts: Sequence[Verdict]
+        self, comparisons: list[Comparison], stopped: str, verdicts: Sequence[Verdict], why: str
     ) -> Conclusion:
+        """How the study ends.
+
+        Args:
+            comparisons: Of the candidates that were confirmed.
+            stopped: Why exploring ended.
+            verdicts: Of lossy strategies.
+            why: Why nothing more is confirmed, where something would be.
+        """
         best = comparisons[0] if comparisons else None
         default = default_result(self._trials)
         first = default.step_time if default else None
         winner = self._space.default
         if best is not None and best.proven:
             winner, reason = best.strategy, "it was faster than the default when measured again"
+        elif why:
+            reason = why
         elif best is not None:
             reason = "no candidate was faster with confidence when measured again"
         elif any(t.kind == "confirm" for t in self._trials):
@@ -223,10 +251,3 @@ class Decision:
 def _agenda(trial: TrialRecord) -> tuple[str, list[Strategy]]:
     """Why exploring stopped and who was chosen then, as a later trial has it written down."""
     return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]
-
-
-def _used_s(trials: Sequence[TrialRecord]) -> float:
-    """Seconds that the trials and the thinking before them took."""
-    ran = [t.result.total_s for t in trials if t.result is not None]
-    thought = [float(t.info.get("ask_s", 0.0)) for t in trials]
-    return sum(s for s in ran if not math.isnan(s)) + sum(thought)

@@ -54,7 +54,7 @@ class DefaultTrialError(AutosyncError):
 
 
 class ShortJobError(DefaultTrialError):
-    """The job ends by itself before it can be measured, or before tuning can pay; it is sound."""
+    """The job is sound, but too short for its tuning, or the minutes of that are."""
 
 
 class StudyError(AutosyncError):

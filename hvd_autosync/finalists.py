@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hvd_autosync import learner as learning
+from hvd_autosync.confirm import LAUNCHES_DIFFER
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.quality import MOST_JUDGED, MOST_STEPS_FACTOR, Verdict
@@ -35,9 +36,10 @@ def admissibility(space: SearchSpace, verdicts: Sequence[Verdict]) -> Admissibil
 
 
 def refuted(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
-    """Strategies that were never measured but in a trial cut short, slower than the default.
+    """Strategies that were never measured but clearly slower than the default.
 
-    Whatever a model makes of their neighbours and of related tasks.
+    By more than launches differ, or in a trial cut short. Whatever a model makes of their
+    neighbours and of related tasks.
     """
     default = default_result(trials)
     default_s = default.step_time.mean_s if default and default.step_time else math.inf
@@ -46,7 +48,8 @@ def refuted(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
     for trial in trials:
         if trial.result is not None and trial.result.step_time is not None:
             cut = trial.result.status is TrialStatus.CUT_SHORT
-            refutes = cut and trial.result.step_time.mean_s > default_s
+            limit_s = default_s * (1.0 if cut else LAUNCHES_DIFFER)
+            refutes = trial.result.step_time.mean_s > limit_s
             (slow if refutes else others).add(space.complete(trial.strategy))
     return slow - others
 
@@ -123,6 +126,11 @@ class Finalists:
         close = min(log_step, default=0.0) + math.log1p(_CLOSE_RACE)
         near = [each for each, y in zip(allowed, log_step, strict=True) if y <= close]
         return near[:_MOST_CONFIRMED]
+
+    def saving(self, strategy: Strategy) -> float:
+        """Share of the default's step that ``strategy`` is expected to save, if it is faster."""
+        (saving,) = learning.expected_savings(self._surrogate, [strategy], self._space.default)
+        return saving
 
     def steps_in_time(self, strategy: Strategy, steps: int) -> int:
         """Steps under ``strategy`` in the time of ``steps`` of the default, at least as many."""

@@ -97,7 +97,7 @@ class Options:
         "Most trials before the winner is confirmed, the default's included.",
     )
     minutes: float | None = _option(
-        None, _positive, "M", "Most minutes to spend on tuning; confirming what was found is extra."
+        None, _positive, "M", "Most minutes to spend on tuning, confirming what was found included."
     )
     expected_hours: float | None = _option(
         None, _positive, "H",

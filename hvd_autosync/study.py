@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvd_autosync import learner as learning
+from hvd_autosync.budget import Budget
+from hvd_autosync.confirm import LAUNCHES_DIFFER
 from hvd_autosync.decision import Decision, Question
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.base import Learner
@@ -41,9 +43,6 @@ from hvd_autosync.traces import (
     default_result,
 )
 from hvd_autosync.versions import deciding_versions
-
-#: Trials cut short are those clearly slower than the best by more than launches differ.
-_HOPELESS_FACTOR = 1.1
 
 
 class Study:
@@ -154,6 +153,11 @@ class Study:
             return None
         return self._decision(self.history).proven()
 
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the minutes; infinite without such a limit."""
+        return Budget(self.settings, self.history).left_s
+
     def decide(self) -> Question | Conclusion:
         """What :meth:`ask` would do now; nothing is written.
 
@@ -218,7 +222,7 @@ class Study:
         verdicts = self._decision(self.history).verdicts()
         usable = {verdict.strategy for verdict in verdicts if verdict.admissible}
         rivals = [o.step_s for o in seen if self.space.is_exact(o.strategy) or o.strategy in usable]
-        return min((s for s in rivals if s is not None), default=math.inf) * _HOPELESS_FACTOR
+        return min((s for s in rivals if s is not None), default=math.inf) * LAUNCHES_DIFFER
 
     def finish(self, conclusion: Conclusion) -> None:
         """Close the study with ``conclusion``."""

@@ -21,7 +21,7 @@ class StudySettings:
 
     Attributes:
         trials: Most trials before confirmation, the default's included.
-        minutes: Most minutes before confirmation; ``None``: no limit.
+        minutes: Most minutes in all; ``None``: no limit.
         steps: Steps measured in each trial.
         warmup: Steps before those.
         quality_steps: Steps of a trial that judges a lossy strategy by its losses.

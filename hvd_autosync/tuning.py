@@ -308,7 +308,8 @@ class _Tuning:
             self._beat(study)
             self._listener.on_trial_progress(study, trial, progress)
 
-        return self._runner.run(spec, self._limits, report)
+        limits = replace(self._limits, total_s=study.left_s)
+        return self._runner.run(spec, limits, report)
 
     def _beat(self, study: Study) -> None:
         """Say that this driver lives."""

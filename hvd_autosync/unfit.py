@@ -23,6 +23,11 @@ def why_unfit(
         return _restricted_default_failed(result, space)
     if result.status is TrialStatus.ENDED_EARLY:
         return _too_short(result, options, pays=pays)
+    if result.step_time is None and result.status is TrialStatus.CUT_SHORT:
+        return ShortJobError(
+            f"the {options.minutes:g} minutes were used before the job was measured as it is",
+            hint="Allow more with --autosync-minutes.",
+        )
     return None if result.step_time is not None else _default_failed(result)
 
 

@@ -23,6 +23,8 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.traces.checking import type_problem
 
+#: Why a trial was ended that ran into the end of the tuning's time.
+OUT_OF_TIME = "the minutes of the tuning were used"
 _CHUNK_BYTES = 64 * 1024
 _Value = TypeVar("_Value")
 
@@ -132,6 +134,8 @@ class Collector:
     def overdue(self, limits: Limits) -> str:
         """Why the trial must not be waited for any longer; empty while it may."""
         now, state = time.monotonic(), self.progress()
+        if state.elapsed_s > limits.total_s:
+            return OUT_OF_TIME
         if state.phase == "ending":
             self._all_ended_at = min(self._all_ended_at, now)
             if now - self._all_ended_at > limits.exit_s:
@@ -201,6 +205,8 @@ class Collector:
                 reason = "its steps so far exclude beating the best"
                 return TrialStatus.CUT_SHORT, reason, self._tail.whole()
             return TrialStatus.COMPLETED, "", self._tail.whole()
+        if killed_because == OUT_OF_TIME:
+            return TrialStatus.CUT_SHORT, killed_because, self._tail.whole()
         if killed_because:
             return TrialStatus.HUNG, killed_because, self._tail.whole()
         if exit_status != 0:

@@ -24,11 +24,13 @@ class Limits:
         setup_s: From launch to the end of the first step.
         silence_s: From one finished step to the next.
         exit_s: From the last rank's end of the run to the launcher's exit.
+        total_s: What is left of the minutes of the tuning.
     """
 
     setup_s: float = math.inf
     silence_s: float = math.inf
     exit_s: float = 30.0
+    total_s: float = math.inf
 
     @classmethod
     def from_default(cls, result: TrialResult) -> Limits:

@@ -4,7 +4,8 @@ The driver sends a :class:`TrialSpec` to the workers and gets a :class:`TrialRes
 life of a trial::
 
     asked -> running -> COMPLETED      all steps measured
-                     -> CUT_SHORT      its steps so far exclude beating the best
+                     -> CUT_SHORT      its steps so far exclude beating the best, or the minutes
+                                       of the tuning were used
                      -> ENDED_EARLY    the script finished first; what was measured counts
                      -> CRASHED        a rank exited with a status other than 0, or was killed
                      -> HUNG           no progress within the limit derived from the default

@@ -126,6 +126,34 @@ def test_nothing_is_decided_while_measurements_run() -> None:
     assert Confirmation(default, [other], more).comparisons()[0].rounds == 3
 
 
+@pytest.mark.parametrize(
+    ("rounds", "goes_on"),
+    [
+        ([0.8], True),
+        ([1.05], True),  # launches differ by that
+        ([2.5], False),
+        ([1.02, 1.01], False),
+        ([1.02, 0.99], True),
+    ],
+)
+def test_a_candidate_that_is_never_faster_is_not_measured_for_long(
+    rounds: list[float], goes_on: bool
+) -> None:
+    slow, other = Strategy({"cycle_time_ms": 2.0}), Strategy({"cycle_time_ms": 3.0})
+    measured = [
+        Measurement(s, t)
+        for own in rounds for s, t in zip((DEFAULT, slow), times(1, own), strict=True)
+    ]  # fmt: skip
+    assert Confirmation(DEFAULT, [slow], measured).next() == (DEFAULT if goes_on else None)
+    assert [c.strategy for c in Confirmation(DEFAULT, [slow], measured).comparisons()] == [slow]
+    both = [
+        Measurement(s, t)
+        for own in rounds for s, t in zip((DEFAULT, slow, other), times(1, own, 0.8), strict=True)
+    ]  # fmt: skip
+    with_other = Confirmation(DEFAULT, [slow, other], [*both, *measured[:1]])
+    assert with_other.next() == (slow if goes_on else other)
+
+
 def test_nothing_measured_is_an_error() -> None:
     with pytest.raises(ValueError, match="no round"):
         compare(S, [], [])

@@ -8,11 +8,13 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hvd_autosync.decision import FEWEST_TRIALS
+from hvd_autosync import study as study_module
+from hvd_autosync.budget import FEWEST_TRIALS
 from hvd_autosync.errors import StudyError
 from hvd_autosync.finalists import Finalists, refuted
 from hvd_autosync.relatives import observations_of
@@ -100,15 +102,29 @@ def test_what_was_cut_short_as_slower_than_the_default_is_not_confirmed(tmp_path
         report = RankReport(0, "", (seconds,) * 8)
         return replace(trial, result=TrialResult(TrialStatus.CUT_SHORT, ranks=(report,)))
 
+    slow = refuted(SPACE, explored)
+    assert winner not in slow
     for seconds, expected in ((0.2, {winner}), (0.09, set())):
         trials = [
             cut_short(t, seconds) if SPACE.complete(t.strategy) == winner else t for t in explored
         ]
-        assert refuted(SPACE, trials) == expected
-        assert not refuted(SPACE, [*trials, *one.history]), "it was measured in whole"
+        assert refuted(SPACE, trials) == slow | expected
+        assert refuted(SPACE, [*trials, *one.history]) == slow, "it was measured in whole"
     seen = observations_of(SPACE, explored)
     assert winner in Finalists(one.problem, seen).leaders()
     assert winner not in Finalists(one.problem, seen, {winner}).leaders()
+
+
+@pytest.mark.parametrize("slower", [1.01, 2.5])
+def test_where_nothing_was_faster_nothing_is_confirmed(tmp_path: Path, slower: float) -> None:
+    """Whatever else is tried takes 1.01 or 2.5 times as long as the default."""
+    one, noise = study(tmp_path, trials=8), np.random.default_rng(0)
+    while (trial := one.ask()) is not None:
+        mean = 0.1 * (1.0 if SPACE.complete(trial.strategy) == SPACE.default else slower)
+        one.tell(trial, [mean * math.exp(noise.normal(0, 0.02)) for _ in range(40)])
+    kinds = [trial.kind for trial in one.history]
+    assert len(kinds) >= FEWEST_TRIALS and "confirm" not in kinds
+    assert one.conclusion is not None and one.conclusion.winner == SPACE.default
 
 
 def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
@@ -116,7 +132,7 @@ def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
     (tmp_path / "short").mkdir()
     job = SimulatedJob(gain=0.8)
     used = []
-    for folder, hours in (("short", 0.1), ("", 100.0)):
+    for folder, hours in (("short", 0.2), ("", 100.0)):
         one = study(tmp_path / folder, trials=15, expected_hours=hours)
         while (trial := one.ask()) is not None:
             report = RankReport(0, "", tuple(job.steps(trial.strategy)))
@@ -124,7 +140,7 @@ def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
         used.append(sum(trial.kind != "confirm" for trial in one.history))
         if folder:
             assert one.conclusion is not None
-            assert "of 0.1 hours of training" in one.conclusion.stopped
+            assert "of 0.2 hours of training" in one.conclusion.stopped
     assert FEWEST_TRIALS <= used[0] < used[1]
 
 
@@ -289,17 +305,76 @@ def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     assert asked[0] == asked[1]
 
 
-def test_the_minutes_are_kept(tmp_path: Path) -> None:
-    one = study(tmp_path, trials=50, minutes=0.5)
+def timed(one: Study, job: SimulatedJob, total_s: float = 10.0) -> Conclusion:
+    """Run ``one`` to its end with trials of ``total_s`` seconds, and no time to think."""
     while (trial := one.ask()) is not None:
-        if trial.kind == "confirm":
-            break
-        steps = SimulatedJob().steps(trial.strategy)
-        from hvd_autosync.search_space import RankReport
+        report = RankReport(0, "a", tuple(job.steps(trial.strategy)))
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=total_s))
+    assert one.conclusion is not None
+    return one.conclusion
 
-        ranks = (RankReport(0, "a", tuple(steps)),)
-        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=ranks, total_s=10.0))
-    assert sum(t.kind != "confirm" for t in one.history) == 3
+
+@pytest.fixture
+def no_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a trial takes no time, on whatever machine."""
+    monkeypatch.setattr(study_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
+
+@pytest.mark.usefixtures("no_thinking")
+@pytest.mark.parametrize(
+    ("minutes", "explored", "confirmed"),
+    [
+        (0.5, 1, 0),  # not enough for one more trial and the confirmation
+        (1.6, 3, 6),
+        (4.0, 17, 6),
+    ],
+)
+def test_the_minutes_are_kept_with_all_that_is_done(
+    tmp_path: Path, minutes: float, explored: int, confirmed: int
+) -> None:
+    one = study(tmp_path, trials=50, minutes=minutes, expected_hours=1000.0)
+    conclusion = timed(one, SimulatedJob(gain=0.6))
+    kinds = [trial.kind for trial in one.history]
+    assert 10.0 * len(kinds) <= 60 * minutes
+    assert len(kinds) - kinds.count("confirm") <= explored
+    assert kinds.count("confirm") == confirmed
+    if minutes < 4:
+        assert len(kinds) - kinds.count("confirm") == explored
+        assert f"the {minutes:g} minutes leave no time" in conclusion.stopped
+    assert (conclusion.best is not None) == (confirmed > 0)
+
+
+@pytest.mark.usefixtures("no_thinking")
+def test_minutes_that_end_within_the_confirmation_prove_nothing(tmp_path: Path) -> None:
+    """Trials of the confirmation take longer than those before it did."""
+    one, job = study(tmp_path, trials=50, minutes=1.6, expected_hours=1000.0), SimulatedJob(0.6)
+    while (trial := one.ask()) is not None:
+        total_s = 30.0 if trial.kind == "confirm" else 10.0
+        report = RankReport(0, "a", tuple(job.steps(trial.strategy)))
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=total_s))
+    kinds = [trial.kind for trial in one.history]
+    assert 0 < kinds.count("confirm") < 6
+    assert one.conclusion is not None and one.conclusion.best is None
+    assert one.conclusion.reason == "the minutes were used before anything was confirmed"
+
+
+@pytest.mark.usefixtures("no_thinking")
+def test_what_cannot_pay_is_not_begun(tmp_path: Path) -> None:
+    """A training of 36 seconds, of which a trial takes eight."""
+    one = study(tmp_path, trials=20, expected_hours=0.01)
+    conclusion = timed(one, SimulatedJob(), total_s=8.0)
+    assert [trial.kind for trial in one.history] == ["default"]
+    assert "72 s more at least, and the training is expected to take 36 s" in conclusion.stopped
+
+
+@pytest.mark.usefixtures("no_thinking")
+def test_what_a_confirmation_costs_must_be_saved(tmp_path: Path) -> None:
+    """It takes a minute, and a tenth or so of six minutes can be saved."""
+    one = study(tmp_path, trials=8, expected_hours=0.1)
+    conclusion = timed(one, SimulatedJob(gain=0.9))
+    assert "confirm" not in [trial.kind for trial in one.history]
+    assert conclusion.winner == SPACE.default
+    assert "60 s and is expected to save" in conclusion.reason
 
 
 def test_an_empty_space_concludes_with_the_default(tmp_path: Path) -> None:

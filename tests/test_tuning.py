@@ -9,6 +9,7 @@ import pytest
 
 from hvd_autosync.errors import ShortJobError
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
 from hvd_autosync.options import Options
 from hvd_autosync.search_space import (
     HorovodBuild,
@@ -152,6 +153,33 @@ def test_a_job_that_ends_within_its_first_trial(
         tune(job, options, MagicMock(), runner=runner, trains=trains)
     (study,) = TraceStore(options.store).studies()
     assert study.status is (StudyStatus.FAILED if said else StudyStatus.RUNNING)
+
+
+@pytest.mark.parametrize("measured", [0, 20])
+def test_no_trial_runs_beyond_the_minutes(tmp_path: Path, measured: int) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), minutes=1.0)
+    limits = []
+
+    def run(spec: TrialSpec, limit: Limits, _: object) -> TrialResult:
+        if spec.probe:
+            return short(0)
+        limits.append(limit.total_s)
+        cut = short(10 + measured)
+        return replace(cut, status=TrialStatus.CUT_SHORT, setup_s=5.0, total_s=60.0)
+
+    runner = MagicMock()
+    runner.run.side_effect = run
+    if measured:
+        study = tune(job, options, MagicMock(), runner=runner)
+        conclusion = Conclusion.of(study)
+        assert conclusion is not None and conclusion.best is None
+        assert "the 1 minutes leave no time" in conclusion.stopped
+    else:
+        with pytest.raises(ShortJobError, match="the 1 minutes were used before"):
+            tune(job, options, MagicMock(), runner=runner)
+    (limit_s,) = limits
+    assert 0.0 < limit_s <= 60.0
 
 
 def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:

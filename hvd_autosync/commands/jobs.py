@@ -41,7 +41,7 @@ def tune(words: _WordsArgument = None) -> None:
 
     \b
       --autosync-trials N     most trials before the winner is confirmed
-      --autosync-minutes M    most minutes, likewise
+      --autosync-minutes M    most minutes, confirming the winner included
       --autosync-space FILE   restrict or fix knobs (see hvd-autosync space)
       --autosync-allow codec  also tune knobs that can change the trained model
 

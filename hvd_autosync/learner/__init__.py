@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from hvd_autosync.learner.base import Learner, Suggestion
     from hvd_autosync.learner.baseline import RandomLearner
     from hvd_autosync.learner.bayesian import BayesianLearner
-    from hvd_autosync.learner.candidates import best_tried, worth_confirming
+    from hvd_autosync.learner.candidates import (
+        best_tried,
+        expected_savings,
+        worth_confirming,
+    )
     from hvd_autosync.learner.effects import KnobEffect, knob_effects
     from hvd_autosync.learner.gp import fit
     from hvd_autosync.learner.importance import knob_importance
@@ -41,6 +45,7 @@ _MODULES = {
     "Surrogate": "surrogate",
     "best_tried": "candidates",
     "expected_gain": "stopping",
+    "expected_savings": "candidates",
     "fit": "gp",
     "knob_effects": "effects",
     "knob_importance": "importance",
@@ -59,6 +64,7 @@ __all__ = [
     "Surrogate",
     "best_tried",
     "expected_gain",
+    "expected_savings",
     "fit",
     "knob_effects",
     "knob_importance",

@@ -11,11 +11,13 @@ from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.stopping import expected_saving
 from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.search_space import Strategy
 
-#: A strategy is worth measuring again when its chance to beat the reference is at least this.
-_WORTH = 0.1
+#: A strategy is worth measuring again when its chance to beat the reference is at least this, and
+#: the share of a step that it is expected to save.
+_WORTH, _LEAST_SAVING = 0.1, 0.01
 
 
 def worth_confirming(
@@ -28,7 +30,7 @@ def worth_confirming(
     """The measured strategies that may well be faster than ``reference``, best first.
 
     The reference was perhaps measured once, at a lucky moment: that it leads is no proof. So all
-    are worth it that the model does not believe to be slower with confidence.
+    are worth it that the model does not believe to be slower with confidence, or hardly faster.
 
     Args:
         problem: The space, and what is known of it.
@@ -42,20 +44,34 @@ def worth_confirming(
     """
     surrogate = surrogate or fit(problem, observations)
     ranked = best_tried(problem, observations, len(observations), surrogate)
-    chances = _chances(surrogate, ranked, reference)
-    worth = [s for s, p in zip(ranked, chances, strict=True) if s != reference and p >= _WORTH]
+    gains, deviations = _gains(surrogate, ranked, reference)
+    worth = [
+        strategy
+        for strategy, gain, deviation in zip(ranked, gains, deviations, strict=True)
+        if strategy != reference and norm.cdf(gain / deviation) >= _WORTH
+        and expected_saving(float(gain), float(deviation)) >= _LEAST_SAVING
+    ]  # fmt: skip
     return worth[:count]
 
 
-def _chances(
+def expected_savings(
     surrogate: Surrogate, strategies: Sequence[Strategy], reference: Strategy
-) -> FloatArray:
-    """The probability of each of ``strategies`` to be faster than ``reference``, shape ``(n,)``."""
+) -> list[float]:
+    """Share of the reference's step that each of ``strategies`` is expected to save."""
+    gains, deviations = _gains(surrogate, strategies, reference)
+    return [expected_saving(float(m), float(s)) for m, s in zip(gains, deviations, strict=True)]
+
+
+def _gains(
+    surrogate: Surrogate, strategies: Sequence[Strategy], reference: Strategy
+) -> tuple[FloatArray, FloatArray]:
+    """By how much each of ``strategies`` is faster than ``reference``, as logarithms ``(n,)``.
+
+    Means and standard deviations.
+    """
     mean, covariance = surrogate.joint([reference, *strategies])
     variance = covariance[0, 0] + np.diagonal(covariance) - 2 * covariance[0]
-    deviation = np.sqrt(np.maximum(variance, 1e-12))
-    chances: FloatArray = norm.cdf((mean[0] - mean) / deviation)[1:]
-    return chances
+    return (mean[0] - mean)[1:], np.sqrt(np.maximum(variance, 1e-12))[1:]
 
 
 def best_tried(

@@ -134,7 +134,7 @@ def _explored(
     factor = math.exp(STANDARD_ERRORS * error)
     best, high = conclusion.best, speedup * factor
     if trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT:
-        why = f"cut short after {own.steps} measured steps, which excluded beating the best"
+        why = f"cut short after {own.steps} measured steps, as {trial.result.reason}"
     elif high < 1:
         why = "slower than the default"
     elif best is None:

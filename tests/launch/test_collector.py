@@ -6,6 +6,7 @@ import math
 import zlib
 
 from hvd_autosync.launch.collector import Collector
+from hvd_autosync.launch.limits import Limits
 from hvd_autosync.runtime.wire import encode_message
 from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
 
@@ -45,6 +46,17 @@ def test_losses_count_also_where_no_step_comes_with_them() -> None:
 def test_steps_behind_a_lost_message_are_left_out() -> None:
     result = collected(HELLO, steps(0, 4, []), steps(6, 4, []), END)
     assert len(result.ranks[0].step_s) == 4
+
+
+def test_a_trial_that_runs_into_the_end_of_the_minutes_is_cut_short() -> None:
+    """What it has measured by then counts."""
+    collector = Collector(SPEC, world_size=1)
+    say(collector, SPEC.key, HELLO, steps(0, 9, []))
+    assert collector.overdue(Limits(total_s=60.0)) == ""
+    why = collector.overdue(Limits(total_s=0.0))
+    result = collector.result(-9, why)
+    assert result.status is TrialStatus.CUT_SHORT and "minutes" in result.reason
+    assert result.step_time is not None and result.step_time.steps == 7
 
 
 def test_a_profile_that_is_none_is_left_out() -> None:
