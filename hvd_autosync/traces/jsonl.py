@@ -30,6 +30,9 @@ from hvd_autosync.traces.store import TraceStore
 
 FORMAT_VERSION = 1
 _GZIP = ".gz"
+#: Of a file, uncompressed. A study of 60 trials with 200 steps on 256 ranks has some 120 MB.
+_LARGEST_BYTES = 256 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 _HEADER = {
     "type": "header",
     "format": "hvd-autosync-trace",
@@ -125,6 +128,7 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
     """
     studies: list[tuple[StudyRecord, list[TrialRecord]]] = []
     try:
+        _check_size(path)
         with _opened(path) as stream:
             reader = LineReader(stream, os.fspath(path))
             while not studies or not reader.at_end():
@@ -145,8 +149,31 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
     return added
 
 
+def _check_size(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that would not fit into memory, before anything of it is kept there.
+
+    Raises:
+        TraceFormatError: It has, or unpacks to, more than a trace can have.
+    """
+    size = 0
+    with _opened(path) as stream:
+        while size <= _LARGEST_BYTES and (chunk := stream.read(_CHUNK_BYTES)):
+            size += len(chunk)
+    if size > _LARGEST_BYTES:
+        packed = os.stat(path).st_size
+        what = f"unpacks from {packed:,} bytes to" if _is_packed(path) else "has"
+        raise TraceFormatError(
+            f"{os.fspath(path)} {what} more than {_LARGEST_BYTES >> 20} MiB, which no trace has",
+            hint="Get the file anew, or export fewer studies into one file; nothing was imported.",
+        )
+
+
+def _is_packed(path: str | os.PathLike[str]) -> bool:
+    return Path(path).suffix == _GZIP
+
+
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
-    if Path(path).suffix == _GZIP:
+    if _is_packed(path):
         return cast(BinaryIO, gzip.open(path, "rb"))
     return open(path, "rb")
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import logging
 import stat
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,3 +283,35 @@ def test_a_damaged_compressed_file_is_told(
     with pytest.raises(TraceFormatError, match="uncompressed|line"):
         import_studies(other, path)
     assert other.studies() == []
+
+
+@pytest.mark.parametrize("content", [bytes(2**24), b" " * 80 + b"\n", b"[]\n" * 2**22])
+def test_a_file_that_unpacks_to_gigabytes_is_refused_in_little_memory(
+    tmp_path: Path, other: TraceStore, content: bytes
+) -> None:
+    member = gzip.compress(content * (2**24 // len(content)))  # 16 MiB each
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(member * 256)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceFormatError, match=r"bomb.jsonl.gz .* more than 256 MiB") as caught:
+            import_studies(other, path)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+    assert f"{len(member) * 256:,} bytes" in caught.value.message
+    assert "nothing was imported" in caught.value.hint and other.studies() == []
+
+
+def test_a_line_that_unpacks_to_much_is_refused_before_the_next(
+    tmp_path: Path, other: TraceStore
+) -> None:
+    path = tmp_path / "line.jsonl.gz"
+    path.write_bytes(gzip.compress(bytes(2**24)) * 3)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceFormatError, match="line 1: the line is too long"):
+            import_studies(other, path)
+        assert tracemalloc.get_traced_memory()[1] < 2**27
+    finally:
+        tracemalloc.stop()
