@@ -6,6 +6,8 @@ faces print ``message`` and ``hint`` without a traceback; anything else that esc
 
 from __future__ import annotations
 
+from hvd_autosync.printable import printable_lines
+
 
 class AutosyncError(Exception):
     """Root of the family.
@@ -24,7 +26,8 @@ class AutosyncError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+        text = f"{self.message}\n  {self.hint}" if self.hint else self.message
+        return printable_lines(text)  # it may quote what a script or a stranger has written
 
 
 class ConfigurationError(AutosyncError):

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from hvd_autosync.earlier import known_model
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.facts import horovod_build
-from hvd_autosync.launch.job import Job, redact
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.masking import redact, without_digests
+from hvd_autosync.printable import shell_line
 from hvd_autosync.search_space import Host, ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, parameter_classes
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
@@ -84,9 +86,9 @@ def _shapes(model: ModelProfile) -> list[tuple[tuple[int, ...], str]]:
 
 def differences(study: StudyRecord, job: Job) -> Iterator[str]:
     """A line for each thing in which ``job`` is another than what ``study`` measured."""
-    line = tuple(redact(job.command))
-    if not is_anonymous(study) and study.command[-len(line) :] != line:
-        yield f"the command is another: {' '.join(study.command)}"
+    line = without_digests(redact(job.command))
+    if not is_anonymous(study) and without_digests(study.command[-len(line) :]) != line:
+        yield f"the command is another: {shell_line(study.command)}"
     if study.task is not None:
         there, here = _layout(study.task.resources.hosts), _layout(job.hosts)
         if there != here:

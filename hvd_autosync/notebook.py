@@ -13,8 +13,10 @@ from hvd_autosync import study as loop
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.function import function_command
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.masking import redact
 from hvd_autosync.options import Options, as_text, variable_name
 from hvd_autosync.plugin import check_command, check_hosts, parse_words, read_job
+from hvd_autosync.printable import shell_line
 from hvd_autosync.reporting import progress_listener
 from hvd_autosync.reporting.progress import GuardedProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
@@ -148,7 +150,7 @@ def _job(
         arguments = parse_words(line)
     except SystemExit:  # it has said what is wrong
         raise ConfigurationError(
-            f"horovodrun does not take the line: {shlex.join(line)}",
+            f"horovodrun does not take the line: {shell_line(redact(line))}",
             hint="See what it printed above.",
         ) from None
     for name, value in settings.items():

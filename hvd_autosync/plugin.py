@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 from hvd_autosync import extensions
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.launch.facts import horovod_build
-from hvd_autosync.launch.job import Job, assign_hosts, redact
+from hvd_autosync.launch.job import Job, assign_hosts
+from hvd_autosync.launch.masking import redact
 from hvd_autosync.options import (
     IMPLY,
     Options,
@@ -31,6 +32,7 @@ from hvd_autosync.options import (
     resolve_options,
     without_our_options,
 )
+from hvd_autosync.printable import printable, printable_lines, printable_output
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
 
 _PREFIX = "hvd-autosync"
@@ -71,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
         for word in unknown if message.startswith("unrecognized arguments") else ():
             near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
             message += f"\n  Did you mean {near[0]}?" if near else ""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, printable_lines(f"{self.prog}: error: {message}\n"))
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
@@ -125,7 +127,8 @@ def guarded(action: Callable[[], int]) -> int:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, stop)
     try:
-        return action()
+        with printable_output():
+            return action()
     except AutosyncError as error:
         print(f"{_PREFIX}: error: {error}", file=sys.stderr)
         return error.exit_status
@@ -210,10 +213,11 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     strategy, classes = winner_for(study, job), classes_for(study, job, options.store)
     if beyond_horovod(strategy):  # workers need this package then
         check_hosts(job)
-    print(f"{_PREFIX}: study {study.study_id}: {answer_line(study)}", file=sys.stderr)
+    answer = printable(answer_line(study))
+    print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
     apart = list(differences(study, job))
     for line in apart:
-        print(f"{_PREFIX}: {line}", file=sys.stderr)
+        print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
     known = replace(known_of(study, store), classes=classes)
     if apart:  # then steps need not take as long as there
         known = replace(known, expected_step_s=0.0)

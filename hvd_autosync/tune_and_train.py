@@ -15,8 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvd_autosync.errors import ShortJobError, StoreError
-from hvd_autosync.launch.job import Job, redact
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.masking import redact
 from hvd_autosync.options import Options
+from hvd_autosync.printable import printable, shell_line
 from hvd_autosync.search_space import Strategy
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def tune_and_train(job: Job, options: Options) -> int:
         KeyboardInterrupt: Ctrl-C, twice where a training follows.
     """
     trains = not options.tune_only
-    command = " ".join(redact(job.command))
+    command = shell_line(redact(job.command))
     ctrl_c = "ends it and starts the training, twice stops" if trains else "stops"
     _say(f"tuning {command} on {job.world_size} ranks; Ctrl-C {ctrl_c}")
     presses = _Presses()
@@ -165,4 +167,4 @@ def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"{_PREFIX}: {line}", file=sys.stderr, flush=True)
+    print(f"{_PREFIX}: {printable(line)}", file=sys.stderr, flush=True)

@@ -7,7 +7,6 @@ has to have a script.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.masking import keyed_digest
 
 _MODULE = "hvd_autosync.launch.function"
 
@@ -47,7 +47,7 @@ def function_command(
             f"the function {name} cannot be sent to other processes: {error}",
             hint="Open files, make tensors on devices and read data inside of it.",
         ) from error
-    digest = hashlib.sha256(content).hexdigest()[:12]
+    digest = keyed_digest(content)[:12]  # arguments may be secret
     path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9_]', '', name) or 'function'}-{digest}.pickle"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -6,28 +6,14 @@ import hashlib
 import json
 import os
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.masking import redact, redact_launcher
 from hvd_autosync.search_space import Host, Value
 
-#: Parts of the names of options and variables whose values are never stored or shown.
-_SECRET = frozenset(
-    "apikey auth authorization bearer credential credentials key passphrase passwd password pwd "
-    "secret secrets token".split()
-)
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-#: User and password in a URL.
-_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
-_VALUE = r"""('[^']*'|"[^"]*"|[^\s;&|'"]+)"""
-#: What names a value: NAME=VALUE, NAME: VALUE to the end of the quotes, and --NAME VALUE in a line.
-_ASSIGNED = re.compile(rf"([\w.-]+)={_VALUE}")
-_HEADER = re.compile(r"""([\w-]+:\s+)[^'"]+""")
-_OPTION = re.compile(rf"(--?[\w-]+\s+)(?!-){_VALUE}")
-_HIDDEN = "***"
 #: How words of a command end that name its scripts.
 _SCRIPTS = (".py", ".sh")
 _LOCAL_NAMES = ("localhost", "127.0.0.1")
@@ -69,13 +55,14 @@ class Job:
         """Twelve hexadecimal digits: equal for the same command, script text, hosts and settings.
 
         The order of options does not matter; the text of the script does. So it does not matter
-        through which links the script, its Python or the working directory were named.
+        through which links the script, its Python or the working directory were named. What is
+        masked is there as a keyed digest, so that nobody can try out values.
         """
         identity = [
-            _without_links(self.command),
+            list(redact(_without_links(self.command))),
             [_digest(word) for word in self.command],
             [(host.name, host.slots) for host in self.hosts],
-            sorted(self.options),
+            sorted(redact_launcher(self.options)),
             self.controller,
             dict(self.held),
             str(Path.cwd()),
@@ -103,8 +90,8 @@ class Job:
         return replace(self, options=options, hosts=hosts)
 
     def display(self) -> tuple[str, ...]:
-        """The ``horovodrun`` line with the values of secrets hidden."""
-        return ("horovodrun", *redact(self.options), *redact(self.command))
+        """The ``horovodrun`` line, masked (:mod:`hvd_autosync.launch.masking`)."""
+        return ("horovodrun", *redact_launcher(self.options), *redact(self.command))
 
 
 def _without_links(command: Sequence[str]) -> list[str]:
@@ -135,39 +122,6 @@ def _digest(word: str) -> str:
         return hashlib.sha256(Path(word).read_bytes()).hexdigest()
     except (OSError, ValueError):  # no file, no name of one, or not ours to read
         return ""
-
-
-def redact(words: Sequence[str]) -> tuple[str, ...]:
-    """``words`` of a command line with the values of whatever is named like a secret hidden.
-
-    Options, assignments, headers and passwords in URLs, also inside of lines for a shell.
-    """
-    shown: list[str] = []
-    hide_next = False
-    for word in words:
-        value = hide_next and not word.startswith("-")
-        shown.append(_HIDDEN if value else _redacted(word))
-        hide_next = word.startswith("-") and not set("= ") & set(word) and _is_secret(word)
-    return tuple(shown)
-
-
-def _redacted(text: str) -> str:
-    text = _ASSIGNED.sub(_hide_assigned, _IN_URL.sub(f"{_HIDDEN}@", text))
-    for pattern in (_HEADER, _OPTION):
-        text = pattern.sub(lambda m: m[1] + _HIDDEN if _is_secret(m[1]) else m[0], text)
-    return text
-
-
-def _hide_assigned(match: re.Match[str]) -> str:
-    name, value = match[1], match[2]
-    hidden = _HIDDEN if _is_secret(name) else _ASSIGNED.sub(_hide_assigned, value)
-    return f"{name}={hidden}"
-
-
-def _is_secret(name: str) -> bool:
-    """Whether an option or variable is named like one that holds a secret, such as --api-key."""
-    parts = re.split(r"[^a-z]+", _CAMEL.sub("-", name).lower())
-    return not _SECRET.isdisjoint(parts)
 
 
 def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Host, ...]:

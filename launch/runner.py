@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.printable import printable
 from hvd_autosync.search_space import TrialResult, TrialSpec
 
 
@@ -30,7 +31,7 @@ class TrialProgress:
 
 def to_stderr(line: str) -> None:
     """Tell the user something, where nobody else does."""
-    print(f"hvd-autosync: {line}", file=sys.stderr)
+    print(f"hvd-autosync: {printable(line)}", file=sys.stderr)
 
 
 class TrialRunner(Protocol):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from hvd_autosync.launch.command import launcher_options
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.masking import HIDDEN
+from hvd_autosync.printable import shell_line
 from hvd_autosync.search_space import HorovodSettings, Value, horovod_settings
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.schedule import beyond_horovod
@@ -15,8 +17,6 @@ from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.traces import StudyRecord
 
 _PROGRAM = "horovodrun"
-#: Stands for secrets in stored lines (``launch.job.redact``).
-_HIDDEN = "***"
 _NO_COMMAND = "YOUR-OPTIONS YOUR-COMMAND"
 _RUN_FILE = "hvd-autosync run --strategy strategy.toml"
 
@@ -60,19 +60,19 @@ def _file_line(study: StudyRecord) -> str:
     words = study.command
     if not words or words[0] != _PROGRAM:
         return f"{_RUN_FILE} {_NO_COMMAND}"
-    return f"{_RUN_FILE} {shlex.join(words[1:])}"
+    return f"{_RUN_FILE} {shell_line(words[1:])}"
 
 
 def _line(study: StudyRecord, settings: HorovodSettings, strategy: Mapping[str, Value]) -> str:
     words = study.command
     if not words:
-        return f"{shlex.join([_PROGRAM, *settings.options])} {_NO_COMMAND}"
+        return f"{shell_line([_PROGRAM, *settings.options])} {_NO_COMMAND}"
     if words[0] != _PROGRAM:
         return ""
     # Options may stand anywhere before the command, and the first place is surely before it.
     job = Job(options=words[1:], command=(), hosts=(), controller=_controller(words))
     added = launcher_options(job, strategy)[len(job.options) :]
-    return shlex.join([_PROGRAM, *added, *job.options])
+    return shell_line([_PROGRAM, *added, *job.options])
 
 
 def _controller(words: tuple[str, ...]) -> str | None:
@@ -82,8 +82,8 @@ def _controller(words: tuple[str, ...]) -> str | None:
 
 def _notes(study: StudyRecord, settings: HorovodSettings) -> tuple[str, ...]:
     notes = []
-    if _HIDDEN in " ".join(study.command):
-        notes.append(f"Put the values back that are hidden as {_HIDDEN}.")
+    if HIDDEN in " ".join(study.command):
+        notes.append(f"Put the values back that are hidden as {HIDDEN}.")
     if study.command and study.command[0] != _PROGRAM and settings.options:
         options = " ".join(settings.options)
         notes.append(f"It was measured with {options} of {_PROGRAM}, or the same of your launcher.")

@@ -1,12 +1,16 @@
 """Jobs as given: hosts, keys, secrets."""
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.launch.job import Job, assign_hosts, redact
+from hvd_autosync.launch import masking
+from hvd_autosync.launch.job import Job, assign_hosts
+from hvd_autosync.launch.masking import redact, without_digests
 from hvd_autosync.search_space import Host
 
 
@@ -115,13 +119,40 @@ def test_a_python_that_is_a_link_itself_belongs_to_the_environment_of_the_link(
         (["--apiKey", "s3cret"], ("--apiKey", "***")),
         (["WANDB_API_KEY=s3cret"], ("WANDB_API_KEY=***",)),
         (["s3://me:s3cret@host/data"], ("s3://***@host/data",)),
-        (["-c", "train --token s3cret --lr 1"], ("-c", "train --token *** --lr 1")),
-        (["-c", "A=1;TOKEN=abc python t.py"], ("-c", "A=1;TOKEN=*** python t.py")),
+        (["sh", "-c", "train --token s3cret --lr 1"], ("sh", "-c", "train --token *** --lr 1")),
+        (["sh", "-c", "A=1;TOKEN=abc python t.py"], ("sh", "-c", "A=1;TOKEN=*** python t.py")),
         (["--env=WANDB_API_KEY=abc"], ("--env=WANDB_API_KEY=***",)),
-        (["-c", "t --password 'my s' --lr 1"], ("-c", "t --password *** --lr 1")),
-        (["-c", "export TOKEN='a b' && go"], ("-c", "export TOKEN=*** && go")),
+        (["sh", "-c", "t --password 'my s' --lr 1"], ("sh", "-c", "t --password *** --lr 1")),
+        (["sh", "-c", "export TOKEN='a b' && go"], ("sh", "-c", "export TOKEN=*** && go")),
         (["--header", "Authorization: Bearer x"], ("--header", "Authorization: ***")),
     ],
 )
 def test_secrets_are_hidden(words: list[str], shown: tuple[str, ...]) -> None:
-    assert redact(words) == shown
+    assert without_digests(redact(words)) == shown
+
+
+def test_the_key_does_not_tell_a_value_to_who_has_not_the_users_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same line is the same job for one user; another's, or a guess, has another key."""
+    plain = job(tmp_path)
+    secret = replace(plain, command=(*plain.command, "--token", "hunter2"))
+    keys = {plain.key, secret.key, replace(plain, command=(*plain.command, "--token", "x")).key}
+    assert len(keys) == 3 and secret.key in keys
+    monkeypatch.setattr(masking, "_key", lambda: b"another")
+    assert secret.key not in keys and plain.key in keys
+
+
+def test_a_job_without_a_masked_word_has_the_key_that_it_always_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("one")
+    command = ("python", "train.py", "--epochs", "3", "--model", "resnet50")
+    own = Job(("-np", "2", "--gloo"), command, (Host("a", 2),), "gloo")
+    digests = [hashlib.sha256(b"one").hexdigest() if w == "train.py" else "" for w in command]
+    identity = [
+        list(command), digests, [("a", 2)], ["--gloo", "-np", "2"], "gloo", {}, str(tmp_path), [],
+    ]  # fmt: skip
+    text = json.dumps(identity, sort_keys=True)
+    assert own.key == hashlib.sha256(text.encode()).hexdigest()[:12]
