@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvd_autosync import study as loop
+from hvd_autosync.printable import printable
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
@@ -74,7 +75,7 @@ class Study(loop.Study):
     def __str__(self) -> str:
         conclusion = self.conclusion
         said = "it has not ended" if conclusion is None else answer_line(self.record)
-        return f"study {self.study_id}, {len(self.history)} trials: {said}"
+        return printable(f"study {self.study_id}, {len(self.history)} trials: {said}")
 
     @property
     def best(self) -> Best:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.printable import printable_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,14 +43,15 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
-        try:
-            from hvd_autosync import extensions
+        with printable_output():
+            try:
+                from hvd_autosync import extensions
 
-            extensions.load()
-            return super().invoke(ctx)
-        except AutosyncError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(error.exit_status) from None
+                extensions.load()
+                return super().invoke(ctx)
+            except AutosyncError as error:
+                print(f"error: {error}", file=sys.stderr)
+                raise typer.Exit(error.exit_status) from None
 
 
 def open_store(location: str | None) -> TraceStore:
@@ -81,6 +83,6 @@ def print_table(table: Table) -> None:
 
 def console() -> Console:
     """Standard output for tables; brackets in strategies and reasons are no markup."""
-    from rich.console import Console
+    from hvd_autosync.console import PrintableConsole
 
-    return Console(markup=False, highlight=False)
+    return PrintableConsole()

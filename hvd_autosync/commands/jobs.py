@@ -99,8 +99,10 @@ def space(words: _WordsArgument = None) -> None:
         from hvd_autosync.plugin import space_command
 
         raise typer.Exit(space_command(list(words)))
+    from rich.text import Text
+
     from hvd_autosync.reporting.space import RESTRICTIONS_HELP, catalogue_table
 
     out = console()
     out.print(catalogue_table())
-    out.print(f"\n{RESTRICTIONS_HELP}", end="", soft_wrap=True)
+    out.print(Text(f"\n{RESTRICTIONS_HELP}"), end="", soft_wrap=True)

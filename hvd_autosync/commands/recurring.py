@@ -11,6 +11,7 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, console, open_store, print_table
 from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.printable import shell_line
 
 if TYPE_CHECKING:
     from hvd_autosync.recurring import Game, Settings
@@ -100,7 +101,7 @@ def _list(traces: TraceStore, job: str | None) -> None:
                 str(run.number + 1), f"{run.share:.4g}", f"{run.metric:.6g}", f"{run.seconds:.4g}",
                 str(run.samples or "?"), run.status, run.source,
             )  # fmt: skip
-        console().print(f"{key}  {' '.join(of_job[-1].command)}", soft_wrap=True)
+        console().print(f"{key}  {shell_line(of_job[-1].command)}", soft_wrap=True)
         print_table(table)
 
 

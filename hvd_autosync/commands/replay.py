@@ -10,6 +10,7 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, console
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.printable import printable, raw
 
 if TYPE_CHECKING:
     from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
@@ -99,12 +100,13 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
     from hvd_autosync.versions import other_deciding_versions
 
     for line in [*other_deciding_versions(study.versions), *missing_sources(traces, recorded)]:
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     checks = []
     for check in verify(traces, study, recorded):
         checks.append(check)
         if sys.stderr.isatty():
-            print(f"\rasking again: {len(checks)} of {len(recorded)}", end="", file=sys.stderr)
+            line = f"\rasking again: {len(checks)} of {len(recorded)}"
+            print(line, end="", file=raw(sys.stderr))
     if sys.stderr.isatty():
         print(file=sys.stderr)
     others = sum(check.again is None and check.same for check in checks)
@@ -137,7 +139,7 @@ def _rerun(
             def tell(number: int, name: str = name, seed: int = seed) -> None:
                 if sys.stderr.isatty():
                     line = f"\r{name}, game {seed + 1} of {seeds}: trial {number + 1} of {count} "
-                    print(line, end="", file=sys.stderr)
+                    print(line, end="", file=raw(sys.stderr))
 
             found.append(rerun(traces, study, recorded, name, count, seed, tell))
     if sys.stderr.isatty():

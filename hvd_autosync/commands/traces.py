@@ -11,8 +11,11 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store, print_table
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.printable import printable_cell
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 app = typer.Typer(
@@ -63,9 +66,16 @@ def show(
         return
     frame = trials_frame(traces, record.study_id)
     if format is Format.CSV:
-        print(frame.to_csv(index=False), end="")
+        print(_csv(frame), end="")
     else:
         print(frame.to_json(orient="records", indent=2))
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """The table as CSV that can be read on a terminal and opened in a spreadsheet."""
+    shown = frame.map(lambda value: printable_cell(value) if isinstance(value, str) else value)
+    text: str = shown.rename(columns=printable_cell).to_csv(index=False)
+    return text
 
 
 @app.command()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable
 from typing import Any
 
 import plotly.graph_objects as go
+
+from hvd_autosync.printable import printable
 
 #: Okabe and Ito's colours, which people who see few colours can tell apart.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
@@ -29,6 +32,8 @@ MEANINGS = {
 SCALE = "Viridis"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _CAPTION_WIDTH = 110
+#: What begins a tag other than those that figures are written with.
+_FOREIGN_MARKUP = re.compile(r"<(?!/?(?:br|i|extra)/?>)")
 
 
 def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> go.Figure:
@@ -49,7 +54,19 @@ def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> g
                 "yanchor": "bottom"},
         meta={"title": title, "caption": caption},
     )  # fmt: skip
-    return figure
+    parts = [trace.to_plotly_json() for trace in figure.data]
+    return go.Figure(_harmless(parts), _harmless(figure.layout.to_plotly_json()))
+
+
+def _harmless(value: Any) -> Any:
+    """``value`` with each text in it printable, and without links: Plotly reads some markup."""
+    if isinstance(value, str):
+        return printable(_FOREIGN_MARKUP.sub("&lt;", value))
+    if isinstance(value, dict):
+        return {name: _harmless(inside) for name, inside in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_harmless(inside) for inside in value]
+    return value
 
 
 def log_axis(values: Iterable[float]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from hvd_autosync.earlier import known_of
 from hvd_autosync.launch.job import Job
 from hvd_autosync.options import Options
+from hvd_autosync.printable import printable
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import Decision, Outcome, Settings
 from hvd_autosync.search_space import Strategy
@@ -202,4 +203,4 @@ def _came_to(run: RunRecord, number: int, store: TraceStore) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"hvd-autosync: {text}", file=sys.stderr, flush=True)
+    print(f"hvd-autosync: {printable(text)}", file=sys.stderr, flush=True)

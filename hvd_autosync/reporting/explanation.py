@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from hvd_autosync.printable import printable, printable_lines, shell_line
 from hvd_autosync.reporting.explain_experts import experts_table
 from hvd_autosync.reporting.explain_knobs import knob_table
 from hvd_autosync.reporting.explain_quality import quality_lines
@@ -32,7 +32,7 @@ class Verbatim(Text):
     """A line to be copied: never wrapped, cut off or indented."""
 
     def __init__(self, line: str) -> None:
-        super().__init__(line, style="cyan", no_wrap=True, overflow="ignore")
+        super().__init__(printable_lines(line), style="cyan", no_wrap=True, overflow="ignore")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _head(study: StudyRecord) -> Section:
     begun = study.created_at[:16].replace("T", " ")
     lines = [Text(f"Study {study.study_id}, begun {begun} UTC, {study.status.value}")]
     if study.command:
-        lines.append(Text(shlex.join(study.command), style="dim"))
+        lines.append(Text(shell_line(study.command), style="dim"))
     return Section("", tuple(lines))
 
 
@@ -135,7 +135,7 @@ def _concluded(
     best = conclusion.best
     if best is not None:
         yield Text(gain_text(best), style="bold green")
-        yield Text(study.space.describe(conclusion.winner), style="bold green")
+        yield Text(printable(study.space.describe(conclusion.winner)), style="bold green")
         default_s, winner_s = step_times(study.space, trials, conclusion)
         yield f"{seconds_text(default_s)} per step became {seconds_text(winner_s)}."
     else:
@@ -147,7 +147,7 @@ def _concluded(
     why = f"Why: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
-        yield Text(f"Since then: {line}.", style="bold yellow")
+        yield Text(printable(f"Since then: {line}."), style="bold yellow")
 
 
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Collection, Iterable, Sequence
 
 from rich.table import Table
 
 from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.printable import shell_line
 from hvd_autosync.reporting.words import first_line, speedup_text, step_time_text
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study_values import Conclusion
@@ -27,7 +27,7 @@ def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] =
         table.add_row(
             study.study_id, study.created_at[:16].replace("T", " "),
             "interrupted" if study.study_id in interrupted else study.status.value,
-            _result(study), shlex.join(study.command) or str(study.settings.get("origin", "-")),
+            _result(study), shell_line(study.command) or str(study.settings.get("origin", "-")),
         )  # fmt: skip
     return table
 

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hvd_autosync.printable import printable
 from hvd_autosync.reporting.explanation import Section, Verbatim
 
 
@@ -33,10 +34,10 @@ def _block(content: RenderableType) -> str:
 
 
 def plain(content: RenderableType) -> str:
-    """The text of a paragraph."""
+    """The text of a paragraph, on one line."""
     if isinstance(content, Padding):
         return plain(content.renderable)
-    return content.plain if isinstance(content, Text) else str(content)
+    return printable(content.plain if isinstance(content, Text) else str(content))
 
 
 def table_rows(table: Table) -> tuple[list[str], list[list[str]]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.printable import printable
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
@@ -77,7 +78,7 @@ class PlainProgress:
         """Nothing is left open; for terminals there is (:class:`TerminalProgress`)."""
 
     def _print(self, line: str) -> None:
-        print(f"{PREFIX}: {line}", file=self._stream, flush=True)
+        print(f"{PREFIX}: {printable(line)}", file=self._stream, flush=True)
 
 
 def trial_line(ended: EndedTrial) -> str:

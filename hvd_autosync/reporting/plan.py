@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
+from hvd_autosync.console import PrintableConsole
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.options import Options
@@ -40,7 +41,7 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
         ConfigurationError: The space file cannot be used.
         StoreError: The store cannot be read.
     """
-    console = console or Console(markup=False, highlight=False)
+    console = console or PrintableConsole()
     for each in plan(job, options):
         console.print(each)
 
@@ -56,7 +57,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
         yield space_table(known.space, f"The search space of this job (study {known.study_id})")
     else:
         yield from _possible(job, options, restrictions)
-    yield f"\n{_plan_text(options, known)}\nThe trace is kept in {store.name}."
+    yield from ("", _plan_text(options, known), f"The trace is kept in {store.name}.")
 
 
 def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Iterator[RenderableType]:
@@ -73,7 +74,8 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
         yield catalogue_table(maybe, "Knobs that depend on what the default trial shows")
     absent = [k.name for k in every_knob() if k.name not in knobs and k.name not in dict(held)]
     if absent:
-        yield "\nNot in this job:"
+        yield ""
+        yield "Not in this job:"
         yield from (f"  {name} (applies: {applies_when(name)})" for name in absent)
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.printable import printable
 from hvd_autosync.reporting.plain import PREFIX, PlainProgress
 from hvd_autosync.reporting.terminal import TerminalProgress
 from hvd_autosync.reporting.widget import WidgetProgress
@@ -83,7 +84,7 @@ class GuardedProgress:
             with suppress(Exception):
                 display.close()
             with suppress(OSError, ValueError):  # the stream may be what failed
-                reason = f"{type(error).__name__}: {error}"
+                reason = printable(f"{type(error).__name__}: {error}")
                 print(f"{PREFIX}: going on without progress: {reason}", file=self._stream)
 
 

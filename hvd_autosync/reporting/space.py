@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
+from hvd_autosync.printable import printable
 from hvd_autosync.search_space import (
     CategoricalKnob,
     Knob,
@@ -130,7 +131,12 @@ def _table(title: str) -> Table:
 def _cells(knob: Knob, values: str, when: str) -> tuple[Text, Text, Text]:
     sort = "exact" if knob.exact else f"lossy, group {knob.group}"
     return (
-        Text.assemble(knob.name, "\n", (sort, "dim" if knob.exact else "yellow")),
-        Text.assemble(values, "\n", (f"default {knob.format(knob.default)}", "dim")),
-        Text.assemble(knob.help, ("\n" + when if when else "", "dim")),
+        _two_lines(knob.name, sort, "dim" if knob.exact else "yellow"),
+        _two_lines(values, f"default {knob.format(knob.default)}"),
+        _two_lines(knob.help, when),
     )
+
+
+def _two_lines(first: str, second: str, style: str = "dim") -> Text:
+    below = [("\n" + printable(second), style)] if second else []
+    return Text.assemble(printable(first), *below)

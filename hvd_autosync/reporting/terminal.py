@@ -11,13 +11,15 @@ import math
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hvd_autosync.console import PrintableConsole
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.printable import printable
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
@@ -40,7 +42,7 @@ class TerminalProgress:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        console = Console(file=stream, markup=False, highlight=False)
+        console = PrintableConsole(stream)
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
         self._standing = Standing()
         self._table: RenderableType = ""
@@ -93,7 +95,7 @@ class TerminalProgress:
         self._live.update(
             Group(
                 trials_so_far(self._standing.ended),
-                Text(f"study {study.study_id}: {count} trials in {spent}; {conclusion.stopped}"),
+                f"study {study.study_id}: {count} trials in {spent}; {conclusion.stopped}",
             )
         )
         self.close()
@@ -142,7 +144,7 @@ class TerminalProgress:
 
 def one_line(text: str) -> Text:
     """``text`` cut off at the width of the terminal, so that the display keeps its height."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 def trials_so_far(ended: list[EndedTrial]) -> RenderableType:

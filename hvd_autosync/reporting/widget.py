@@ -7,12 +7,12 @@ kernel from 7.0). Other pages have the kernel's own interrupt, which stops a tun
 
 from __future__ import annotations
 
-import html
 import math
 import time
 from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.printable import printable_html
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import (
     answer_text,
@@ -133,12 +133,12 @@ class WidgetProgress:
         """See :class:`hvd_autosync.tuning.Listener`."""
         count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
-        self._activity.value = html.escape(f"{count} trials in {spent}; {conclusion.stopped}")
-        self._best.value = f"<b>{html.escape(answer_text(conclusion, study.space))}</b>"
+        self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
+        self._best.value = f"<b>{printable_html(answer_text(conclusion, study.space))}</b>"
 
     def on_notice(self, text: str) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
-        self._notices.value += f"<div style='{_DIM}'>{html.escape(text)}</div>"
+        self._notices.value += f"<div style='{_DIM}'>{printable_html(text)}</div>"
 
     def close(self) -> None:
         """Leave what is drawn."""
@@ -167,11 +167,11 @@ class WidgetProgress:
         standing = self._standing
         left_s = standing.left_s(study)
         left = f"about {span_text(left_s)} left" if math.isfinite(left_s) else ""
-        self._head.value = f"{self._title} <span style='{_DIM}'>{html.escape(left)}</span>"
+        self._head.value = f"{self._title} <span style='{_DIM}'>{printable_html(left)}</span>"
         if math.isfinite(left_s):
             self._bar.value = standing.spent_s / max(standing.spent_s + left_s, 1e-9)
-        self._activity.value = html.escape(activity)
-        self._best.value = html.escape(standing.best_text(study))
+        self._activity.value = printable_html(activity)
+        self._best.value = printable_html(standing.best_text(study))
 
     def _running(self, study: Study, trial: Trial, progress: TrialProgress) -> str:
         standing = self._standing
@@ -208,7 +208,7 @@ def trials_html(ended: list[EndedTrial]) -> str:
         color = "#d55e00" if trial.time is None else "#009e73" if trial.speedup == best else ""
         style = f" style='color:{color}'" if color else ""
         filled = "".join(
-            f"<td style='{_CELL.format(align=align)}'>{html.escape(cell)}</td>"
+            f"<td style='{_CELL.format(align=align)}'>{printable_html(cell)}</td>"
             for cell, align in zip(cells, aligned, strict=True)
         )
         rows.append(f"<tr{style}>{filled}</tr>")
