@@ -17,10 +17,10 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
         study: The finished study that the training followed.
         store: Its store as the user named it; ``None`` for the default one.
     """
-    name = resolve_location(store).name
-    option = "" if store is None else f" --store {shlex.quote(name)}"
+    location = resolve_location(store)
+    option = "" if store is None else f" --store {shlex.quote(location.address)}"
     trace = f"trace: hvd-autosync show {study.study_id}{option}"
-    return answer_line(study), trace if store is not None else f"{trace} (in {name})"
+    return answer_line(study), trace if store is not None else f"{trace} (in {location.name})"
 
 
 def answer_line(study: StudyRecord) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import psutil
 from sqlalchemy import URL, make_url
@@ -17,6 +18,14 @@ from hvd_autosync.errors import StoreError, TraceFormatError
 _SMALLEST_DATABASE_BYTES = 512
 _LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"}
 _CREDENTIALS = re.compile(r"(?<=://).*@")
+#: Parameters of databases that are no secrets; any other may be, or contain one.
+_HARMLESS = frozenset(
+    "application_name cache charset client_encoding collation connect_timeout driver gssencmode "
+    "host hostaddr immutable mode nolock options passfile port read_timeout service ssl ssl_ca "
+    "ssl_cert ssl_key ssl_mode sslcert sslcrl sslkey sslmode sslrootcert target_session_attrs "
+    "timeout unix_socket uri vfs write_timeout".split()
+)
+_MASK = "***"
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,16 @@ class Location:
         """For messages: the file, or the URL without anything that may be secret."""
         if self.file is not None:
             return str(self.file)
-        return self.url.set(query={}).render_as_string(hide_password=True)
+        return self.address
+
+    @property
+    def address(self) -> str:
+        """What to name it by again, as with ``--store``; whatever may be secret is masked."""
+        if self.file is not None and not self.url.query:
+            return str(self.file)
+        shown = {k: v if k in _HARMLESS else _MASK for k, v in self.url.query.items()}
+        url = self.url.set(database=str(self.file) if self.file else self.url.database, query=shown)
+        return url.render_as_string(hide_password=True).replace(quote_plus(_MASK), _MASK)
 
     @property
     def allows_wal(self) -> bool:

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from hvd_autosync.reporting.closing import closing_lines
 from hvd_autosync.traces import StudyRecord, StudyStatus
 
@@ -25,6 +27,22 @@ def test_how_to_see_the_trace_in_the_named_store(finished: StudyRecord, tmp_path
     file = tmp_path / "my traces.db"
     _, trace = closing_lines(finished, str(file))
     assert trace == f"trace: hvd-autosync show {finished.study_id} --store '{file}'"
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("postgresql://me:pw@db/traces?sslmode=require", "me:***@db/traces?sslmode=require"),
+        ("postgresql://me@/t?host=/run/pg&password=pw", "me@/t?host=%2Frun%2Fpg&password=***"),
+        ("mssql+pyodbc:///?odbc_connect=PWD%3Dpw", "?odbc_connect=***"),
+        ("sqlite:////tmp/t.db?timeout=5", "sqlite:////tmp/t.db?timeout=5"),
+    ],
+)  # fmt: skip
+def test_a_database_is_named_with_its_parameters_and_without_secrets(
+    finished: StudyRecord, location: str, shown: str
+) -> None:
+    _, trace = closing_lines(finished, location)
+    assert shown in trace and "pw" not in trace
 
 
 def test_how_to_see_the_trace_in_the_default_store(finished: StudyRecord) -> None:
