@@ -51,8 +51,9 @@ lint: setup ## check style and types
 docs: setup ## build the documentation into build/site
 	$(BIN)/mkdocs build --strict
 
-test-deps: ## as root on Debian: what the tests of several hosts and of pages need
-	apt-get install -y -qq --no-install-recommends openssh-server openssh-client iproute2 chromium
+test-deps: ## as root on Debian: what the tests of several hosts, of pages and of servers need
+	apt-get install -y -qq --no-install-recommends openssh-server openssh-client iproute2 \
+	  chromium postgresql
 
 clean: ## remove what builds, tests and linters left
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,11 +13,23 @@ import re
 from collections.abc import Iterator
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, select
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 from sqlalchemy.pool import NullPool, QueuePool
 
 from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
 from hvd_autosync.traces.location import Location, prepare_file, resolve_location
+from hvd_autosync.traces.outage import (
+    LostTransactionError,
+    connect_again,
+    transaction_number,
+    was_committed,
+)
 from hvd_autosync.traces.schema import META, SCHEMA_VERSION, create_tables
 
 _BUSY_TIMEOUT_S = 30
@@ -52,8 +64,11 @@ class Database:
         if self._location.file is not None:
             prepare_file(self._location.file)
         self._engine = _create_engine(self._location)
+        #: Whether the server is waited for when it goes away: not before it was there.
+        self._waits = False
         if not self._has_tables():
             self._create_tables()
+        self._waits = not self._location.is_sqlite
 
     @property
     def name(self) -> str:
@@ -63,19 +78,52 @@ class Database:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """One consistent view of the database."""
-        with self._own_words(), self._engine.connect() as connection:
+        with self._own_words(), self._connect(self._engine) as connection:
             yield connection
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """One transaction, committed at the end; in SQLite it excludes other writers at once."""
+    def writing(self, *, wait: bool = True) -> Iterator[Connection]:
+        """One transaction, committed at the end; in SQLite it excludes other writers at once.
+
+        Args:
+            wait: Whether to wait for a server that has gone away.
+
+        Raises:
+            LostTransactionError: The server has gone away, and nothing was written.
+        """
         engine = self._engine.execution_options(begin="BEGIN IMMEDIATE")
-        with self._own_words(), engine.begin() as connection:
-            yield connection
+        with self._own_words(), self._connect(engine, wait=wait) as connection:
+            with connection.begin() as transaction:
+                number = transaction_number(connection)
+                yield connection
+                try:
+                    transaction.commit()
+                except DBAPIError as error:
+                    if not (self._waits and error.connection_invalidated):
+                        raise
+                    written = number and was_committed(self._engine, number, self.name)
+                    if written is False:
+                        raise
+                    if not written:
+                        raise _translate(error, error.orig, self._location) from error
 
     def close(self) -> None:
         """Let go of the database."""
         self._engine.dispose()
+
+    def _connect(self, engine: Engine, *, wait: bool = True) -> Connection:
+        if self._waits and wait:
+            return connect_again(engine, self.name)
+        try:
+            return engine.connect()
+        except OperationalError as error:
+            if self._waits:
+                raise self._lost(error) from None
+            raise
+
+    def _lost(self, error: DBAPIError) -> LostTransactionError:
+        said = _translate(error, error.orig, self._location)
+        return LostTransactionError(said.message, hint=said.hint)
 
     @contextlib.contextmanager
     def _own_words(self) -> Iterator[None]:
@@ -86,6 +134,8 @@ class Database:
             original = getattr(error, "orig", None)
             if isinstance(original, AutosyncError):
                 raise original from None
+            if self._waits and isinstance(error, DBAPIError) and error.connection_invalidated:
+                raise self._lost(error) from error
             raise _translate(error, cause, self._location) from error
 
     def _has_tables(self) -> bool:
@@ -120,9 +170,14 @@ class Database:
             with contextlib.suppress(DBAPIError), self._engine.connect() as connection:
                 connection.execution_options(begin=None)
                 connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-        with self.writing() as connection:
-            if not self._check(connection):
-                create_tables(connection)
+        try:
+            with self.writing() as connection:
+                if not self._check(connection):
+                    create_tables(connection)
+        except StoreError:
+            # Another process has created them at the same moment, where no lock excludes that.
+            if not self._has_tables():
+                raise
 
 
 def _create_engine(location: Location) -> Engine:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, inspect, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from hvd_autosync.errors import SpaceError, TraceFormatError
 from hvd_autosync.search_space import Strategy
@@ -44,24 +46,35 @@ class RunRecord:
     status: str
 
 
+#: How often a number is looked for that no other driver takes at the same moment.
+_TRIES = 20
 _RESULT = ("share", "metric", "source", "seconds", "samples", "status")
 
 
 def insert_run(connection: Connection, run: RunRecord) -> int:
     """Write a run as the next of its job; its number."""
-    RUNS.create(connection, checkfirst=True)
+    # Another process may create it at this moment, where no lock excludes that.
+    with contextlib.suppress(DBAPIError), connection.begin_nested():
+        RUNS.create(connection, checkfirst=True)
     query = select(func.max(RUNS.c.number)).where(RUNS.c.job_key == run.job_key)
-    last = connection.execute(query).scalar()
-    run = replace(run, number=0 if last is None else int(last) + 1)
     result: dict[str, Any] = {name: getattr(run, name) for name in _RESULT}
     if not math.isfinite(run.metric):
         result["metric"] = None
     row = {
-        "job_key": run.job_key, "number": run.number, "command": list(run.command),
-        "ended_at": run.ended_at, "strategy": dict(run.strategy), "result": result,
+        "job_key": run.job_key, "command": list(run.command), "ended_at": run.ended_at,
+        "strategy": dict(run.strategy), "result": result,
     }  # fmt: skip
-    connection.execute(RUNS.insert().values(**row))
-    return run.number
+    for tries_left in reversed(range(_TRIES)):
+        last = connection.execute(query).scalar()
+        number = 0 if last is None else int(last) + 1
+        try:
+            with connection.begin_nested():
+                connection.execute(RUNS.insert().values(number=number, **row))
+            return number
+        except IntegrityError:  # another run of the job has ended at this moment
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def run_records(connection: Connection, job_key: str | None) -> list[RunRecord]:

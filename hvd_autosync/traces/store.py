@@ -2,9 +2,11 @@
 
 The contract. Each method is one transaction: when it returns, what it wrote survives ``kill -9``;
 when it raises, nothing was written. Several drivers, and several threads of one, may use a store
-at once. A study changes only while it is running, and only its owner, the process that created or
-claimed it, should change it; what later trainings say of it (:meth:`TraceStore.keep_drift`) is
-added when it has finished. Every method raises ``StoreError`` when the database fails, and
+at once. Where the database is a server's that goes away, each method waits for it and begins anew
+(:mod:`hvd_autosync.traces.outage`). A study changes only while it is running, and only its owner,
+the process that created or claimed it, should change it; what later trainings say of it
+(:meth:`TraceStore.keep_drift`) is added when it has finished. Every method raises ``StoreError``
+when the database fails, and
 ``TraceFormatError`` when what it holds is damaged.
 """
 
@@ -25,6 +27,7 @@ from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialR
 from hvd_autosync.traces import rows, runs
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
+from hvd_autosync.traces.outage import LostTransactionError, repeated
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import (
     DRIFT,
@@ -63,6 +66,7 @@ class TraceStore:
         """Let go of the database."""
         self._database.close()
 
+    @repeated
     def create_study(
         self,
         *,
@@ -81,6 +85,7 @@ class TraceStore:
             # Read back, so that everyone sees the settings as JSON leaves them.
             return rows.study_records(connection, STUDIES.c.study_id == study.study_id)[0]
 
+    @repeated
     def describe_task(self, study_id: str, task: Task | None, space: SearchSpace) -> None:
         """Write down what is tuned, where that is known, and the space that is searched."""
         columns = {
@@ -92,6 +97,7 @@ class TraceStore:
             rows.lock_running(connection, study_id)
             rows.update_study(connection, study_id, columns)
 
+    @repeated
     def ask(self, study_id: str, strategy: Strategy, kind: str, info: Mapping[str, Any]) -> int:
         """Write down that a trial begins.
 
@@ -107,6 +113,7 @@ class TraceStore:
             rows.insert_trial(connection, trial)
             return number
 
+    @repeated
     def tell(self, study_id: str, number: int, result: TrialResult) -> None:
         """Write down how a trial ended.
 
@@ -126,6 +133,7 @@ class TraceStore:
             told = {"told_at": timestamp(), "result": result.to_json()}
             connection.execute(TRIALS.update().where(key).values(**told))
 
+    @repeated
     def finish(
         self,
         study_id: str,
@@ -151,6 +159,7 @@ class TraceStore:
             rows.lock_running(connection, study_id)
             rows.update_study(connection, study_id, columns)
 
+    @repeated
     def keep_drift(self, study_id: str, said: Sequence[str]) -> None:
         """Write down that a training under a finished study's winner became slower for good.
 
@@ -167,6 +176,7 @@ class TraceStore:
             outcome = {**(study.outcome or {}), DRIFT: list(said)}
             rows.update_study(connection, study_id, {"outcome": outcome})
 
+    @repeated
     def delete(self, study_id: str) -> None:
         """Forget a study and its trials.
 
@@ -184,6 +194,7 @@ class TraceStore:
             connection.execute(TRIALS.delete().where(TRIALS.c.study_id == study_id))
             connection.execute(STUDIES.delete().where(STUDIES.c.study_id == study_id))
 
+    @repeated
     def add(self, studies: Sequence[tuple[StudyRecord, Sequence[TrialRecord]]]) -> list[str]:
         """Write whole studies as they are, without an owner: all of them or none.
 
@@ -210,6 +221,7 @@ class TraceStore:
                     )
         return added
 
+    @repeated
     def full_id(self, study_id: str, *, or_failed: bool = False) -> str:
         """The full id of a study, which may be too damaged to be read.
 
@@ -224,6 +236,7 @@ class TraceStore:
         with self._database.reading() as connection:
             return rows.full_id(connection, study_id, or_failed=or_failed)
 
+    @repeated
     def study(self, study_id: str) -> StudyRecord:
         """One study; the id may be short as for :meth:`full_id`.
 
@@ -237,21 +250,25 @@ class TraceStore:
             raise rows.no_study(study_id)
         return found[0]
 
+    @repeated
     def studies(self) -> list[StudyRecord]:
         """All studies, newest first."""
         with self._database.reading() as connection:
             return rows.study_records(connection)
 
+    @repeated
     def interrupted(self) -> frozenset[str]:
         """Ids of studies that have not ended, though nobody runs them any more."""
         with self._database.reading() as connection:
             return rows.interrupted(connection)
 
+    @repeated
     def trials(self, study_id: str) -> list[TrialRecord]:
         """The trials of a study by number; the id may be short as for :meth:`full_id`."""
         with self._database.reading() as connection:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
+    @repeated
     def finished_tasks(self) -> list[tuple[str, Task]]:
         """Id and task of the finished study of each task and space that has measured most."""
         with self._database.reading() as connection:
@@ -265,6 +282,7 @@ class TraceStore:
         """The newest finished study of the same task in the same space."""
         return self._newest_finished(fingerprint=fingerprint, space_key=space_key)
 
+    @repeated
     def _newest_finished(self, **columns: str) -> StudyRecord | None:
         wanted = {"status": StudyStatus.FINISHED.value, **columns}
         conditions = [STUDIES.c[name] == value for name, value in wanted.items()]
@@ -272,6 +290,7 @@ class TraceStore:
         with self._database.reading() as connection:
             return next(iter(rows.study_records(connection, *conditions, limit=1)), None)
 
+    @repeated
     def find_links(self, cluster_key: str) -> Links | None:
         """The links of a cluster as they were measured last, unless what was written is damaged."""
         query = select(CLUSTERS.c.links).where(CLUSTERS.c.cluster_key == cluster_key)
@@ -282,6 +301,7 @@ class TraceStore:
         except (TypeError, ValueError, AttributeError, ArithmeticError):
             return None
 
+    @repeated
     def keep_links(self, cluster_key: str, links: Links) -> None:
         """Write down what was measured between the ranks, in place of what was before."""
         same_key = CLUSTERS.c.cluster_key == cluster_key
@@ -293,6 +313,7 @@ class TraceStore:
             with contextlib.suppress(IntegrityError), connection.begin_nested():
                 connection.execute(CLUSTERS.insert().values(cluster_key=cluster_key, **values))
 
+    @repeated
     def keep_run(self, run: RunRecord) -> int:
         """Write down how a run of a recurring job ended.
 
@@ -302,11 +323,13 @@ class TraceStore:
         with self._database.writing() as connection:
             return runs.insert_run(connection, run)
 
+    @repeated
     def runs(self, job_key: str | None = None) -> list[RunRecord]:
         """The runs of a recurring job by number; of all jobs without a key."""
         with self._database.reading() as connection:
             return runs.run_records(connection, job_key)
 
+    @repeated
     def forget_runs(self, job_key: str) -> int:
         """Forget the runs of a recurring job, for its search to begin anew; how many they were."""
         with self._database.writing() as connection:
@@ -315,16 +338,20 @@ class TraceStore:
     def heartbeat(self, study_id: str) -> None:
         """Show other machines that this process is alive; call it well within 120 s.
 
+        It is left out while the database cannot be reached: a trial may be running meanwhile.
+
         Raises:
             StoreError: The study does not belong to this process (any more).
         """
-        with self._database.writing() as connection:
+        lost = contextlib.suppress(LostTransactionError)
+        with lost, self._database.writing(wait=False) as connection:
             if not rows.beat(connection, study_id):
                 raise StoreError(
                     f"study {study_id} does not belong to this process",
                     hint="It has ended, or another driver has taken it over: stop this one.",
                 )
 
+    @repeated
     def let_go(self, study_id: str) -> None:
         """Leave a running study of this process to whoever claims it next, this process included.
 
@@ -336,6 +363,7 @@ class TraceStore:
         with self._database.writing() as connection:
             rows.let_go(connection, study_id)
 
+    @repeated
     def claim_resumable(self, job_key: str) -> StudyRecord | None:
         """Take over the newest running study of this job whose owner is dead.
 
