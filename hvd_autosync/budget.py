@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hvd_autosync.confirm import MIN_ROUNDS
 from hvd_autosync.quality import SEEDS
+from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study_values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 from hvd_autosync.turns import explored
@@ -43,7 +44,11 @@ class Budget:
     def trial_s(self) -> float:
         """Seconds of a trial that explores, with the search for it; 0 where that is unknown."""
         ended = [t for t in explored(self._trials) if t.result and math.isfinite(t.result.total_s)]
-        return _used_s(ended) / len(ended) if ended else 0.0
+        others = [trial for trial in ended if trial.kind != "default"]
+        if others:
+            return _used_s(others) / len(others)
+        default = ended[-1].result if ended else None
+        return 0.0 if default is None else trial_s_after(default, self._settings)
 
     @property
     def training_s(self) -> float:
@@ -106,6 +111,20 @@ class Budget:
                 f"{saved_s:.0f} s of the training"
             )
         return ""
+
+
+def trial_s_after(default: TrialResult, settings: StudySettings) -> float:
+    """Seconds of a trial like the default's, which may have made more steps.
+
+    Args:
+        default: What the default trial gave.
+        settings: Of the study.
+    """
+    if default.step_time is None:
+        return default.total_s
+    ran = max(len(rank.step_s) for rank in default.ranks)
+    fewer = max(ran - sum(settings.steps_after(default)), 0)
+    return default.total_s - fewer * default.step_time.mean_s
 
 
 def _used_s(trials: Sequence[TrialRecord]) -> float:

@@ -25,6 +25,7 @@ _OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "TRIAL", "TRIAL_ID")
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
 #: Where the user does not say how long the training will run.
 DEFAULT_EXPECTED_HOURS = 10.0
+DEFAULT_STEPS, DEFAULT_WARMUP = 40, 10
 REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
@@ -105,8 +106,15 @@ class Options:
         f"longer than it is expected to save. Default: {DEFAULT_EXPECTED_HOURS:g}; a script that "
         "ends within its first trial is not tuned unless this is given.",
     )
-    steps: int = _option(40, _at_least(5), "N", "Steps measured in each trial.")
-    warmup: int = _option(10, _at_least(1), "N", "Steps run before those, not measured.")
+    steps: int | None = _option(
+        None, _at_least(5), "N",
+        f"Steps measured in each trial. Default: {DEFAULT_STEPS}, and after the default's trial "
+        "fewer where steps are long.",
+    )
+    warmup: int | None = _option(
+        None, _at_least(1), "N",
+        f"Steps run before those, not measured. Default: {DEFAULT_WARMUP}, or fewer likewise.",
+    )
     quality_steps: int = _option(
         200, _at_least(40), "N",
         "Steps of each trial that judges by its losses whether a lossy strategy is as good for the "

@@ -254,4 +254,5 @@ def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialReco
     if related is None and running and settings.transfer and study.task is not None:
         related = related_studies(store, study.task)
     sources = load_sources(store, related or ())
-    return Problem(study.space, study.task, sources, settings.warmup + settings.steps)
+    steps = sum(settings.steps_after(default_result(trials)))
+    return Problem(study.space, study.task, sources, steps)

@@ -20,13 +20,19 @@ from hvd_autosync import extensions
 from hvd_autosync.cluster import links_of
 from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.forecast import Forecast, forecast
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress, TrialRunner
 from hvd_autosync.learner import Learner
-from hvd_autosync.options import DEFAULT_EXPECTED_HOURS, Options
+from hvd_autosync.options import (
+    DEFAULT_EXPECTED_HOURS,
+    DEFAULT_STEPS,
+    DEFAULT_WARMUP,
+    Options,
+)
 from hvd_autosync.search_space import (
     Links,
     ModelProfile,
@@ -94,6 +100,9 @@ class Listener(Protocol):
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
         """The study concluded."""
 
+    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+        """The default was measured, and the tuning goes on: how long it will take."""
+
     def on_notice(self, text: str) -> None:
         """Something that the user should know."""
 
@@ -114,9 +123,10 @@ def load_restrictions(path: str | None) -> dict[str, Any]:
 def settings_of(options: Options) -> StudySettings:
     """The part of the options that a study is made of."""
     return StudySettings(
-        trials=options.trials, minutes=options.minutes, steps=options.steps,
-        warmup=options.warmup, quality_steps=options.quality_steps, allow=options.allow,
-        seed=options.seed,
+        trials=options.trials, minutes=options.minutes, steps=options.steps or DEFAULT_STEPS,
+        warmup=options.warmup or DEFAULT_WARMUP,
+        fewer=options.steps is None and options.warmup is None,
+        quality_steps=options.quality_steps, allow=options.allow, seed=options.seed,
         transfer=options.transfer == "auto",
         expected_hours=options.expected_hours or DEFAULT_EXPECTED_HOURS,
     )  # fmt: skip
@@ -293,11 +303,12 @@ class _Tuning:
 
     def _run_trial(self, study: Study, trial: Trial) -> TrialResult:
         self._listener.on_trial_start(study, trial)
+        warmup, steps = study.settings.steps_after(default_result(study.history))
         spec = TrialSpec(
             trial_id=f"{study.study_id}-{trial.number}-{uuid.uuid4().hex[:6]}",
             strategy=trial.strategy,
-            warmup_steps=self._options.warmup,
-            measured_steps=_whole_rounds(trial.strategy, trial.steps or self._options.steps),
+            warmup_steps=warmup,
+            measured_steps=_whole_rounds(trial.strategy, trial.steps or steps),
             seed=trial.seed,
             profile=trial.kind == "default",
             hopeless_above_s=study.hopeless_above_s(trial),
@@ -334,7 +345,7 @@ class _Tuning:
             new: Whether the study's task is known since just now.
         """
         pays = not (self._trains and new and self._options.expected_hours is None)
-        error = why_unfit(result, self._options, study.record.space, pays=pays)
+        error = why_unfit(result, study.settings, study.record.space, pays=pays)
         if error is not None:
             reason = {"reason": result.reason or result.status.value}
             self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)
@@ -343,6 +354,12 @@ class _Tuning:
         self._limits = Limits.from_default(result)
         if new and self._options.reuse == "auto" and not study.settings.anew:
             self._reuse(study, result.step_time.mean_s)
+        if study.conclusion is None:
+            expected = forecast(
+                study.settings, study.history, lossy=study.space.has_lossy, trains=self._trains
+            )
+            if expected is not None:
+                self._listener.on_forecast(study, expected)
 
     def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
         """Task and space, from what the default trial showed."""

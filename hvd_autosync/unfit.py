@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from hvd_autosync.errors import DefaultTrialError, ShortJobError
-from hvd_autosync.options import Options
 from hvd_autosync.search_space import SearchSpace, TrialResult, TrialStatus
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.study_values import StudySettings
 
 
 def why_unfit(
-    result: TrialResult, options: Options, space: SearchSpace | None, *, pays: bool
+    result: TrialResult, settings: StudySettings, space: SearchSpace | None, *, pays: bool
 ) -> DefaultTrialError | None:
     """Why a job cannot be tuned; ``None`` where it can.
 
     Args:
         result: Of its default trial.
-        options: Of its tuning.
+        settings: Of its study.
         space: What is searched, where that is known already.
         pays: Whether tuning may pay although a trial takes as long as the whole job.
     """
     if result.step_time is None and space is not None:
         return _restricted_default_failed(result, space)
     if result.status is TrialStatus.ENDED_EARLY:
-        return _too_short(result, options, pays=pays)
+        return _too_short(result, settings, pays=pays)
     if result.step_time is None and result.status is TrialStatus.CUT_SHORT:
         return ShortJobError(
-            f"the {options.minutes:g} minutes were used before the job was measured as it is",
+            f"the {settings.minutes:g} minutes were used before the job was measured as it is",
             hint="Allow more with --autosync-minutes.",
         )
     return None if result.step_time is not None else _default_failed(result)
@@ -41,7 +41,7 @@ def _restricted_default_failed(result: TrialResult, space: SearchSpace) -> Defau
     )
 
 
-def _too_short(result: TrialResult, options: Options, *, pays: bool) -> ShortJobError | None:
+def _too_short(result: TrialResult, settings: StudySettings, *, pays: bool) -> ShortJobError | None:
     """The error for a job whose default trial was all of it; ``None`` where it can be tuned."""
     steps = min((len(rank.step_s) for rank in result.ranks), default=0)
     if steps == 0:
@@ -53,14 +53,14 @@ def _too_short(result: TrialResult, options: Options, *, pays: bool) -> ShortJob
     if result.step_time is None:
         return ShortJobError(
             f"the script ended after {steps} steps; at least "
-            f"{options.warmup + MIN_MEASURED_STEPS} are needed "
-            f"({options.warmup} to warm up, {MIN_MEASURED_STEPS} measured)",
+            f"{settings.warmup + MIN_MEASURED_STEPS} are needed "
+            f"({settings.warmup} to warm up, {MIN_MEASURED_STEPS} measured)",
             hint="Let it train longer, or lower --autosync-warmup.",
         )
     if not pays:
         return ShortJobError(
             f"the script ended by itself after {steps} steps, within its first trial of "
-            f"{options.warmup + options.steps}: no trial could pay",
+            f"{settings.warmup + settings.steps}: no trial could pay",
             hint="If it will run often, tune it with --autosync-tune-only, or say how long it "
             "trains in all with --autosync-expected-hours.",
         )

@@ -55,7 +55,7 @@ class Collector:
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._started = time.monotonic()
-        self.first_step_s = math.nan
+        self.first_step_s = self._launch_s = math.nan
         self.last_step_at = self._started
         self._all_ended_at = math.inf
 
@@ -95,6 +95,11 @@ class Collector:
         )
         if kind == "hello":
             report |= {"host": message["host"], "device": message["device"]}
+            script_s = message.get("script_s")
+            if isinstance(script_s, float) and script_s >= 0:
+                began_s = max(time.monotonic() - self._started - script_s, 0.0)
+                known_s = self._launch_s
+                self._launch_s = began_s if math.isnan(known_s) else max(began_s, known_s)
         elif kind == "steps":
             # A step has one loss at most, and a trial no more steps than it was asked for.
             report["losses"] += message["losses"][: self._most_steps - len(report["losses"])]
@@ -188,7 +193,8 @@ class Collector:
         return TrialResult(
             status=status, reason=reason, ranks=ranks, warmup_steps=self._spec.warmup_steps,
             round_steps=self._spec.round_steps,
-            setup_s=self.first_step_s, total_s=time.monotonic() - self._started,
+            setup_s=self.first_step_s, launch_s=self._launch_s,
+            total_s=time.monotonic() - self._started,
             exit_status=exit_status, stderr_tail=output,
             profile=_read(ModelProfile.from_json, profile and profile["profile"]),
             owned=tuple(map(str, profile["owned"])) if profile else (), device=device,

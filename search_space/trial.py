@@ -198,6 +198,7 @@ class TrialResult:
         warmup_steps: Steps at the start of each report that are not measured.
         setup_s: Seconds from launch to the end of the first step; NaN when none ended.
         total_s: Seconds from launch to the last process gone.
+        launch_s: Seconds of ``setup_s`` before the script began on all ranks; NaN when unknown.
         exit_status: Of the launcher.
         stderr_tail: Last lines that the job wrote to its error output.
         profile: The model's profile, where it was asked for.
@@ -221,6 +222,24 @@ class TrialResult:
     device: str = ""
     link: Link | None = None
     round_steps: int = 1
+    launch_s: float = math.nan
+
+    def parts_s(self) -> dict[str, float]:
+        """What the trial's time went into, seconds; without what is not known.
+
+        The script's set-up ends with its first step.
+        """
+        rows = [rank.step_s for rank in self.ranks]
+        steps = [sum(each) / len(each) for each in zip(*rows, strict=False)]
+        launch_s = 0.0 if math.isnan(self.launch_s) else self.launch_s
+        parts = {
+            "launch": self.launch_s, "set-up": self.setup_s - launch_s,
+            "warm-up": sum(steps[1 : self.warmup_steps]),
+            "measured steps": sum(steps[self.warmup_steps :]),
+        }  # fmt: skip
+        known_s = sum(seconds for seconds in parts.values() if math.isfinite(seconds))
+        parts["end"] = max(self.total_s - known_s, 0.0) if rows else math.nan
+        return {name: seconds for name, seconds in parts.items() if math.isfinite(seconds)}
 
     def measured_durations(self) -> npt.NDArray[np.float64]:
         """Duration of a measured step, the mean of each round and all ranks, seconds, ``(n,)``."""
@@ -261,6 +280,8 @@ class TrialResult:
         del fields["link"]
         if self.round_steps == 1:  # nor do traces of earlier versions have it
             del fields["round_steps"]
+        if math.isnan(self.launch_s):
+            del fields["launch_s"]
         fields["status"] = self.status.value
         fields["profile"] = self.profile.to_json() if self.profile else None
         for name in ("setup_s", "total_s"):

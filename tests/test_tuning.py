@@ -182,6 +182,49 @@ def test_no_trial_runs_beyond_the_minutes(tmp_path: Path, measured: int) -> None
     assert 0.0 < limit_s <= 60.0
 
 
+@pytest.mark.parametrize(
+    ("step_s", "given", "expected"),
+    [
+        (0.1, {}, (10, 40)),
+        (0.5, {}, (8, 30)),
+        (10.0, {}, (3, 10)),
+        (10.0, {"steps": 40}, (10, 40)),
+        (10.0, {"warmup": 4}, (4, 40)),
+    ],
+)
+def test_where_steps_are_long_trials_have_fewer(
+    tmp_path: Path, step_s: float, given: dict[str, int], expected: tuple[int, int]
+) -> None:
+    """But for the default's trial, and where the user says how many."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), **given)
+    asked = []
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.probe:
+            return short(0)
+        asked.append((spec.warmup_steps, spec.measured_steps))
+        if len(asked) > 1:
+            raise Launched
+        steps = RankReport(0, "a", step_s=(step_s,) * sum(asked[0]))
+        return TrialResult(
+            TrialStatus.COMPLETED, ranks=(steps,), warmup_steps=asked[0][0], profile=TASK.model,
+            setup_s=5.0, total_s=step_s * sum(asked[0]) + 4.0,
+        )  # fmt: skip
+
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = run
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner, trains=True)
+    assert asked[0] == (given.get("warmup", 10), 40)
+    assert asked[1] == expected
+    ((_, told),) = (call.args for call in listener.on_forecast.mock_calls)
+    assert told.trial_s == pytest.approx(4.0 + step_s * sum(expected))
+    assert told.trials == 19 and told.trains
+    assert told.low_s == pytest.approx((19 + 6) * told.trial_s)
+    assert told.high_s == pytest.approx((19 + 24) * told.trial_s)
+
+
 def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
     job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
     options = Options(store=str(tmp_path / "traces.db"))

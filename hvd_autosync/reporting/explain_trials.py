@@ -69,6 +69,21 @@ def failed_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator
             yield _below(": ".join(reasons))
 
 
+def parts_text(trials: Sequence[TrialRecord]) -> str:
+    """What a trial's time goes into, the mean over those that ended; empty where it is unknown."""
+    ended = [t.result for t in trials if t.result and math.isfinite(t.result.total_s)]
+    ended = [result for result in ended if result.step_time is not None]
+    if not ended:
+        return ""
+    sums: dict[str, float] = {}
+    for result in ended:
+        for name, seconds in result.parts_s().items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    parts = ", ".join(f"{name} {seconds / len(ended):.1f} s" for name, seconds in sums.items())
+    total_s = sum(result.total_s for result in ended) / len(ended)
+    return f"A trial took {total_s:.1f} s in the mean: {parts}."
+
+
 def _below(text: str) -> Padding:
     return Padding(text, (0, 0, 0, 2), style="dim")
 

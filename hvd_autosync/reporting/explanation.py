@@ -17,6 +17,7 @@ from hvd_autosync.reporting.explain_task import task_table
 from hvd_autosync.reporting.explain_trials import (
     failed_trials,
     lost_strategies,
+    parts_text,
     sample_table,
     step_times,
 )
@@ -95,6 +96,8 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
             )
     if (experts := experts_table(trials)) is not None:
         yield Section("Learned from", (experts,))
+    if parts := parts_text(trials):
+        yield Section("Where the time went", (parts,))
     if failed := list(failed_trials(study, trials)):
         yield Section("Failed trials", tuple(failed))
     yield from _recipe(study, conclusion)

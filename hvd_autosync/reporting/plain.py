@@ -8,11 +8,12 @@ from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.printable import printable
 from hvd_autosync.reporting.standing import EndedTrial, Standing
-from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
+from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study_values import Conclusion, Trial
 
 if TYPE_CHECKING:
+    from hvd_autosync.forecast import Forecast
     from hvd_autosync.study import Study
 
 PREFIX = "hvd-autosync"
@@ -70,6 +71,10 @@ class PlainProgress:
             f"{conclusion.stopped}"
         )
 
+    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._print(forecast_text(forecast))
+
     def on_notice(self, text: str) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._print(text)
@@ -94,5 +99,7 @@ def trial_line(ended: EndedTrial) -> str:
             parts.append(f"{speedup_text(ended.speedup)} against the default,")
     if ended.status is not TrialStatus.COMPLETED and ended.time is None and ended.reason:
         parts.append(f"{ended.reason},")
+    if ended.slow_setup:
+        parts.append(f"{ended.slow_setup},")
     line = " ".join(parts).rstrip(",")
     return line if ended.kind == "default" else f"{line}: {ended.strategy}"

@@ -107,11 +107,14 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
             f"The plan: study {known.study_id} has tuned this job before, and its winner is taken "
             "at once. Tune again with --autosync-reuse never."
         )
+    from hvd_autosync.tuning import settings_of
+
+    settings = settings_of(options)
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
         f"The plan: measure the job's default; try other strategies up to {options.trials} trials"
-        f"{limit} in all, each for {options.warmup} steps of warm-up and {options.steps} measured "
-        f"ones, fewer when no further gain is likely; measure the best in turn with the default, "
-        f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds; {after}."
+        f"{limit} in all, each for {settings.warmup} steps of warm-up and {settings.steps} "
+        "measured ones, fewer when no further gain is likely; measure the best in turn with the "
+        f"default, {MIN_ROUNDS} to {MAX_ROUNDS} rounds; {after}."
     )

@@ -17,6 +17,7 @@ from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study_values import Conclusion, Trial
 
 if TYPE_CHECKING:
+    from hvd_autosync.forecast import Forecast
     from hvd_autosync.study import Study
 
 Display: TypeAlias = TerminalProgress | PlainProgress | WidgetProgress
@@ -64,6 +65,10 @@ class GuardedProgress:
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
         self._guard(lambda display: display.on_study_end(study, conclusion))
+
+    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self._guard(lambda display: display.on_forecast(study, forecast))
 
     def on_notice(self, text: str) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""

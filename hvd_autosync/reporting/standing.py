@@ -15,6 +15,7 @@ from hvd_autosync.reporting.words import (
     evidence_text,
     first_line,
     seconds_text,
+    span_text,
     speedup_text,
 )
 from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialStatus
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: A trial that has made no step for so long is worth a word.
 _SILENT_S = 60.0
+#: A set-up that takes longer, and more than half of its trial, is worth one, too.
+_LONG_SETUP_S = 5.0
 #: Contenders of a confirmation that has not begun: the default and one candidate.
 _USUAL_CONTENDERS = 2
 
@@ -44,6 +47,8 @@ class EndedTrial:
         time: Its step time, if it has one.
         speedup: Times faster than the default of the same phase and round; NaN when unknown.
         round: Round of the confirmation, from 1; 0 while exploring.
+        slow_setup: How much of its time it took to come to its first step, where that is most of
+            it and worth a word; else empty.
     """
 
     number: int
@@ -54,6 +59,7 @@ class EndedTrial:
     time: StepTime | None
     speedup: float
     round: int
+    slow_setup: str = ""
 
     @property
     def explores(self) -> bool:
@@ -136,6 +142,7 @@ class Standing:
             trial.number, trial.kind, self.describe(study, trial), result.status,
             first_line(result.reason), step_time,
             self._default_s / step_time.mean_s if step_time else math.nan, round_,
+            _slow_setup(result),
         )  # fmt: skip
         self.ended.append(ended)
         return ended
@@ -215,6 +222,12 @@ class Standing:
             return 0
         judged = sum(trial.kind == "quality" for trial in self.ended)
         return max(len(SEEDS) + MOST_JUDGED - judged, 0)
+
+
+def _slow_setup(result: TrialResult) -> str:
+    if not result.setup_s > max(result.total_s / 2, _LONG_SETUP_S):
+        return ""
+    return f"{span_text(result.setup_s)} of {span_text(result.total_s)} until its first step ended"
 
 
 def _contenders(record: TrialRecord, otherwise: int) -> int:

@@ -21,12 +21,13 @@ from hvd_autosync.console import PrintableConsole
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.printable import printable
 from hvd_autosync.reporting.standing import EndedTrial, Standing
-from hvd_autosync.reporting.words import span_text, speedup_text, step_time_text
+from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study_values import Conclusion, Trial
 from hvd_autosync.turns import explores
 
 if TYPE_CHECKING:
+    from hvd_autosync.forecast import Forecast
     from hvd_autosync.study import Study
 
 _REDRAW_EVERY_S = 1.0
@@ -99,6 +100,10 @@ class TerminalProgress:
             )
         )
         self.close()
+
+    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self.on_notice(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
         """See :class:`hvd_autosync.tuning.Listener`; stays above what is redrawn."""

@@ -16,6 +16,7 @@ from hvd_autosync.printable import printable_html
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import (
     answer_text,
+    forecast_text,
     span_text,
     speedup_text,
     step_time_text,
@@ -25,6 +26,7 @@ from hvd_autosync.study_values import Conclusion, Trial
 from hvd_autosync.turns import explores
 
 if TYPE_CHECKING:
+    from hvd_autosync.forecast import Forecast
     from hvd_autosync.study import Study
 
 _REDRAW_EVERY_S = 0.5
@@ -135,6 +137,10 @@ class WidgetProgress:
         self._bar.value, self._bar.bar_style = 1.0, "success"
         self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
         self._best.value = f"<b>{printable_html(answer_text(conclusion, study.space))}</b>"
+
+    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+        """See :class:`hvd_autosync.tuning.Listener`."""
+        self.on_notice(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""

@@ -6,9 +6,10 @@ import math
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from hvd_autosync.confirm import CONFIDENCE, Comparison
+from hvd_autosync.confirm import CONFIDENCE, MAX_ROUNDS, MIN_ROUNDS, Comparison
 
 if TYPE_CHECKING:
+    from hvd_autosync.forecast import Forecast
     from hvd_autosync.search_space import SearchSpace, StepTime
     from hvd_autosync.study_values import Conclusion
 
@@ -97,6 +98,25 @@ def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
     if best is None:
         return f"no gain found, the default is kept: {conclusion.reason}"
     return f"{gain_text(best)}: {space.describe(conclusion.winner)}"
+
+
+def forecast_text(forecast: Forecast) -> str:
+    """How long a tuning will take, in one line."""
+    part = ""
+    if forecast.setup_s > forecast.trial_s / 2:
+        part = f" ({span_text(forecast.setup_s)} of it until the first step has ended)"
+    judging = f", {span_text(forecast.judging_s)} at most to judge losses" * (
+        forecast.judging_s > 0
+    )
+    low, high = span_text(forecast.low_s), span_text(forecast.high_s)
+    whole = high if low == high else f"{low} to {high}"
+    stop = "; Ctrl-C trains with the best confirmed so far" if forecast.trains else ""
+    return (
+        f"each trial about {span_text(forecast.trial_s)}{part}; at most {forecast.trials} more "
+        f"trials{judging} and {MIN_ROUNDS} to {MAX_ROUNDS} rounds of confirmation: {whole}; tuning "
+        f"stops earlier when it no longer pays in a training of {forecast.training_s / 3600:g} h "
+        f"(--autosync-expected-hours){stop}"
+    )
 
 
 def first_line(text: str) -> str:

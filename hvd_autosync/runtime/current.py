@@ -22,6 +22,8 @@ schedule: Schedule | None = None
 #: Whether ranks wait for each other; ``None``: in every step.
 protocol: Protocol | None = None
 
+#: When a worker of ours began, in seconds of ``time.monotonic``; before its script did.
+began_at: float | None = None
 #: Whether this process belongs to a trial.
 trial = False
 #: The trial that is measured; ``None`` in the real training and outside of any job of ours.

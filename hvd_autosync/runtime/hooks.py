@@ -7,6 +7,7 @@ imports Horovod pays a few milliseconds.
 from __future__ import annotations
 
 import os
+import time
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ def install(spec: TrialSpec) -> None:
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
     """
+    current.began_at = time.monotonic()
     current.trial = spec.measured_steps > 0
     needed = current.trial or spec.watched or spec.tallied
     if not needed and not beyond_horovod(spec.strategy):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import math
 import socket
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -134,7 +135,9 @@ class TrialRun:
         self._begun = True
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
         device = device_name(self._device())
-        hello = {"type": "hello", "host": socket.gethostname(), "device": device}
+        hello: dict[str, Any] = {"type": "hello", "host": socket.gethostname(), "device": device}
+        if current.began_at is not None:
+            hello["script_s"] = time.monotonic() - current.began_at
         self._sender.send(lambda: hello)
         # Registered after Horovod's own, so called before it: Horovod's may get stuck.
         atexit.register(self._script_ended)

@@ -36,7 +36,7 @@ def interrupted(job: Job, moment: str | int) -> Life:
     return life
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_once_it_trains_and_twice_it_stops(job: Job) -> None:
     kept: list[object] = []
     for moment in ("Ctrl-C ends it and starts the training", "links", 2):

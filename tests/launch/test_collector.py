@@ -59,6 +59,16 @@ def test_a_trial_that_runs_into_the_end_of_the_minutes_is_cut_short() -> None:
     assert result.step_time is not None and result.step_time.steps == 7
 
 
+def test_the_script_begins_when_the_slowest_rank_has_been_launched() -> None:
+    collector = Collector(SPEC, world_size=2)
+    collector._started -= 10.0
+    for rank, script_s in ((0, 7.0), (1, 2.0)):
+        say(collector, SPEC.key, {**HELLO, "script_s": script_s}, steps(0, 9, []), rank=rank)
+    result = collector.result(0, "")
+    assert 8.0 <= result.launch_s < result.setup_s
+    assert math.isnan(collected(HELLO, steps(0, 9, [])).launch_s)
+
+
 def test_a_profile_that_is_none_is_left_out() -> None:
     profile = {"type": "profile", "profile": {"parameters": 5}, "owned": []}
     link = {"type": "link", "ranks": 1, "latency_s": 0.1, "bandwidth_bytes_per_s": 1.0}

@@ -42,6 +42,9 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "50.0 ms per step became 37.9 ms." in answer
     assert "Exploring ended because all 20 trials were used." in answer
 
+    went = section(text, "Where the time went")
+    assert "A trial took 5.0 s in the mean: set-up 2.0 s, warm-up 0." in went
+
     task = section(text, "Task")
     assert "5,242,880 parameters in 20 tensors, 20 MiB of gradients per step" in task
     assert "4 ranks on 2 hosts (a:2, b:2)" in task

@@ -60,3 +60,14 @@ def test_a_resumed_study_says_so(author: Any) -> None:
     stream = io.StringIO()
     PlainProgress(stream).on_study_start(author.study, resumed=True)
     assert f"study {author.study_id} goes on after 6 trials" in stream.getvalue()
+
+
+def test_a_set_up_that_is_most_of_a_trial_is_told(author: Any) -> None:
+    stream = io.StringIO()
+    listener = author.listener = PlainProgress(stream)
+    listener.on_study_start(author.study, resumed=False)
+    author.trial("default", {})
+    author.trial("sobol", {"buckets": 4}, setup_s=24.0, total_s=28.0)
+    usual, slow = stream.getvalue().splitlines()[1:]
+    assert "first step" not in usual
+    assert "24 s of 28 s until its first step ended: buckets=4" in slow

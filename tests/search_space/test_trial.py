@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,3 +85,17 @@ def test_the_time_of_a_step_is_the_mean_of_its_round() -> None:
     assert TrialResult.from_json(told.to_json()) == told
     spec = TrialSpec("t", Strategy({"local_steps": 4}))
     assert spec.round_steps == 4 and TrialSpec("t", Strategy()).round_steps == 1
+
+
+def test_the_parts_of_a_trials_time_are_all_of_it() -> None:
+    ranks = (RankReport(0, "a", (1.0, 2.0, 3.0, 3.0)), RankReport(1, "a", (1.0, 2.0, 5.0, 5.0)))
+    result = TrialResult(
+        TrialStatus.COMPLETED, ranks=ranks, warmup_steps=2, setup_s=6.0, total_s=20.0, launch_s=4.0
+    )
+    parts = {"launch": 4.0, "set-up": 2.0, "warm-up": 2.0, "measured steps": 8.0, "end": 4.0}
+    assert result.parts_s() == parts
+    assert TrialResult.from_json(result.to_json()).parts_s() == parts
+    before = replace(result, launch_s=math.nan)  # as traces of earlier versions have it
+    assert "launch_s" not in before.to_json()
+    rest = {name: seconds for name, seconds in parts.items() if name != "launch"}
+    assert before.parts_s() == {**rest, "set-up": 6.0}
