@@ -14,6 +14,7 @@ import os
 import socket
 import statistics
 import sys
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -28,8 +29,8 @@ from hvd_autosync.search_space.trial import DRIFT_FILE
 _WINDOW_STEPS, _WINDOW_S = 64, 5.0
 #: Steps are slower for good when so many windows in a row are above the reference by this factor.
 FOR_GOOD, FACTOR = 8, 1.25
-#: The first window is warm-up; the next ones are the beginning.
-_BEGINNING = slice(1, 5)
+#: The first window is warm-up; so many that follow are the beginning.
+_BEGINNING = 4
 
 
 class Level:
@@ -44,17 +45,21 @@ class Level:
 
     def __init__(self, expected: float | None = None) -> None:
         self.expected = expected
-        self._medians: list[float] = []
+        self._warm = False
+        self._recent: deque[float] = deque(maxlen=FOR_GOOD)
 
     def moved(self, median: float) -> float | None:
         """Take the median of the next window; what it is now if it has left its level for good."""
-        self._medians.append(median)
-        if self.expected is None and len(self._medians) >= _BEGINNING.stop:
-            self.expected = statistics.median(self._medians[_BEGINNING])
-        recent = self._medians[1:][-FOR_GOOD:]
-        if self.expected is None or len(recent) < FOR_GOOD:
+        if not self._warm:
+            self._warm = True
             return None
-        return statistics.median(recent) if min(recent) > FACTOR * self.expected else None
+        self._recent.append(median)
+        if self.expected is None and len(self._recent) == _BEGINNING:
+            self.expected = statistics.median(self._recent)
+        if self.expected is None or len(self._recent) < FOR_GOOD:
+            return None
+        slowest = min(self._recent)
+        return statistics.median(self._recent) if slowest > FACTOR * self.expected else None
 
 
 class DriftWatch:

@@ -47,7 +47,11 @@ class Band:
 
     def __init__(self, ceilings: Sequence[float] = ()) -> None:
         self._ceilings = ceilings
-        self._means: list[float] = []
+        #: Of the first windows, and of the last.
+        self._first: list[float] = []
+        self._last = 0.0
+        #: Sum and number of the squares of differences of neighbours.
+        self._squares, self._pairs = 0.0, 0
 
     def holds(self, mean: float, window: int) -> bool:
         """Whether ``mean``, of the window of that number, is healthy; it is remembered if so."""
@@ -55,11 +59,16 @@ class Band:
             return False
         if self._ceilings and mean > self._ceilings[min(window, len(self._ceilings) - 1)]:
             return False
-        if len(self._means) >= _BEGINNING:
-            beginning = max(self._means[:_BEGINNING])
+        if len(self._first) == _BEGINNING:
+            beginning = max(self._first)
             if mean > beginning + self._margin(beginning):
                 return False
-        self._means.append(mean)
+        if self._first:
+            self._squares += (mean - self._last) ** 2
+            self._pairs += 1
+        if len(self._first) < _BEGINNING:
+            self._first.append(mean)
+        self._last = mean
         return True
 
     def bears(self, mean: float, fewer: float) -> bool:
@@ -73,8 +82,9 @@ class Band:
         """
         if not math.isfinite(mean):
             return False
-        own = self._means[-1]  # of the beginning the noise is not known yet
-        return len(self._means) < _BEGINNING or mean <= own + self._margin(own, fewer)
+        if len(self._first) < _BEGINNING:
+            return True  # the noise is not known yet
+        return mean <= self._last + self._margin(self._last, fewer)
 
     def forget_ceilings(self) -> None:
         """Judge without them from now on."""
@@ -89,9 +99,7 @@ class Band:
 
         Of differences of neighbours, so that a falling loss is no noise.
         """
-        steps = [b - a for a, b in zip(self._means, self._means[1:], strict=False)]
-        squares = sum(step**2 for step in steps)
-        return math.sqrt(squares / (2 * len(steps))) if steps else 0.0
+        return math.sqrt(self._squares / (2 * self._pairs)) if self._pairs else 0.0
 
 
 class Guard(Joiner):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -215,3 +216,12 @@ def test_levels() -> None:
     assert levels([9.0] + [1.0] * 4 + [1.3] * 8) == [1.3]
     assert levels([1.3] * 8, expected=1.0) == []
     assert levels([1.3] * 9, expected=1.0) == [1.3]
+
+
+def test_a_level_does_not_grow_with_the_training() -> None:
+    level, sizes = Level(), []
+    for _ in range(2):
+        for _ in range(1000):
+            level.moved(0.1)
+        sizes.append(len(pickle.dumps(level)))
+    assert sizes[0] == sizes[1], "bytes after 1,000 and 2,000 windows"
