@@ -1,0 +1,1 @@
+"""What ``soak.py`` trains, and what a process holds."""
