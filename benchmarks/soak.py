@@ -106,7 +106,9 @@ def work(controller: str, name: str, steps: int, every: int, commit: str, output
     import horovod.torch as hvd
     import torch
     from soaked.training import Data, Model, as_it_is
+    from soaked.waiting import wait_asleep
 
+    wait_asleep()
     hvd.init()
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -131,7 +133,7 @@ def work(controller: str, name: str, steps: int, every: int, commit: str, output
     )
     lost: list[bytes] = []
     held, step, began = Held(), 0, perf_counter()
-    with open(f"{output}.{hvd.rank()}", "w", newline="") as file:
+    with open(f"{output}.{hvd.rank()}", "w", buffering=1, newline="") as file:
         rows = csv.writer(file)
         for _ in range(steps // _BATCHES):
             for batch in loader:
