@@ -6,10 +6,12 @@ accepted must be usable wherever such a thing is used. Meanwhile nothing may sta
 a pickle, connect somewhere, or write outside of the test's folder, and no input may take long.
 
     pytest tests/test_fuzz.py --fuzz-inputs 100000        # for each of the targets
+    python tests/test_fuzz.py --first 0 --minutes 20      # all in turn, and says what came of it
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import hashlib
@@ -22,9 +24,12 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -37,7 +42,7 @@ from hvd_autosync.launch.collector import Collector
 from hvd_autosync.reporting.closing import closing_lines
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.listing import studies_table, trials_table
-from hvd_autosync.runtime.wire import encode_message
+from hvd_autosync.runtime.wire import MessageDecoder, encode_message
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
@@ -62,7 +67,7 @@ from hvd_autosync.traces import TraceStore, export_study, import_studies, trials
 from hvd_autosync.traces.autotune_csv import import_autotune_log
 from hvd_autosync.tuning import load_restrictions
 
-#: Far more than any of these inputs needs.
+#: Of this process's time, so that others on the machine do not count; far more than any needs.
 _LONGEST_S = 20
 _FORBIDDEN = (
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pickle.find_class",
@@ -78,6 +83,10 @@ _ODD_BYTES = [
     b"", b"\n", b"\0", b"{}", b"[", b'"', b"1e999", b"-", b"\xff\xfe", b"null", b"[[" * 99,
     b"9" * 400, b"=", b"#", b",", b"nan", b"\xe2\x80\xae",
 ]  # fmt: skip
+
+
+#: How many inputs of the running target ended how.
+_OUTCOMES: Counter[str] = Counter()
 
 
 @pytest.fixture
@@ -114,21 +123,23 @@ def harmless(folder: Path, number: int) -> Iterator[None]:
     def too_long(signum: int, frame: FrameType | None) -> None:
         raise AssertionError(f"input {number} took more than {_LONGEST_S} s")
 
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(_LONGEST_S)
+    before = signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, _LONGEST_S)
     _Watch.folder = str(folder)
     try:
         yield
+        _OUTCOMES["accepted"] += 1
     except AutosyncError as error:
         assert error.message and str(error)
+        _OUTCOMES["refused"] += 1
     except AssertionError:
         raise
     except BaseException as error:
         raise AssertionError(f"input {number}: {type(error).__name__}: {error}") from error
     finally:
         _Watch.folder = None
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 # Changes
@@ -250,13 +261,13 @@ def seal(lines: list[Any]) -> bytes:
     return body + json.dumps(footer).encode() + b"\n"
 
 
-def use_trace(store: TraceStore, path: Path) -> bool:
+def use_trace(store: TraceStore, path: Path) -> None:
     """Import, and everything that is done with a study afterwards."""
     try:
         ids = import_studies(store, path)
     except TraceFormatError:
         assert store.studies() == []
-        return False
+        raise
     console = Console(file=io.StringIO(), width=100, markup=False)
     for study_id in ids:
         study, trials = store.study(study_id), store.trials(study_id)
@@ -272,7 +283,6 @@ def use_trace(store: TraceStore, path: Path) -> bool:
         with contextlib.suppress(AutosyncError):
             console.print(*closing_lines(study))
         store.delete(study_id)
-    return True
 
 
 def test_traces(inputs: range, tmp_path: Path) -> None:
@@ -280,14 +290,15 @@ def test_traces(inputs: range, tmp_path: Path) -> None:
     *records, _ = lines
     store, path = TraceStore("sqlite://"), tmp_path / "changed.jsonl"
     path.write_bytes(seal(records))
-    assert use_trace(store, path)  # and what asks for our own mpirun's version does so now
+    use_trace(store, path)  # and what asks for our own mpirun's version does so now
     accepted = 0
     for number in inputs:
         dice = random.Random(number)
         data = seal(changed_tree(records, dice) if dice.random() < 0.8 else records)
         path.write_bytes(changed_bytes(data, dice) if dice.random() < 0.25 else data)
         with harmless(tmp_path, number):
-            accepted += use_trace(store, path)
+            use_trace(store, path)
+            accepted += 1
     assert 0 < accepted < len(inputs)
     assert {"default", "model", "confirm"} <= {line.get("kind") for line in records}
 
@@ -389,6 +400,7 @@ def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
             for rank in range(2):
                 if dice.random() < 0.3:
                     message = changed_tree(message, dice)
+                    _OUTCOMES["changed messages in these"] += 1
                 output += encode_message(spec.key, rank, place, message)
         if dice.random() < 0.3:
             output = changed_bytes(output, dice)
@@ -402,6 +414,35 @@ def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
             linked += result.link is not None
             completed += result.status is TrialStatus.COMPLETED and result.step_time is not None
     assert 0 < completed < len(inputs) and 0 < linked < len(inputs)
+
+
+def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
+    """A line that was changed is no message, or says what it said: nobody else has the key.
+
+    What a script prints beside it, and what a launcher puts before it, changes nothing.
+    """
+    spec = TrialSpec("t", Strategy(), 2, 10)
+    forged = TrialSpec("t", Strategy(), 2, 10)
+    assert spec.key != forged.key
+    written = [
+        encode_message(key, rank, 1, message).strip()
+        for key in (spec.key, forged.key) for message in _MESSAGES for rank in range(3)
+    ]  # fmt: skip
+    known, complete = [json.dumps(message) for message in _MESSAGES], 0
+    for number in inputs:
+        dice = random.Random(number)
+        line = dice.choice(written)
+        if dice.random() < 0.9:
+            line = changed_bytes(line, dice)
+        decoder = MessageDecoder(spec.key, 2)
+        with harmless(tmp_path, number):
+            for each in line.split(b"\n"):
+                _, told = decoder.feed(b"[1]<stderr>:" + each + b"\n")
+                if told is not None:
+                    rank, message = told
+                    assert rank < 2 and json.dumps(message) in known
+                    complete += 1
+    assert 0 < complete < len(inputs) / 4
 
 
 # What arrives at a control port
@@ -435,3 +476,44 @@ def test_control_messages(inputs: range, tmp_path: Path) -> None:
             assert receiver.accept(10) == {"type": "end"}
         thread.join()
         receiver.close()
+
+
+# A campaign
+
+#: Target -> inputs of a turn; those of slow ones are few.
+_TURNS: dict[Callable[[range, Path], None], int] = {
+    test_traces: 60, test_autotune_logs: 300, test_space_files: 600,
+    test_messages_in_a_jobs_output: 600, test_changed_lines_of_a_jobs_output: 40_000,
+    test_control_messages: 300,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run all targets in turn, each turn with seeds of its own, and say what came of it."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first inputs")
+    parser.add_argument("--minutes", type=float, default=20, help="begin no turn after so many")
+    arguments = parser.parse_args()
+    until_s = monotonic() + 60 * arguments.minutes
+    totals: dict[str, Counter[str]] = {}
+    turn = 0
+    while monotonic() < until_s:
+        for target, count in _TURNS.items():
+            first = arguments.first + turn * count
+            _OUTCOMES.clear()
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    target(range(first, first + count), Path(folder))
+            except AssertionError as error:
+                _OUTCOMES["faults"] += 1
+                print(f"{target.__name__}, of seeds {first} to {first + count - 1}: {error}")
+            totals.setdefault(target.__name__, Counter()).update(_OUTCOMES)
+        turn += 1
+        print(f"after {turn} turns:")
+        for name, outcomes in totals.items():
+            print(f"  {name}: {', '.join(f'{n:,} {what}' for what, n in outcomes.items())}",
+                  flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
