@@ -20,6 +20,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -39,6 +40,8 @@ from rich.console import Console
 from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender
 from hvd_autosync.launch.collector import Collector
+from hvd_autosync.launch.masking import redact
+from hvd_autosync.printable import shell_line
 from hvd_autosync.reporting.closing import closing_lines
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.listing import studies_table, trials_table
@@ -376,6 +379,37 @@ def test_space_files(inputs: range, tmp_path: Path) -> None:
     assert 0 < accepted < len(inputs)
 
 
+# Command lines with a secret, and texts of foreign origin
+
+_SECRET_NAMES = ("token", "password", "passwd", "secret", "api_key", "apikey", "access-key",
+                 "auth", "credentials", "private.key", "cookie", "session", "jwt")  # fmt: skip
+_FORMS = (
+    ["--N", "X"], ["--N=X"], ["N=X"], ["+N=X"], ["-e", "N=X"], ["--env", "N:X"], ['{"N": "X"}'],
+    ["--config={'N':'X'}"], ["https://host.org/a?b=1&N=X"], ["https://me:X@host.org/N"],
+    ["--header", "N: X"], ["--set", "a.N=X"], ["--N=a X"], ["sh", "-c", "N=X python a.py --lr 1"],
+)  # fmt: skip
+_HARMLESS = ("--lr", "0.1", "--epochs=3", "train.py", "-m", "a.b", "--", "data/x", "a=b", "\x1b[2J",
+             "--config", "{", "'", "", "x" * 300, "$(id)", "[1,2]", "\ud800")  # fmt: skip
+
+
+def test_commands_with_a_secret(inputs: range, tmp_path: Path) -> None:
+    """Whatever stands around it, and however its name is written, no secret is left."""
+    redact(["python", "--token", "x"])  # it makes the key
+    for number in inputs:
+        dice = random.Random(number)
+        name = dice.choice(_SECRET_NAMES)
+        name = dice.choice((str, str.upper, str.title))(name)
+        name = dice.choice(("", "my_", "HF-", "wandb.", "x")) + name + dice.choice(("", "_2", "X"))
+        secret = "".join(dice.choices("abcdefgh0123456789", k=dice.randint(12, 30)))
+        form = [re.sub(r"\bX\b", secret, word.replace("N", name)) for word in dice.choice(_FORMS)]
+        before, after = (dice.choices(_HARMLESS, k=dice.randint(0, 4)) for _ in range(2))
+        words = ["python", *before, *form, *after]
+        with harmless(tmp_path, number):
+            shown = redact(words)
+            assert not any(secret in word for word in shown), f"{words} is shown as {shown}"
+            assert shell_line(shown).isprintable()
+
+
 # What arrives from a job's output
 
 _MESSAGES: list[dict[str, Any]] = [
@@ -482,9 +516,9 @@ def test_control_messages(inputs: range, tmp_path: Path) -> None:
 
 #: Target -> inputs of a turn; those of slow ones are few.
 _TURNS: dict[Callable[[range, Path], None], int] = {
-    test_traces: 60, test_autotune_logs: 300, test_space_files: 600,
-    test_messages_in_a_jobs_output: 600, test_changed_lines_of_a_jobs_output: 40_000,
-    test_control_messages: 300,
+    test_traces: 30, test_autotune_logs: 200, test_space_files: 400,
+    test_messages_in_a_jobs_output: 400, test_changed_lines_of_a_jobs_output: 150_000,
+    test_commands_with_a_secret: 20_000, test_control_messages: 100,
 }  # fmt: skip
 
 
@@ -494,6 +528,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first inputs")
     parser.add_argument("--minutes", type=float, default=20, help="begin no turn after so many")
     arguments = parser.parse_args()
+    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()
     until_s = monotonic() + 60 * arguments.minutes
     totals: dict[str, Counter[str]] = {}
     turn = 0
