@@ -2,12 +2,14 @@
 
 Backward gives the last layers' gradients first, the next forward needs the first layers first. So
 the first layers are sent first, and a parameter is stepped when something reaches for it: forward,
-``state_dict()``, ``parameters()``, or any other way through its module. The mathematics is that of
-an ordinary step, communication hides behind the next forward too (P3, Jayarajan et al. 2019;
-ByteScheduler, Peng et al. 2019).
+``state_dict()``, or whatever else Python does with it (:mod:`hvd_autosync.runtime.reaching`). The
+mathematics is that of an ordinary step, communication hides behind the next forward too (P3,
+Jayarajan et al. 2019; ByteScheduler, Peng et al. 2019).
 
-A script that keeps parameters elsewhere, and reads them there between ``step()`` and ``forward()``,
-would see some of them a step too old. So the knob is not among the exact ones.
+Whoever reads a parameter unseen, as compiled code does, would see it a step too old. So the first
+steps are rehearsed: they are taken in time, while it is watched whether every parameter is reached
+for before its gradient comes. What is not, never waits, and nothing does once code is compiled.
+Ranks need not agree on what waits: the same is sent in any case.
 """
 
 from __future__ import annotations
@@ -15,10 +17,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import gc
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -29,13 +29,16 @@ from torch import nn
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.buckets import Bucket
+from hvd_autosync.runtime.compiling import COMPILED, anything_compiled, before_compiling
 from hvd_autosync.runtime.dispatcher import Dispatcher
+from hvd_autosync.runtime.reaching import Memory, marked_class, unwatch_modules, watch_modules
+from hvd_autosync.runtime.remarks import say_of_all
 from hvd_autosync.runtime.substitution import Substitution, own_class, steps_by_element
 
 _HINT = "Leave the knob order out of the strategy, or set it to 'arrival'."
 
-#: Steps in which a script is observed.
-_OBSERVED = 2
+#: Steps in which gradients are observed, and the last step that is taken in time.
+_OBSERVED, _REHEARSED = 2, 3
 
 _LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -44,7 +47,8 @@ class Deferral:
     """The steps of one optimizer that wait.
 
     It begins once two steps have shown that the script drops gradients after a step
-    (``zero_grad()``, as it is by default) and does not change them: they may still travel.
+    (``zero_grad()``, as it is by default) and does not change them, for they may still travel; and
+    two rehearsals, who reaches for which parameter.
 
     Args:
         optimizer: Horovod's optimizer, of our class.
@@ -54,21 +58,46 @@ class Deferral:
     def __init__(self, optimizer: Any, dispatcher: Dispatcher) -> None:
         self._optimizer = optimizer
         self._dispatcher = dispatcher
-        self._possible = steps_by_element(optimizer)
+        self._possible = True
         #: Gradients after the last step, while the script is observed, with their versions.
-        self._seen: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
+        self._seen: list[tuple[nn.Parameter, torch.Tensor, int]] = []
         self._steps = 0
-        #: Buckets whose parameters are reached through modules only, once that was looked at.
-        self._guarded: set[Bucket] | None = None
+        #: Buckets whose steps may wait, as far as is known, with their parameters' memory.
+        self._late: dict[Bucket, list[Memory]] = {}
         #: What waits: parameter -> its bucket; bucket -> its gradients, with their versions.
-        self._waiting: dict[torch.nn.Parameter, Bucket] = {}
+        self._waiting: dict[nn.Parameter, Bucket] = {}
         self._gradients: dict[Bucket, list[tuple[torch.Tensor, int]]] = {}
         self._options: list[dict[str, Any]] = []
         self._substitution = Substitution(optimizer)
+        #: The class of parameters that nobody has reached for since the last step, and these.
+        self._class = marked_class(self.settle)
+        self._marked: set[nn.Parameter] = set()
+        self._told: set[str] = set()
         _LIVE.add(self)
         _settle_at_the_end()
+        before_compiling(_stop_all)
+        if not steps_by_element(optimizer):
+            self.stop(f"{own_class(optimizer).__name__} steps all parameters together")
+        elif anything_compiled():
+            self.stop(COMPILED)
 
-    def arrived(self, parameter: torch.nn.Parameter) -> None:
+    @property
+    def possible(self) -> bool:
+        """Whether steps may wait, now or later."""
+        return self._possible
+
+    def stop(self, why: str) -> None:
+        """Take what waits, and every step in time from now on.
+
+        Args:
+            why: For rank 0 to say.
+        """
+        self.settle_all()
+        self._possible = False
+        self._late = {}
+        say_of_all(f"order 'priority': steps do not wait for the next forward: {why}")
+
+    def arrived(self, parameter: nn.Parameter) -> None:
         """A gradient has been computed; its parameter must have had its step before.
 
         Raises:
@@ -76,23 +105,27 @@ class Deferral:
         """
         if parameter in self._waiting:
             raise ConfigurationError(
-                "a parameter was used in forward without its module, before its step was taken "
+                "a parameter was read where Python does not see it, before its step was taken "
                 "(order 'priority')", hint=_HINT,
             )  # fmt: skip
+        if parameter in self._marked:
+            self._unmark(parameter)
+            self._drop({parameter}, "used where Python does not see it")
 
     def choose(self) -> Collection[Bucket]:
         """The buckets that may wait in this step; called in each step, before anything is used."""
         self._steps += 1
-        if self._steps <= _OBSERVED + 1:
-            for parameter, gradient, version in self._seen:
-                if parameter.grad is gradient or gradient._version != version:
-                    self._possible = False
-            self._seen = []
-        if not self._possible or self._steps <= _OBSERVED:
+        for parameter, gradient, version in self._seen:
+            if parameter.grad is gradient or gradient._version != version:
+                self.stop("the script keeps or changes gradients after step()")
+                break
+        self._seen = []
+        if self._steps <= _REHEARSED:
             return ()
-        if self._guarded is None:
-            self._guarded = self._guard()
-        return self._guarded
+        shared = {b for b, memories in self._late.items() if any(m.shared() for m in memories)}
+        if shared:
+            self._tell(sum(len(b.parameters) for b in shared), "also part of other tensors")
+        return self._late.keys() - shared
 
     def begin(self, late: Collection[Bucket]) -> None:
         """The optimizer's step begins, without what is late."""
@@ -105,29 +138,83 @@ class Deferral:
             for group in self._optimizer.param_groups
         ]
         self._substitution.make(lambda whole: () if whole in self._waiting else (whole,))
+        self._mark(self._waiting)
 
     def put_back(self) -> None:
         """The optimizer's step is over."""
         self._substitution.undo()
+        if not self._possible or self._steps > _REHEARSED:
+            return
         if 0 < self._steps <= _OBSERVED:
             parameters = [p for bucket in self._dispatcher.buckets for p in bucket.parameters]
             self._seen = [(p, p.grad, p.grad._version) for p in parameters if p.grad is not None]
+        if self._steps == _OBSERVED and not self._late:
+            self._watch()
+        if self._steps >= _OBSERVED:
+            self._mark({p for bucket in self._late for p in bucket.parameters})
 
-    def settle(self, parameter: torch.nn.Parameter) -> None:
+    @contextlib.contextmanager
+    def dropping_gradients(self) -> Iterator[None]:
+        """Meanwhile gradients are dropped, which needs no step to be taken."""
+        for parameter in self._marked:
+            parameter.__class__ = nn.Parameter
+        try:
+            yield
+        finally:
+            for parameter in self._marked:
+                parameter.__class__ = self._class
+
+    def settle(self, parameter: nn.Parameter) -> None:
         """Take the step of ``parameter``, if it waits, with all of its bucket."""
         bucket = self._waiting.get(parameter)
         if bucket is not None:
             self._settle(bucket)
+        elif parameter in self._marked:
+            self._unmark(parameter)
 
     def settle_all(self) -> None:
         """Take all steps that wait."""
         while self._gradients:
             self._settle(next(iter(self._gradients)))
+        for parameter in list(self._marked):
+            self._unmark(parameter)
+
+    def _mark(self, parameters: Collection[nn.Parameter]) -> None:
+        for parameter in parameters:
+            parameter.__class__ = self._class
+        self._marked.update(parameters)
+
+    def _unmark(self, parameter: nn.Parameter) -> None:
+        parameter.__class__ = nn.Parameter
+        self._marked.discard(parameter)
+
+    def _watch(self) -> None:
+        """Have whoever reaches for parameters seen, where that is possible."""
+        buckets = [b for b in self._dispatcher.buckets if b.may_be_late]
+        parameters = {p for b in buckets for p in b.parameters}
+        plain = {p for p in parameters if type(p) is nn.Parameter}
+        self._late = {b: [Memory(p) for p in b.parameters] for b in buckets}
+        self._drop(parameters - watch_modules(plain, self.settle), "not in modules of Python's")
+
+    def _drop(self, parameters: set[nn.Parameter], why: str) -> None:
+        """Never let the steps of some parameters wait, nor of what travels with them."""
+        dropped = {b for b in self._late if not parameters.isdisjoint(b.parameters)}
+        self._late = {b: memories for b, memories in self._late.items() if b not in dropped}
+        self._tell(sum(len(b.parameters) for b in dropped), why)
+
+    def _tell(self, count: int, why: str) -> None:
+        if count and why not in self._told:
+            self._told.add(why)
+            say_of_all(
+                f"order 'priority': steps of {count} or more parameters do not wait for the next "
+                f"forward: they are {why}"
+            )
 
     def _settle(self, bucket: Bucket) -> None:
         gradients = self._gradients.pop(bucket)
         for parameter in bucket.parameters:
             del self._waiting[parameter]
+            self._unmark(parameter)
         now = [parameter.grad for parameter in bucket.parameters]
         for parameter, (gradient, version) in zip(bucket.parameters, gradients, strict=True):
             if gradient._version != version:
@@ -144,7 +231,7 @@ class Deferral:
             for parameter, new in zip(bucket.parameters, now, strict=True):
                 parameter.grad = new
 
-    def _step(self, parameters: set[torch.nn.Parameter]) -> None:
+    def _step(self, parameters: set[nn.Parameter]) -> None:
         """The optimizer's own step for some parameters, under the options of the step due."""
         optimizer = self._optimizer
         groups = optimizer.param_groups
@@ -159,31 +246,14 @@ class Deferral:
         finally:
             optimizer.param_groups = groups
 
-    def _guard(self) -> set[Bucket]:
-        """Have modules tell when their parameters are reached for; where that is possible."""
-        parameters = {p for b in self._dispatcher.buckets for p in b.parameters}
-        modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-        owners: dict[torch.nn.Parameter, list[nn.Module]] = {}
-        for module in modules:
-            for parameter in module.__dict__.get("_parameters", {}).values():
-                if parameter in parameters:
-                    owners.setdefault(parameter, []).append(module)
-        usable = set()
-        for parameter, its_modules in owners.items():
-            if all(_guardable(module) for module in its_modules):
-                usable.add(parameter)
-        guarded = {
-            bucket for bucket in self._dispatcher.buckets
-            if bucket.may_be_late and usable.issuperset(bucket.parameters)
-        }  # fmt: skip
-        for module in {m for b in guarded for p in b.parameters for m in owners[p]}:
-            own = module.__dict__["_parameters"]
-            if not isinstance(own, _Guarded):
-                own = module.__dict__["_parameters"] = _Guarded(own)
-            own.settles.append(self.settle)
-            if isinstance(module, nn.RNNBase):  # which keeps its parameters in a list, too
-                module.register_forward_pre_hook(_reach_for_all)
-        return guarded
+
+def _stop_all(why: str) -> None:
+    """Let no step wait any more, as code comes to be that reads parameters unseen."""
+    possible = [deferral for deferral in _LIVE if deferral.possible]
+    for deferral in possible:
+        deferral.stop(why)
+    if possible:
+        unwatch_modules()
 
 
 @functools.cache
@@ -206,7 +276,7 @@ def _settle_at_the_end() -> None:
     own_library.horovod_shutdown = settling(own_library.horovod_shutdown)
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     assert parameter.grad is not None, "buckets fill in what is missing"
     return parameter.grad
 
@@ -214,56 +284,3 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 def _kept(value: Any) -> Any:
     """A value of now: schedules change a learning rate that is a tensor in place."""
     return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-
-
-def _guardable(module: nn.Module) -> bool:
-    """Whether Python sees who reads a module's parameters; compiled ones read them elsewhere."""
-    known = type(module.__dict__["_parameters"]) in (dict, OrderedDict, _Guarded)
-    return known and module._compiled_call_impl is None
-
-
-def _reach_for_all(module: nn.Module, _: Any) -> None:
-    list(module.parameters(recurse=False))
-
-
-class _Guarded(dict[str, Any]):
-    """A module's parameters; whoever reaches for one is given it up to date.
-
-    Attributes:
-        settles: Take the step of a parameter, if it waits; one for each optimizer.
-    """
-
-    def __init__(self, parameters: dict[str, Any]) -> None:
-        super().__init__(parameters)
-        self.settles: list[Callable[[Any], None]] = []
-
-    def __getitem__(self, name: str) -> Any:
-        parameter = super().__getitem__(name)
-        self._settle(parameter)
-        return parameter
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
-
-    def values(self) -> Any:
-        self._settle_all()
-        return super().values()
-
-    def items(self) -> Any:
-        self._settle_all()
-        return super().items()
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self.items())
-
-    def __reduce__(self) -> Any:
-        # Copied and saved models are no models of this optimizer.
-        return dict, (self.copy(),)
-
-    def _settle(self, parameter: Any) -> None:
-        for settle in self.settles:
-            settle(parameter)
-
-    def _settle_all(self) -> None:
-        for parameter in super().values():
-            self._settle(parameter)

@@ -99,6 +99,7 @@ def planned_optimizer(
         "step": _step,
         "synchronize": _synchronize,
         "load_state_dict": _load_state_dict,
+        "zero_grad": _zero_grad,
         "average": _average,
         "_settle_steps": _settle,
     }
@@ -429,6 +430,12 @@ def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
         if self._owners is not None:
             self._owners.forget()
     _horovods_class.load_state_dict(self, *args, **kwargs)
+
+
+def _zero_grad(self: Any) -> None:
+    waiting = self._deferral
+    with waiting.dropping_gradients() if waiting is not None else contextlib.nullcontext():
+        _horovods_class.zero_grad(self)
 
 
 def _settle(self: Any) -> None:

@@ -16,7 +16,7 @@ PLAIN = (
     "cases_local_steps", "cases_guard", "cases_drift", "cases_no_mail",
 )  # fmt: skip
 EXAMPLES = ("cases_examples",)
-EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral")
+EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral", "cases_reaching")
 CODECS = ("cases_codecs", "cases_extensions")
 TWO_LEVELS, ADDED_LEVELS = ("cases_two_levels",), ("cases_added_levels",)
 MAIL = ("cases_mail",)
