@@ -34,8 +34,9 @@ _LENGTH = struct.Struct("!I")
 _MAC_BYTES = 32
 #: A specification with its environment has a few kB.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-#: A driver that is not let in by then gives up.
-_HANDSHAKE_S = 20.0
+#: A driver that is not let in by then gives up. A server may be slow on a busy machine; one that
+#: is gone has no port.
+_HANDSHAKE_S = 60.0
 _AGAIN_S = 0.02
 
 
