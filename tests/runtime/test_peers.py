@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,6 +94,10 @@ def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, cro
         asking = make(1, [where], b"")
         host, _, port = where.partition(":")
         strangers = crowd((host, int(port)), "silent", 200)
+        deadline = time.monotonic() + 60
+        while len(os.listdir(f"/proc/{process.pid}/fd")) < 60:
+            assert time.monotonic() < deadline, "the crowd is not large enough"
+            time.sleep(0.01)
         assert asking.ask_all() == [b"poor"]
         for stranger in strangers:
             stranger.close()
