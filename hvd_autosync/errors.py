@@ -60,6 +60,10 @@ class ShortJobError(DefaultTrialError):
     """The job is sound, but too short for its tuning, or the minutes of that are."""
 
 
+class TrialFilesError(AutosyncError):
+    """A trial changed a file that cannot be put back: nothing may be trained from it."""
+
+
 class StudyError(AutosyncError):
     """A study was asked or told something that its state does not allow."""
 

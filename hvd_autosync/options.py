@@ -19,7 +19,7 @@ from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 _PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are no options: read elsewhere, or set by drivers for workers.
-_OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "TRIAL", "TRIAL_ID")
+_OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "FILES", "TRIAL", "TRIAL_ID")
 
 #: Options that say what is run instead of a tuning and then the training: one of them at most.
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
@@ -182,6 +182,11 @@ class Options:
         "auto", _one_of(RUNNER_CHOICES), "{auto,cold}",
         "How trials are run: forked from processes that have imported everything, where that is "
         "possible (auto), or each as a fresh launch (cold), for scripts that must not be forked.",
+    )
+    keep_trial_files: str | None = _option(
+        None, str, "DIR",
+        "Keep what trials write, in DIR/TRIAL/HOST/PATH. Without this it is thrown away: no trial "
+        "changes a file that later ones or the training see.",
     )
     tune_only: bool = _option(False, _switch, "", "Stop after tuning; do not run the training.")
     dry_run: bool = _option(

@@ -203,7 +203,10 @@ def tune(
     study, resumed = _open_study(store, key, job, settings, learner, listener)
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
-        runner = AutoRunner(job, listener.on_notice, cold=options.runner == "cold")
+        runner = AutoRunner(
+            job, listener.on_notice, cold=options.runner == "cold",
+            keep_files=options.keep_trial_files or "", own_files=store.files,
+        )  # fmt: skip
     try:
         with closing(runner):
             tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from hvd_autosync.errors import ConfigurationError
@@ -12,9 +12,12 @@ from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.fork_servers import ForkServersError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.private_files import NotPrivateError
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
+from hvd_autosync.launch.watched_files import WatchedFiles
 from hvd_autosync.search_space import TrialResult, TrialSpec, TrialStatus
 
 #: Longest time of a launch and the imports of torch, from a network's file system perhaps.
@@ -33,17 +36,26 @@ class AutoRunner:
         job: The job.
         say: Takes a line for the user.
         cold: Never run warm.
+        keep_files: Folder in which what trials write stays; "": nowhere.
+        own_files: Files of ours that trials do not write.
     """
 
-    def __init__(self, job: Job, say: Callable[[str], None], *, cold: bool = False) -> None:
+    def __init__(
+        self, job: Job, say: Callable[[str], None], *, cold: bool = False, keep_files: str = "",
+        own_files: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self._job = job
         self._say = say
-        self._cold = ColdRunner(job, say)
+        self._files = TrialFiles(say, keep_files)
+        self._cold = ColdRunner(job, say, self._files)
         self._warm: WarmRunner | None = None
         self._trusted = False
+        self._own = own_files
+        self._keep_files = keep_files
+        self._watch: WatchedFiles | None = None
         if not cold:
             try:
-                self._warm = _warm_runner(job, say)
+                self._warm = _warm_runner(job, say, self._files)
             except ConfigurationError as error:
                 self._give_up(error.message)
 
@@ -51,6 +63,40 @@ class AutoRunner:
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
         """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
+        if not self._files.private and not spec.probe:
+            return self._watched(spec, limits, progress)
+        try:
+            result = self._launch(spec, limits, progress)
+        except NotPrivateError as error:
+            self._share_files(str(error))
+            return self._watched(spec, limits, progress)
+        if result.status in (*_FAILED, TrialStatus.ENDED_EARLY) and not self._files.cleared:
+            suspicion = self._files.suspicion(result, len(self._job.hosts))
+            if suspicion:
+                return self._suspected(result, suspicion, spec, limits, progress)
+        return result
+
+    def _watched(
+        self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
+    ) -> TrialResult:
+        """A trial whose files are not private: what it changes is put back.
+
+        Raises:
+            TrialFilesError: That cannot be done.
+        """
+        if self._watch is None:
+            self._watch = WatchedFiles(
+                self._job.command, self._say, self._own, self._keep_files
+            )
+        self._watch.begin()
+        try:
+            return self._launch(spec, limits, progress)
+        finally:
+            self._watch.end()
+
+    def _launch(
+        self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
+    ) -> TrialResult:
         if self._warm is None or self._controller(spec) != "gloo":
             return self._run_cold(spec, limits, progress)
         try:
@@ -70,6 +116,30 @@ class AutoRunner:
         """End what was kept for the next trial."""
         if self._warm is not None:
             self._warm.close()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _suspected(
+        self,
+        result: TrialResult,
+        suspicion: str,
+        spec: TrialSpec,
+        limits: Limits,
+        progress: Callable[[TrialProgress], None],
+    ) -> TrialResult:
+        """A trial failed: was it the job, or that its files were private?"""
+        self._files.private = False
+        again = self._watched(spec, limits, progress)
+        if again.status in (*_FAILED, TrialStatus.ENDED_EARLY):
+            self._files.private = self._files.cleared = True
+            return result
+        self._share_files(f"with private files a trial fails ({result.reason}); {suspicion}")
+        return again
+
+    def _share_files(self, reason: str) -> None:
+        self._files.private = False
+        self._say(f"trials have no files of their own: {reason}")
 
     def _doubted(
         self,
@@ -100,7 +170,7 @@ class AutoRunner:
         return chosen or default_controller(horovod_build())
 
 
-def _warm_runner(job: Job, say: Callable[[str], None]) -> WarmRunner:
+def _warm_runner(job: Job, say: Callable[[str], None], files: TrialFiles) -> WarmRunner:
     """A warm runner for ``job``.
 
     Raises:
@@ -110,4 +180,4 @@ def _warm_runner(job: Job, say: Callable[[str], None]) -> WarmRunner:
         raise ConfigurationError(f"forking is not supported on {sys.platform}", hint="")
     if not horovod_build().gloo:
         raise ConfigurationError("this Horovod was built without Gloo", hint="")
-    return WarmRunner(job, user_script(job.command), say)
+    return WarmRunner(job, user_script(job.command), say, files)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
+from hvd_autosync.launch import enclosed
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.command import start_launcher
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.private_files import FILES_VARIABLE
 from hvd_autosync.launch.remote import remote_hosts, sweep_remote_hosts
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
+from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.program import run_main
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 
 _PROBE = tuple(run_main("hvd_autosync.runtime.probe"))
+#: Runs a command with private files.
+_ENCLOSED = (sys.executable, "-I", "-S", enclosed.__file__)
 _POLL_S = 0.1
 _DRAIN_S = 5.0
 
@@ -25,20 +31,30 @@ _DRAIN_S = 5.0
 class ColdRunner:
     """Runs each trial through Horovod's own launcher (see :mod:`hvd_autosync.launch.command`)."""
 
-    def __init__(self, job: Job, say: Callable[[str], None] = to_stderr) -> None:
+    def __init__(
+        self, job: Job, say: Callable[[str], None] = to_stderr, files: TrialFiles | None = None
+    ) -> None:
         self._job = job
         self._say = say
+        self._files = files
 
     def run(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
-        """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
+        """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`.
+
+        Raises:
+            NotPrivateError: Its files could not be made private; the script was not started.
+        """
         job = replace(_part(self._job, spec.probe), command=_PROBE) if spec.probe else self._job
+        variables = self._files.variables(spec) if self._files else {}
+        if FILES_VARIABLE in variables:
+            job = replace(job, command=(*_ENCLOSED, *job.command))
         collector, clean = Collector(spec, job.world_size), False
         process: subprocess.Popen[bytes] | None = None
         try:
             with signals_deferred():
-                process = start_launcher(job, spec.strategy, spec)
+                process = start_launcher(job, spec.strategy, spec, variables=variables)
             assert process.stdout is not None and process.stderr is not None
             collector.read(process.stdout)
             collector.read(process.stderr)
@@ -49,6 +65,8 @@ class ColdRunner:
                 if process is not None:
                     self._clean_up(process, spec, everywhere=not clean)
         collector.join(_DRAIN_S)
+        if self._files:
+            self._files.hear(collector)
         return collector.result(process.returncode, killed_because)
 
     def close(self) -> None:

@@ -52,6 +52,8 @@ class Collector:
         self._most_steps = spec.warmup_steps + spec.measured_steps
         self._tail = Tail(world_size)
         self._exits: dict[int, int] = {}
+        #: What was told of the trial's files.
+        self.files: list[Message] = []
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._started = time.monotonic()
@@ -87,6 +89,9 @@ class Collector:
         kind = message["type"]
         if kind in ("profile", "link"):
             self._shared[kind] = message
+            return
+        if kind in ("refused", "files"):
+            self.files.append(message)
             return
         if kind not in ("hello", "steps", "end"):
             return

@@ -90,7 +90,7 @@ def start_launcher(
         job: The job.
         strategy: What it runs under.
         spec: The trial that it is.
-        variables: Further ones of its environment, where it is no trial.
+        variables: Further ones of its environment.
 
     Raises:
         AutosyncError: The system refuses to.

@@ -25,7 +25,7 @@ from hvd_autosync.launch.channel import ChannelError, ControlReceiver, new_secre
 from hvd_autosync.launch.forked_trial import ForkedTrial
 from hvd_autosync.launch.preload import Preloader
 from hvd_autosync.launch.worker_environment import KEY_VARIABLE
-from hvd_autosync.runtime.processes import end_descendants
+from hvd_autosync.runtime.processes import await_keepers, end_descendants
 from hvd_autosync.runtime.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 from hvd_autosync.sockets import interface_address
@@ -132,6 +132,7 @@ class _Server:
         os.close(self._child_fd)
         self._child = None
         end_descendants()
+        await_keepers()
         code = os.waitstatus_to_exitcode(status)
         self._send({"type": "exit", "trial": self._trial_id, "status": code})
         self._preloader.load_what_was_imported()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from hvd_autosync.launch.refusal import enter_or_refuse
 from hvd_autosync.search_space.trial import TrialSpec
 
 #: Files of the frames above the script's; the first is the command line's.
@@ -40,6 +41,7 @@ class ForkedTrial:
         from hvd_autosync.runtime.hooks import install
 
         os.environ.update(self._environment)
+        enter_or_refuse(os.environ)
         _forget_randomness()
         install(self._spec)
         self._record_imports()

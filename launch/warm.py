@@ -16,6 +16,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.rendezvous import rendezvous
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
+from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.launch.user_script import UserScript
 from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
 from hvd_autosync.runtime.wire import Message
@@ -35,14 +36,17 @@ class WarmRunner:
         job: The job, which runs under Gloo.
         script: Its script.
         say: Takes a line for the user.
+        files: What becomes of what trials write; they write as always if ``None``.
     """
 
     def __init__(
-        self, job: Job, script: UserScript, say: Callable[[str], None] = to_stderr
-    ) -> None:
+        self, job: Job, script: UserScript, say: Callable[[str], None] = to_stderr,
+        files: TrialFiles | None = None,
+    ) -> None:  # fmt: skip
         self._say = say
         self._job = job
         self._script = script
+        self._files = files
         self._servers: ForkServers | None = None
 
     def run(
@@ -52,6 +56,7 @@ class WarmRunner:
 
         Raises:
             ForkServersError: The servers cannot be started.
+            NotPrivateError: Its files could not be made private; the script was not started.
         """
         hosts = spec.probe or self._job.hosts
         world_size = sum(host.slots for host in hosts)
@@ -63,7 +68,8 @@ class WarmRunner:
         servers, collector, done = self._servers, Collector(spec, world_size), False
         try:
             with rendezvous(servers.meeting_address, hosts) as meeting:
-                orders = (_order(spec, variables, servers.name) for variables in meeting)
+                more = self._files.variables(spec) if self._files else {}
+                orders = (_order(spec, slot | more, servers.name) for slot in meeting)
                 slots = _slots(self._job.hosts, hosts)
                 servers.run(dict(zip(slots, orders, strict=True)), collector)
                 result = self._watch(servers, collector, limits, progress)
@@ -74,6 +80,8 @@ class WarmRunner:
             if not done:
                 self._servers = None
                 servers.kill()
+        if self._files:
+            self._files.hear(collector)
         return result
 
     def close(self) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 #: How long :func:`end_descendants` leaves them to it.
 _CLEANERS_S = 2.0
+#: What the system calls the process that holds a trial's files (``launch/keeper.py``), and how long
+#: :func:`await_keepers` waits for one.
+KEEPER_NAME = "hvd-files"
+_KEEPERS_S = 0.5
 
 
 def exit_with_children(status: int) -> NoReturn:
@@ -32,15 +36,44 @@ def end_descendants() -> None:
 
     For a subreaper (``prctl(2)``), below which even orphaned processes stay.
     """
-    import psutil  # a dependency of Horovod
 
     patience_ends = time.monotonic() + _CLEANERS_S
-    while children := psutil.Process().children(recursive=True):
+    while children := [each for each in _below() if not _is_keeper(each)]:
         _kill(children, cleaners_too=time.monotonic() > patience_ends)
         for child in children:
             with contextlib.suppress(ChildProcessError):  # it is a child's child as yet
                 os.waitpid(child.pid, os.WNOHANG)
         time.sleep(0.002)
+
+
+def await_keepers() -> None:
+    """Wait a little for those below this process that hold a trial's files, to end by themselves.
+
+    They do when the trial's last process on this host is gone, and have the last word.
+    """
+    patience_ends = time.monotonic() + _KEEPERS_S
+    while (keepers := [each for each in _below() if _is_keeper(each)]) and (
+        time.monotonic() < patience_ends
+    ):
+        for each in keepers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(each.pid, os.WNOHANG)
+        time.sleep(0.002)
+
+
+def _below() -> list[psutil.Process]:
+    import psutil
+
+    return psutil.Process().children(recursive=True)
+
+
+def _is_keeper(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return process.name() == KEEPER_NAME
+    except psutil.Error:  # it is gone
+        return False
 
 
 def _kill_children() -> None:

@@ -18,6 +18,9 @@ Messages by ``"type"``, of a trial:
 - ``steps``: new steps, or none as a sign of life: ``first, step_s, blocked_s, losses``.
 - ``profile``: rank 0's model: ``profile, owned``.
 - ``link``: what a probe measured: ``ranks, latency_s, bandwidth_bytes_per_s``.
+- ``refused``: a rank ends because its files cannot be private: ``trial, reason``.
+- ``files``: what a trial wrote on a host: ``trial, host, files, bytes, limit_bytes``, ``full`` (0
+  or 1), ``copied, copied_bytes`` (the largest file that was there before, and its size).
 - ``end``: the rank ends the run: ``cause`` (``steps``, ``hopeless``, ``script`` or ``probe``),
   ``peak_memory_bytes``.
 
@@ -58,6 +61,11 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "ranks": int, "latency_s": (int, float), "bandwidth_bytes_per_s": (int, float),
     },
     "end": {"cause": str, "peak_memory_bytes": int},
+    "refused": {"trial": str, "reason": str},
+    "files": {
+        "trial": str, "host": str, "files": int, "bytes": int, "limit_bytes": int, "full": int,
+        "copied": str, "copied_bytes": int,
+    },
     "server": {"address": str, "port": int, "secret": str, "meeting": str},
     "exit": {"trial": str, "status": int},
 }

@@ -75,6 +75,13 @@ class Database:
         """For messages; without secrets."""
         return self._location.name
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that are written, those that SQLite makes for a while among them."""
+        file = self._location.file
+        ends = () if file is None else ("", "-journal", "-wal", "-shm")
+        return tuple(f"{file}{end}" for end in ends)
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """One consistent view of the database."""

@@ -62,6 +62,11 @@ class TraceStore:
         """Where it is, for people; without secrets."""
         return self._database.name
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that it writes."""
+        return self._database.files
+
     def close(self) -> None:
         """Let go of the database."""
         self._database.close()

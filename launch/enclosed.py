@@ -1,0 +1,28 @@
+"""Runs a command with private files (``python -I -S enclosed.py COMMAND...``).
+
+So a fresh launch of a trial starts on each slot, whatever the user's command is: a shell's script
+writes files, too. See :mod:`hvd_autosync.launch.private_files`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main(command: list[str]) -> None:
+    """Become the command."""
+    from hvd_autosync.launch.refusal import enter_or_refuse
+
+    enter_or_refuse(os.environ)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:  # as a shell says it
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[2]))
+    main(sys.argv[1:])

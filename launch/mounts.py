@@ -1,0 +1,189 @@
+"""A copy of the file system in which nothing that is written reaches the original.
+
+Each mount that can be written becomes an overlay: what is read comes from the mount, what is
+written goes into an upper folder. Caches, sockets and the kernel's own file systems are shared. A
+mount that no overlay takes, as some of networks, is shown read-only.
+
+Linux lets nobody in a new user namespace look under a mount. A folder below which something is
+mounted is there built anew, with an overlay for each of its folders.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hvd_autosync.launch import namespaces
+
+#: File systems of the kernel, which hold no files of anybody.
+_KERNEL = frozenset(
+    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
+    "hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
+)
+#: Most entries of a folder that is built anew.
+_MOST_ENTRIES = 2000
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A line of ``/proc/self/mountinfo``.
+
+    Attributes:
+        path: Where it is.
+        kind: Of file system.
+        options: Of this mount.
+        written: Whether files of users can be written there.
+    """
+
+    path: str
+    kind: str
+    options: str
+    written: bool
+
+
+def read_mounts(text: str) -> dict[str, Mount]:
+    """The topmost mount at each path, from the text of ``/proc/self/mountinfo``."""
+    mounts = {}
+    for line in text.splitlines():
+        head, _, tail = line.partition(" - ")
+        path, options = head.split(" ")[4:6]
+        kind, _, whole = tail.split(" ", 2)
+        path = path.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+        options_of_both = {*options.split(","), *whole.split(" ")[-1].split(",")}
+        written = kind not in _KERNEL and "ro" not in options_of_both
+        mounts[path] = Mount(path, kind, options, written)
+    return mounts
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether ``path`` lies in ``folder``, which it is not itself."""
+    return path != folder and path.startswith(folder.rstrip("/") + "/")
+
+
+class PrivateRoot:
+    """Builds that copy.
+
+    Args:
+        mounts: What is mounted here.
+        shared: Folders and sockets that are shown as they are.
+        hidden: A folder that is shown empty, or "".
+        root: An empty folder: there it is built.
+        layers: Folder for the upper folders, on a file system that takes them.
+        foreign: Whether the user namespace is not the first one: overlays mark files otherwise.
+        locked: Whether it is a new one, where nobody may look under a mount.
+    """
+
+    def __init__(
+        self, mounts: dict[str, Mount], shared: Iterable[str], hidden: str, root: str, layers: str,
+        *, foreign: bool, locked: bool,
+    ) -> None:  # fmt: skip
+        self._mounts = mounts
+        self._shared = set(shared)
+        self._hidden = hidden
+        self._root = root
+        self._layers = layers
+        self._foreign = foreign
+        self._locked = locked
+        #: The folder that each upper folder is of, by number.
+        self.folders: list[str] = []
+
+    def build(self) -> None:
+        """Build it.
+
+        Raises:
+            OSError: The system refuses.
+        """
+        self._show("/")
+        if self._hidden:
+            namespaces.mount("hvd-autosync", self._target(self._hidden), "tmpfs")
+
+    def _target(self, path: str) -> str:
+        return self._root + path.rstrip("/")
+
+    def _mount_of(self, path: str) -> Mount:
+        found = path
+        while found not in self._mounts:
+            found = os.path.dirname(found)
+        return self._mounts[found]
+
+    def _show(self, path: str) -> None:
+        """Show a folder, and all that is mounted below it."""
+        mount = self._mount_of(path)
+        within = [each for each in (*self._mounts, *self._shared) if below(each, path)]
+        mounted = [each for each in within if each in self._mounts]
+        if not os.path.isdir(path) or path in self._shared:
+            return namespaces.bind(path, self._target(path))
+        if not mount.written and not any(self._mounts[each].written for each in mounted):
+            return namespaces.bind(path, self._target(path))
+        if self._locked and mounted:
+            return self._show_entries(path)
+        if not mount.written or not self._overlay(path):
+            namespaces.bind(path, self._target(path))
+            if mount.written:
+                namespaces.make_read_only(self._target(path), mount.options)
+        for each in within:
+            if not any(below(each, other) for other in within) and os.path.lexists(each):
+                self._show(each)
+        return None
+
+    def _overlay(self, path: str) -> bool:
+        """Whether there is an overlay of ``path`` now."""
+        number = len(self.folders)
+        upper, work = (f"{self._layers}/{kind}/{number}" for kind in ("upper", "work"))
+        os.makedirs(upper)
+        os.makedirs(work)
+        about = os.stat(path)
+        os.chmod(upper, stat.S_IMODE(about.st_mode))
+        if not self._locked:
+            os.chown(upper, about.st_uid, about.st_gid)
+        try:
+            mount_overlay(path, upper, work, self._target(path), foreign=self._foreign)
+        except OSError:
+            if path == "/":
+                raise
+            os.rmdir(upper)
+            return False
+        self.folders.append(path)
+        return True
+
+    def _show_entries(self, path: str) -> None:
+        """Show a folder as a new one, with each of its entries."""
+        if path == "/":
+            namespaces.mount("hvd-autosync", self._root, "tmpfs", options="mode=755")
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        if len(entries) > _MOST_ENTRIES:
+            raise OSError(f"{path} has {len(entries)} entries, and mounts below it")
+        for entry in entries:
+            target = self._target(entry.path)
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), target)
+            elif entry.is_dir():
+                os.mkdir(target, stat.S_IMODE(entry.stat().st_mode) | 0o700)
+                if os.access(entry.path, os.R_OK | os.X_OK):
+                    self._show(entry.path)
+            else:
+                os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+                namespaces.bind(entry.path, target)
+                if entry.is_file() and os.access(entry.path, os.W_OK):
+                    namespaces.make_read_only(target, self._mount_of(entry.path).options)
+
+
+def mount_overlay(lower: str, upper: str, work: str, target: str, *, foreign: bool) -> None:
+    """Mount an overlay at ``target``.
+
+    Raises:
+        OSError: No overlay can be had of these folders.
+    """
+    folders = (f"{name}={_escaped(path)}" for name, path in (
+        ("lowerdir", lower), ("upperdir", upper), ("workdir", work),
+    ))  # fmt: skip
+    kind = "userxattr" if foreign else "redirect_dir=on"
+    namespaces.mount("hvd-autosync", target, "overlay", options=",".join([*folders, kind]))
+
+
+def _escaped(path: str) -> str:
+    for character in "\\,:":
+        path = path.replace(character, "\\" + character)
+    return path

@@ -1,0 +1,127 @@
+"""Linux's mount and user namespaces as far as trials need them: ``unshare(2)``, ``mount(2)``.
+
+Python has ``os.unshare`` and ``os.setns`` since 3.12 only, and ``mount`` not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+#: Options of a mount by their names in ``/proc/self/mountinfo``. In a user namespace those that
+#: were there must stay.
+_FLAGS = {
+    "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048,
+    "relatime": 1 << 21,
+}  # fmt: skip
+CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
+_MNT_DETACH = 2
+_PR_SET_NAME = 15
+#: ``struct ucred``: process, user, group.
+_CREDENTIALS = struct.Struct("3i")
+_CAPABILITY_VERSION_3 = 0x2008_0522
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare_mounts() -> bool:
+    """Give this process a mount namespace of its own, in a new user namespace where it must be.
+
+    Returns:
+        Whether there is a new user namespace. In it this process is who it was, and may mount.
+
+    Raises:
+        OSError: The system allows neither, or this process has threads.
+    """
+    if _libc.unshare(CLONE_NEWNS) == 0:
+        return False
+    user, group = os.geteuid(), os.getegid()
+    _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
+    for name, text in (
+        ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"),
+    ):  # fmt: skip
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    return True
+
+
+def join_namespace(descriptor: int, kind: int) -> None:
+    """Enter the namespace of an open file of ``/proc/PID/ns``.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    _check(_libc.setns(descriptor, kind), "setns")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """As ``mount(2)``.
+
+    Raises:
+        OSError: The system refuses; names the target.
+    """
+    words = (os.fsencode(source), os.fsencode(target), kind.encode() or None)
+    data = os.fsencode(options) or None
+    _check(_libc.mount(*words, ctypes.c_ulong(flags), data), f"mounting {kind} on {target}")
+
+
+def bind(source: str, target: str) -> None:
+    """Show ``source``, with all that is mounted below, at ``target`` too."""
+    mount(source, target, flags=MS_BIND | MS_REC)
+
+
+def make_read_only(target: str, options: str) -> None:
+    """Let nothing be written through the mount at ``target``.
+
+    Args:
+        target: Where it is.
+        options: Those that the mount has, as in ``/proc/self/mountinfo``.
+    """
+    flags = sum(_FLAGS.get(each, 0) for each in options.split(","))
+    mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
+
+
+def change_root(root: str) -> None:
+    """Make ``root``, a mount, this namespace's root; what was it before is gone here."""
+    os.chdir(root)
+    _check(_libc.pivot_root(b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount")
+
+
+def unmount(target: str) -> None:
+    """As ``umount(2)``, also of what is in use."""
+    _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), f"unmounting {target}")
+
+
+def is_of_this_user(peer: socket.socket) -> bool:
+    """Whether a process of this user is at the other end, as the kernel says."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+
+
+def drop_capabilities() -> None:
+    """Give back what a new user namespace gives: a script may do what it may do without one."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * 6)()
+    with contextlib.suppress(OSError):
+        _check(_libc.capset(header, none), "capset")
+
+
+def name_process(name: str) -> None:
+    """Call this process ``name``, at most 15 characters."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def in_first_user_namespace() -> bool:
+    """Whether this process is in the user namespace that the system began with."""
+    with open("/proc/self/uid_map") as file:
+        return file.read().split() == ["0", "0", str(2**32 - 1)]

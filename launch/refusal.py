@@ -1,0 +1,29 @@
+"""How a rank says that its files cannot be private, and ends before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from hvd_autosync.launch.private_files import FilesOrder, NotPrivateError, make_private
+from hvd_autosync.runtime.wire import encode_message
+from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
+
+#: Number of the message: ranks count from 0.
+_NUMBER = 3 * 10**8
+_EX_UNAVAILABLE = 69
+
+
+def enter_or_refuse(environment: Mapping[str, str]) -> None:
+    """Make this rank's files private where its variables ask for it; end it where that fails."""
+    order = FilesOrder.of(environment)
+    if order is None:
+        return
+    rank = next(int(environment[name]) for name in RANK_VARIABLES if name in environment)
+    try:
+        make_private(order, rank)
+    except NotPrivateError as error:
+        message = {"type": "refused", "trial": order.name, "reason": str(error)}
+        for line in filter(None, encode_message(order.key, rank, _NUMBER, message).split(b"\n")):
+            os.write(2, b"\n" + line + b"\n")
+        os._exit(_EX_UNAVAILABLE)

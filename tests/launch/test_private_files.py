@@ -1,0 +1,283 @@
+"""What a trial writes is seen by its ranks on this host, and by nobody else."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.launch.mounts import read_mounts
+from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder
+from hvd_autosync.launch.shared_paths import shared_paths
+from hvd_autosync.runtime.wire import Message, MessageDecoder
+
+PACKAGE = Path(__file__).parents[2] / "hvd_autosync"
+ENCLOSED = [sys.executable, "-I", "-S", str(PACKAGE / "launch" / "enclosed.py")]
+#: As somebody who may not mount: what follows needs a user namespace.
+UNPRIVILEGED = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+KEY = "0f" * 16
+ROOT = os.geteuid() == 0
+WAYS = [pytest.param([], id="as I am")]
+if ROOT and shutil.which("setpriv"):
+    WAYS.append(pytest.param(UNPRIVILEGED, id="without privileges"))
+
+
+class Trial:
+    """Starts commands as ranks of one trial."""
+
+    def __init__(self, way: list[str], folder: Path) -> None:
+        self.way, self.folder, self.name = way, folder, uuid.uuid4().hex
+
+    def start(self, rank: int, *command: str, **order: object) -> "subprocess.Popen[str]":
+        environment = {
+            **os.environ, "HOROVOD_RANK": str(rank),
+            FILES_VARIABLE: FilesOrder(self.name, KEY, **order).to_text(),  # type: ignore[arg-type]
+        }  # fmt: skip
+        return subprocess.Popen(
+            [*self.way, *ENCLOSED, *command], cwd=self.folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *command: str, **order: object) -> tuple[str, str, Message]:
+        """Output, error output, and what was told of the files."""
+        process = self.start(0, *command, **order)
+        out, err = process.communicate(timeout=60)
+        return out, err, *[m for m in messages(err) if m["type"] in ("files", "refused")]
+
+
+def messages(text: str) -> list[Message]:
+    decoder = MessageDecoder(KEY, 8)
+    found = [decoder.feed(line)[1] for line in text.encode().splitlines()]
+    return [each[1] for each in found if each is not None]
+
+
+@pytest.fixture(scope="session")
+def _overlays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Why there are none, by the way they are asked for."""
+    reasons = {}
+    for way in WAYS:
+        trial = Trial(way.values[0], tmp_path_factory.mktemp("try"))
+        *_, message = trial.run("true")
+        reasons[str(way.values[0])] = message.get("reason", "")
+    return reasons
+
+
+@pytest.fixture(params=WAYS)
+def trial(
+    request: pytest.FixtureRequest, _overlays: dict[str, str], tmp_path: Path
+) -> Callable[[], Trial]:
+    """Makes trials in an empty folder."""
+    if reason := _overlays[str(request.param)]:
+        pytest.skip(f"no overlays here: {reason}")
+    return lambda: Trial(request.param, tmp_path)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Everything that a changed file would change, and all bytes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        about = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (about.st_ino, about.st_mode, about.st_ctime_ns, content)
+    return found
+
+
+SHELL = """
+set -e
+echo more >> log.txt
+rm -r old; mkdir old; test -z "$(ls old)"; echo new > old/new
+mv kept moved; cat moved/deep/file; echo changed > moved/deep/file
+cat log.txt; pwd
+"""
+
+
+def test_what_a_script_does_to_files_is_gone_with_it(
+    trial: Callable[[], Trial], tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").write_text("old")
+    (tmp_path / "kept" / "deep").mkdir(parents=True)
+    (tmp_path / "kept" / "deep" / "file").write_text("deep\n")
+    (tmp_path / "log.txt").write_text("first\n")
+    before = snapshot(tmp_path)
+    for _ in range(2):  # nor does the next trial see anything of it
+        out, err, told = trial().run("sh", "-c", SHELL)
+        assert out == f"deep\nfirst\nmore\n{tmp_path}\n", err
+        assert told["files"] >= 3 and not told["full"]
+    assert snapshot(tmp_path) == before
+
+
+def test_ranks_of_one_trial_exchange_files(trial: Callable[[], Trial], tmp_path: Path) -> None:
+    line = "echo $0 > $0; i=0; until [ -s $1 ] || [ $i = 300 ]; do sleep 0.05; i=$((i+1)); done; "
+    one, other = trial(), trial()
+    ranks = [one.start(r, "sh", "-c", line + "ls", f"f{r}", f"f{1 - r}") for r in (0, 1)]
+    beside = other.start(0, "sh", "-c", "sleep 0.5; ls")
+    assert [each.communicate(timeout=60)[0] for each in ranks] == ["f0\nf1\n"] * 2
+    assert beside.communicate(timeout=60)[0] == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+LIBRARIES = """
+import os, sqlite3, sys
+import h5py, numpy, torch
+from safetensors.torch import load_file, save_file
+from torch.utils.tensorboard import SummaryWriter
+
+value = float(sys.argv[1])
+if os.path.exists("a.safetensors"):
+    assert load_file("a.safetensors")["x"].item() == 1
+    assert torch.load("a.pt").item() == 1
+save_file({"x": torch.tensor(value)}, "a.safetensors")
+torch.save(torch.tensor(value), "a.pt")
+with h5py.File("a.h5", "a") as file:
+    if "x" in file:
+        assert file["x"][0] == 1
+        file["x"][0] = value
+    else:
+        file["x"] = numpy.array([value])
+with sqlite3.connect("a.db") as db:
+    db.execute("pragma journal_mode=wal")
+    db.execute("create table if not exists t (x)")
+    assert db.execute("select count(*) from t").fetchone()[0] <= 1
+    db.execute("insert into t values (?)", (value,))
+db.close()
+writer = SummaryWriter("events")
+writer.add_scalar("x", value)
+writer.close()
+with numpy.memmap("a.mm", mode="r+" if os.path.exists("a.mm") else "w+", shape=8) as data:
+    data[:] = value
+""".replace("with numpy.memmap(", "data = numpy.memmap(").replace(
+    " as data:\n    data[:] = value", "\ndata[:] = value; data.flush()"
+)
+
+
+@pytest.mark.slow
+def test_what_libraries_write_is_gone_too(trial: Callable[[], Trial], tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    pytest.importorskip("h5py")
+    script = tmp_path / "libraries.py"
+    script.write_text(LIBRARIES)
+    subprocess.run([sys.executable, script, "1"], cwd=tmp_path, check=True)
+    before = snapshot(tmp_path)
+    for value in "23":
+        process = trial().start(0, sys.executable, str(script), value)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert snapshot(tmp_path) == before
+
+
+def test_caches_are_shared(
+    trial: Callable[[], Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    (tmp_path / "__pycache__").mkdir()
+    trial().run("sh", "-c", "touch cache/a compiled/b __pycache__/c d")
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"cache/a", "compiled/b", "__pycache__/c"}
+
+
+def test_what_is_to_be_kept_is_kept(trial: Callable[[], Trial], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("1\n")
+    keep, one = tmp_path / "keep", trial()
+    line = "echo 2 >> log; mkdir -p a/b; echo x > a/b/c; ls keep"
+    out, err, _ = one.run("sh", "-c", line, keep=str(keep))
+    assert out == "", f"no trial sees what others have left: {err}"
+    host = keep / one.name / os.uname().nodename
+    deadline = time.monotonic() + 10
+    while (host / "work").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    files = {str(path.relative_to(host)) for path in host.rglob("*") if path.is_file()}
+    within = str(tmp_path).lstrip("/")
+    assert files == {f"{within}/log", f"{within}/a/b/c"}
+    assert (host / within / "log").read_text() == "1\n2\n"
+    assert (tmp_path / "log").read_text() == "1\n"
+
+
+def test_what_does_not_fit_is_told(trial: Callable[[], Trial], tmp_path: Path) -> None:
+    line = "dd if=/dev/zero of=data bs=1M count=20 2>&1"
+    out, _, told = trial().run("sh", "-c", line, limit_bytes=8 << 20)
+    assert "No space left on device" in out
+    assert told["full"] and told["limit_bytes"] == 8 << 20
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_file_that_is_copied_to_be_written_is_named(
+    trial: Callable[[], Trial], tmp_path: Path
+) -> None:
+    (tmp_path / "data").write_bytes(bytes(3 << 20))
+    *_, told = trial().run("sh", "-c", "cat data > new; printf x >> data")
+    assert (told["copied"], told["copied_bytes"]) == (str(tmp_path / "data"), (3 << 20) + 1)
+
+
+def test_a_rank_that_is_killed_leaves_nothing(trial: Callable[[], Trial], tmp_path: Path) -> None:
+    one = trial()
+    process = one.start(0, "sh", "-c", "touch here; echo there; exec sleep 600")
+    assert process.stdout is not None and process.stdout.readline() == "there\n"
+    process.kill()
+    _, err = process.communicate(timeout=60)
+    assert [told["files"] for told in messages(err)] == [1]
+    assert list(tmp_path.iterdir()) == []
+    assert one.name not in Path("/proc/net/unix").read_text()
+
+
+@pytest.mark.skipif(not ROOT or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_another_user_gets_nothing(trial: Callable[[], Trial], tmp_path: Path) -> None:
+    one = trial()
+    process = one.start(0, "sh", "-c", "echo there; exec sleep 600")
+    assert process.stdout is not None and process.stdout.readline() == "there\n"
+    ask = (
+        "s = socket.socket(socket.AF_UNIX); s.settimeout(30); "
+        f"s.connect('\\0hvd-autosync-{one.name}'); print(s.recv(1))"
+    )
+    for user, answer in ((65534, "b''\n"), (0, "b'0'\n")):
+        code = f"import os, socket; os.setuid({user}); {ask}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout == answer, done.stderr
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def test_a_command_that_is_not_there_fails_as_in_a_shell(trial: Callable[[], Trial]) -> None:
+    process = trial().start(0, "no-such-command")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 127 and "no-such-command: No such file" in err
+
+
+@pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and unshare")
+def test_where_no_namespace_can_be_had_the_command_does_not_start(tmp_path: Path) -> None:
+    forbid = "echo 0 > /proc/sys/user/max_mnt_namespaces; exec \"$@\""
+    trial = Trial(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh"], tmp_path)
+    process = trial.start(3, "touch", "here")
+    _, err = process.communicate(timeout=60)
+    (message,) = messages(err)
+    assert process.returncode == 69 and list(tmp_path.iterdir()) == []
+    assert message["type"] == "refused" and "unshare: " in message["reason"]
+
+
+def test_mounts_are_read_as_the_kernel_writes_them() -> None:
+    mounts = read_mounts(
+        textwrap.dedent(
+            r"""
+            22 27 0:21 / /proc rw,relatime - proc proc rw
+            27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+            28 27 0:25 / /data\040set rw,nosuid - nfs4 server:/x ro,vers=4
+            29 27 0:26 / /scratch ro - xfs /dev/vdb rw
+            30 27 0:27 / /home rw,nosuid,nodev - xfs /dev/vdc rw
+            """
+        ).strip()
+    )
+    assert {path for path, mount in mounts.items() if mount.written} == {"/", "/home"}
+    assert mounts["/data set"].kind == "nfs4" and mounts["/home"].options == "rw,nosuid,nodev"
+
+
+def test_no_home_and_no_root_is_shared(tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "/", "TMPDIR": str(tmp_path)}
+    paths = shared_paths({**environment, "TORCH_HOME": str(tmp_path)}, "")
+    assert "/" not in paths and str(tmp_path) not in paths and "/dev" in paths

@@ -1,0 +1,163 @@
+"""What trials change is put back, and nothing that somebody wrote is lost."""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.errors import TrialFilesError
+from hvd_autosync.launch.file_states import file_states
+from hvd_autosync.launch.watched_files import WatchedFiles, watched_paths
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a log, a checkpoint, and a folder of others."""
+    folder = tmp_path / "run"
+    (folder / "old" / "deep").mkdir(parents=True)
+    (folder / "log.txt").write_text("first\n")
+    (folder / "model.pt").write_bytes(b"weights")
+    (folder / "old" / "deep" / "file").write_text("deep")
+    (folder / "link").symlink_to("model.pt")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+class Watch:
+    """A watch with what it said."""
+
+    def __init__(self, *command: str, **settings: object) -> None:
+        self.said: list[str] = []
+        self.files = WatchedFiles(command, self.said.append, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def watch(folder: Path, tmp_path: Path) -> Iterator[Watch]:
+    watch = Watch("python", "train.py", keep=str(tmp_path / "left"))
+    yield watch
+    watch.files.close()
+
+
+def content(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = path.read_bytes() if path.is_file() else path.stat().st_mode
+    return found
+
+
+def test_everything_is_as_it_was_after_each_trial(
+    folder: Path, tmp_path: Path, watch: Watch
+) -> None:
+    before = content(folder)
+    for _ in range(2):
+        watch.files.begin()
+        with open("log.txt", "a") as log:
+            log.write("more\n")
+        about = os.stat("model.pt")
+        Path("model.pt").write_bytes(b"WEIGHTS")  # of the same size, in the same file
+        os.utime("model.pt", ns=(about.st_atime_ns, about.st_mtime_ns))
+        shutil.rmtree("old")
+        (folder / "old").mkdir(mode=0o700)
+        (folder / "new" / "deep").mkdir(parents=True)
+        (folder / "new" / "deep" / "file").write_text("new")
+        os.remove("link")
+        watch.files.end()
+        assert content(folder) == before
+    left = tmp_path / "left" / str(folder).lstrip("/")
+    assert (left / "log.txt").read_text() == "first\nmore\n"
+    assert (left / "model.pt.1").read_bytes() == b"WEIGHTS"
+    assert (left / "new" / "deep" / "file").read_text() == "new"
+    assert len(watch.said) == 2, "where it is watched, and where to look"
+
+
+def test_a_log_that_is_replaced_is_put_back_too(folder: Path, watch: Watch) -> None:
+    watch.files.begin()
+    Path("log.new").write_text("other\n")
+    os.replace("log.new", "log.txt")
+    watch.files.end()
+    assert Path("log.txt").read_text() == "first\n" and not Path("log.new").exists()
+
+
+def test_what_the_user_changes_between_trials_stays(folder: Path, watch: Watch) -> None:
+    watch.files.begin()
+    watch.files.end()
+    Path("log.txt").write_text("mine\n")
+    Path("mine").write_text("mine")
+    watch.files.begin()
+    Path("log.txt").write_text("the trial's\n")
+    watch.files.end()
+    assert Path("log.txt").read_text() == "mine\n" and Path("mine").read_text() == "mine"
+
+
+def test_what_others_still_write_is_left_alone(folder: Path, watch: Watch) -> None:
+    watch.files.begin()
+    with open("output", "w") as file, open("log.txt", "a") as log:
+        print("line", file=file, flush=True)
+        print("line", file=log, flush=True)
+        watch.files.end()
+    assert Path("output").read_text() == "line\n" and "line" in Path("log.txt").read_text()
+
+
+def test_our_own_files_are_left_alone(folder: Path) -> None:
+    watch = Watch("python", "train.py", own=[str(folder / "traces.db")])
+    watch.files.begin()
+    Path("traces.db").write_text("trials")
+    watch.files.end()
+    watch.files.close()
+    assert Path("traces.db").read_text() == "trials" and len(watch.said) == 1
+
+
+@pytest.mark.parametrize("change", ["write", "remove"])
+def test_what_cannot_be_put_back_stops_the_tuning(folder: Path, change: str) -> None:
+    Path("large").write_bytes(bytes(5000))
+    watch = Watch("python", "train.py", copied_bytes=1000)
+    watch.files.begin()
+    if change == "write":
+        with open("large", "r+b") as file:
+            file.write(b"x")
+    else:
+        os.remove("large")
+    Path("log.txt").write_text("other\n")
+    with pytest.raises(TrialFilesError) as error:
+        watch.files.end()
+    watch.files.close()
+    assert str(folder / "large") in error.value.message and "--autosync" in error.value.hint
+    assert Path("log.txt").read_text() == "first\n", "what can be put back is"
+    shutil.rmtree(Path(watch.said[-1].split()[6].rstrip(":")))
+
+
+def test_folders_that_the_command_names_are_watched(folder: Path, tmp_path: Path) -> None:
+    for name in ("data", "elsewhere"):
+        (tmp_path / name).mkdir()
+    named = watched_paths(
+        ["python", "train.py", f"--out={tmp_path}/elsewhere/model.pt", str(tmp_path / "data"), "8"]
+        + ["old", str(tmp_path)]
+    )
+    outside = [str(tmp_path / "elsewhere" / "model.pt"), str(tmp_path / "data")]
+    assert named == [str(folder), *outside], "not the folder above the working directory"
+
+
+def test_what_is_too_much_is_told(folder: Path) -> None:
+    (folder / "many").mkdir()
+    for number in range(20):
+        (folder / "many" / str(number)).touch()
+    states, beyond = file_states([str(folder)], (), 15)
+    assert beyond == str(folder / "many") and str(folder / "log.txt") in states
+    assert file_states([str(folder)], (), 1000)[1] == ""
+
+
+def test_caches_and_sockets_do_no_harm(folder: Path, watch: Watch) -> None:
+    watch.files.begin()
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "a.pyc").touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+    watch.files.end()
+    assert (folder / "__pycache__" / "a.pyc").exists() and not Path("socket").exists()

@@ -1,0 +1,97 @@
+"""No trial leaves a file behind: scripts that save and resume, on real launches."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.traces import TraceStore
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_resuming.py"
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+QUICK = [
+    "--gloo", "--autosync", "--autosync-trials", "2", "--autosync-steps", "8", "--autosync-warmup",
+    "3",
+]  # fmt: skip
+STEPS = [str(step) for step in range(100)]
+
+
+def tune_and_train(
+    horovodrun: str, folder: Path, *command: str, before: tuple[str, ...] = (), options: str = "",
+    status: int = 0,
+) -> str:  # fmt: skip
+    """What was said, by a job that has its files in ``folder/run``."""
+    (folder / "run").mkdir(exist_ok=True)
+    words = [
+        *before, horovodrun, "-np", "2", *QUICK, "--autosync-store", str(folder / "traces.db"),
+        *options.split(), *command,
+    ]  # fmt: skip
+    done = subprocess.run(
+        words, cwd=folder / "run", text=True, capture_output=True, timeout=280
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_trained_from_the_beginning(said: str, folder: Path) -> None:
+    assert re.findall(r"starting from step (\d+)", said) == ["0"]
+    assert (folder / "run" / "log.txt").read_text().split() == STEPS
+    assert {each.name for each in (folder / "run").iterdir()} == {"checkpoint.pt", "log.txt"}
+    store = TraceStore(str(folder / "traces.db"))
+    (study,) = store.studies()
+    results = [trial.result for trial in store.trials(study.study_id)]
+    assert all(result is not None and result.step_time is not None for result in results)
+    assert [result.status.value for result in results if result] == ["completed"] * len(results)
+
+
+def test_a_script_that_resumes_begins_at_its_beginning(tmp_path: Path, horovodrun: str) -> None:
+    said = tune_and_train(horovodrun, tmp_path, sys.executable, str(SCRIPT), ".")
+    assert_trained_from_the_beginning(said, tmp_path)
+    assert "trials have no files of their own" not in said
+
+
+def test_a_shells_script_too_in_fresh_launches(tmp_path: Path, horovodrun: str) -> None:
+    (tmp_path / "run.sh").write_text(
+        f'touch started; {sys.executable} {SCRIPT} .; status=$?; rm -f started; exit $status\n'
+    )
+    said = tune_and_train(
+        horovodrun, tmp_path, "sh", "../run.sh",
+        options=f"--autosync-trials 1 --autosync-keep-trial-files {tmp_path}/kept",
+    )  # fmt: skip
+    assert_trained_from_the_beginning(said, tmp_path)
+    logs = list((tmp_path / "kept").glob("*/*/**/run/log.txt"))
+    assert len(logs) == 1 and logs[0].read_text().split() == STEPS[:11]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_without_namespaces_what_trials_change_is_put_back(
+    tmp_path: Path, horovodrun: str
+) -> None:
+    """A folder in which a file is too large to be copied is not trained in once that is changed."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.txt").write_text("before\n")
+    forbid = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$@"'
+    before = ("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
+    said = tune_and_train(
+        horovodrun, tmp_path, sys.executable, str(SCRIPT), ".", before=before,
+        options=f"--autosync-trials 1 --autosync-keep-trial-files {tmp_path}/kept",
+    )  # fmt: skip
+    assert re.findall(r"starting from step (\d+)", said) == ["0"]
+    assert (tmp_path / "run" / "log.txt").read_text().split() == ["before", *STEPS]
+    assert "trials have no files of their own" in said and "unshare: " in said
+    assert len(list((tmp_path / "kept").glob("**/checkpoint.pt*"))) == 1
+
+    (tmp_path / "run" / "checkpoint.pt").unlink()
+    with open(tmp_path / "run" / "log.txt", "a") as log:
+        log.truncate(2 << 30)
+    said = tune_and_train(
+        horovodrun, tmp_path, sys.executable, str(SCRIPT), ".", before=before, status=1,
+        options="--autosync-trials 1 --autosync-reuse never",
+    )  # fmt: skip
+    assert "starting from step" not in said
+    assert f"a trial changed {tmp_path}/run/log.txt (2147.5 MB)" in said
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
