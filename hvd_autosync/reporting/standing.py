@@ -204,17 +204,16 @@ class Standing:
             return math.nan
         each_s = self.spent_s / len(self._durations_s)
         confirmed = len(self._confirming)
-        to_explore, to_judge = 0.0, 0
+        to_explore = to_judge = 0
         if not confirmed:
             to_judge = self._to_judge(study)
             to_explore = max(self.most_trials - self.explored, 0)
-            if study.settings.minutes is not None:
-                unused_s = 60 * study.settings.minutes - self.spent_s
-                to_explore = min(to_explore, max(unused_s, 0.0) / each_s)
         rounds = max(MIN_ROUNDS, confirmed // self._contenders + 1)
         to_confirm = rounds * self._contenders - confirmed
         running_s = min(self._clock() - self._began_at, each_s)
-        return (to_explore + to_judge + to_confirm) * each_s - running_s
+        minutes = study.settings.minutes
+        unused_s = math.inf if minutes is None else max(60 * minutes - self.spent_s, 0.0)
+        return min((to_explore + to_judge + to_confirm) * each_s, unused_s) - running_s
 
     def _to_judge(self, study: Study) -> int:
         """How many trials may still judge lossy strategies by their losses."""

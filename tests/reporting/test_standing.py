@@ -98,6 +98,16 @@ def test_the_time_left_counts_trials_and_confirmation(follower: Follower) -> Non
     assert follower.left_s[8] == pytest.approx(4 * 10)
 
 
+def test_the_time_left_is_that_of_the_minutes_at_most(author: Any) -> None:
+    author.explore()
+    study = author.study
+    study.settings = replace(study.settings, minutes=1.0)
+    standing = Standing(Clock())
+    standing.start(study)
+    assert standing.spent_s == 6 * 5.0
+    assert standing.left_s(study) == pytest.approx(30.0)
+
+
 def test_a_running_trial_counts_down_but_not_below_the_others(author: Any) -> None:
     follower = Follower()
     author.play(follower)
