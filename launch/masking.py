@@ -135,7 +135,8 @@ def _named(option: str, program: str) -> str:
     """What the value behind ``option`` is called."""
     if _SHELLS.fullmatch(program) and option.endswith("c"):
         return _LINE
-    if _PYTHON.fullmatch(program) and option not in ("-c", "-m"):
+    short = not option.startswith("--")
+    if _PYTHON.fullmatch(program) and short and option not in ("-c", "-m"):
         return ""  # as -u
     return option.lstrip("-")
 

@@ -88,6 +88,11 @@ def test_no_form_leaves_the_value(secret: str) -> None:
     assert not left
 
 
+def test_no_option_before_the_script_leaves_a_value_that_looks_like_a_number() -> None:
+    words = ("python", "--epochs=3", "--HF-APIKEY", "549622947e21", "train.py")
+    assert not any("549622947e21" in word for word in redact(words))
+
+
 @pytest.mark.parametrize(
     "words",
     [
