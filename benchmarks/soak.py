@@ -1,12 +1,11 @@
 """Does a long training under each strategy stay as large as it was?
 
 Two ranks on this host train a small model with a table for thousands of steps, under one strategy
-after the other, and at the beginning and end of every pass rank 0 does what scripts do: it asks for
-a checkpoint. Every so many steps each rank writes down what it holds: resident memory, memory that
-malloc() has given out (all of the process, so that nothing is hidden by what is free again),
-blocks of Python's, threads, descriptors, and what is queued: letters, and operations of Horovod's.
-Rank 1 is slow in every fourth stretch of 1,000 steps, so that policies for stragglers have
-something to do.
+after the other, and after every pass rank 0 does what scripts do: it asks for a checkpoint. Every
+so many steps each rank writes down what it holds: resident memory, memory that malloc() has given
+out (all of the process, so that nothing is hidden by what is free again), blocks of Python's,
+threads, descriptors, and what is queued: letters, and operations of Horovod's. Rank 1 is slow in
+every fourth stretch of 1,000 steps, so that policies for stragglers have something to do.
 
     python benchmarks/soak.py
     python benchmarks/soak.py --steps 2000 --strategies "Horovod,fp16,ASP"
@@ -211,7 +210,7 @@ def show(output: str) -> bool:
         })  # fmt: skip
         if not all(int(row["in_force"]) for row in own):
             wrong.append("the guard ended it")
-        well &= ("heap grows" in wrong) if name == _LEAK else not wrong
+        well &= ("python grows" in wrong) if name == _LEAK else not wrong
         table.add_row(
             controller, name, f"{most}",
             f"{1e3 * max(float(row['seconds']) for row in own) / most:.1f}",
