@@ -1,0 +1,159 @@
+"""What the driver makes of what it hears of a trial's files, and which trackers trials have."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.launch.auto import AutoRunner
+from hvd_autosync.launch.collector import Collector
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder, NotPrivateError
+from hvd_autosync.launch.trial_files import TrialFiles, offline_trackers
+from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
+
+CRASHED = TrialResult(TrialStatus.CRASHED, "rank 0 raised OSError")
+
+
+def spec_of(name: str = "t", **fields: object) -> TrialSpec:
+    return TrialSpec(name, Strategy(), 3, 10, **fields)  # type: ignore[arg-type]
+
+
+class Heard:
+    """The files of one trial of which one message came."""
+
+    def __init__(self, **changed: object) -> None:
+        self.said: list[str] = []
+        self.files = TrialFiles(self.said.append)
+        self.spec = spec_of()
+        self.files.variables(self.spec)
+        message = {
+            "type": "files", "trial": "t", "host": "a", "files": 1, "bytes": 5,
+            "limit_bytes": 2**30, "full": 0, "copied": "", "copied_bytes": 0,
+        }  # fmt: skip
+        self.collector = Collector(self.spec, 1)
+        self.collector.files.append(message | changed)
+
+
+def test_each_run_of_a_trial_has_files_of_its_own() -> None:
+    files, orders = TrialFiles(print, "kept"), []
+    for spec in (spec_of("a"), spec_of("a"), spec_of("b")):
+        order = FilesOrder.of(files.variables(spec))
+        assert order is not None and (order.key, order.keep) == (spec.key, "kept")
+        orders.append(order.name)
+    assert len(set(orders)) == 3
+    assert FILES_VARIABLE not in files.variables(spec_of(probe=(Host("a", 1),)))
+
+
+def test_a_rank_that_refuses_is_heard() -> None:
+    heard = Heard(type="refused", reason="a: unshare: not here")
+    with pytest.raises(NotPrivateError, match="not here"):
+        heard.files.hear(heard.collector)
+
+
+def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
+    heard = Heard(type="refused", reason="late", trial="s")
+    heard.files.hear(heard.collector)
+
+
+@pytest.mark.parametrize(
+    ("told", "result", "hosts", "suspicion"),
+    [
+        ({"full": 1}, CRASHED, 1, "more than the 1024 MiB"),
+        ({}, CRASHED, 2, "do not see each other's files"),
+        ({"files": 0}, CRASHED, 2, ""),
+        ({}, CRASHED, 1, ""),
+        ({}, TrialResult(TrialStatus.CRASHED, stderr_tail="[Errno 30] Read-only file system: 'x'"),
+         1, "Read-only file system"),
+        ({}, TrialResult(TrialStatus.CRASHED, "OSError: [Errno 18] Invalid cross-device link"), 1,
+         "Invalid cross-device link"),
+    ],
+    ids=["full", "hosts", "nothing written", "one host", "read-only", "renamed"],
+)  # fmt: skip
+def test_private_files_are_suspected_where_something_speaks_for_it(
+    told: dict[str, object], result: TrialResult, hosts: int, suspicion: str
+) -> None:
+    heard = Heard(**told)
+    heard.files.hear(heard.collector)
+    found = heard.files.suspicion(result, hosts)
+    assert suspicion in found and bool(suspicion) == bool(found)
+
+
+def test_a_large_file_that_is_copied_is_said_once() -> None:
+    heard = Heard(copied="/data/a.bin", copied_bytes=12 * 10**9)
+    for _ in range(2):
+        heard.files.hear(heard.collector)
+    (line,) = heard.said
+    assert "/data/a.bin (12.0 GB)" in line and "reading" in line
+
+
+def test_trackers_are_offline_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert offline_trackers({}) == {"WANDB_MODE": "offline"}
+    assert offline_trackers({"WANDB_MODE": "online"}) == {}
+    served = {"WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": "https://mlflow.example"}
+    assert offline_trackers(served) == {"MLFLOW_TRACKING_URI": str(tmp_path / "mlruns")}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    said: list[str] = []
+    files = TrialFiles(said.append)
+    for _ in range(2):
+        assert files.variables(spec_of())["MLFLOW_TRACKING_URI"].startswith("/")
+    assert len(said) == 1 and "MLFLOW_TRACKING_URI=" in said[0]
+
+
+class Refuses:
+    """A runner whose trials need files that are not private."""
+
+    def __init__(self, runner: AutoRunner, ends: list[TrialResult]) -> None:
+        self.runner, self.ends, self.private = runner, ends, [True]
+
+    def run(self, *trial: object) -> TrialResult:
+        self.private.append(self.runner._files.private)
+        if self.runner._files.private and not self.ends:
+            raise NotPrivateError("no overlays")
+        return self.ends.pop(0) if self.ends else TrialResult(TrialStatus.COMPLETED)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[AutoRunner, list[str]]:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    job = Job(("-np", "2"), ("sh", "run.sh"), (Host("localhost", 2),), "gloo")
+    return AutoRunner(job, said.append, cold=True), said
+
+
+def run(runner: AutoRunner) -> TrialStatus:
+    return runner.run(spec_of(uuid.uuid4().hex), Limits(), lambda progress: None).status
+
+
+def test_where_no_files_can_be_private_trials_run_watched(
+    driven: tuple[AutoRunner, list[str]]
+) -> None:
+    runner, said = driven
+    runner._cold = Refuses(runner, [])  # type: ignore[assignment]
+    assert [run(runner), run(runner)] == [TrialStatus.COMPLETED] * 2
+    assert runner._cold.private == [True, True, False, False]  # type: ignore[attr-defined]
+    assert "trials have no files of their own: no overlays" in said[0]
+    runner.close()
+
+
+@pytest.mark.parametrize("again", [TrialStatus.COMPLETED, TrialStatus.CRASHED])
+def test_a_trial_that_fails_may_fail_only_for_that(
+    driven: tuple[AutoRunner, list[str]], again: TrialStatus
+) -> None:
+    runner, said = driven
+    full = TrialResult(TrialStatus.CRASHED, "OSError: [Errno 28] No space left on device")
+    runner._cold = Refuses(runner, [full, TrialResult(again), full])  # type: ignore[assignment]
+    assert run(runner) is again
+    blamed = again is TrialStatus.COMPLETED
+    assert runner._files.private is not blamed
+    assert any("trials have no files of their own" in line for line in said) is blamed
+    assert run(runner) is TrialStatus.CRASHED
+    assert len(runner._cold.private) == 4, "it is asked once"  # type: ignore[attr-defined]
+    runner.close()
