@@ -108,11 +108,11 @@ while (peer := port.wait()) is not None:
 def test_a_process_without_descriptors_goes_on(held: int, crowd: Crowd) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", POOR, str(held)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    ) as process, contextlib.ExitStack() as at_end:
+        at_end.callback(process.kill)
         assert process.stdout is not None
         address = ("127.0.0.1", int(process.stdout.readline()))
         crowd(address, "silent", 200)
         for _ in range(3):
             enter(address).close()
         assert process.poll() is None
-        process.kill()

@@ -436,7 +436,8 @@ def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
     carrier = ZmqCarrier("127.0.0.1")
     with subprocess.Popen(
         [sys.executable, "-c", POOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    ) as process, contextlib.ExitStack() as at_end:
+        at_end.callback(process.kill)
         assert process.stdin is not None and process.stdout is not None
         card = process.stdout.readline()
         process.stdin.write(f"{carrier.card}\n")
@@ -449,6 +450,5 @@ def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
         box.await_connections(LONG_S)
         box.send(0, b"hello")
         assert process.stdout.readline() == "(1, b'hello')\n"
-        process.kill()
     with contextlib.suppress(AutosyncError):
         box.close()

@@ -88,7 +88,8 @@ def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, cro
     """Where they were spent, the thread that answers ended, and stayed so."""
     with subprocess.Popen(
         [sys.executable, str(POOR), SECRET.hex()], stdout=subprocess.PIPE
-    ) as process:
+    ) as process, contextlib.ExitStack() as at_end:
+        at_end.callback(process.kill)
         assert process.stdout is not None
         where = process.stdout.readline().decode().strip()
         asking = make(1, [where], b"")
@@ -102,4 +103,3 @@ def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, cro
         for stranger in strangers:
             stranger.close()
         assert asking.ask_all() == [b"poor"]
-        process.kill()
