@@ -7,7 +7,7 @@ import io
 import horovod.torch as hvd
 import torch
 from cases_deferral import IN_BUCKETS, LATE, make, waits
-from common import assert_identical, batch, mlp, raises
+from common import assert_identical, batch, mlp, raises, sgd
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -29,11 +29,14 @@ class Script:
         self.model = self.build()
         if self.begins < 0:
             self.begin()
-        _, self.distributed = make(chosen=chosen, model=self.model)
+        _, self.distributed = make(chosen=chosen, model=self.model, base=self.optimizer())
         self.kept = []
 
     def build(self):
         return mlp()
+
+    def optimizer(self):
+        return sgd(self.model)
 
     def begin(self):
         pass
@@ -72,6 +75,20 @@ class CompiledBefore(Compiled):
 
 class CompiledLate(Compiled):
     begins = BEGINS
+
+
+class CompiledAdam(Compiled):
+    """Its compiled step would round otherwise."""
+
+    def optimizer(self):
+        return torch.optim.Adam(self.model.parameters(), lr=0.05)
+
+    def begin(self):
+        super().begin()
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.distributed, 0.8)
+
+    def after_step(self):
+        self.schedule.step()
 
 
 class CompiledByEager(Compiled):
@@ -309,9 +326,9 @@ WAIT_ALL = (
     CheckpointedReentrant, GraphModule, Exported, Shared,
 )  # fmt: skip
 NEVER_WAIT = (
-    Compiled, CompiledBefore, CompiledLate, CompiledByEager, CompiledInPlace, CompiledFunction,
-    CompiledClosure, CompiledAfterReset, Traced, TracedBefore, Scripted, Flattened,
-    AveragedData, AveragedDataLate, AveragedArrays,
+    Compiled, CompiledBefore, CompiledLate, CompiledAdam, CompiledByEager, CompiledInPlace,
+    CompiledFunction, CompiledClosure, CompiledAfterReset, Traced, TracedBefore, Scripted,
+    Flattened, AveragedData, AveragedDataLate, AveragedArrays,
 )  # fmt: skip
 #: They reach for parameters right after the step, or have few that wait.
 OTHERS = (Normalized, Averaged, Clipped, GradientsRead, GroupsRead, Saved)
