@@ -37,6 +37,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender
 from hvd_autosync.launch.collector import Collector
@@ -61,8 +62,19 @@ from hvd_autosync.search_space import (
     TrialSpec,
     TrialStatus,
     build_space,
+    catalogue_knob,
     horovod_settings,
     restrict_space,
+)
+from hvd_autosync.search_space.catalogue import every_knob
+from hvd_autosync.search_space.exchange_plan import exchange_plan
+from hvd_autosync.search_space.protocol import protocol_of
+from hvd_autosync.search_space.schedule import beyond_horovod, rounds, schedule_of
+from hvd_autosync.search_space.strategy_file import (
+    check_fits,
+    check_model,
+    read_strategy,
+    strategy_text,
 )
 from hvd_autosync.study import Study
 from hvd_autosync.study_values import StudySettings
@@ -350,12 +362,13 @@ def as_toml(document: dict[str, Any]) -> str:
         if not isinstance(knobs, dict):
             text += f"{json.dumps(table)} = {json.dumps(knobs)}\n"
             continue
+        plain = {knob: value for knob, value in knobs.items() if not isinstance(value, dict)}
+        text += f"[{json.dumps(table)}]\n" if plain else ""
+        text += "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in plain.items())
         for knob, entries in knobs.items():
-            if not isinstance(entries, dict):
-                text += f"[{json.dumps(table)}]\n{json.dumps(knob)} = {json.dumps(entries)}\n"
-                continue
-            text += f"[{json.dumps(table)}.{json.dumps(knob)}]\n"
-            text += "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in entries.items())
+            if knob not in plain:
+                text += f"[{json.dumps(table)}.{json.dumps(knob)}]\n"
+                text += "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in entries.items())
     return text
 
 
@@ -408,6 +421,74 @@ def test_commands_with_a_secret(inputs: range, tmp_path: Path) -> None:
             shown = redact(words)
             assert not any(secret in word for word in shown), f"{words} is shown as {shown}"
             assert shell_line(shown).isprintable()
+
+
+# Strategy files
+
+_CLASSES = {"embedding": ["layer0.*"], "large": ["layer1.*", "layer2.*"]}
+
+
+def a_strategy(dice: random.Random) -> dict[str, Any]:
+    """A valid strategy of the catalogue as a file's document, each knob's value at random."""
+    chosen: dict[str, Any] = {}
+    for knob in every_knob():  # a knob stands behind what it depends on
+        condition = knob.condition
+        parents = {condition.knob: catalogue_knob(condition.knob).default} if condition else {}
+        if dice.random() < 0.5 and (condition is None or condition.holds({**parents, **chosen})):
+            chosen[knob.name] = knob.from_unit(dice.random())
+    return {"knobs": chosen, "classes": copy.deepcopy(_CLASSES)}
+
+
+def lightly_changed(document: dict[str, Any], dice: random.Random) -> dict[str, Any]:
+    """``document`` with one knob at another valid value, at an end of its range, or left out."""
+    knobs = document["knobs"]
+    if knobs:
+        name = dice.choice(list(knobs))
+        knob = catalogue_knob(name)
+        knobs[name] = knob.from_unit(dice.choice((0.0, 1.0, dice.random())))
+        if dice.random() < 0.3:
+            del knobs[name]
+    return document
+
+
+def use_strategy(path: Path) -> None:
+    """Read a strategy file, and do everything with it that is done before ranks get it."""
+    strategy, classes = read_strategy(read_toml(str(path), "the strategy file"))
+    path.write_text(strategy_text(strategy, classes))
+    assert read_strategy(read_toml(str(path), "the strategy file"))[0] == strategy
+    for _, text in horovod_settings(strategy).environment:
+        assert isinstance(text, str) and "\x00" not in text
+    spec = TrialSpec("t", strategy, 1, 5, classes=classes)
+    assert TrialSpec.from_json(json.loads(json.dumps(spec.to_json(), allow_nan=False))) == spec
+    schedule = schedule_of(strategy)
+    if schedule is not None:
+        assert all(length >= 1 for length in rounds(schedule, [0.1] * 50))
+    protocol_of(strategy)
+    exchange_plan(strategy)
+    beyond_horovod(strategy)
+    with contextlib.suppress(AutosyncError):
+        check_model(strategy, classes, a_task().model)
+    with contextlib.suppress(AutosyncError):
+        check_fits(strategy, (Host("a", 2), Host("b", 2)), {})
+
+
+def test_strategy_files(inputs: range, tmp_path: Path) -> None:
+    """Half of them are changed so lightly that most are strategies still."""
+    path = tmp_path / "strategy.toml"
+    accepted = 0
+    for number in inputs:
+        dice = random.Random(number)
+        document = a_strategy(dice)
+        if dice.random() < 0.5:
+            data = as_toml(lightly_changed(document, dice)).encode()
+        else:
+            data = as_toml(changed_tree(document, dice)).encode()
+            data = changed_bytes(data, dice) if dice.random() < 0.4 else data
+        path.write_bytes(data)
+        with harmless(tmp_path, number):
+            use_strategy(path)
+            accepted += 1
+    assert len(inputs) / 4 < accepted < len(inputs)
 
 
 # What arrives from a job's output
