@@ -86,7 +86,7 @@ class Study(loop.Study):
         """
         evidence = self._evidence()
         strategy, conclusion = evidence.best, self.conclusion
-        text = self.space.describe(strategy)
+        text = evidence.name(strategy)
         if conclusion is not None and conclusion.best is not None:
             won = conclusion.best
             return Best(

@@ -23,6 +23,7 @@ from hvd_autosync.budget import Budget
 from hvd_autosync.confirm import LAUNCHES_DIFFER
 from hvd_autosync.decision import Decision, Question
 from hvd_autosync.errors import StudyError
+from hvd_autosync.knob_order import KNOB_ORDER, knobs_by_effect
 from hvd_autosync.learner.base import Learner
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.relatives import RELATED, load_sources, observations_of, related_studies
@@ -226,7 +227,9 @@ class Study:
 
     def finish(self, conclusion: Conclusion) -> None:
         """Close the study with ``conclusion``."""
-        outcome = conclusion.to_json()
+        observed = observations_of(self.space, self.history)
+        order = knobs_by_effect(self.space, observed)
+        outcome = {**conclusion.to_json(), KNOB_ORDER: list(order)}
         self._store.finish(
             self.study_id, StudyStatus.FINISHED, outcome, conclusion.winner
         )

@@ -111,13 +111,15 @@ def _run_so_far(job: Job, options: Options, study: Study | None) -> int:
     if study is None:
         _say("tuning was ended before its first trial: the training runs as it is")
         return _run_as_it_is(job)
+    from hvd_autosync.knob_order import with_knob_order
     from hvd_autosync.reporting import closing_lines
 
     proven = study.proven
     record = replace(study.record, winner=proven or Strategy())
     what = "with nothing confirmed: the training runs as it is"
     if proven is not None:
-        what = f"with this confirmed, and the training runs with it: {study.space.describe(proven)}"
+        space = with_knob_order(study.record, study.history).space or study.space
+        what = f"with this confirmed, and the training runs with it: {space.describe(proven)}"
     ended = sum(trial.result is not None for trial in study.history)
     answer = f"tuning was ended after {ended} trial{'s' * (ended != 1)}, {what}"
     _say(answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hvd_autosync.errors import SpaceError
@@ -40,11 +40,14 @@ class SearchSpace:
             environment or file). Held knobs are not part of strategies.
         holds_job: Whether the job as it is lies in the space. Restrictions may exclude it; then
             ``default`` is another strategy.
+        shown_first: Names of knobs in the order in which :meth:`describe` shows them; no part of
+            what the space is.
     """
 
     knobs: tuple[Knob, ...]
     fixed: tuple[tuple[str, Value], ...] = ()
     holds_job: bool = True
+    shown_first: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         known = dict(self.fixed)
@@ -149,14 +152,18 @@ class SearchSpace:
         return self._assemble({knob.name: knob.from_unit(float(u)) for knob, u in pairs})
 
     def describe(self, strategy: Mapping[str, Value]) -> str:
-        """One readable line: the knobs that differ from the default, or ``default``."""
+        """One readable line: the knobs that differ from the default, or ``default``.
+
+        Those of :attr:`shown_first` lead, for a narrow terminal cuts off the others.
+        """
         default = self.default
-        parts = [
-            f"{knob.name}={knob.format(strategy[knob.name])}"
+        parts = {
+            knob.name: f"{knob.name}={knob.format(strategy[knob.name])}"
             for knob in self.knobs
             if strategy.get(knob.name, knob.default) != default.get(knob.name, knob.default)
-        ]
-        return ", ".join(parts) or "default"
+        }
+        names = dict.fromkeys((*self.shown_first, *parts))
+        return ", ".join(parts[name] for name in names if name in parts) or "default"
 
     @property
     def key(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hvd_autosync.errors import StudyError
+from hvd_autosync.knob_order import with_knob_order
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.relatives import observations_of
@@ -85,7 +86,9 @@ class Evidence:
 
     def name(self, strategy: Strategy) -> str:
         """``strategy`` for people: what it changes."""
-        return self.space.describe(strategy)
+        space = with_knob_order(self.study, self.trials).space
+        assert space is not None, "a strategy of it is named"
+        return space.describe(strategy)
 
 
 def step_ms(trial: TrialRecord) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from hvd_autosync.knob_order import with_knob_order
 from hvd_autosync.reporting.words import answer_text
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyRecord
@@ -25,6 +26,7 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
 
 def answer_line(study: StudyRecord) -> str:
     """What a study found, in one line."""
+    study = with_knob_order(study)
     conclusion = Conclusion.of(study)
     if conclusion is None or study.space is None:
         return f"study {study.study_id} found nothing to compare"

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from hvd_autosync.knob_order import with_knob_order
 from hvd_autosync.printable import printable, printable_lines, shell_line
 from hvd_autosync.reporting.explain_experts import experts_table
 from hvd_autosync.reporting.explain_knobs import knob_table
@@ -72,6 +73,7 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
     """
     study = store.study(study_id)
     trials = store.trials(study.study_id)
+    study = with_knob_order(study, trials)
     conclusion = Conclusion.of(study)
     yield _head(study)
     yield from _answer(study, trials, conclusion)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from rich.table import Table
 
 from hvd_autosync.errors import TraceFormatError
+from hvd_autosync.knob_order import with_knob_order
 from hvd_autosync.printable import shell_line
 from hvd_autosync.reporting.words import first_line, speedup_text, step_time_text
 from hvd_autosync.search_space import Strategy
@@ -46,6 +47,7 @@ def _result(study: StudyRecord) -> str:
 
 def trials_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
     """One row per trial, in order."""
+    study = with_knob_order(study, trials)
     table = plain_table("trial", "kind", "step time", "speed-up", "status", "strategy")
     told = default_result(trials)
     default = told.step_time if told else None

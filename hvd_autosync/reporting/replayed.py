@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from hvd_autosync.knob_order import with_knob_order
 from hvd_autosync.relatives import named_sources
 from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.reporting.words import speedup_text
@@ -32,6 +33,7 @@ def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterat
 
 def differences_table(study: StudyRecord, checks: Sequence[Check]) -> Table:
     """Questions that are not the same as they were."""
+    study = with_knob_order(study)
     assert study.space is not None, "it was asked again"
     table = plain_table("trial", "kind", "recorded", "now", "apart", "")
     for check in checks:

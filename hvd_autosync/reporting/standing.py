@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
+from hvd_autosync.knob_order import knobs_by_effect
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.quality import MOST_JUDGED, SEEDS
+from hvd_autosync.relatives import observations_of
 from hvd_autosync.reporting.words import (
     evidence_text,
     first_line,
@@ -82,13 +84,17 @@ class Standing:
         self._confirming: list[Measurement] = []
         self._contenders = _USUAL_CONTENDERS
         self._hinted = -1
+        self._order: tuple[str, ...] = ()
         self.most_trials = 0
         self.ended: list[EndedTrial] = []
 
     def start(self, study: Study) -> None:
         """Begin to follow ``study``; trials of an interrupted one count."""
         self.most_trials = study.settings.trials
-        for record in study.history:
+        history = study.history
+        if history:
+            self._estimate(study)
+        for record in history:
             if record.result is not None:
                 trial = Trial(record.number, record.kind, record.strategy)
                 self._take(study, trial, record.result)
@@ -128,7 +134,14 @@ class Standing:
     def end(self, study: Study, trial: Trial, result: TrialResult) -> EndedTrial:
         """A trial ended."""
         self._durations_s.append(self._clock() - self._began_at)
+        self._estimate(study)
         return self._take(study, trial, result)
+
+    def _estimate(self, study: Study) -> None:
+        """Which knobs matter, anew: once for each trial, not for each line."""
+        if study.record.space is not None:
+            observed = observations_of(study.space, study.history)
+            self._order = knobs_by_effect(study.space, observed)
 
     def _take(self, study: Study, trial: Trial, result: TrialResult) -> EndedTrial:
         round_ = self.next_round(study, trial)
@@ -149,7 +162,11 @@ class Standing:
 
     def describe(self, study: Study, trial: Trial) -> str:
         """What is tried, in words."""
-        return "default" if _is_default(study, trial) else study.space.describe(trial.strategy)
+        return "default" if _is_default(study, trial) else self._in_words(study, trial.strategy)
+
+    def _in_words(self, study: Study, strategy: Strategy) -> str:
+        """A strategy, the knobs first that matter as far as is known."""
+        return replace(study.space, shown_first=self._order).describe(strategy)
 
     def next_round(self, study: Study, trial: Trial) -> int:
         """The round of the confirmation that ``trial`` belongs to; 0 while exploring."""
@@ -179,7 +196,7 @@ class Standing:
         if study.record.space is not None:
             for comparison in self.comparisons(study)[:1]:
                 speedup = f"{speedup_text(comparison.speedup)} ({evidence_text(comparison)})"
-                return f"confirmed so far {speedup}: {study.space.describe(comparison.strategy)}"
+                return f"confirmed so far {speedup}: {self._in_words(study, comparison.strategy)}"
         best = self.best
         if best is None or best.time is None:
             return "best so far: nothing was measured yet"

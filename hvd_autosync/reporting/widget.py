@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.printable import printable_html
+from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import (
-    answer_text,
     forecast_text,
     span_text,
     speedup_text,
@@ -136,7 +136,7 @@ class WidgetProgress:
         count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
         self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
-        self._best.value = f"<b>{printable_html(answer_text(conclusion, study.space))}</b>"
+        self._best.value = f"<b>{printable_html(answer_line(study.record))}</b>"
 
     def on_forecast(self, study: Study, forecast: Forecast) -> None:
         """See :class:`hvd_autosync.tuning.Listener`."""
