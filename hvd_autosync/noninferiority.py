@@ -1,0 +1,167 @@
+"""Non-inferiority: is the loss of a candidate at most a tolerance above the default's?
+
+Default and candidate are trained in pairs, with the same seed and the same data. The unit is the
+pair: steps of one training follow each other and share its luck, so they are no independent
+observations. With D_s the mean difference of pair s over the judged steps, W_s its standard error
+from within the pair, and n pairs::
+
+    D = mean of D_s,     e = max( sd(D_s) / sqrt(n),  sqrt(sum of W_s^2) / n )
+    upper bound = D + t(1 - a_n 0.05 / m; n - 1) e
+
+The candidate is admitted when the upper bound is below the tolerance, so noise counts against it.
+The null hypothesis is that it is worse by the tolerance or more. ``m`` candidates may be judged in
+a study and the fastest of those admitted wins, so each has a share of the 5 % of false admissions
+(Bonferroni); ``a_n`` spends it over the looks (Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989).
+``benchmarks/noninferiority.py`` simulates how often it errs, and what it can show.
+
+Refusals may err more often: they cost speed, not the model.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+#: Of all studies in which no candidate is as good, the share that admits one.
+FALSE_ADMISSIONS = 0.05
+#: So many candidates are judged in a study.
+MOST_JUDGED = 6
+#: Numbers of pairs after which it is looked, and the share of the error that each look may spend.
+LOOKS = {4: 0.05, 6: 0.1, 8: 0.15, 12: 0.2, 16: 0.5}
+MOST_PAIRS = max(LOOKS)
+#: A candidate is worse when its difference is above the tolerance by so many standard errors; or
+#: with fewer pairs than the first look by so many of what seeds make of two trainings.
+_WORSE_CONFIDENCE, _WORSE_DEVIATIONS = 0.99, 4.0
+#: One-sided confidence with which the spread of pairs is at least what futility assumes.
+_SPREAD_CONFIDENCE = 0.9
+
+
+class Outcome(str, enum.Enum):
+    """What pairs say of a candidate: as good, worse, or that it could not be told."""
+
+    ADMITTED = "admitted"
+    WORSE = "worse"
+    NOT_SHOWN = "not shown"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One training of the candidate against one of the default, with the same seed and data.
+
+    Attributes:
+        difference: Mean loss of the candidate minus the default's, over the judged steps.
+        error: Its standard error from within the pair.
+    """
+
+    difference: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What some pairs say.
+
+    Attributes:
+        outcome: ``None`` while more pairs may tell.
+        difference: Mean of the pairs.
+        bound: Its upper bound at the last look; infinite before the first one.
+        pairs: How many pairs it took.
+    """
+
+    outcome: Outcome | None
+    difference: float
+    bound: float
+    pairs: int
+
+
+def find(pairs: Sequence[Pair], tolerance: float, seeds_deviation: float) -> Finding:
+    """Judge a candidate by its pairs, in their order; what was found stays found.
+
+    Args:
+        pairs: At least one.
+        tolerance: How much loss above the default's is tolerated.
+        seeds_deviation: Standard deviation of the default's loss over seeds.
+    """
+    bound = math.inf
+    for count in range(1, len(pairs) + 1):
+        seen = pairs[:count]
+        mean = statistics.fmean(pair.difference for pair in seen)
+        error = _error(seen)
+        if count in LOOKS:
+            bound = mean + _quantile(_admitting(count), count - 1) * error
+            if bound < tolerance:
+                return Finding(Outcome.ADMITTED, mean, bound, count)
+        if mean - tolerance > _margin(count, error, seeds_deviation):
+            return Finding(Outcome.WORSE, mean, bound, count)
+        if count in LOOKS and (count == MOST_PAIRS or _futile(mean, error, count, tolerance)):
+            return Finding(Outcome.NOT_SHOWN, mean, bound, count)
+    return Finding(None, mean, bound, count)
+
+
+def has_fallen(falls: Sequence[Pair]) -> bool:
+    """Whether the default's loss has fallen since the beginning, beyond its noise.
+
+    Args:
+        falls: For each seed, by how much, as a :class:`Pair`; at least two.
+    """
+    mean = statistics.fmean(fall.difference for fall in falls)
+    return mean > _quantile(1 - FALSE_ADMISSIONS, len(falls) - 1) * _error(falls)
+
+
+def _error(pairs: Sequence[Pair]) -> float:
+    """The standard error of the mean: from the spread of pairs, or from within if that is more."""
+    count = len(pairs)
+    within = math.sqrt(sum(pair.error**2 for pair in pairs)) / count
+    if count == 1:
+        return within
+    spread = deviation([pair.difference for pair in pairs]) / math.sqrt(count)
+    return max(spread, within)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Standard deviation of two or more; ``statistics.stdev`` takes 20 times as long."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _margin(count: int, error: float, seeds_deviation: float) -> float:
+    """By how much a difference must be above the tolerance to be called worse."""
+    if count in LOOKS or count > min(LOOKS):
+        return _quantile(_WORSE_CONFIDENCE, count - 1) * error
+    # Of so few pairs the spread is not known: two trainings of the default differ by that.
+    alone = math.sqrt(2.0 / count) * seeds_deviation
+    return _WORSE_DEVIATIONS * max(alone, error)
+
+
+def _futile(mean: float, error: float, count: int, tolerance: float) -> bool:
+    """Whether even the last look is not expected to admit, were all as favourable as it may be.
+
+    The mean one standard error lower, and the spread at the lower end of what it may be.
+    """
+    least = error * math.sqrt(count) * _least_spread(count - 1)
+    at_last = _quantile(_admitting(MOST_PAIRS), MOST_PAIRS - 1) * least / math.sqrt(MOST_PAIRS)
+    return mean - error + at_last > tolerance
+
+
+def _admitting(count: int) -> float:
+    """The one-sided confidence of a look."""
+    return 1 - LOOKS[count] * FALSE_ADMISSIONS / MOST_JUDGED
+
+
+@cache
+def _least_spread(degrees: int) -> float:
+    """What a standard deviation is at least, as a share of what was estimated."""
+    from scipy.stats import chi2
+
+    return math.sqrt(degrees / float(chi2.ppf(_SPREAD_CONFIDENCE, degrees)))
+
+
+@cache
+def _quantile(confidence: float, degrees: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(confidence, degrees))
