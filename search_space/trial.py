@@ -74,7 +74,7 @@ class TrialSpec:
         hopeless_above_s: End the run when the step time is above this with confidence.
         classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
         probe: Measure the link between the ranks of these hosts, instead of running the script.
-        seed: Added to what the script gives to ``torch.manual_seed``.
+        seed: Of all random numbers (:mod:`hvd_autosync.runtime.seeds`); 0: the script's own.
         loss_ceilings: Highest healthy mean loss of each window of ``LOSS_WINDOW`` steps from the
             beginning of a real training; the last holds for all that follow.
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.

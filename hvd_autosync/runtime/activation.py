@@ -17,7 +17,7 @@ from hvd_autosync.runtime.ending import leaving_join
 from hvd_autosync.runtime.joining import watch_join
 from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.runtime.optimizer import DistributedOptimizer, broadcast_optimizer_state
-from hvd_autosync.runtime.seeds import shift_seeds
+from hvd_autosync.runtime.seeds import seed_everything
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.runtime.trial_run import TrialRun
 from hvd_autosync.search_space.exchange_plan import exchange_plan
@@ -72,7 +72,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     if sender is None or current.run is not None:
         return
     if spec.seed:
-        shift_seeds(spec.seed)
+        seed_everything(spec.seed)
     current.run = run = TrialRun(spec, sender)
     current.losses = run.recorder.losses
     os.register_at_fork(after_in_child=current.forget_run)

@@ -1,20 +1,104 @@
-"""Other random numbers for a script that seeds them itself."""
+"""Random numbers of a trial that judges: the same for the same seed, others for another.
+
+A script's own seeds are shifted, whatever they are given to; what it does not seed is seeded by
+seed and rank, as ranks that nobody seeds have different numbers. Data order follows: samplers draw
+from these generators.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import os
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
+from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
-def shift_seeds(offset: int) -> None:
-    """Add ``offset`` to whatever this process gives to ``torch.manual_seed`` from now on."""
-    original = torch.random.manual_seed
+
+def seed_everything(seed: int) -> None:
+    """Make all random numbers of this process follow from ``seed``, its rank and its own seeds.
+
+    Args:
+        seed: Added to each seed that the script gives to Python's, numpy's or torch's generators
+            from now on; what it makes without a seed follows from it and the rank.
+    """
+    rank = next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+    fresh = map(functools.partial(_mixed, seed, rank), itertools.count())
+    random.seed(next(fresh))
+    np.random.seed(next(fresh) % 2**32)
+    torch.manual_seed(next(fresh))
+
+    def shifted(given: Any) -> Any:
+        if given is None:
+            return next(fresh)
+        if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
+            return int(given) + seed
+        if isinstance(given, (str, bytes, bytearray, float)):
+            return f"{seed} {given!r}"  # for Python's own generators, which take anything
+        if isinstance(given, (list, tuple, np.ndarray)):
+            return [*np.asarray(given).ravel().tolist(), seed]
+        return given  # a bit generator, or a sequence of seeds that was made from one
+
+    for owner, name in (
+        (random, "seed"), (np.random, "seed"), (np.random, "default_rng"),
+        (torch, "manual_seed"), (torch.random, "manual_seed"), (torch.cuda, "manual_seed"),
+        (torch.cuda, "manual_seed_all"),
+    ):  # fmt: skip
+        _replace(owner, name, shifted)
+    _replace_generators(shifted)
+
+
+def _mixed(seed: int, rank: int, count: int) -> int:
+    return int(np.random.SeedSequence((seed, rank, count)).generate_state(1)[0])
+
+
+def _replace(owner: Any, name: str, shifted: Callable[[Any], Any]) -> None:
+    original = vars(owner)[name]
 
     @functools.wraps(original)
-    def shifted(seed: Any) -> torch.Generator:
-        return original(int(seed) + offset)
+    def seeded(seed: Any = None, *args: Any, **keywords: Any) -> Any:
+        return original(shifted(seed), *args, **keywords)
 
-    for owner in (torch, torch.random):
-        vars(owner)["manual_seed"] = shifted
+    vars(owner)[name] = seeded
+
+
+def _replace_generators(shifted: Callable[[Any], Any]) -> None:
+    """Have generators that the script makes by itself take shifted seeds, too."""
+
+    class Random(random.Random, metaclass=_like(random.Random)):  # type: ignore[metaclass]
+        def seed(self, a: Any = None, version: int = 2) -> None:  # also called when it is made
+            super().seed(shifted(a), version)
+
+    class RandomState(np.random.RandomState, metaclass=_like(np.random.RandomState)):  # type: ignore[metaclass]
+        def __init__(self, seed: Any = None) -> None:
+            super().__init__(shifted(seed))
+
+        def seed(self, seed: Any = None) -> None:
+            super().seed(shifted(seed))
+
+    class Generator(torch.Generator, metaclass=_like(torch.Generator)):  # type: ignore[metaclass]
+        def manual_seed(self, seed: Any) -> torch.Generator:
+            return super().manual_seed(shifted(seed))
+
+        def seed(self) -> int:
+            number = int(shifted(None))
+            super().manual_seed(number)
+            return number
+
+    vars(random)["Random"] = Random
+    vars(np.random)["RandomState"] = RandomState
+    vars(torch)["Generator"] = Generator
+
+
+def _like(original: type) -> type:
+    """A metaclass whose classes take instances of ``original`` for their own."""
+
+    def check(cls: type, instance: Any) -> bool:
+        return isinstance(instance, original)
+
+    return type("_Like", (type(original),), {"__instancecheck__": check})
