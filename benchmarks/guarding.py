@@ -2,7 +2,7 @@
 
 Ten bad and ten good lossy strategies are planted in the training of a language model on two local
 ranks (``examples/train_lm.py``). Each is judged as a study judges it where nothing gets faster, by
-a trial beside three of the default; then it is forced on a whole training by ``hvd-autosync run
+pairs of trials with the default; then it is forced on a whole training by ``hvd-autosync run
 --strategy``, whose guard knows these trials of the default from the store. What a codec leaves out
 is forgotten instead of added to the next gradient where a name says "no feedback"; that is planted
 in the codec itself.
@@ -37,7 +37,7 @@ from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.options import Options
-from hvd_autosync.quality import SEEDS, QualityCheck, QualityTrial, Verdict, losses_of
+from hvd_autosync.quality import FIRST_SEEDS, SEEDS, QualityCheck, QualityTrial, Verdict, losses_of
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
@@ -174,20 +174,35 @@ class Bench:
         task = Task(ModelProfile(), resources)
         space = build_space(task.model, resources)
         store.describe_task(study.study_id, task, space)
-        for seed in SEEDS:
-            result = self._run(Strategy(), _STEPS, seed)
-            self._trials.append(QualityTrial(Strategy(), seed, losses_of(result)))
+        for seed in SEEDS[:FIRST_SEEDS]:
+            result = self._train_default(seed)
             number = store.ask(study.study_id, space.default, "quality", {"seed": seed})
             store.tell(study.study_id, number, result)
         store.finish(study.study_id, StudyStatus.FINISHED, {}, space.default)
 
+    def _train_default(self, seed: int) -> TrialResult:
+        """A trial of the default, which all strategies are compared with."""
+        result = self._run(Strategy(), _STEPS, seed)
+        self._trials.append(QualityTrial(Strategy(), seed, losses_of(result)))
+        return result
+
     def judge(self, strategy: Strategy) -> Verdict:
         """What a study would say of ``strategy``."""
         length = int(strategy.get("local_steps", 1))
-        result = self._run(strategy, max(_STEPS, int(2.2 * length)), SEEDS[0])
-        tried = QualityTrial(strategy, SEEDS[0], losses_of(result), False, length)
-        check = QualityCheck(Strategy(), [strategy], [*self._trials, tried], lambda *_: None)
-        (verdict,) = check.verdicts()
+        own: list[QualityTrial] = []
+
+        def check() -> QualityCheck:
+            trials = [*self._trials, *own]
+            return QualityCheck(Strategy(), [strategy], trials, lambda *_: strategy)
+
+        while (wanted := check().next()) is not None and not check().verdicts():
+            seed = wanted[1]
+            if wanted[0] == Strategy():
+                self._train_default(seed)
+                continue
+            result = self._run(strategy, max(_STEPS, int(2.2 * length)), seed)
+            own.append(QualityTrial(strategy, seed, losses_of(result), False, length))
+        (verdict,) = check().verdicts()
         return verdict
 
     def force(self, strategy: Strategy) -> tuple[str, str]:
@@ -235,7 +250,7 @@ def show(output: str) -> None:
     console.print(table)
     for kind in _KINDS:
         own = [row for row in rows if row["kind"] == kind]
-        refused = sum(row["verdict"] == "refused" for row in own)
+        refused = sum(row["verdict"] not in ("admitted", "may be used") for row in own)
         caught = sum(bool(row["caught_at_step"]) for row in own)
         console.print(f"{kind}: {refused} of {len(own)} refused, {caught} ended by the guard")
 
@@ -271,7 +286,7 @@ def main() -> None:
             bench, strategy = benches[planted.flaw], Strategy(planted.knobs)
             verdict = bench.judge(strategy)
             row = (
-                name, kind, "may be used" if verdict.admissible else "refused",
+                name, kind, verdict.outcome.value,
                 verdict.loss, verdict.default_loss, verdict.allowed, verdict.reason,
                 *bench.force(strategy),
             )  # fmt: skip

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from hvd_autosync.confirm import MIN_ROUNDS
-from hvd_autosync.quality import SEEDS
+from hvd_autosync.quality import FIRST_SEEDS
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study_values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
@@ -75,7 +75,7 @@ class Budget:
         ran = max(len(rank.step_s) for rank in default.ranks)
         each_s = default.total_s + (steps - ran) * default.step_time.mean_s
         judged = sum(trial.kind == "quality" for trial in self._trials)
-        return max(each_s, 0.0) * max(len(SEEDS) + 1 - judged, 1)
+        return max(each_s, 0.0) * max(2 * FIRST_SEEDS - judged, 1)
 
     def why_not_explore(self) -> str:
         """Why no time may be spent on another trial; empty while some may."""
@@ -90,6 +90,18 @@ class Budget:
             return (
                 f"tuning would take {least_s:.0f} s more at least, and the training is expected "
                 f"to take {self.training_s:.0f} s"
+            )
+        return ""
+
+    def why_not_judge(self) -> str:
+        """Why no further trial may judge losses; empty while some may."""
+        minutes = self._settings.quality_minutes
+        if _used_s([t for t in self._trials if t.kind == "quality"]) >= 60 * minutes:
+            return f"the {minutes:g} minutes for judging losses were used"
+        if self.left_s < self.judging_s(self._settings.quality_steps) + self.confirming_s():
+            return (
+                f"the {self._settings.minutes:g} minutes leave no time to judge losses and to "
+                "confirm what was found"
             )
         return ""
 

@@ -37,7 +37,7 @@ class Question:
         kind: Why (``TrialRecord.kind``).
         info: What the learner says of it, plain JSON.
         steps: Steps to measure, where they are others than those of the settings.
-        seed: Added to the script's own seeds.
+        seed: Of all its random numbers; 0: the script's own.
     """
 
     strategy: Strategy
@@ -124,6 +124,10 @@ class Decision:
     def _before_confirming(self) -> tuple[Question | None, str, list[Strategy]]:
         """The next trial that explores or judges; else why there is none, and who is best."""
         stopped = ""
+        check = self._check(())
+        wanted = check.next() if check.under_way is not None else None
+        if wanted is not None:  # the pairs of a candidate follow each other
+            return self._judging(*wanted), "", []
         first = turn_to_explore(self._space, self._trials, self._settings.trials)
         for exploring in (first, not first):
             if exploring:
@@ -134,14 +138,15 @@ class Decision:
                 continue
             wanted = self._check(self._finalists.leaders()).next()
             if wanted is not None:
-                strategy, seed = wanted
-                steps = self._settings.quality_steps
-                needed_s = self._budget.judging_s(steps) + self._budget.confirming_s()
-                if self._budget.left_s < needed_s:
-                    continue
-                steps = self._finalists.steps_in_time(strategy, steps)
-                return Question(strategy, "quality", {"seed": seed}, steps, seed), "", []
+                return self._judging(*wanted), "", []
         return None, stopped, self._finalists.leaders()
+
+    def _judging(self, strategy: Strategy, seed: int) -> Question:
+        """A trial that judges."""
+        steps = self._settings.quality_steps
+        if self._settings.goal == "time-to-loss":
+            steps = self._finalists.steps_in_time(strategy, steps)
+        return Question(strategy, "quality", {"seed": seed}, steps, seed)
 
     def _measurement(self, trial: TrialRecord) -> Measurement:
         time_s = trial.result.step_time if trial.result is not None else None
@@ -213,6 +218,8 @@ class Decision:
         return QualityCheck(
             self._space.default, lossy, tried,
             lambda untried, verdicts: self._finalists.to_judge(leaders, untried, verdicts),
+            tolerance=self._settings.loss_tolerance, goal=self._settings.goal,
+            spent=self._budget.why_not_judge(),
         )  # fmt: skip
 
     def _concluded(

@@ -12,7 +12,8 @@ from hvd_autosync import learner as learning
 from hvd_autosync.confirm import LAUNCHES_DIFFER
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.quality import MOST_JUDGED, MOST_STEPS_FACTOR, Verdict
+from hvd_autosync.noninferiority import MOST_JUDGED
+from hvd_autosync.quality import MOST_STEPS_FACTOR, Verdict
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialStatus
 from hvd_autosync.traces import TrialRecord, default_result
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hvd_autosync.budget import Budget
 from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
-from hvd_autosync.quality import MOST_JUDGED, SEEDS
+from hvd_autosync.noninferiority import MOST_JUDGED
+from hvd_autosync.quality import FIRST_SEEDS
 from hvd_autosync.study_values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 from hvd_autosync.turns import explored
@@ -61,7 +62,8 @@ def forecast(
     judging_s = 0.0
     if lossy:
         steps_s = settings.quality_steps * default.step_time.mean_s
-        judging_s = (len(SEEDS) + MOST_JUDGED) * (default.setup_s + steps_s)
+        most = FIRST_SEEDS * (1 + MOST_JUDGED)  # more seeds are needed where these do not tell
+        judging_s = min(most * (default.setup_s + steps_s), 60 * settings.quality_minutes)
     low_s, high_s = (
         min((left + rounds * contenders) * each_s + judging_s, budget.left_s)
         for rounds, contenders in (

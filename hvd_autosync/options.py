@@ -30,6 +30,7 @@ REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
 RUNNER_CHOICES = ("auto", "cold")
+GOALS = ("steps", "time-to-loss")
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
@@ -119,6 +120,21 @@ class Options:
         200, _at_least(40), "N",
         "Steps of each trial that judges by its losses whether a lossy strategy is as good for the "
         "model; of no account where only exact knobs are tuned.",
+    )
+    quality_minutes: float = _option(
+        30.0, _positive, "M",
+        "Most minutes of all trials that judge losses; who was not judged by then may not be used.",
+    )
+    loss_tolerance: float = _option(
+        0.01, _positive, "SHARE",
+        "How much the loss of a lossy strategy may be above the default's, as a share of what the "
+        "default's has fallen since the beginning; what cannot be shown to be below may not be "
+        "used.",
+    )
+    goal: str = _option(
+        "steps", _one_of(GOALS), "{steps,time-to-loss}",
+        "Whether a lossy strategy must be as good as the default after as many steps, or after as "
+        "much time, for trainings that end by the clock.",
     )
     allow: tuple[str, ...] = _option(
         (), _groups, "GROUP,...",

@@ -9,6 +9,7 @@ from typing import Any
 
 from hvd_autosync.confirm import Comparison
 from hvd_autosync.errors import AutosyncError, TraceFormatError
+from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.search_space import Strategy, TrialResult
 from hvd_autosync.traces import StudyRecord
@@ -28,6 +29,10 @@ class StudySettings:
         steps: Steps measured in each trial.
         warmup: Steps before those.
         quality_steps: Steps of a trial that judges a lossy strategy by its losses.
+        quality_minutes: Most minutes of all such trials.
+        loss_tolerance: How much its loss may be above the default's, as a share of what the
+            default's has fallen.
+        goal: Whether it is judged after as many steps or after as much time (``options.GOALS``).
         allow: Lossy groups allowed.
         seed: Of every random choice.
         transfer: Whether finished studies of related tasks are learned from.
@@ -41,6 +46,9 @@ class StudySettings:
     steps: int = 40
     warmup: int = 10
     quality_steps: int = 200
+    quality_minutes: float = 30.0
+    loss_tolerance: float = 0.01
+    goal: str = "steps"
     allow: tuple[str, ...] = ()
     seed: int = 0
     transfer: bool = True
@@ -96,7 +104,7 @@ class Trial:
         kind: ``"default"``, ``"sobol"``, ``"model"``, ``"quality"`` or ``"confirm"``.
         strategy: The strategy to run under.
         steps: Steps to measure, where they are others than those of the settings.
-        seed: Added to the script's own seeds.
+        seed: Of all its random numbers; 0: the script's own.
     """
 
     number: int
@@ -204,16 +212,25 @@ class Conclusion:
 
 
 def _verdict(fields: dict[str, Any]) -> Verdict:
-    numbers = {
+    """A verdict; those of earlier versions know only whether a strategy may be used."""
+    fields = dict(fields)
+    if "outcome" not in fields:
+        fields["outcome"] = "admitted" if fields.pop("admissible") else "worse"
+    numbers: dict[str, Any] = {
         name: math.nan if fields[name] is None else fields[name]
-        for name in ("loss", "default_loss", "allowed")
+        for name in ("loss", "default_loss", "allowed", "bound")
+        if name in fields
     }
-    return Verdict(**{**fields, "strategy": Strategy(fields["strategy"]), **numbers})
+    fields["strategy"] = Strategy(fields["strategy"])
+    fields["outcome"] = Outcome(fields["outcome"])
+    return Verdict(**{**fields, **numbers})
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Strategy):
         return dict(value)
+    if isinstance(value, Outcome):
+        return value.value
     return _finite(value) if isinstance(value, float) else value
 
 

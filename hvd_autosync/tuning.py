@@ -126,7 +126,9 @@ def settings_of(options: Options) -> StudySettings:
         trials=options.trials, minutes=options.minutes, steps=options.steps or DEFAULT_STEPS,
         warmup=options.warmup or DEFAULT_WARMUP,
         fewer=options.steps is None and options.warmup is None,
-        quality_steps=options.quality_steps, allow=options.allow, seed=options.seed,
+        quality_steps=options.quality_steps, quality_minutes=options.quality_minutes,
+        loss_tolerance=options.loss_tolerance, goal=options.goal,
+        allow=options.allow, seed=options.seed,
         transfer=options.transfer == "auto",
         expected_hours=options.expected_hours or DEFAULT_EXPECTED_HOURS,
     )  # fmt: skip

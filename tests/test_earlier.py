@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.earlier import known_ceilings, known_of
+from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus, catalogue_knob
 from hvd_autosync.search_space.space import SearchSpace
@@ -33,7 +34,8 @@ def judged(location: str, *, admissible: bool) -> str:
         losses = (loss,) * steps
         result = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", losses=losses),))
         store.tell(study.study_id, number, result)
-    verdict = Verdict(SLOW, admissible, 2.0, 1.0, 0.1, "it was said so")
+    outcome = Outcome.ADMITTED if admissible else Outcome.WORSE
+    verdict = Verdict(SLOW, outcome, 2.0, 1.0, 0.1, "it was said so")
     conclusion = Conclusion(SPACE.default, "", "", 0.1, verdicts=(verdict,))
     store.finish(
         study.study_id, StudyStatus.FINISHED, conclusion.to_json(), conclusion.winner

@@ -7,8 +7,9 @@ import math
 import plotly.graph_objects as go
 
 from hvd_autosync.figures.evidence import Evidence
-from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, dressed, nothing, wrapped
-from hvd_autosync.reporting.explain_quality import TradeOff, trade_offs
+from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SKY, dressed, nothing, wrapped
+from hvd_autosync.noninferiority import Outcome
+from hvd_autosync.reporting.explain_quality import WORDS, TradeOff, trade_offs
 
 
 def pareto(evidence: Evidence) -> go.Figure:
@@ -16,8 +17,8 @@ def pareto(evidence: Evidence) -> go.Figure:
     title = "Speed against loss"
     caption = (
         "Look along the line from the default to the right: on it no other strategy is both as "
-        "fast and as good. What lies above the grey band lost more than seeds make of the "
-        "default's own loss, and was refused."
+        "fast and as good. What lies above the grey band is worse by more than is tolerated; what "
+        "lies in it and could not be shown to be as good was refused too."
     )
     conclusion = evidence.conclusion
     if conclusion is None or not conclusion.verdicts:
@@ -36,7 +37,7 @@ def pareto(evidence: Evidence) -> go.Figure:
     allowed = max((each.verdict.allowed for each in offers), default=0.0)
     figure.add_hrect(
         y0=-allowed, y1=allowed, fillcolor=BLACK, opacity=0.08, line_width=0,
-        annotation={"text": "what seeds make of the default", "xanchor": "left"},
+        annotation={"text": "what is tolerated", "xanchor": "left"},
         annotation_position="bottom left",
     )  # fmt: skip
     front = [(1.0, 0.0), *((each.speedup, _gap(each)) for each in offers if each.on_front)]
@@ -48,10 +49,11 @@ def pareto(evidence: Evidence) -> go.Figure:
         )
     )  # fmt: skip
     figure.add_trace(_dots("the default", [(1.0, 0.0)], [""], BLACK, "circle"))
-    for admissible, name, color, symbol in (
-        (True, "may be used", GREEN, "circle"), (False, "refused", RED, "x"),
+    for outcome, color, symbol in (
+        (Outcome.ADMITTED, GREEN, "circle"), (Outcome.WORSE, RED, "x"),
+        (Outcome.NOT_SHOWN, SKY, "diamond-open"),
     ):  # fmt: skip
-        own = [each for each in offers if each.verdict.admissible == admissible]
+        own = [each for each in offers if each.verdict.outcome is outcome]
         if own:
             points = [(each.speedup, _gap(each)) for each in own]
             texts = [
@@ -59,7 +61,7 @@ def pareto(evidence: Evidence) -> go.Figure:
                 f"<i>{wrapped(each.verdict.reason)}</i>"
                 for each in own
             ]
-            figure.add_trace(_dots(name, points, texts, color, symbol))
+            figure.add_trace(_dots(WORDS[outcome], points, texts, color, symbol))
     figure.update_xaxes(title="steps per second, times the default's")
     figure.update_yaxes(title="loss above the default's")
     return dressed(figure, title, caption)

@@ -6,11 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import TrialRecord
+
+WORDS = {
+    Outcome.ADMITTED: "may be used", Outcome.WORSE: "worse", Outcome.NOT_SHOWN: "not shown",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,7 @@ def trade_offs(
     found = [
         TradeOff(
             verdict, point[0],
-            # A low loss of replicas whose average is bad is no merit.
-            (verdict.admissible or verdict.loss > verdict.default_loss + verdict.allowed)
-            and _on_front(point, [*points, (1.0, 0.0)]),
+            _on_front(point, [*points, (1.0, 0.0)]),
         )
         for verdict, point in zip(conclusion.verdicts, points, strict=True)
     ]
@@ -66,7 +69,7 @@ def quality_lines(
     for row, each in enumerate(trade_offs(space, trials, conclusion), start=1):
         verdict = each.verdict
         speedup = speedup_text(each.speedup) if math.isfinite(each.speedup) else "not measured"
-        word = "may be used" if verdict.admissible else "refused"
+        word = WORDS[verdict.outcome]
         front = ", on the Pareto front" if each.on_front else ""
         yield f"{row}  {space.describe(verdict.strategy)}"
         yield f"   {speedup}{front}; {word}: {verdict.reason}"

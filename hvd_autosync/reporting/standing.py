@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.knob_order import knobs_by_effect
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.quality import MOST_JUDGED, SEEDS
+from hvd_autosync.noninferiority import MOST_JUDGED
+from hvd_autosync.quality import FIRST_SEEDS
 from hvd_autosync.relatives import observations_of
 from hvd_autosync.reporting.words import (
     evidence_text,
@@ -237,7 +238,7 @@ class Standing:
         if study.record.space is None or not study.space.has_lossy:
             return 0
         judged = sum(trial.kind == "quality" for trial in self.ended)
-        return max(len(SEEDS) + MOST_JUDGED - judged, 0)
+        return max(FIRST_SEEDS * (1 + MOST_JUDGED) - judged, 0)
 
 
 def _slow_setup(result: TrialResult) -> str:

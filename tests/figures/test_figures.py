@@ -13,6 +13,7 @@ import pytest
 import hvd_autosync
 from hvd_autosync.errors import SpaceError, StoreError, StudyError
 from hvd_autosync.figures.knobs import importance
+from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.results import Study
 from hvd_autosync.search_space import (
@@ -152,12 +153,13 @@ def test_the_pareto_front_leaves_refused_ones_out(tmp_path: Path) -> None:
         ranks = (RankReport(0, "a", (step_s,) * 40, losses=(loss,) * 40),)
         study._store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=ranks))
         if steps > 1:
-            verdicts.append(Verdict(strategy, loss < 1.1, loss, 1.0, 0.1, "so it is"))
+            outcome = Outcome.ADMITTED if loss < 1.1 else Outcome.WORSE
+            verdicts.append(Verdict(strategy, outcome, loss, 1.0, 0.1, "so it is"))
     study.finish(Conclusion(space.default, "", "", 0.1, verdicts=tuple(verdicts)))
     by_name = {trace.name: trace for trace in study.plot.pareto().data}
     assert by_name["may be used"].x[0] == pytest.approx(0.1 / 0.06)
     assert by_name["may be used"].y[0] == pytest.approx(0.05)
-    assert by_name["refused"].y[0] == pytest.approx(0.5)
+    assert by_name["worse"].y[0] == pytest.approx(0.5)
     assert by_name["Pareto front"].x[0] == 1.0
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import StudyError
+from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.reporting.explain_quality import trade_offs
 from hvd_autosync.reporting.taking import taken_file
@@ -44,9 +45,10 @@ def judged(author: Any) -> tuple[Study, SearchSpace]:
             study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,))
         )
         if codec != "none":
-            verdicts.append(Verdict(strategy, loss < 1.2, loss, 1.0, 0.1, "so it is"))
+            outcome = Outcome.ADMITTED if loss < 1.2 else Outcome.WORSE
+            verdicts.append(Verdict(strategy, outcome, loss, 1.0, 0.1, "so it is"))
     failed = space.complete({"large_codec": "topk", "large_ratio": 0.001})
-    verdicts.append(Verdict(failed, False, math.nan, 1.0, 0.1, "it failed"))
+    verdicts.append(Verdict(failed, Outcome.NOT_SHOWN, math.nan, 1.0, 0.1, "it failed"))
     study.finish(Conclusion(space.default, "why", "how", 0.05, (), tuple(verdicts)))
     return study, space
 

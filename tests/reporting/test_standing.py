@@ -166,8 +166,8 @@ def test_trials_that_judge_explore_nothing(author: Any) -> None:
     standing.start(author.study)
     assert standing.explored == 6
     assert standing.best is not None and standing.best.number == 5
-    # Of the default's three trials that judge, and six candidates, seven are left.
-    to_do = (20 - 6) + (9 - 2) + 6
+    # Of four trials of the default that judge, and four of each of six candidates.
+    to_do = (20 - 6) + (4 * 7 - 2) + 6
     assert standing.left_s(author.study) == pytest.approx(to_do * 5, abs=1)
 
 
