@@ -1,0 +1,199 @@
+"""How often is a lossy strategy admitted that is worse, and one that is as good? Simulated losses.
+
+Losses of a default that falls by 1, and of candidates that are above it by a planted multiple of
+the tolerance (1 % of the fall). Steps share the noise of their batch; a candidate has noise of
+its own, of steps and of whole trainings, of one kind:
+
+- ``normal``: each training is off by a normal number, and each step;
+- ``heavy``: steps by Student's t of 3 degrees;
+- ``correlated``: steps follow each other, by 0.95 of the step before;
+- ``epochs``: the noise of steps repeats itself every 40 steps;
+- ``skewed``: each training is off by an exponential number: mostly a little better, now and then
+  much worse.
+
+``spread`` is the standard deviation of a pair's mean difference, in tolerances. A cell judges
+single candidates; the rows named "study" judge six that are all worse by one tolerance, beside the
+same default, until one is admitted. Beside our rule stands the former one: admitted is who is above
+the default of one seed by no more than two deviations of three seeds and 1 % of the loss.
+
+    python benchmarks/noninferiority.py
+    python benchmarks/noninferiority.py --trainings 200 --output noninferiority.csv
+    python benchmarks/noninferiority.py --show noninferiority.csv
+
+No cluster. It goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import statistics
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from command_line import add_table, new_parser, open_table, parse
+from rich.console import Console
+from rich.table import Table
+
+from hvd_autosync.noninferiority import MOST_JUDGED, Outcome
+from hvd_autosync.quality import SEEDS, QualityCheck, QualityTrial, Verdict
+from hvd_autosync.search_space import Strategy
+
+KINDS = ("normal", "heavy", "correlated", "epochs", "skewed")
+SPREADS, DIFFERENCES = (0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 2.0)
+STEPS, TOLERANCE = 200, 0.01
+#: Of the default's loss: what is left of it in the end, and deviations of a seed and of a batch.
+LEVEL, SEED_NOISE, BATCH_NOISE = 1.0, 0.01, 0.05
+COLUMNS = ("commit", "what", "kind", "spread", "difference", "count", "admitted", "worse",
+           "not_shown", "pairs", "former_rule")  # fmt: skip
+_DEFAULT = Strategy()
+#: A candidate's noise of steps, as a share of its spread times the root of judged steps.
+_WITHIN = 0.5
+
+Losses = tuple[float, ...]
+
+
+class Trainings:
+    """Losses of one simulated job.
+
+    Args:
+        kind: One of ``KINDS``.
+        spread: Standard deviation of a pair's difference, in tolerances.
+        difference: Of candidates, in tolerances.
+        number: Which job; the same one has the same losses.
+    """
+
+    def __init__(self, kind: str, spread: float, difference: float, number: int) -> None:
+        self._kind, self._number = kind, number
+        # What the default falls by: from the first twentieth of its steps to the last quarter.
+        falling = np.exp(-np.arange(STEPS) / 20)
+        self._falling = LEVEL + falling
+        fall = float(falling[: STEPS // 20].mean() - falling[-STEPS // 4 :].mean())
+        self._spread = spread * TOLERANCE * fall
+        self._difference = difference * TOLERANCE * fall
+
+    def losses(self, candidate: int | None, seed: int) -> Losses:
+        """Of the default (``None``), or of a candidate, which meets the same batches."""
+        batches = np.random.default_rng((self._number, seed))
+        losses = self._falling + batches.normal(0, SEED_NOISE)
+        losses = losses + batches.normal(0, BATCH_NOISE, STEPS)
+        if candidate is not None:
+            own = np.random.default_rng((self._number, seed, 1 + candidate))
+            losses = losses + self._difference + self._own_noise(own)
+        return tuple(map(float, losses))
+
+    def _own_noise(self, own: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Noise of a candidate's whole training, and of its steps."""
+        if self._kind == "skewed":
+            whole = own.exponential() - 1
+        else:
+            whole = own.normal()
+        scale = _WITHIN * np.sqrt(STEPS / 4)
+        if self._kind == "heavy":
+            steps = own.standard_t(3, STEPS) / np.sqrt(3)
+        elif self._kind == "correlated":
+            steps = own.normal(0, 1, STEPS)
+            for step in range(1, STEPS):
+                steps[step] = 0.95 * steps[step - 1] + np.sqrt(1 - 0.95**2) * steps[step]
+            scale /= np.sqrt(1.95 / 0.05)
+        elif self._kind == "epochs":
+            steps = np.tile(own.normal(0, 1, 40), STEPS // 40)
+            scale /= np.sqrt(50 / 40)
+        else:
+            steps = own.normal(0, 1, STEPS)
+        noise = np.sqrt(1 - _WITHIN**2) * whole + scale * steps
+        return np.asarray(self._spread * noise)
+
+
+def judge(trainings: Trainings, candidates: int) -> list[Verdict]:
+    """What is said of some candidates, judged in turn until one is admitted."""
+    names = [Strategy({"large_codec": str(number)}) for number in range(candidates)]
+    trials: list[QualityTrial] = []
+
+    def check() -> QualityCheck:
+        return QualityCheck(_DEFAULT, names, trials, first_untried, tolerance=TOLERANCE)
+
+    while (wanted := check().next()) is not None:
+        strategy, seed = wanted
+        candidate = None if strategy == _DEFAULT else names.index(strategy)
+        trials.append(QualityTrial(strategy, seed, trainings.losses(candidate, seed)))
+    return check().verdicts()
+
+
+def first_untried(untried: Sequence[Strategy], verdicts: Sequence[Verdict]) -> Strategy | None:
+    """The next candidate, until one may be used."""
+    return None if any(verdict.admissible for verdict in verdicts) else untried[0]
+
+
+def formerly_admitted(trainings: Trainings) -> bool:
+    """Whether the former rule admits the first candidate."""
+    last = [
+        statistics.fmean(trainings.losses(None, seed)[-STEPS // 4 :]) for seed in SEEDS[:3]
+    ]
+    own = statistics.fmean(trainings.losses(0, SEEDS[0])[-STEPS // 4 :])
+    return own <= last[0] + 2 * statistics.stdev(last) + 0.01 * abs(last[0])
+
+
+def cell(what: str, kind: str, spread: float, difference: float, count: int) -> list[object]:
+    """One row of the table."""
+    outcomes: Counter[Outcome] = Counter()
+    pairs, former = 0, 0
+    for number in range(count):
+        trainings = Trainings(kind, spread, difference, number)
+        verdicts = judge(trainings, MOST_JUDGED if what == "study" else 1)
+        admitted = any(verdict.admissible for verdict in verdicts)
+        outcomes[Outcome.ADMITTED if admitted else verdicts[-1].outcome] += 1
+        pairs += sum(verdict.pairs for verdict in verdicts)
+        former += formerly_admitted(trainings)
+    return [what, kind, spread, difference, count, *(outcomes[each] for each in Outcome),
+            pairs / count, former]  # fmt: skip
+
+
+def show(path: str) -> None:
+    """Print the table of a file."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("what", "kind", "spread", "difference", "admitted", "worse", "not shown",
+                   "pairs", "former rule"):  # fmt: skip
+        table.add_column(column, justify="left" if column in ("what", "kind") else "right")
+    for row in rows:
+        count = int(row["count"])
+        shares = [f"{int(row[name]) / count:.1%}" for name in ("admitted", "worse", "not_shown")]
+        table.add_row(
+            row["what"], row["kind"], row["spread"], row["difference"], *shares,
+            f"{float(row['pairs']):.1f}", f"{int(row['former_rule']) / count:.1%}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+def main() -> None:
+    parser = new_parser(__doc__)
+    parser.add_argument("--trainings", type=int, default=400, help="candidates or studies per cell")
+    add_table(parser, "noninferiority.csv", "one row per cell")
+    arguments = parse(parser, show)
+    output = open_table(parser, arguments, COLUMNS, goes_on=True)
+    with open(output, newline="") as file:
+        names = COLUMNS[1:5]
+        done = {tuple(row[name] for name in names) for row in csv.DictReader(file)}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True,
+        text=True,
+    ).stdout.strip()  # fmt: skip
+    single = (("candidate", *each) for each in itertools.product(KINDS, SPREADS, DIFFERENCES))
+    studies = (("study", kind, spread, 1.0) for kind in KINDS for spread in SPREADS)
+    for what, kind, spread, difference in itertools.chain(single, studies):
+        if (what, kind, str(spread), str(difference)) in done:
+            continue
+        row = cell(what, kind, spread, difference, arguments.trainings)
+        with open(output, "a", newline="") as file:
+            csv.writer(file).writerow([commit, *row])
+        print(*row, sep=" | ", flush=True)
+    show(output)
+
+
+if __name__ == "__main__":
+    main()
