@@ -131,6 +131,10 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
             return  # it will be passed on
         alone = number == signal.SIGINT and strategy.get("controller", job.controller) != "gloo"
         delay_s = _PASS_SIGINT_ON_AFTER_S if alone else _PASS_ON_AFTER_S
+        if number == signal.SIGINT and not alone:
+            # Horovod's launcher for Gloo takes both alike, but while it is still being imported
+            # SIGINT alone would end it with a traceback.
+            number = signal.SIGTERM
         timer = threading.Timer(delay_s, process.send_signal, [number])
         timer.daemon = True
         timer.start()
