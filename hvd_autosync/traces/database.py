@@ -8,6 +8,7 @@ seconds.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -45,6 +46,17 @@ _REMEDIES = {
 }
 #: Parts of SQLite's messages about files that are damaged or not what they should be.
 _DAMAGE = ("malformed", "not a database", "no such table", "no such column", "has no column")
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """SQLAlchemy logs, with a traceback, what it raises while it closes a connection."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or issubclass(kind, Exception)
+
+
+# Ctrl-C may come at that moment, too; it goes on to whoever waits for it.
+for _pool in (NullPool, QueuePool):
+    logging.getLogger(f"{_pool.__module__}.{_pool.__name__}").addFilter(_is_no_interrupt)
 
 
 class Database:

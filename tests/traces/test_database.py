@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sqlite3
@@ -223,3 +224,20 @@ def test_processes_that_create_one_store_at_once_share_it(tmp_path: Path) -> Non
             child.join()
         assert [child.exitcode for child in children] == [0, 0, 0]
         assert _sql(path, f"SELECT count(*) FROM {META.name}") == [(1,)]
+
+
+@pytest.mark.parametrize(("raised", "logged"), [(KeyboardInterrupt, False), (OSError, True)])
+def test_ctrl_c_while_a_connection_is_closed_leaves_no_traceback(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    raised: type[BaseException], logged: bool,
+) -> None:  # fmt: skip
+    database = Database(path)
+
+    def close(connection: sqlite3.Connection) -> None:
+        connection.close()
+        raise raised
+
+    monkeypatch.setattr(database._engine.dialect, "do_close", close)
+    with contextlib.suppress(KeyboardInterrupt), database.reading():
+        pass
+    assert ("Exception closing connection" in caplog.text) == logged
