@@ -21,6 +21,8 @@ from hvd_autosync.traces import TraceStore
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``tests/conftest.py``).
 SESSION = "AUTOSYNC_TEST_SESSION"
+#: What other tests keep in shared memory begins so (``tests/reporting/conftest.py``).
+_STORES = "autosync-test-"
 
 
 class Life:
@@ -162,6 +164,7 @@ class Job:
 
     def _new_in_shared_memory(self) -> set[str]:
         new = set(os.listdir("/dev/shm")) - self._shared_memory
+        new -= {name for name in new if name.startswith(_STORES)}
         if new:
             self._shared_memory |= mapped_by_others_only(new)
         return new - self._shared_memory

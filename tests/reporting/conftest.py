@@ -76,7 +76,7 @@ def make_result(mean_s: float, seed: int = 0, **changes: object) -> TrialResult:
 def store() -> Iterator[TraceStore]:
     """A store in a file, where possible on a disk in memory: every trial is synchronized."""
     fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=fast) as folder:
+    with tempfile.TemporaryDirectory(prefix="autosync-test-", dir=fast) as folder:
         traces = TraceStore(Path(folder, "traces.db"))
         yield traces
         traces.close()
