@@ -39,7 +39,7 @@ def test_runs_are_listed(store: TraceStore) -> None:
     keep(store, 1.0, 0.9)
     keep(store, 0.5, float("nan"))
     text = said("abc")
-    assert "horovodrun [x]" in text and "0.9" in text and "diverged" in text
+    assert "horovodrun '[x]'" in text and "0.9" in text and "diverged" in text
 
 
 def test_runs_are_exported_played_and_forgotten(store: TraceStore, tmp_path: Path) -> None:

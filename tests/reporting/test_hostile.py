@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from hvd_autosync import cli
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.plugin import parse_words, read_job
 from hvd_autosync.printable import printable_output
 from hvd_autosync.quality import Verdict
@@ -95,7 +96,7 @@ def hostile(
     fields["space"]["knobs"].append(template | OWN)
     fields["versions"] |= {EVIL: EVIL}
     outcome = fields["outcome"]
-    verdict = Verdict(Strategy(fields["winner"]), False, 2.0, 1.0, 0.1, EVIL)
+    verdict = Verdict(Strategy(fields["winner"]), Outcome.WORSE, 2.0, 1.0, 0.1, EVIL, 1.5, 4)
     outcome["verdicts"] = [{**vars(verdict), "strategy": fields["winner"]}]
     outcome[DRIFT] = [EVIL]
     changed = strict_study(fields)
