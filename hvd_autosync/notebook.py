@@ -26,7 +26,7 @@ from hvd_autosync.streams import open_standard_streams
 from hvd_autosync.study_values import Trial
 from hvd_autosync.traces import TraceStore, TrialRecord
 from hvd_autosync.traces.location import data_folder
-from hvd_autosync.tuning import Listener
+from hvd_autosync.tuning import Listener, TuningInterrupted
 from hvd_autosync.tuning import tune as tune_job
 
 #: Options of the flag that say what happens instead of tuning, and those of recurring runs.
@@ -87,6 +87,8 @@ def tune(
             record = tune_job(job, chosen, _Telling(progress, on_trial_end))
     except StopRequested as stop:
         record = store.study(stop.study_id)
+    except TuningInterrupted:
+        raise KeyboardInterrupt from None  # as any call that is interrupted
     found = Study(store, record)
     if not _in_notebook():  # whose widget says it
         print(f"hvd-autosync: {found}", file=sys.stderr)
