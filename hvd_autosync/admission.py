@@ -71,6 +71,7 @@ class Admission:
         #: In the order of their arrival.
         self._strangers: dict[socket.socket, _Stranger] = {}
         self._closed = False
+        self._waits = False
 
     @property
     def address(self) -> tuple[str, int]:
@@ -81,6 +82,15 @@ class Admission:
     def wait(self, most_s: float | None = None) -> Admitted | None:
         """The next that has proved himself; ``None`` after ``most_s`` seconds, or when closed."""
         deadline = None if most_s is None else monotonic() + most_s
+        self._waits = True
+        try:
+            return self._next(deadline)
+        finally:
+            self._waits = False
+            if self._closed:
+                self._listener.close()
+
+    def _next(self, deadline: float | None) -> Admitted | None:
         while not self._closed:
             now = monotonic()
             self._drop_late(now)
@@ -100,7 +110,9 @@ class Admission:
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits, as close() does not
-        self._listener.close()
+        # Who is about to wait must not find another file under its number.
+        if not self._waits:
+            self._listener.close()
 
     def _ready(self, now: float, deadline: float | None) -> list[socket.socket]:
         """What can be read; the port itself only while there is room."""
