@@ -118,7 +118,7 @@ def test_a_line_for_a_shell_keeps_its_form() -> None:
 
 def test_options_of_horovodrun_stay_but_for_lines_for_mpi() -> None:
     options = ["-np", "4", "-H", "a:2,b:2", "--network-interfaces", "eth0", "-p", "2222",
-               "-i", "/root/.ssh/id_ed25519", "--cycle-time-ms=3", "--gloo"]  # fmt: skip
+               "-i", "/home/me/.ssh/id_ed25519", "--cycle-time-ms=3", "--gloo"]  # fmt: skip
     assert redact_launcher(options) == tuple(options)
     (shown,) = without_digests(redact_launcher(["--mpi-args=-x TOKEN=hunter2 --oversubscribe"]))
     assert shown == "--mpi-args=-x TOKEN=*** --oversubscribe"
