@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -101,3 +102,9 @@ def open_table(
     elif not goes_on:
         parser.error(f"{arguments.output} exists already; name another, or --show it")
     return output
+
+
+def commit_now() -> str:
+    """What is measured, as git names it."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()

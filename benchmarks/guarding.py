@@ -1,299 +1,349 @@
 """Are bad strategies refused in tuning and caught in a training, and good ones left alone?
 
-Ten bad and ten good lossy strategies are planted in the training of a language model on two local
-ranks (``examples/train_lm.py``). Each is judged as a study judges it where nothing gets faster, by
-pairs of trials with the default; then it is forced on a whole training by ``hvd-autosync run
---strategy``, whose guard knows these trials of the default from the store. What a codec leaves out
-is forgotten instead of added to the next gradient where a name says "no feedback"; that is planted
-in the codec itself.
+Twenty strategies that should be as good as the default and twenty that should not are planted in
+four trainings on two local ranks (``planted/``), and in one of random labels, where nothing can be
+shown. What a strategy is is measured: with five seeds it and the default train to the end, and by
+the mean difference of their losses on held-out data it is good (at most half a tolerance worse),
+bad (more than two), or neither; the tolerance is 1 % of what the default's has fallen.
 
-    python benchmarks/guarding.py
-    python benchmarks/guarding.py --only "H = 500;bf16" --output guarding.csv
+Each is judged as a study judges it where nothing gets faster, by pairs of trials with the default
+that have the same seed and data; three times, with other seeds. Then it is forced on a whole
+training with the guard, which knows trials of the default.
+
+    python benchmarks/guarding.py --jobs lm --only "H = 500;bf16"
+    python benchmarks/guarding.py --output guarding.csv
     python benchmarks/guarding.py --show guarding.csv
 
-About 15 minutes; leave the machine alone meanwhile.
+A file that exists already is gone on with. All of it takes hours, for 20 minutes per job and
+judgement; other load does no harm, for no time is measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
+import math
 import os
-import re
-import runpy
+import statistics
 import subprocess
 import sys
-import tempfile
-import uuid
-from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-from command_line import new_parser
+from command_line import (
+    add_table,
+    check_names,
+    commit_now,
+    new_parser,
+    open_table,
+    own_part,
+    parse,
+)
+from planted.strategies import ALL, KINDS, Planted, flawed
 from rich.console import Console
 from rich.table import Table
 
-from hvd_autosync.launch.auto import AutoRunner
-from hvd_autosync.launch.job import Job
-from hvd_autosync.launch.limits import Limits
-from hvd_autosync.options import Options
-from hvd_autosync.quality import FIRST_SEEDS, SEEDS, QualityCheck, QualityTrial, Verdict, losses_of
-from hvd_autosync.search_space import (
-    HorovodBuild,
-    Host,
-    ModelProfile,
-    Resources,
-    Strategy,
-    Task,
-    TrialResult,
-    TrialSpec,
-    Value,
-    build_space,
-)
-from hvd_autosync.search_space.strategy_file import strategy_text
-from hvd_autosync.traces import StudyStatus, TraceStore
-from hvd_autosync.tuning import tuning_key
+from hvd_autosync.noninferiority import Outcome
+from hvd_autosync.quality import FIRST_SEEDS, QualityCheck, QualityTrial, Verdict, loss_ceilings
+from hvd_autosync.search_space import Strategy
 
-_EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train_lm.py"
-#: Two passes of 700 steps: a round of 500 steps fits into one.
-_ARGUMENTS = (
-    "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 2 --steps-per-epoch 700"
-)
-_RANKS, _STEPS = 2, 200
-_EVERYTHING = {"large": ("*",)}
-_COLUMNS = ("strategy", "kind", "verdict", "loss", "default_loss", "allowed", "reason",
-            "caught_at_step", "bits_per_byte")  # fmt: skip
+_COLUMNS = ("commit", "job", "strategy", "seed", "steps", "guarded", "caught_at", "held_out_before",
+            "held_out", "losses")  # fmt: skip
+_DEFAULT = "default"
+_JOBS = ("digits", "lm", "ncf", "autocast", "random labels")
+#: Where nothing is learnt a single judgement tells.
+_NOTHING_LEARNT = "random labels"
+_TRIAL_STEPS = 200
+_METRIC_SEEDS = range(1, 6)
+_JUDGEMENTS = 3
+#: Seeds of one judgement are its own.
+_APART = 100
+_TOLERANCE = 0.01
+_GOOD_UP_TO, _BAD_FROM = 0.5, 2.0
+#: Of what the default's loss on held-out data has fallen: what a guarded training may lose.
+_GUARDED_MAY_LOSE = 0.03
+
+Row = dict[str, Any]
+Key = tuple[str, int, bool]
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A strategy with what is known of it.
+class Known:
+    """What was measured of one job.
 
-    Attributes:
-        knobs: Its knobs; the class ``large`` is all parameters.
-        flaw: ``forget`` what codecs leave out; ``tiny``: that, and a tenth of the ratio.
+    Args:
+        rows: Of the file.
+        job: Its name.
     """
 
-    knobs: dict[str, Value]
-    flaw: str = ""
+    def __init__(self, rows: list[Row], job: str) -> None:
+        self._job = job
+        self._rows: dict[Key, Row] = {}
+        for row in rows:
+            if row["job"] == job:
+                self.add(row)
+
+    def add(self, row: Row) -> None:
+        """One more; the longest training of a strategy and seed counts."""
+        key = (row["strategy"], int(row["seed"]), row["guarded"] == "1")
+        if key not in self._rows or int(self._rows[key]["steps"]) <= int(row["steps"]):
+            self._rows[key] = row
+
+    def row(self, name: str, seed: int, steps: int, guarded: bool = False) -> Row | None:
+        """The training of so many steps, or more."""
+        row = self._rows.get((name, seed, guarded))
+        return row if row is not None and int(row["steps"]) >= steps else None
+
+    def losses(self, name: str, seed: int) -> tuple[float, ...] | None:
+        """Losses of the steps of a trial."""
+        row = self.row(name, seed, _TRIAL_STEPS)
+        return None if row is None else tuple(map(float, row["losses"].split()))
+
+    def check(self, name: str, judgement: int) -> QualityCheck:
+        """The test of one strategy, as far as its trials go."""
+        default = Strategy()
+        knobs = Strategy(ALL[name].knobs)
+        trials = []
+        for own, strategy in ((_DEFAULT, default), (name, knobs)):
+            length = int(strategy.get("local_steps", 1))
+            for seed in range(1, _APART):
+                losses = self.losses(own, judgement * _APART + seed)
+                if losses is None:
+                    break
+                trials.append(QualityTrial(strategy, seed, losses, False, length))
+        return QualityCheck(default, [knobs], trials, lambda *_: knobs, tolerance=_TOLERANCE)
+
+    def verdict(self, name: str, judgement: int) -> Verdict | None:
+        """What a study says of it; ``None`` while it needs more trials."""
+        check = self.check(name, judgement)
+        verdicts = check.verdicts() if check.next() is None else []
+        return verdicts[0] if verdicts else None
+
+    @cached_property
+    def fall(self) -> float:
+        """What the default's loss on held-out data has fallen."""
+        rows = [self._rows[_DEFAULT, seed, False] for seed in _METRIC_SEEDS]
+        return statistics.fmean(float(r["held_out_before"]) - float(r["held_out"]) for r in rows)
+
+    def worse(self, name: str, *, guarded: bool = False) -> float | None:
+        """Held-out loss above the default's after whole trainings, as a share of the fall.
+
+        Mean over the seeds; of a guarded training that of its seed. ``None`` before it is known.
+        """
+        seeds = [_METRIC_SEEDS[0]] if guarded else list(_METRIC_SEEDS)
+        rows = [
+            (self._rows.get((name, seed, guarded)), self._rows.get((_DEFAULT, seed, False)))
+            for seed in seeds
+        ]
+        apart = [_held_out(own) - _held_out(default) for own, default in rows if own and default]
+        if len(apart) < len(seeds) or any(map(math.isnan, apart)):
+            return None
+        return statistics.fmean(apart) / self.fall
+
+    def kind(self, name: str) -> str:
+        """What a strategy is by its final metrics; empty before it is known."""
+        worse = self.worse(name)
+        if worse is None:
+            return ""
+        worse /= _TOLERANCE
+        return "good" if worse <= _GOOD_UP_TO else "bad" if worse > _BAD_FROM else "neither"
 
 
-def _large(codec: str, **more: Value) -> dict[str, Value]:
-    return {"large_codec": codec, **{f"large_{name}": value for name, value in more.items()}}
-
-
-GOOD = {
-    "fp16": Planted(_large("fp16")),
-    "bf16": Planted(_large("bf16")),
-    "int8": Planted(_large("int8")),
-    "int8 in 4 buckets": Planted({"buckets": 4, **_large("int8")}),
-    "bf16 in 4 slices": Planted(_large("bf16", slices=4)),
-    "PowerSGD 16": Planted(_large("powersgd", rank=16)),
-    "PowerSGD 32": Planted(_large("powersgd", rank=32)),
-    "H = 2": Planted({"local_steps": 2}),
-    "H = 4": Planted({"local_steps": 4}),
-    "H = 2, bf16": Planted({"local_steps": 2, **_large("bf16")}),
-}
-#: With feedback, or few local steps: as good in a long training, but perhaps not in this short one.
-ARGUABLE = {
-    "top-k 25 %": Planted(_large("topk", ratio=0.25)),
-    "top-k 10 %": Planted(_large("topk", ratio=0.1)),
-    "H = 8": Planted({"local_steps": 8}),
-}
-BAD = {
-    "top-k 0.01 %, no feedback": Planted(_large("topk", ratio=0.001), "tiny"),
-    "top-k 0.1 %, no feedback": Planted(_large("topk", ratio=0.001), "forget"),
-    "top-k 0.5 %, no feedback": Planted(_large("topk", ratio=0.005), "forget"),
-    "PowerSGD 1, no feedback": Planted(_large("powersgd", rank=1), "forget"),
-    "PowerSGD 2, no feedback": Planted(_large("powersgd", rank=2), "forget"),
-    "H = 500": Planted({"local_steps": 500}),
-    "H = 250": Planted({"local_steps": 250}),
-    "H = 500, top-k 0.1 %": Planted({"local_steps": 500, **_large("topk", ratio=0.001)}),
-    "H = 16, top-k 0.01 %, no feedback": Planted(
-        {"local_steps": 16, **_large("topk", ratio=0.001)}, "tiny"
-    ),
-    "H = 8, PowerSGD 1, no feedback": Planted(
-        {"local_steps": 8, **_large("powersgd", rank=1)}, "forget"
-    ),
-}  # fmt: skip
-
-
-_KINDS = {"good": GOOD, "arguable": ARGUABLE, "bad": BAD}
-
-
-def train(flaw: str) -> None:
-    """A rank's part: the example, with a flaw in its codecs."""
-    from hvd_autosync.runtime import codecs
-
-    def forgetting(cls: Any) -> None:
-        call = cls.__call__
-
-        def without(self: Any, *args: Any) -> Any:
-            self._left_out.zero_()
-            return call(self, *args)
-
-        cls.__call__ = without
-
-    if flaw:
-        forgetting(codecs.TopK)
-        forgetting(codecs.PowerSGD)
-    if flaw == "tiny":
-        make = codecs.TopK.__init__
-
-        def make_tiny(self: Any, size: int, like: Any, ranks: int, ratio: float) -> None:
-            make(self, size, like, ranks, ratio / 10)
-
-        codecs.TopK.__init__ = make_tiny  # type: ignore[method-assign]
-    sys.argv = [str(_EXAMPLE), *_ARGUMENTS.split()]
-    sys.path.insert(0, str(_EXAMPLE.parent))
-    runpy.run_path(str(_EXAMPLE), run_name="__main__")
+def _held_out(row: Row) -> float:
+    """Of a whole training; infinite where it is no number, NaN where it is a trial's."""
+    if row["held_out"] == "":
+        return math.nan
+    value = float(row["held_out"])
+    return value if math.isfinite(value) else math.inf
 
 
 class Bench:
-    """The job of one flaw, its trials of the default, and a store that has them.
+    """Trains on all ranks what is missing of one job.
 
     Args:
-        flaw: As of :class:`Planted`.
-        folder: Where to keep the store and strategy files.
+        job: Its name.
+        commit: Written down beside what is measured.
+        output: The file.
     """
 
-    def __init__(self, flaw: str, folder: Path) -> None:
-        self.store = folder / f"{flaw or 'none'}.db"
-        self._folder = folder
-        script = [sys.executable, str(Path(__file__).resolve()), "--train", flaw or "none"]
-        options = ("-np", str(_RANKS), "--gloo")
-        self.job = Job(options, tuple(script), (Host("localhost", _RANKS),), "gloo")
-        self._trials: list[QualityTrial] = []
-        self._runner = AutoRunner(self.job, lambda text: None, cold=True)
-        store = TraceStore(str(self.store))
-        study = store.create_study(
-            job_key=tuning_key(self.job, Options(), {}), command=self.job.display(),
-            settings={}, versions={},
+    def __init__(self, job: str, commit: str, output: str) -> None:
+        import horovod.torch as hvd
+        from planted.trainings import STEPS, TRAININGS
+
+        self._job, self._commit, self._output = job, commit, output
+        self._make, self._steps = TRAININGS[job], STEPS
+        self._first = hvd.rank() == 0
+        rows = hvd.broadcast_object(_rows(output) if self._first else None, name="known")
+        self._known = Known(rows, job)
+
+    def measure(self, names: list[str], judgements: int) -> None:
+        """All of it, what tells most first."""
+        for seed in _METRIC_SEEDS if self._job != _NOTHING_LEARNT else ():
+            self._train(_DEFAULT, seed, self._steps)
+        for judgement in range(judgements):
+            for name in names:
+                while (wanted := self._known.check(name, judgement).next()) is not None:
+                    strategy, seed = wanted
+                    own = _DEFAULT if strategy == Strategy() else name
+                    self._train(own, judgement * _APART + seed, _TRIAL_STEPS)
+                for seed in _METRIC_SEEDS if self._job != _NOTHING_LEARNT else ():
+                    self._train(name, seed, self._steps)
+            if self._job == _NOTHING_LEARNT:
+                return
+            for name in names if judgement == 0 else ():
+                self._train(name, _METRIC_SEEDS[0], self._steps, guarded=True)
+
+    def _train(self, name: str, seed: int, steps: int, *, guarded: bool = False) -> None:
+        if seed in _METRIC_SEEDS and self._job != _NOTHING_LEARNT:
+            steps = self._steps
+        if self._known.row(name, seed, steps, guarded) is not None:
+            return
+        row = self._trained(ALL.get(name, Planted({})), seed, steps, guarded)
+        full = dict(zip(_COLUMNS, (self._commit, self._job, name, seed, steps, *row), strict=True))
+        full = {column: str(value) for column, value in full.items()}
+        self._known.add(full)
+        if self._first:
+            with open(self._output, "a", newline="") as file:
+                csv.DictWriter(file, _COLUMNS).writerow(full)
+            print(self._job, name, seed, steps, *row[:-1], sep=" | ", flush=True)
+
+    def _trained(
+        self, planted: Planted, seed: int, steps: int, guarded: bool
+    ) -> tuple[int, str, str, str, str]:
+        """The last columns of a row."""
+        import horovod.torch as hvd
+        import torch
+        from scheduled.jobs import rate_factor
+
+        import hvd_autosync.torch
+        from hvd_autosync.runtime import current, planned
+
+        training = self._make(seed)
+        before = training.held_out()
+        planned._GUARDS.clear()  # each training is the only one of its process
+        current.loss_ceilings = self._ceilings if guarded else ()
+        optimizer: Any = hvd_autosync.torch.DistributedOptimizer(
+            training.optimizer, training.model.named_parameters(), strategy=planted.knobs,
+            classes={"large": ["*"]} if any(k.startswith("large_") for k in planted.knobs) else {},
+        )  # fmt: skip
+        if not guarded:
+            optimizer._guard = None
+        rates = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: rate_factor(step, self._steps)
         )
-        resources = Resources(self.job.hosts, "cpu", HorovodBuild("", gloo=True, mpi=False))
-        task = Task(ModelProfile(), resources)
-        space = build_space(task.model, resources)
-        store.describe_task(study.study_id, task, space)
-        for seed in SEEDS[:FIRST_SEEDS]:
-            result = self._train_default(seed)
-            number = store.ask(study.study_id, space.default, "quality", {"seed": seed})
-            store.tell(study.study_id, number, result)
-        store.finish(study.study_id, StudyStatus.FINISHED, {}, space.default)
+        losses: list[torch.Tensor] = []
+        caught = ""
+        with flawed(planted.flaw):
+            for batch in training.batches:
+                optimizer.zero_grad()
+                loss = training.loss(batch)
+                loss.backward()
+                optimizer.step()
+                rates.step()
+                losses.append(loss.detach())
+                if guarded and not caught and optimizer._guard is None:
+                    caught = str(len(losses))
+                if len(losses) == steps:
+                    break
+        judged = torch.stack(losses[:_TRIAL_STEPS]).double()
+        means = hvd.allreduce(judged, name="losses").tolist()
+        after = f"{training.held_out():.6g}" if steps == self._steps else ""
+        return int(guarded), caught, f"{before:.6g}", after, " ".join(f"{m:.5g}" for m in means)
 
-    def _train_default(self, seed: int) -> TrialResult:
-        """A trial of the default, which all strategies are compared with."""
-        result = self._run(Strategy(), _STEPS, seed)
-        self._trials.append(QualityTrial(Strategy(), seed, losses_of(result)))
-        return result
+    @cached_property
+    def _ceilings(self) -> tuple[float, ...]:
+        """What a forced training's guard knows: the default's trials of a study."""
+        found = (self._known.losses(_DEFAULT, seed) for seed in range(1, FIRST_SEEDS + 1))
+        return loss_ceilings([losses for losses in found if losses is not None])
 
-    def judge(self, strategy: Strategy) -> Verdict:
-        """What a study would say of ``strategy``."""
-        length = int(strategy.get("local_steps", 1))
-        own: list[QualityTrial] = []
 
-        def check() -> QualityCheck:
-            trials = [*self._trials, *own]
-            return QualityCheck(Strategy(), [strategy], trials, lambda *_: strategy)
+def work(job: str, names: list[str], judgements: int, commit: str, output: str) -> None:
+    """A rank's part: all that is missing of one job."""
+    import horovod.torch as hvd
+    import torch
+    from soaked.waiting import wait_asleep
 
-        while (wanted := check().next()) is not None and not check().verdicts():
-            seed = wanted[1]
-            if wanted[0] == Strategy():
-                self._train_default(seed)
-                continue
-            result = self._run(strategy, max(_STEPS, int(2.2 * length)), seed)
-            own.append(QualityTrial(strategy, seed, losses_of(result), False, length))
-        (verdict,) = check().verdicts()
-        return verdict
+    wait_asleep()
+    hvd.init()
+    torch.set_num_threads(1)
+    Bench(job, commit, output).measure(names, judgements)
 
-    def force(self, strategy: Strategy) -> tuple[str, str]:
-        """Run the whole training: the step at which the guard ended it, and bits per byte."""
-        file = self._folder / f"{uuid.uuid4().hex}.toml"
-        file.write_text(strategy_text(strategy, _EVERYTHING))
-        run = [os.path.join(os.path.dirname(sys.executable), "hvd-autosync"), "run", "--strategy",
-               str(file), *self.job.options, "--", *self.job.command]  # fmt: skip
-        done = subprocess.run(
-            run, capture_output=True, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HVD_AUTOSYNC_STORE": str(self.store)},
-        )  # fmt: skip
-        if done.returncode:
-            sys.exit(f"{dict(strategy)} ended with status {done.returncode}:\n{done.stderr}")
-        caught = re.search(r"has left its band at step (\d+)", done.stderr)
-        bits = re.findall(r"([\d.]+) bits", done.stdout)
-        return caught[1] if caught else "", bits[-1] if bits else ""
 
-    def _run(self, strategy: Strategy, steps: int, seed: int) -> TrialResult:
-        spec = TrialSpec(
-            uuid.uuid4().hex, strategy, warmup_steps=5, measured_steps=steps - 5, seed=seed,
-            classes=_EVERYTHING,
-        )  # fmt: skip
-        result = self._runner.run(spec, Limits(), lambda progress: None)
-        if not result.status.measured:
-            print(f"{dict(strategy)}: {result.reason}", file=sys.stderr)
-        return result
+def _rows(output: str) -> list[Row]:
+    with open(output, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def show(output: str) -> None:
     """Print the tables of a file of measurements."""
-    with open(output) as file:
-        rows = list(csv.DictReader(file))
-    table = Table(title="planted strategies: in tuning, and forced on a whole training")
-    for column in ("strategy", "", "in tuning", "loss", "default's", "allowed above",
-                   "guard at step", "bits per byte"):  # fmt: skip
-        table.add_column(column)
-    for row in rows:
-        table.add_row(
-            row["strategy"], row["kind"], row["verdict"],
-            *(f"{float(row[name]):.3f}" for name in ("loss", "default_loss", "allowed")),
-            row["caught_at_step"] or "-", row["bits_per_byte"],
-        )  # fmt: skip
+    rows = _rows(output)
     console = Console(width=None if sys.stdout.isatty() else 130)
+    for job in dict.fromkeys(row["job"] for row in rows):
+        known = Known(rows, job)
+        if job == _NOTHING_LEARNT:
+            verdicts = [v for name in ALL if (v := known.verdict(name, 0)) is not None]
+            admitted = sum(v.admissible for v in verdicts)
+            console.print(f"{job}: {admitted} of {len(verdicts)} admitted")
+            continue
+        _show_job(console, job, known)
+
+
+def _show_job(console: Console, job: str, known: Known) -> None:
+    table = Table(title=f"{job}: planted strategies, in tolerances of 1 % of the default's fall")
+    for column in ("strategy", "meant as", "is", "worse after training", "in tuning",
+                   "guard at step", "worse under the guard, % of the fall"):  # fmt: skip
+        table.add_column(column)
+    judged: dict[str, list[Outcome]] = {"good": [], "bad": [], "neither": []}
+    saved = caught = bad = 0
+    for meant, names in KINDS.items():
+        for name in names:
+            kind, worse = known.kind(name), known.worse(name)
+            outcomes = [v.outcome for i in range(_JUDGEMENTS) if (v := known.verdict(name, i))]
+            if not kind or worse is None:
+                continue
+            judged[kind] += outcomes
+            forced = known.row(name, _METRIC_SEEDS[0], 1, guarded=True)
+            under = known.worse(name, guarded=True)
+            if kind == "bad" and forced is not None and under is not None:
+                bad += 1
+                caught += bool(forced["caught_at"])
+                saved += under <= _GUARDED_MAY_LOSE
+            table.add_row(
+                name, meant, kind, f"{worse / _TOLERANCE:.2f}",
+                ", ".join(outcome.value for outcome in outcomes),
+                "" if forced is None else forced["caught_at"] or "-",
+                "" if under is None else f"{100 * under:.1f}",
+            )  # fmt: skip
     console.print(table)
-    for kind in _KINDS:
-        own = [row for row in rows if row["kind"] == kind]
-        refused = sum(row["verdict"] not in ("admitted", "may be used") for row in own)
-        caught = sum(bool(row["caught_at_step"]) for row in own)
-        console.print(f"{kind}: {refused} of {len(own)} refused, {caught} ended by the guard")
+    for kind, outcomes in judged.items():
+        admitted = outcomes.count(Outcome.ADMITTED)
+        console.print(f"{job}, {kind}: {admitted} of {len(outcomes)} judgements admit")
+    console.print(
+        f"{job}, bad ones forced: the guard ends {caught} of {bad}; after {saved} the loss is at "
+        f"most {_GUARDED_MAY_LOSE:.0%} of the fall worse"
+    )
 
 
 def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
     parser = new_parser(__doc__)
     add = parser.add_argument
+    add("--jobs", default=",".join(_JOBS), metavar="J,...", help="(default: %(default)s)")
     add("--only", default="", metavar="S;...", help="of the strategies, these (default: all)")
-    add("--output", default="guarding.csv", metavar="FILE", help="(default: %(default)s)")
-    add("--show", metavar="FILE", help="print the table of such a file again and end")
-    add("--train", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.train:
-        train(args.train.replace("none", ""))
-        return
-    if args.show:
-        show(args.show)
-        return
-    if os.path.exists(args.output):
-        parser.error(f"{args.output} exists already; name another, or --show it")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with open(args.output, "w", newline="") as file, tempfile.TemporaryDirectory() as folder:
-        writer = csv.writer(file)
-        writer.writerow(_COLUMNS)
-        benches: dict[str, Bench] = {}
-        every = [(kind, *each) for kind, some in _KINDS.items() for each in some.items()]
-        for kind, name, planted in [("default", "default", Planted({})), *every]:
-            if args.only and name not in args.only.split(";"):
-                continue
-            if planted.flaw not in benches:
-                benches[planted.flaw] = Bench(planted.flaw, Path(folder))
-            bench, strategy = benches[planted.flaw], Strategy(planted.knobs)
-            verdict = bench.judge(strategy)
-            row = (
-                name, kind, verdict.outcome.value,
-                verdict.loss, verdict.default_loss, verdict.allowed, verdict.reason,
-                *bench.force(strategy),
-            )  # fmt: skip
-            print(*row, sep=" | ", flush=True)
-            writer.writerow(row)
-            file.flush()
-    show(args.output)
+    add("--judgements", type=int, default=_JUDGEMENTS, help="(default: %(default)s)")
+    add_table(parser, "guarding.csv", "every training")
+    args = parse(parser, show, work)
+    names = args.only.split(";") if args.only else list(ALL)
+    if unknown := [name for name in names if name not in ALL]:
+        parser.error(f"unknown strategies: {'; '.join(unknown)}; known are {'; '.join(ALL)}")
+    output = open_table(parser, args, _COLUMNS, goes_on=True)
+    commit = commit_now()
+    for job in check_names(parser, "jobs", args.jobs, _JOBS):
+        part = own_part(__file__, job=job, names=names, judgements=args.judgements, commit=commit,
+                        output=output)  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(["horovodrun", "-np", "2", "--gloo", *part], env=environment)
+        if done.returncode:
+            sys.exit(f"{job} ended with status {done.returncode}")
+    show(output)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,15 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-from command_line import add_table, check_names, new_parser, open_table, own_part, parse
+from command_line import (
+    add_table,
+    check_names,
+    commit_now,
+    new_parser,
+    open_table,
+    own_part,
+    parse,
+)
 from rich.console import Console
 from rich.table import Table
 
@@ -241,11 +249,6 @@ def _soaked(output: str) -> set[tuple[str, str]]:
         return {(row["controller"], row["strategy"]) for row in csv.DictReader(file)}
 
 
-def _commit() -> str:
-    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
 def _soak(
     controller: str, name: str, steps: int, every: int, commit: str, output: str
 ) -> str:
@@ -283,7 +286,7 @@ def main() -> None:
     args = parse(parser, lambda file: sys.exit(not show(file)), work)
     asked = check_names(parser, "strategies", args.strategies, names)
     output = open_table(parser, args, _COLUMNS, goes_on=True)
-    known, commit = _soaked(output), _commit()
+    known, commit = _soaked(output), commit_now()
     wanted = [
         (controller, name) for controller in args.controllers.split(",") for name in asked
         if (controller, name) not in known

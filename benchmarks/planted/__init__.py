@@ -1,0 +1,1 @@
+"""What ``guarding.py`` trains, and the strategies that it plants."""
