@@ -119,7 +119,7 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         layers = kept or stage
         root = PrivateRoot(
             mounts, shared, os.path.dirname(os.path.dirname(kept)), f"{stage}/root", layers,
-            foreign=userxattr, locked=foreign,
+            foreign=userxattr, locked=foreign, places=_places(),
         )  # fmt: skip
         root.build()
         written = os.open(layers, os.O_RDONLY | os.O_DIRECTORY)
@@ -197,6 +197,11 @@ def _kept_folder(order: FilesOrder) -> str:
     path = Path(order.keep).absolute() / order.name / socket.gethostname()
     path.mkdir(parents=True)
     return str(path.resolve())
+
+
+def _places() -> list[str]:
+    """Folders in which scripts write most likely."""
+    return [os.getcwd(), os.environ.get("HOME", ""), tempfile.gettempdir()]
 
 
 def _share_of_memory() -> int:
