@@ -295,6 +295,12 @@ def test_what_another_users_script_does_to_files_is_gone_with_it(
         assert out == f"deep\nfirst\nmore\n{folder}\n", err
         assert told["files"] >= 3
     assert snapshot(folder) == before
+    keep = folder.parent / "home" / "keep"
+    users_trial().run("sh", "-c", "echo more >> log.txt", keep=str(keep))
+    deadline = time.monotonic() + 10
+    while not (logs := list(keep.glob(f"*/*{folder}/log.txt"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [log.read_text() for log in logs] == ["first\nmore\n"]
 
     shutil.chown(folder, "root", "root")
     folder.chmod(0o777)
