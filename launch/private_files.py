@@ -153,7 +153,10 @@ def _join(address: str) -> bool:
         if not namespaces.is_of_this_user(peer):
             raise OSError(f"another user holds the socket {address[1:]}")
         spaces = array.array("i")
-        _, extra, *_ = peer.recvmsg(1, socket.CMSG_SPACE(2 * spaces.itemsize))
+        try:
+            _, extra, *_ = peer.recvmsg(1, socket.CMSG_SPACE(2 * spaces.itemsize))
+        except ConnectionResetError:  # it could not make it, and knows why: so will this rank
+            return False
         for _, _, data in extra:
             spaces.frombytes(data)
         if not spaces:

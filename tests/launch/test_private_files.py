@@ -1,7 +1,9 @@
 """What a trial writes is seen by its ranks on this host, and by nobody else."""
 
 import os
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -337,9 +339,14 @@ def test_a_command_that_is_not_there_fails_as_in_a_shell(trial: Callable[[], Tri
 
 @pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and unshare")
 def test_where_no_namespace_can_be_had_the_command_does_not_start(tmp_path: Path) -> None:
+    """Also where another rank was about to make it: that this has ended tells nobody why."""
     forbid = "echo 0 > /proc/sys/user/max_mnt_namespaces; exec \"$@\""
     trial = Trial(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh"], tmp_path)
-    process = trial.start(3, "touch", "here")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(f"\0hvd-autosync-{trial.name}")
+        other.listen()
+        process = trial.start(3, "touch", "here")
+        assert select.select([other], [], [], 60)[0], "it asks there"
     _, err = process.communicate(timeout=60)
     (message,) = messages(err)
     assert process.returncode == 69 and list(tmp_path.iterdir()) == []
