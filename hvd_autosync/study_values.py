@@ -12,11 +12,12 @@ from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.search_space.trial import enough_steps
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.checking import check_strategy, type_problem
 
-#: Measured steps of a trial need not take longer in all, but for so many, and so many before them.
-_MEASURED_S, _FEWEST_STEPS, _FEWEST_WARMUP = 15.0, 10, 3
+#: Steps before the measured ones, where these are fewer.
+_FEWEST_WARMUP = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class StudySettings:
         seed: Of every random choice.
         transfer: Whether finished studies of related tasks are learned from.
         expected_hours: How long the training will run: tuning must pay within that.
-        fewer: Whether trials after the default's make fewer steps where these are long.
+        fewer: Whether trials make fewer steps where these are long.
         anew: Whether the winner of a former study of the job was found slower in a training.
     """
 
@@ -59,16 +60,13 @@ class StudySettings:
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Steps of warm-up and measured ones of a trial after the default's.
 
-        The noise of a step is relative to its length, and launches differ by 2 % anyway: where
-        steps are long, some of them tell as much, and what they leave open the confirmation tells.
-
         Args:
             default: What the default trial gave, if it has ended.
         """
         time_s = None if default is None else default.step_time
         if not self.fewer or time_s is None:
             return self.warmup, self.steps
-        measured = round(min(max(_MEASURED_S / time_s.mean_s, _FEWEST_STEPS), self.steps))
+        measured = enough_steps(time_s.mean_s, self.steps)
         return min(max(round(measured * self.warmup / self.steps), _FEWEST_WARMUP),
                    self.warmup), measured  # fmt: skip
 

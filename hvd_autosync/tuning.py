@@ -315,6 +315,7 @@ class _Tuning:
             warmup_steps=warmup,
             measured_steps=_whole_rounds(trial.strategy, trial.steps or steps),
             seed=trial.seed,
+            fewer=trial.kind == "default" and study.settings.fewer,
             profile=trial.kind == "default",
             hopeless_above_s=study.hopeless_above_s(trial),
             classes=_classes(study.record.task, trial.strategy),

@@ -5,7 +5,9 @@ written goes into an upper folder. Caches, sockets and the kernel's own file sys
 mount that no overlay takes, as some of networks, is shown read-only.
 
 Linux lets nobody in a new user namespace look under a mount. A folder below which something is
-mounted is there built anew, with an overlay for each of its folders.
+mounted is there built anew, with an overlay for each of its folders. Nor can files of other users
+or groups be copied there, which is what an overlay does to each folder above a file that is
+written: those above the working directory and the like are made beforehand, as this user's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from hvd_autosync.launch import namespaces
 
@@ -73,11 +76,12 @@ class PrivateRoot:
         layers: Folder for the upper folders, on a file system that takes them.
         foreign: Whether the user namespace is not the first one: overlays mark files otherwise.
         locked: Whether it is a new one, where nobody may look under a mount.
+        places: Folders in which files will be written.
     """
 
     def __init__(
         self, mounts: dict[str, Mount], shared: Iterable[str], hidden: str, root: str, layers: str,
-        *, foreign: bool, locked: bool,
+        *, foreign: bool, locked: bool, places: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self._mounts = mounts
         self._shared = set(shared)
@@ -86,6 +90,7 @@ class PrivateRoot:
         self._layers = layers
         self._foreign = foreign
         self._locked = locked
+        self._places = [os.path.realpath(place) for place in places if os.path.isdir(place)]
         #: The folder that each upper folder is of, by number.
         self.folders: list[str] = []
 
@@ -136,7 +141,9 @@ class PrivateRoot:
         os.makedirs(work)
         about = os.stat(path)
         os.chmod(upper, stat.S_IMODE(about.st_mode))
-        if not self._locked:
+        if self._locked:
+            self._make_own(path, upper)
+        else:
             os.chown(upper, about.st_uid, about.st_gid)
         try:
             mount_overlay(path, upper, work, self._target(path), foreign=self._foreign)
@@ -147,6 +154,18 @@ class PrivateRoot:
             return False
         self.folders.append(path)
         return True
+
+    def _make_own(self, path: str, upper: str) -> None:
+        """Have those folders of others in an upper folder in which or below which is written."""
+        for place in self._places:
+            chain = [f for f in (place, *map(str, PurePath(place).parents)) if below(f, path)]
+            while chain and _is_own(chain[0]):  # an overlay copies it with all that it has
+                del chain[0]
+            for folder in reversed(chain):
+                made = os.path.join(upper, os.path.relpath(folder, path))
+                if not os.path.exists(made):
+                    os.mkdir(made)
+                    os.chmod(made, stat.S_IMODE(os.stat(folder).st_mode) | 0o700)
 
     def _show_entries(self, path: str) -> None:
         """Show a folder as a new one, with each of its entries."""
@@ -168,6 +187,12 @@ class PrivateRoot:
                 namespaces.bind(entry.path, target)
                 if entry.is_file() and os.access(entry.path, os.W_OK):
                     namespaces.make_read_only(target, self._mount_of(entry.path).options)
+
+
+def _is_own(path: str) -> bool:
+    """Whether something is this user's, and of the user's first group."""
+    about = os.stat(path)
+    return (about.st_uid, about.st_gid) == (os.geteuid(), os.getegid())
 
 
 def mount_overlay(lower: str, upper: str, work: str, target: str, *, foreign: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -45,7 +46,13 @@ def unshare_mounts() -> bool:
     if _libc.unshare(CLONE_NEWNS) == 0:
         return False
     user, group = os.geteuid(), os.getegid()
-    _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
+    try:
+        _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # the kernel means no disk
+            reason = "unshare: more namespaces than /proc/sys/user/max_*_namespaces allow"
+            raise OSError(error.errno, reason) from None
+        raise
     for name, text in (
         ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"),
     ):  # fmt: skip

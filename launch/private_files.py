@@ -119,7 +119,7 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         layers = kept or stage
         root = PrivateRoot(
             mounts, shared, os.path.dirname(os.path.dirname(kept)), f"{stage}/root", layers,
-            foreign=userxattr, locked=foreign,
+            foreign=userxattr, locked=foreign, places=_places(),
         )  # fmt: skip
         root.build()
         written = os.open(layers, os.O_RDONLY | os.O_DIRECTORY)
@@ -153,7 +153,10 @@ def _join(address: str) -> bool:
         if not namespaces.is_of_this_user(peer):
             raise OSError(f"another user holds the socket {address[1:]}")
         spaces = array.array("i")
-        _, extra, *_ = peer.recvmsg(1, socket.CMSG_SPACE(2 * spaces.itemsize))
+        try:
+            _, extra, *_ = peer.recvmsg(1, socket.CMSG_SPACE(2 * spaces.itemsize))
+        except ConnectionResetError:  # it could not make it, and knows why: so will this rank
+            return False
         for _, _, data in extra:
             spaces.frombytes(data)
         if not spaces:
@@ -197,6 +200,11 @@ def _kept_folder(order: FilesOrder) -> str:
     path = Path(order.keep).absolute() / order.name / socket.gethostname()
     path.mkdir(parents=True)
     return str(path.resolve())
+
+
+def _places() -> list[str]:
+    """Folders in which scripts write most likely."""
+    return [os.getcwd(), os.environ.get("HOME", ""), tempfile.gettempdir()]
 
 
 def _share_of_memory() -> int:

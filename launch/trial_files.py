@@ -21,6 +21,7 @@ _LARGE_BYTES = 256 << 20
 _REFUSALS = (
     "Invalid cross-device link", "Read-only file system", "No space left on device",
     "Permission denied", "Operation not permitted", "failed writing file",
+    "Value too large for defined data type",
 )  # fmt: skip
 
 

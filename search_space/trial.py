@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Fewest measured steps from which a step time is believed.
 MIN_MEASURED_STEPS = 5
+#: Where steps are long, measured ones take so many seconds in all, but are so many at least.
+_MEASURED_S, _FEWEST_STEPS = 15.0, 10
 #: Where rank 0 writes that steps have become slower, in the folder of the driver.
 DRIFT_FILE = "drift"
 #: Where it writes what a run of a recurring job came to, there too.
@@ -60,6 +62,15 @@ class TrialStatus(str, enum.Enum):
         return self in (TrialStatus.COMPLETED, TrialStatus.CUT_SHORT, TrialStatus.ENDED_EARLY)
 
 
+def enough_steps(step_s: float, most: int) -> int:
+    """How many steps of ``step_s`` seconds to measure, of ``most``.
+
+    The noise of a step is relative to its length, and launches differ by 2 % anyway: where
+    steps are long, some of them tell as much, and what they leave open the confirmation tells.
+    """
+    return round(min(max(_MEASURED_S / max(step_s, 1e-9), _FEWEST_STEPS), most))
+
+
 @dataclass(frozen=True)
 class TrialSpec:
     """What every rank of a trial must know.
@@ -80,6 +91,7 @@ class TrialSpec:
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
         drift_folder: Where this is on its host, rank 0 writes there that steps are slower.
         tallied: Whether rank 0 writes there, too, what a real training comes to, and its samples.
+        fewer: Whether fewer steps are measured where those of the warm-up are long.
         key: What its messages are signed with (:mod:`hvd_autosync.runtime.wire`); drawn for it.
     """
 
@@ -96,6 +108,7 @@ class TrialSpec:
     expected_step_s: float = 0.0
     drift_folder: str = ""
     tallied: bool = False
+    fewer: bool = False
     key: str = field(default_factory=lambda: os.urandom(16).hex(), repr=False)
 
     @property

@@ -16,6 +16,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import hypothesis
 import psutil
@@ -141,6 +143,61 @@ def crowd() -> Iterator[Callable[..., list[socket.socket]]]:
         thread.join()
     for stranger in strangers:
         stranger.close()
+
+
+@dataclass
+class ProcessesSeen:
+    """What processes of this run of the tests have shown to who looks into ``/proc``."""
+
+    variables: dict[str, set[bytes]] = field(default_factory=dict)
+    lines: set[bytes] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Take what there is now, but for this process."""
+        mark = f"{_SESSION_VARIABLE}={os.environ[_SESSION_VARIABLE]}".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            if int(process.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+                environment = (process / "environ").read_bytes()
+                if mark not in environment:
+                    continue
+                self.lines.add((process / "cmdline").read_bytes())
+                for entry in environment.split(b"\0"):
+                    name, _, value = entry.partition(b"=")
+                    self.variables.setdefault(name.decode(), set()).add(value)
+
+    def variables_with(self, text: str) -> set[str]:
+        """Names of the variables in whose values ``text`` is."""
+        return {name for name, values in self.variables.items()
+                if any(text.encode() in value for value in values)}  # fmt: skip
+
+    def lines_with(self, text: str) -> set[bytes]:
+        """The command lines in which ``text`` is."""
+        return {line for line in self.lines if text.encode() in line}
+
+
+@pytest.fixture
+def processes_seen() -> Callable[[], contextlib.AbstractContextManager[ProcessesSeen]]:
+    """``with processes_seen() as seen:`` looks at all processes until the block ends."""
+
+    @contextlib.contextmanager
+    def watched() -> Iterator[ProcessesSeen]:
+        seen, over = ProcessesSeen(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.1):
+                seen.look()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            over.set()
+            thread.join()
+
+    return watched
 
 
 def _strays_of(session_mark: str) -> dict[psutil.Process, str]:

@@ -6,12 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from hvd_autosync.launch.trial_files import offline_trackers
+from hvd_autosync.launch.worker_environment import TRIAL_VARIABLE, spec_from_environment
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
+
+if TYPE_CHECKING:
+    from conftest import ProcessesSeen
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -50,8 +58,81 @@ class Job:
 Done = subprocess.CompletedProcess[str]
 
 
-def test_a_job_is_tuned_trained_and_the_next_time_only_trained(job: Job) -> None:
-    first = job.run("--status", "0")
+IN_VARIABLE, IN_ARGUMENT = "s3cret-of-a-variable", "s3cret-of-an-argument"
+#: Read by every Python at its start: it writes down what is drawn, and which file draws it.
+RECORDS = """
+import os, sys
+_urandom = os.urandom
+def urandom(size):
+    drawn = _urandom(size)
+    if size >= 16:
+        with open(os.environ["DRAWN"], "a") as file:
+            name = os.path.basename(sys._getframe(1).f_code.co_filename)
+            file.write(f"{name} {drawn.hex()}\\n")
+    return drawn
+os.urandom = urandom
+"""
+
+
+class Secrets:
+    """The user's, and ours as these are drawn."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "sitecustomize.py").write_text(RECORDS)
+        self.file = folder / "drawn"
+        self.file.touch()
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.setenv("DRAWN", str(self.file))
+        monkeypatch.setenv("MY_API_TOKEN", IN_VARIABLE)
+
+    def drawn_by(self, file: str) -> list[str]:
+        """In digits."""
+        lines = (line.split() for line in self.file.read_text().splitlines())
+        return [digits for name, digits in lines if name == file]
+
+
+def assert_no_secret_is_shown(
+    secrets: Secrets, tuned: "ProcessesSeen", trained: "ProcessesSeen", line: list[str]
+) -> None:
+    """By processes of a tuning with its training, and of that training alone."""
+    # Ours are these variables, Horovod's settings, and what torch sets for all it starts.
+    ours = {f"HVD_AUTOSYNC_{name}" for name in ("TRIAL", "TRIAL_ID", "DRIVER", "KEY", "FILES")}
+    ours |= {*offline_trackers({}), "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+    added = {each for each in tuned.variables if each not in trained.variables}
+    assert {name for name in added if not name.startswith("HOROVOD_")} <= ours
+    assert tuned.variables_with("servers-"), "fork servers were seen"
+    for seen in (tuned, trained):
+        # Horovod writes the environment of ranks on command lines (``gloo_run.py``).
+        showing = seen.lines_with(IN_VARIABLE)
+        assert all(b"env HOROVOD_HOSTNAME=" in each for each in showing)
+        assert seen.variables_with(IN_VARIABLE) == {"MY_API_TOKEN"}
+        assert not seen.variables_with(IN_ARGUMENT)
+        # The store may be a database with a password: its place is the driver's alone.
+        store = line[line.index("--autosync-store") + 1]
+        (driver,) = seen.lines_with(store)
+        assert driver.endswith("\0".join([*line, ""]).encode()) and not seen.variables_with(store)
+
+    key = (Path(os.environ["XDG_DATA_HOME"]) / "hvd-autosync" / "key").read_bytes().hex()
+    ports, trials = secrets.drawn_by("channel.py"), secrets.drawn_by("trial.py")
+    assert len(ports) >= 2 and len(trials) >= 3
+    for secret in (key, *ports, *trials, *secrets.drawn_by("peers.py")):
+        for seen in (tuned, trained):
+            assert not seen.lines_with(secret) and not seen.variables_with(secret)
+    # The keys of trials go to fork servers, not into environments; a training's is of no use.
+    specs = (spec_from_environment({TRIAL_VARIABLE: value.decode()})
+             for value in tuned.variables.get(TRIAL_VARIABLE, ()))  # fmt: skip
+    assert all(spec is None or spec.measured_steps == 0 for spec in specs)
+
+
+def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
+    job: Job, processes_seen: Callable[[], "AbstractContextManager[ProcessesSeen]"],
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """No process shows a secret meanwhile that the user's own do not show."""
+    secrets = Secrets(tmp_path_factory.mktemp("secrets"), monkeypatch)
+    script = ("--status", "0", "--password", IN_ARGUMENT)
+    with processes_seen() as tuned:
+        first = job.run(*script)
     assert first.returncode == 0, first.stderr
     assert re.findall(r"trained 60 steps", first.stdout) == ["trained 60 steps"]
     *_, answer, trace = first.stderr.strip().splitlines()
@@ -65,7 +146,12 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(job: Job) -> None
     conclusion = Conclusion.from_json(study.outcome)
     assert all(c.rounds >= 3 for c in conclusion.comparisons)
 
-    again = job.run("--status", "0")
+    with processes_seen() as trained:
+        again = job.run(*script)
+    assert_no_secret_is_shown(secrets, tuned, trained, job.words(*script)[1:])
+    for file in job.folder.glob("traces.db*"):
+        assert not any(each.encode() in file.read_bytes() for each in (IN_VARIABLE, IN_ARGUMENT))
+    assert IN_ARGUMENT not in first.stderr and re.search(r"--password '?\*\*\*", first.stderr)
     assert again.returncode == 0
     assert "trial 0" not in again.stderr and "trained 60 steps" in again.stdout
     assert again.stderr.strip().splitlines()[-3:] == [answer, answer, trace]

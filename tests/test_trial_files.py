@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.testing import Testbed, testbed_missing
 from hvd_autosync.traces import TraceStore
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_resuming.py"
@@ -67,6 +68,30 @@ def test_a_shells_script_too_in_fresh_launches(tmp_path: Path, horovodrun: str) 
     logs = list((tmp_path / "kept").glob("*/*/**/run/log.txt"))
     # A trial ends within its last step, before the script writes of that.
     assert len(logs) == 1 and logs[0].read_text().split() == STEPS[:10]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing()))
+def test_hosts_that_share_files_do_so_in_trials(tmp_path: Path, horovodrun: str) -> None:
+    """Files of each host alone are tried first, in a fork and in a fresh launch."""
+    (tmp_path / "run").mkdir()
+    with Testbed(hosts=2) as bed:
+        words = [
+            horovodrun, *bed.horovodrun_options(), *QUICK, "--autosync-trials", "1",
+            "--autosync-store", str(tmp_path / "traces.db"), sys.executable, str(SCRIPT), ".",
+            "index",
+        ]  # fmt: skip
+        done = bed.run(
+            words, cwd=tmp_path / "run", text=True, capture_output=True, timeout=280,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    (tmp_path / "run" / "index.txt").unlink()
+    assert_trained_from_the_beginning(said, tmp_path)
+    assert "trials have no files of their own: with private files a trial fails (rank 1" in said
+    assert "its hosts do not see each other's files" in said
+    assert f"what trials change in {tmp_path}/run, {SCRIPT} on this host is put back" in said
 
 
 @pytest.mark.root

@@ -195,7 +195,7 @@ def test_no_trial_runs_beyond_the_minutes(tmp_path: Path, measured: int) -> None
 def test_where_steps_are_long_trials_have_fewer(
     tmp_path: Path, step_s: float, given: dict[str, int], expected: tuple[int, int]
 ) -> None:
-    """But for the default's trial, and where the user says how many."""
+    """But where the user says how many; the default's trial finds it out itself."""
     job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
     options = Options(store=str(tmp_path / "traces.db"), **given)
     asked = []
@@ -204,6 +204,7 @@ def test_where_steps_are_long_trials_have_fewer(
         if spec.probe:
             return short(0)
         asked.append((spec.warmup_steps, spec.measured_steps))
+        assert spec.fewer is (len(asked) == 1 and not given)
         if len(asked) > 1:
             raise Launched
         steps = RankReport(0, "a", step_s=(step_s,) * sum(asked[0]))

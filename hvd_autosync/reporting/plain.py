@@ -36,11 +36,12 @@ class PlainProgress:
         settings = study.settings
         again = f" goes on after {len(self._standing.ended)} trials" if resumed else ""
         limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
+        fewer = " (fewer where steps are long)" if settings.fewer else ""
         self._print(
             f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each "
-            f"{settings.warmup} steps of warm-up and {settings.steps} measured; the best one or "
-            f"two are then measured again in turn with the default, {MIN_ROUNDS} to {MAX_ROUNDS} "
-            "times"
+            f"{settings.warmup} steps of warm-up and {settings.steps} measured{fewer}; the best "
+            f"one or two are then measured again in turn with the default, {MIN_ROUNDS} to "
+            f"{MAX_ROUNDS} times"
         )
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:

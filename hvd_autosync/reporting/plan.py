@@ -111,10 +111,11 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
 
     settings = settings_of(options)
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
+    fewer = " (fewer where steps are long)" if settings.fewer else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
         f"The plan: measure the job's default; try other strategies up to {options.trials} trials"
         f"{limit} in all, each for {settings.warmup} steps of warm-up and {settings.steps} "
-        "measured ones, fewer when no further gain is likely; measure the best in turn with the "
-        f"default, {MIN_ROUNDS} to {MAX_ROUNDS} rounds; {after}."
+        f"measured ones{fewer}, and stop when no further gain is likely; measure the best in turn "
+        f"with the default, {MIN_ROUNDS} to {MAX_ROUNDS} rounds; {after}."
     )

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import resource
+import statistics
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import Sum, allreduce, shutdown, size
 
 from hvd_autosync.runtime.processes import exit_with_children
-from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, StepTime
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, StepTime, enough_steps
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.trial_run import TrialRun
@@ -48,6 +49,22 @@ def agree_hopeless(step_s: Sequence[float], above_s: float) -> bool:
     hopeless = float(is_hopeless(step_s, above_s))
     votes = allreduce(torch.tensor([hopeless]), name="hvd_autosync.hopeless", op=Sum)
     return bool(votes.item() == size())
+
+
+def agree_enough(step_s: Sequence[float], most: int) -> int:
+    """How many steps are measured, of ``most`` (:func:`enough_steps`).
+
+    A collective: all ranks ask after the same number of steps. For a rank that waits in ``join()``
+    steps take no time, so that rather more are measured.
+
+    Args:
+        step_s: Steps of this rank before the measured ones, seconds.
+        most: Largest number.
+    """
+    # Whole numbers add up to the same on all ranks.
+    usual_us = torch.tensor([round(1e6 * statistics.median(step_s or [0.0]))])
+    total_us = allreduce(usual_us, name="hvd_autosync.enough", op=Sum)
+    return enough_steps(1e-6 * total_us.item() / size(), most)
 
 
 def leave() -> NoReturn:

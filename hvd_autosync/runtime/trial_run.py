@@ -4,7 +4,8 @@ The steps of a trial, with what is done at their ends, outside of any measured t
 
     | warm-up                    | measured                                  |
     |            | profiled  |   |       8       16       24      ...        |
-    hello                profile        vote    vote    vote     end, exit
+    hello                profile |      vote    vote    vote     end, exit
+                                 how many
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class TrialRun:
         if math.isfinite(self._spec.hopeless_above_s):
             for steps in range(_VOTE_EVERY, measured, _VOTE_EVERY):
                 due.setdefault(warmup + steps, []).append(self._vote)
+        if self._spec.fewer and warmup > 1:
+            due.setdefault(warmup, []).append(self._measure_fewer)
         due.setdefault(self._last_step, []).append(lambda: self.leave("steps"))
         return due
 
@@ -124,9 +127,12 @@ class TrialRun:
         agreed = agree_steps(self._steps, "trial")
         for steps in range(self._steps + 1, agreed + 1):
             for action in self._due.get(steps, []):
-                if action != self._vote:  # the others have voted meanwhile, join() stood in for us
+                # The others have agreed meanwhile; join() stood in for us.
+                if action not in (self._vote, self._measure_fewer):
                     action()
         self._steps = agreed
+        if self._spec.fewer:
+            self._end_after(-agree_steps(-self._last_step, "trial.last"))
         self.recorder.restart_clock()
 
     # What is due
@@ -163,6 +169,17 @@ class TrialRun:
         measured = self.recorder.step_s[self._spec.warmup_steps :]
         if ending.agree_hopeless(measured, self._spec.hopeless_above_s):
             self.leave("hopeless")
+
+    def _measure_fewer(self) -> None:
+        """Where steps are long, some tell enough; the first one has the set-up in it."""
+        enough = ending.agree_enough(self.recorder.step_s[1:], self._spec.measured_steps)
+        self._end_after(self._spec.warmup_steps + enough)
+
+    def _end_after(self, steps: int) -> None:
+        """End after so many steps, not as many as were asked for."""
+        if steps < self._last_step:
+            self._due.setdefault(steps, []).extend(self._due.pop(self._last_step))
+            self._last_step = steps
 
     def leave(self, cause: str) -> NoReturn:
         """Report, then end the process; all ranks do so after the same step."""

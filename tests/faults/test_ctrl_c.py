@@ -6,12 +6,31 @@ any more when the training begins, what was measured must be there, and the same
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hvd_autosync.traces import StudyStatus
+from hvd_autosync import tuning
+from hvd_autosync.launch.job import Job as LaunchedJob
+from hvd_autosync.options import Options
+from hvd_autosync.search_space import (
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    Strategy,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+from hvd_autosync.search_space.trial import RankReport
+from hvd_autosync.study import Study
+from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.tune_and_train import tune_and_train
 
 if TYPE_CHECKING:
     from conftest import Job, Life
@@ -67,3 +86,68 @@ def test_once_it_trains_and_twice_it_stops(job: Job) -> None:
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FINISHED
     assert job.results()[: len(kept)] == kept
+
+
+#: What each rank of the training runs; rank 0 shows what it runs under.
+SHOW = """
+import os, json
+from hvd_autosync.launch.worker_environment import spec_from_environment
+if os.environ["HOROVOD_RANK"] == "0":
+    print("under", json.dumps(dict(spec_from_environment().strategy)))
+"""
+
+
+class Measured:
+    """Stands for trials, and presses Ctrl-C when one strategy is confirmed and one is not yet."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        self.proven: Strategy | None = None
+        self.runs: Counter[Strategy] = Counter()
+
+    def run(self, spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.probe:
+            return TrialResult(TrialStatus.CRASHED)
+        store = TraceStore(self.store)
+        study = Study(store, store.studies()[0])
+        self.proven = study.proven
+        if self.proven is not None:
+            signal.raise_signal(signal.SIGINT)
+        step_s = 0.1
+        space = study.record.space
+        if space is not None and space.complete(spec.strategy) != space.default:
+            self.runs[spec.strategy] += 1
+            again = [strategy for strategy, runs in self.runs.items() if runs > 1]
+            # Two are measured again, and the second of them is faster at times.
+            slower = spec.strategy in again[1:] and self.runs[spec.strategy] % 2
+            step_s = 0.13 if slower else 0.05
+        count = spec.warmup_steps + spec.measured_steps
+        rank = RankReport(0, "localhost", (step_s, 1.01 * step_s) * (count // 2), (0.0,) * count)
+        weight = ParameterProfile("weight", (512, 512), "float32")
+        return TrialResult(
+            TrialStatus.COMPLETED, ranks=(rank,), warmup_steps=spec.warmup_steps, total_s=1.0,
+            setup_s=0.5, profile=ModelProfile((weight,)),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        pass
+
+
+def test_once_it_trains_with_what_was_confirmed(
+    tmp_path: Path, horovodrun: str, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Trials are played; the signal, the store and the training are real."""
+    options = Options(store=str(tmp_path / "traces.db"), trials=4, transfer="never")
+    measured = Measured(options.store)
+    monkeypatch.setattr(tuning, "AutoRunner", lambda *_, **__: measured)
+    command = (sys.executable, "-c", SHOW)
+    job = LaunchedJob(("-np", "2", "--gloo"), command, (Host("localhost", 2),), "gloo")
+    assert tune_and_train(job, options) == 0
+    printed, said = capfd.readouterr()
+    assert measured.proven is not None, said
+    assert "with this confirmed, and the training runs with it: " in said
+    (shown,) = (line for line in printed.splitlines() if "under " in line)
+    assert json.loads(shown.partition("under ")[2]) == dict(measured.proven)
+    (study,) = TraceStore(options.store).studies()
+    assert study.status is StudyStatus.RUNNING and study.winner is None

@@ -1,13 +1,16 @@
 """What a trial writes is seen by its ranks on this host, and by nobody else."""
 
 import os
+import select
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -227,6 +230,90 @@ def test_a_rank_that_is_killed_leaves_nothing(trial: Callable[[], Trial], tmp_pa
     assert one.name not in Path("/proc/net/unix").read_text()
 
 
+USER = "autosync-test"
+#: Becomes a user for whom folders that are closed to others (root's home, where Python may be) have
+#: been opened, in a mount namespace of its own.
+AS_USER = """
+set -e
+user=$1 home=$2 layers=$3 needed=$4
+shift 4
+mount -t tmpfs tmpfs "$layers"
+for path in $needed; do
+    folder=
+    for name in $(echo "$path" | tr / ' '); do
+        folder=$folder/$name
+        if [ $((0$(stat -L -c %a "$folder") & 1)) = 0 ]; then
+            mkdir -m 755 "$layers/upper" "$layers/work"
+            mount -t overlay -o "lowerdir=$folder,upperdir=$layers/upper,workdir=$layers/work" \\
+                overlay "$folder"
+        fi
+    done
+done
+exec setpriv --reuid="$user" --regid="$user" --init-groups \\
+    env HOME="$home" USER="$user" LOGNAME="$user" TMPDIR=/tmp "$@"
+"""
+
+
+@pytest.fixture
+def users_trial(tmp_path: Path) -> Iterator[Callable[[], Trial]]:
+    """Makes trials of a user of this machine, in a folder below one of root's."""
+    tools = ("useradd", "userdel", "setpriv", "unshare")
+    if not ROOT or not all(map(shutil.which, tools)):
+        pytest.skip(f"needs root and {', '.join(tools)}")
+    place = Path(tempfile.mkdtemp(prefix="autosync-test-"))
+    made = subprocess.run(["useradd", "-M", "-d", str(place / "home"), USER], capture_output=True)
+    try:
+        if made.returncode:
+            pytest.skip(f"useradd: {made.stderr.decode()}")
+        place.chmod(0o755)
+        for name in ("home", "run"):
+            (place / name).mkdir()
+            shutil.chown(place / name, USER, USER)
+        needed = " ".join({sys.base_prefix, sys.prefix, str(PACKAGE)})
+        way = ["unshare", "--mount", "sh", "-c", AS_USER, "sh", USER, str(place / "home"),
+               str(tmp_path), needed]  # fmt: skip
+        *_, message = Trial(way, place / "run").run("true")
+        if message["type"] == "refused":
+            pytest.skip(f"no overlays for this user: {message['reason']}")
+        yield lambda: Trial(way, place / "run")
+    finally:
+        subprocess.run(["userdel", USER], capture_output=True)
+        shutil.rmtree(place)
+
+
+def test_what_another_users_script_does_to_files_is_gone_with_it(
+    users_trial: Callable[[], Trial]
+) -> None:
+    """That user may not copy root's folder above its own, nor files of other groups."""
+    folder = users_trial().folder
+    for name in ("old/file", "kept/deep/file", "log.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text({"file": "deep\n"}.get(Path(name).name, "first\n"))
+    for path in folder.rglob("*"):
+        shutil.chown(path, USER, USER)
+    before = snapshot(folder)
+    for _ in range(2):
+        out, err, told = users_trial().run("sh", "-c", SHELL)
+        assert out == f"deep\nfirst\nmore\n{folder}\n", err
+        assert told["files"] >= 3
+    assert snapshot(folder) == before
+    keep = folder.parent / "home" / "keep"
+    users_trial().run("sh", "-c", "echo more >> log.txt", keep=str(keep))
+    deadline = time.monotonic() + 10
+    while not (logs := list(keep.glob(f"*/*{folder}/log.txt"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [log.read_text() for log in logs] == ["first\nmore\n"]
+
+    shutil.chown(folder, "root", "root")
+    folder.chmod(0o777)
+    (folder / "others").write_text("")
+    (folder / "others").chmod(0o666)
+    out, err, _ = users_trial().run("sh", "-c", "id -un; echo x > new; ls; echo x >> others")
+    assert out.split() == [USER, "kept", "log.txt", "new", "old", "others"]
+    assert "Value too large for defined data type" in err, "by which the driver knows it"
+    assert not (folder / "new").exists() and (folder / "others").read_text() == ""
+
+
 @pytest.mark.skipif(not ROOT or not shutil.which("setpriv"), reason="needs root and setpriv")
 def test_another_user_gets_nothing(trial: Callable[[], Trial], tmp_path: Path) -> None:
     one = trial()
@@ -252,13 +339,18 @@ def test_a_command_that_is_not_there_fails_as_in_a_shell(trial: Callable[[], Tri
 
 @pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and unshare")
 def test_where_no_namespace_can_be_had_the_command_does_not_start(tmp_path: Path) -> None:
+    """Also where another rank was about to make it: that this has ended tells nobody why."""
     forbid = "echo 0 > /proc/sys/user/max_mnt_namespaces; exec \"$@\""
     trial = Trial(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh"], tmp_path)
-    process = trial.start(3, "touch", "here")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(f"\0hvd-autosync-{trial.name}")
+        other.listen()
+        process = trial.start(3, "touch", "here")
+        assert select.select([other], [], [], 60)[0], "it asks there"
     _, err = process.communicate(timeout=60)
     (message,) = messages(err)
     assert process.returncode == 69 and list(tmp_path.iterdir()) == []
-    assert message["type"] == "refused" and "unshare: " in message["reason"]
+    assert message["type"] == "refused" and "max_*_namespaces" in message["reason"]
 
 
 def test_mounts_are_read_as_the_kernel_writes_them() -> None:

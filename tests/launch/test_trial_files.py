@@ -68,8 +68,10 @@ def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
          1, "Read-only file system"),
         ({}, TrialResult(TrialStatus.CRASHED, "OSError: [Errno 18] Invalid cross-device link"), 1,
          "Invalid cross-device link"),
+        ({}, TrialResult(TrialStatus.CRASHED, stderr_tail="OSError: [Errno 75] Value too large for "
+                         "defined data type: 'log.txt'"), 1, "Value too large"),
     ],
-    ids=["full", "hosts", "nothing written", "one host", "read-only", "renamed"],
+    ids=["full", "hosts", "nothing written", "one host", "read-only", "renamed", "of others"],
 )  # fmt: skip
 def test_private_files_are_suspected_where_something_speaks_for_it(
     told: dict[str, object], result: TrialResult, hosts: int, suspicion: str

@@ -126,6 +126,41 @@ def test_does_not_vote_without_threshold(start: Start, spy: Spy) -> None:
     assert spy.votes == []
 
 
+@pytest.mark.parametrize(("agreed", "last"), [(12, 14), (40, 42)])
+def test_measures_as_few_steps_as_all_agree_on(
+    start: Start, spy: Spy, monkeypatch: pytest.MonkeyPatch, agreed: int, last: int
+) -> None:
+    run, optimizer, asked = start(warmup_steps=2, measured_steps=40, fewer=True), Stepping(), []
+    run._begun = True
+
+    def agree(step_s: list[float], most: int) -> int:
+        asked.append((len(step_s), most))
+        return agreed
+
+    monkeypatch.setattr(trial_run.ending, "agree_enough", agree)
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.optimizer_stepped(optimizer)
+    assert asked == [(1, 40)], "the first step has the set-up in it"
+    assert len(spy.messages[-2]["step_s"]) == last and spy.messages[-1]["cause"] == "steps"
+
+
+def test_who_was_in_join_ends_with_the_others(
+    start: Start, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have agreed meanwhile to end after 14 steps, and have made 5."""
+    run, optimizer = start(warmup_steps=2, measured_steps=40, fewer=True), Stepping()
+    run._begun = True
+    run.optimizer_stepped(optimizer)
+    agreed = {"trial": 5, "trial.last": -14}
+    monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: agreed[name])
+    run.all_joined()
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.optimizer_stepped(optimizer)
+    assert run._steps == 14
+
+
 def test_what_is_done_between_steps_is_not_timed(
     start: Start, spy: Spy, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

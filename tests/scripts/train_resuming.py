@@ -1,7 +1,11 @@
-"""Saves every 5 steps and resumes from what it finds, as scripts for preemptible machines do."""
+"""Saves every 5 steps and resumes from what it finds, as scripts for preemptible machines do.
+
+With ``index`` as second argument rank 0 writes a file that the others read, wherever they are.
+"""
 
 import os
 import sys
+import time
 
 import horovod.torch as hvd
 import torch
@@ -10,6 +14,16 @@ STEPS = 100
 hvd.init()
 torch.set_num_threads(1)
 torch.manual_seed(0)
+if sys.argv[2:] == ["index"]:
+    index = os.path.join(sys.argv[1], "index.txt")
+    if hvd.rank() == 0:
+        with open(index, "w") as file:
+            file.write("all samples")
+    patience_ends = time.monotonic() + 2
+    while not os.path.exists(index) and time.monotonic() < patience_ends:
+        time.sleep(0.1)
+    with open(index):
+        pass
 model = torch.nn.Linear(64, 4)
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()

@@ -55,6 +55,7 @@ parser.add_argument("--under-any", default="", help="no fault unless this variab
 parser.add_argument("--print-random", action="store_true")
 parser.add_argument("--status", type=int, default=0)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--password", default="", help="is not needed")
 parser.add_argument("--by-hand", action="store_true")
 args = parser.parse_args()
 if args.under:

@@ -119,6 +119,16 @@ def case_hopeless_allows_for_noise():
     assert not ending.agree_hopeless(noisy, 0.15)
 
 
+def case_as_many_steps_as_the_mean_of_all_ranks_needs():
+    assert ending.agree_enough([9.0, 0.5 + hvd.rank(), 0.1], 40) == 15
+    assert ending.agree_enough([0.01 + hvd.rank() * 0.01] * 3, 40) == 40
+    if hvd.rank() == 0:
+        hvd.join()
+    else:
+        assert ending.agree_enough([1.0], 40) == 30, "in join() a step takes no time"
+        hvd.join()
+
+
 def case_hopeless_while_a_rank_has_joined():
     if hvd.rank() == 0:
         hvd.join()
