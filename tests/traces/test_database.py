@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -177,8 +178,10 @@ def _as_nobody(action: Callable[[], None]) -> str:
 def test_an_unwritable_store_can_be_read_and_says_why_it_cannot_be_written(
     tmp_path: Path,
 ) -> None:
-    for folder in [tmp_path, *list(tmp_path.parents)[:3]]:
-        folder.chmod(0o755)
+    for folder in [tmp_path, *tmp_path.parents]:  # pytest's are its user's alone
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if not mode & stat.S_IXOTH:
+            folder.chmod(mode | 0o055)
     path = tmp_path / "traces.db"
     with sqlite3.connect(path) as connection:  # no log: reading it would need to write
         connection.execute("PRAGMA journal_mode=DELETE")
