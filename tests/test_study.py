@@ -191,19 +191,22 @@ def test_a_verdict_of_an_earlier_version_is_read() -> None:
 
 
 def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: Path) -> None:
-    """The more a strategy loses the faster it is; more than a little of that ruins the model."""
+    """The more a strategy loses the faster it is; more than a little of that ruins the model.
+
+    The knob is none of which is known how harsh it is.
+    """
     space = SearchSpace(
         (
             float_knob("cycle_time_ms", 0.1, 100.0, 1.0, scale="log", help=""),
-            integer_knob("local_steps", 1, 16, 1, scale="log", help="", exact=False),
+            integer_knob("level", 1, 16, 1, scale="log", help="", exact=False),
         )
     )
     noise = np.random.default_rng(0)
 
     def result(trial: Trial) -> TrialResult:
-        local = int(space.complete(trial.strategy)["local_steps"])
-        seconds = 0.1 / local**0.7 * math.exp(noise.normal(0, 0.01))
-        ruin = 0.0 if local <= 3 else 0.3 * math.log2(local)
+        level = int(space.complete(trial.strategy)["level"])
+        seconds = 0.1 / level**0.7 * math.exp(noise.normal(0, 0.01))
+        ruin = 0.0 if level <= 3 else 0.3 * math.log2(level)
         losses = tuple(
             1.0 + ruin + math.exp(-step / 10) + float(noise.normal(0, 0.01))
             for step in range(trial.steps or 40)
@@ -215,8 +218,8 @@ def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: P
     while (trial := one.ask()) is not None:
         one.tell(trial, result(trial))
     conclusion = one.conclusion
-    assert conclusion is not None and conclusion.winner["local_steps"] in (2, 3)
-    refused = [v.strategy["local_steps"] for v in conclusion.verdicts if not v.admissible]
+    assert conclusion is not None and conclusion.winner["level"] in (2, 3)
+    refused = [v.strategy["level"] for v in conclusion.verdicts if not v.admissible]
     assert refused and min(int(each) for each in refused) > 3
     kinds = [trial.kind for trial in one.history]
     judged = kinds.index("quality")

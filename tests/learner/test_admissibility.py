@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from hvd_autosync.learner.admissibility import Admissibility
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
@@ -27,24 +25,39 @@ def topk(ratio: float, cycle: float = 1.0) -> Strategy:
 BF16 = SPACE.complete({"codec": "bf16"})
 
 
-def test_before_any_verdict_all_are_alike() -> None:
-    chances = Admissibility(SPACE, [], []).chances([topk(0.01), topk(0.2), BF16])
-    assert np.ptp(chances) < 1e-12 and 0.5 < chances[0] < 0.9
+def chances(*judged: tuple[Strategy, float]) -> list[float]:
+    """Of a mild, a middling and a harsh strategy, after verdicts."""
+    known = Admissibility(SPACE, [s for s, _ in judged], [excess for _, excess in judged])
+    return known.chances([BF16, topk(0.25), topk(0.01)]).tolist()
 
 
-def test_a_refusal_tells_most_of_those_that_are_alike() -> None:
-    before = Admissibility(SPACE, [], []).chances([BF16])[0]
-    known = Admissibility(SPACE, [topk(0.001)], [math.inf])
-    same, near, far, other = known.chances([topk(0.001), topk(0.003), topk(0.25), BF16])
-    assert same < near < far < before and same < 0.05
-    assert near < other < before
+def test_before_any_verdict_milder_ones_are_likelier() -> None:
+    mild, middling, harsh = chances()
+    assert mild > 0.95 and 0.9 > middling > 1.5 * harsh
 
 
-def test_praise_raises_the_chances_of_those_that_are_alike() -> None:
-    before = Admissibility(SPACE, [], []).chances([BF16])[0]
-    known = Admissibility(SPACE, [topk(0.01)], [0.0])
-    near, other = known.chances([topk(0.012), BF16])
-    assert near > other > before
+def test_a_refusal_makes_harsher_ones_and_those_that_are_alike_doubtful() -> None:
+    before, after = chances(), chances((topk(0.1), 4.0))
+    assert after[1] < before[1] / 2 and after[2] < before[2] / 2
+    assert after[0] > 0.95  # where a large change of gradients does harm, a small one need not
+    failed = Admissibility(SPACE, [topk(0.1)], [math.inf])
+    same, near, far = failed.chances([topk(0.1), topk(0.15), topk(0.25)])
+    assert same < near < far and same < 0.02
+
+
+def test_praise_lets_harsher_ones_hope() -> None:
+    before, after = chances(), chances((topk(0.25), 0.0))
+    assert after[1] > 0.9 and after[2] > 2 * before[2]
+
+
+def test_an_unknown_choice_is_neither_mild_nor_harsh() -> None:
+    space = SearchSpace(
+        (categorical_knob("codec", ("none", "bf16", "mine"), "none", help="", exact=False),)
+    )
+    mild, mine = Admissibility(space, [], []).chances(
+        [space.complete({"codec": each}) for each in ("bf16", "mine")]
+    )
+    assert mild > mine > 0.7
 
 
 def test_exact_knobs_change_no_loss() -> None:

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import sqlite3
 import stat
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
