@@ -203,20 +203,27 @@ class Decision:
         return Finalists(self._problem, observations, refuted(self._space, self._trials))
 
     def _check(self, leaders: Sequence[Strategy]) -> QualityCheck:
+        """The test of lossy strategies: of each part that decides what is trained, one."""
+        first: dict[Strategy, Strategy] = {}
+
+        def judged_as(strategy: Strategy) -> Strategy:
+            if self._space.is_exact(strategy):
+                return strategy
+            return first.setdefault(self._space.lossy_part(strategy), strategy)
+
         tried = [
             QualityTrial(
-                self._space.complete(trial.strategy), int(trial.info["seed"]),
+                judged_as(self._space.complete(trial.strategy)), int(trial.info["seed"]),
                 () if trial.result is None else losses_of(trial.result), trial.result is None,
                 1 if trial.result is None else trial.result.round_steps,
             )
             for trial in self._trials
             if trial.kind == "quality"
         ]  # fmt: skip
-        judged = [each.strategy for each in tried if not self._space.is_exact(each.strategy)]
-        lossy = [strategy for strategy in leaders if not self._space.is_exact(strategy)]
-        lossy = list(dict.fromkeys([*judged, *lossy]))
+        for strategy in leaders:
+            judged_as(strategy)
         return QualityCheck(
-            self._space.default, lossy, tried,
+            self._space.default, list(first.values()), tried,
             lambda untried, verdicts: self._finalists.to_judge(leaders, untried, verdicts),
             tolerance=self._settings.loss_tolerance, goal=self._settings.goal,
             spent=self._budget.why_not_judge(),

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 #: A second candidate is confirmed too when it is expected within this of the first.
 _CLOSE_RACE = 0.03
 _MOST_CONFIRMED = 2
-#: So many lossy strategies are looked at.
-_MOST_LOSSY = 12
 #: Another one is judged only if that is expected to save this share of a step.
 _WORTH_JUDGING = 0.01
 
@@ -34,6 +32,14 @@ def admissibility(space: SearchSpace, verdicts: Sequence[Verdict]) -> Admissibil
     from hvd_autosync.learner.admissibility import Admissibility
 
     return Admissibility(space, [v.strategy for v in verdicts], [v.excess for v in verdicts])
+
+
+def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdict]) -> bool:
+    """Whether ``strategy`` is exact, or trains what one trains that was judged as good."""
+    part = space.lossy_part(strategy)
+    return space.is_exact(strategy) or any(
+        verdict.admissible and space.lossy_part(verdict.strategy) == part for verdict in verdicts
+    )
 
 
 def refuted(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
@@ -76,7 +82,7 @@ class Finalists:
     def leaders(self) -> list[Strategy]:
         """The strategies worth confirming, best first; none when all are surely slower.
 
-        Many lossy ones, down to the best exact one: they may be refused.
+        Lossy ones down to the best exact one: they may be refused.
         """
         worth = learning.worth_confirming(
             self._problem, self._observations, self._space.default, len(self._observations),
@@ -85,7 +91,7 @@ class Finalists:
         worth = [strategy for strategy in worth if strategy not in self._refuted]
         exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
         lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)
-        return [*itertools.islice(lossy, _MOST_LOSSY), *exact[:_MOST_CONFIRMED]]
+        return [*lossy, *exact[:_MOST_CONFIRMED]]
 
     def to_judge(
         self, leaders: Sequence[Strategy], untried: Sequence[Strategy], verdicts: Sequence[Verdict]
@@ -104,8 +110,7 @@ class Finalists:
 
         if len(verdicts) >= MOST_JUDGED:
             return None
-        usable = [verdict.strategy for verdict in verdicts if verdict.admissible]
-        usable += [each for each in leaders if self._space.is_exact(each)]
+        usable = [each for each in leaders if may_be_used(self._space, each, verdicts)]
         best = min(self._log_step([self._space.default, *usable]))
         saved = np.maximum(best - np.array(self._log_step(untried)), 0.0)
         worth = saved * admissibility(self._space, verdicts).chances(untried)
@@ -121,8 +126,7 @@ class Finalists:
             leaders: What :meth:`leaders` returned.
             verdicts: Of the lossy ones; who has none is not used.
         """
-        admissible = {verdict.strategy for verdict in verdicts if verdict.admissible}
-        allowed = [s for s in leaders if self._space.is_exact(s) or s in admissible]
+        allowed = [each for each in leaders if may_be_used(self._space, each, verdicts)]
         log_step = self._log_step(allowed)
         close = min(log_step, default=0.0) + math.log1p(_CLOSE_RACE)
         near = [each for each, y in zip(allowed, log_step, strict=True) if y <= close]

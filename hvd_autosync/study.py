@@ -23,6 +23,7 @@ from hvd_autosync.budget import Budget
 from hvd_autosync.confirm import LAUNCHES_DIFFER
 from hvd_autosync.decision import Decision, Question
 from hvd_autosync.errors import StudyError
+from hvd_autosync.finalists import may_be_used
 from hvd_autosync.knob_order import KNOB_ORDER, knobs_by_effect
 from hvd_autosync.learner.base import Learner
 from hvd_autosync.learner.problem import Problem
@@ -221,8 +222,7 @@ class Study:
             return math.inf
         seen = observations_of(self.space, self.history)  # a job outside of the space is no rival
         verdicts = self._decision(self.history).verdicts()
-        usable = {verdict.strategy for verdict in verdicts if verdict.admissible}
-        rivals = [o.step_s for o in seen if self.space.is_exact(o.strategy) or o.strategy in usable]
+        rivals = [o.step_s for o in seen if may_be_used(self.space, o.strategy, verdicts)]
         return min((s for s in rivals if s is not None), default=math.inf) * LAUNCHES_DIFFER
 
     def finish(self, conclusion: Conclusion) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     FloatArray: TypeAlias = npt.NDArray[np.float64]
 
+#: Codecs to which it does not matter which elements travel together.
+_CODECS_OF_ELEMENTS = ("none", "fp16", "bf16", "int8")
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -124,6 +127,25 @@ class SearchSpace:
             knob.exact or values.get(knob.name, knob.default) == knob.default
             for knob in self.knobs
         )
+
+    def lossy_part(self, strategy: Mapping[str, Value]) -> Strategy:
+        """What of ``strategy`` decides what is trained; two with equal parts train the same model.
+
+        All lossy knobs. Codecs that choose among the elements of a whole bucket (top-k, PowerSGD,
+        those that somebody has added) depend on how gradients are cut and gathered, too.
+
+        Raises:
+            SpaceError: As of :meth:`complete`.
+        """
+        values = {**dict(self.fixed), **self.complete(strategy)}
+        by_bucket = any(
+            name.rpartition("_")[2] == "codec" and value not in _CODECS_OF_ELEMENTS
+            for name, value in values.items()
+        )
+        return Strategy({
+            knob.name: values.get(knob.name, knob.default) for knob in self.knobs
+            if not knob.exact or (by_bucket and knob.group == "exchange")
+        })  # fmt: skip
 
     def encode(self, strategy: Mapping[str, Value]) -> FloatArray:
         """The point of ``strategy``, shape ``(d,)``; absent knobs stand at their default."""

@@ -16,7 +16,7 @@ import pytest
 from hvd_autosync import study as study_module
 from hvd_autosync.budget import FEWEST_TRIALS
 from hvd_autosync.errors import StudyError
-from hvd_autosync.finalists import Finalists, refuted
+from hvd_autosync.finalists import Finalists, may_be_used, refuted
 from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.relatives import observations_of
@@ -188,6 +188,28 @@ def test_a_verdict_of_an_earlier_version_is_read() -> None:
             {**fields, "verdicts": [{**old, "admissible": admissible}]}
         ).verdicts
         assert read.outcome is outcome and math.isnan(read.bound)
+
+
+def test_what_trains_the_same_model_is_judged_once(tmp_path: Path) -> None:
+    """However many strategies differ in exact knobs alone; all of them may be used then."""
+
+    class Coded(SimulatedJob):
+        def steps(self, strategy: Strategy) -> list[float]:
+            faster = 1.0 if SPACE.complete(strategy)["compression"] == "none" else 0.6
+            return [faster * second for second in super().steps(strategy)]
+
+    one = study(tmp_path, trials=12)
+    conclusion = finish(one, Coded(gain=0.8))
+    tried = {SPACE.complete(trial.strategy): trial.kind for trial in one.history}
+    coded = [strategy for strategy in tried if strategy["compression"] != "none"]
+    judged = {SPACE.complete(t.strategy) for t in one.history if t.kind == "quality"}
+    judged.discard(SPACE.default)
+    assert len(coded) > len(judged) == len({each["compression"] for each in judged}) > 0
+    assert all(verdict.admissible for verdict in conclusion.verdicts)
+    found = {each["compression"] for each in judged}
+    for each in coded:
+        usable = may_be_used(SPACE, each, conclusion.verdicts)
+        assert usable == (each["compression"] in found)
 
 
 def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: Path) -> None:

@@ -80,11 +80,12 @@ def runner_ups(
 
 def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion) -> str:
     """Why a lossy strategy could not be confirmed; empty where it could."""
-    verdicts = {verdict.strategy: verdict for verdict in conclusion.verdicts}
-    if strategy in verdicts:
-        verdict = verdicts[strategy]
+    if space.is_exact(strategy):
+        return ""
+    verdicts = {space.lossy_part(each.strategy): each for each in conclusion.verdicts}
+    if verdict := verdicts.get(space.lossy_part(strategy)):
         return "" if verdict.admissible else f"refused, because {verdict.reason}"
-    if verdicts and not space.is_exact(strategy):
+    if verdicts:
         return "its losses were not judged, as too much like those of others, or not fast enough"
     return ""
 

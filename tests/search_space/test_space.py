@@ -15,6 +15,7 @@ from hvd_autosync.search_space import (
     Resources,
     SearchSpace,
     Strategy,
+    Value,
     build_space,
 )
 from hvd_autosync.search_space.exchange_plan import parameter_classes
@@ -67,6 +68,28 @@ def test_lossy_knobs_are_opt_in(model: ModelProfile, one_host: Resources) -> Non
     assert scheduled["local_steps"].default == 1
     assert not scheduled.is_exact({"local_steps": 2})
     assert scheduled.is_exact({"local_steps": 1}) and scheduled.is_exact({"cycle_time_ms": 5.0})
+
+
+def test_strategies_that_train_the_same_model_have_equal_parts(slow_network: Resources) -> None:
+    matrix = ParameterProfile("matrix", (2048, 1024), "float32", False, 0)
+    model = ModelProfile((matrix, ParameterProfile("bias", (8,), "float32", False, 1)))
+    space = build_space(model, slow_network, allow=("codec", "schedule"))
+
+    def same(first: dict[str, Value], second: dict[str, Value]) -> bool:
+        return space.lossy_part(first) == space.lossy_part(second)
+
+    assert same({"large_codec": "int8", "cycle_time_ms": 5.0}, {"large_codec": "int8"})
+    assert same({"local_steps": 2, "buckets": 2}, {"local_steps": 2})
+    assert not same({"local_steps": 2}, {"local_steps": 3})
+    assert same({"large_codec": "int8", "buckets": 2}, {"large_codec": "int8"})
+    # What top-k and PowerSGD keep of a bucket depends on what else is in it.
+    for codec in ("topk", "powersgd"):
+        assert not same({"large_codec": codec, "buckets": 2}, {"large_codec": codec})
+        assert same({"large_codec": codec, "cycle_time_ms": 5.0}, {"large_codec": codec})
+    held = build_space(
+        model, slow_network, allow=("codec", "schedule"), held={"large_codec": "topk"}
+    )
+    assert held.lossy_part({"buckets": 2}) != held.lossy_part({})
 
 
 def test_unknown_groups_are_refused(model: ModelProfile, one_host: Resources) -> None:
