@@ -17,7 +17,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
-from hvd_autosync.search_space.trial import DRIFT_FILE, OUTCOME_FILE
+from hvd_autosync.search_space.trial import DRIFT_FILE, OUTCOME_FILE, LossPrediction
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
@@ -32,12 +32,12 @@ class Known:
 
     Attributes:
         classes: Which parameters are in which class of its strategy.
-        loss_ceilings: Highest healthy losses of its windows (``TrialSpec.loss_ceilings``).
+        loss_prediction: Of its first windows.
         expected_step_s: Seconds of a step, as tuning measured it; 0: unknown.
     """
 
     classes: Classes = field(default_factory=dict)
-    loss_ceilings: tuple[float, ...] = ()
+    loss_prediction: LossPrediction = LossPrediction()
     expected_step_s: float = 0.0
 
 
@@ -160,7 +160,7 @@ def _worker_spec(
     """Workers know of us only when they have something to do or to watch."""
     spec = TrialSpec(
         "training", strategy, warmup_steps=0, measured_steps=0, classes=known.classes,
-        loss_ceilings=known.loss_ceilings, expected_step_s=known.expected_step_s,
+        loss_prediction=known.loss_prediction, expected_step_s=known.expected_step_s,
         drift_folder=folder, tallied=tallied,
     )  # fmt: skip
     return spec if beyond_horovod(strategy) or spec.watched or tallied else None

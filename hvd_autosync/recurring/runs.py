@@ -82,7 +82,7 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
         base = runs[0].strategy
     known = Known() if study is None else known_of(study, store)
     # Steps without a barrier take as long as they take: nothing is slower than it was measured.
-    known = Known(known.classes, known.loss_ceilings)
+    known = Known(known.classes, known.loss_prediction)
     total = next((each.samples for each in reversed(runs) if each.samples), 0)
     if 0 < decision.share < 1 and not total:
         decision = Decision(1.0, False, _UNCOUNTED)

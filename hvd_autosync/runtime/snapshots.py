@@ -46,6 +46,11 @@ class Snapshots:
         self.forget()
         return step
 
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return sum(each.nbytes for each in self._held)
+
     def forget(self) -> None:
         """Have none."""
         self.steps, self._held = [], []
@@ -78,6 +83,12 @@ class _Snapshot:
         ]
         for (i, name), value in zip(names, copies, strict=True):
             self._states[i][name] = value
+
+    @property
+    def nbytes(self) -> int:
+        states = (value for state in self._states for value in state.values())
+        tensors = [each for each in states if isinstance(each, torch.Tensor)]
+        return sum(each.nbytes for each in (*self._tensors, *tensors))
 
     @torch.no_grad()
     def give(self, tensors: list[torch.Tensor], optimizer: Any) -> None:
