@@ -204,6 +204,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     from dataclasses import replace
 
     from hvd_autosync.earlier import known_of
+    from hvd_autosync.fallbacks import fallback_line
     from hvd_autosync.fitting import classes_for, differences, winner_for
     from hvd_autosync.reporting import answer_line
     from hvd_autosync.search_space.schedule import beyond_horovod
@@ -216,6 +217,8 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
         check_hosts(job)
     answer = printable(answer_line(study))
     print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
+    if ended := fallback_line(study):
+        print(f"{_PREFIX}: {printable(ended)}", file=sys.stderr)
     apart = list(differences(study, job))
     for line in apart:
         print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)

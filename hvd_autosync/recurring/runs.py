@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_autosync.earlier import known_of
+from hvd_autosync.fallbacks import left_strategies, without_left
 from hvd_autosync.launch.job import Job
 from hvd_autosync.options import Options
 from hvd_autosync.printable import printable
@@ -77,6 +78,8 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
     search = SEARCHES[options.search](settings_of(options))
     decision = search.next_share(outcomes_of(runs))
     study = store.find_finished(tuning_key(job, options, load_restrictions(options.space)))
+    if study is not None:
+        study = without_left(study, left_strategies(store, study.job_key))
     base = Strategy() if study is None or study.winner is None else study.winner
     if runs:
         base = runs[0].strategy
