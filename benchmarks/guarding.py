@@ -42,9 +42,11 @@ from planted.strategies import ALL, KINDS, Planted, flawed
 from rich.console import Console
 from rich.table import Table
 
+from hvd_autosync.loss_prediction import predict_losses
 from hvd_autosync.noninferiority import Outcome
-from hvd_autosync.quality import FIRST_SEEDS, QualityCheck, QualityTrial, Verdict, loss_ceilings
+from hvd_autosync.quality import FIRST_SEEDS, QualityCheck, QualityTrial, Verdict
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.trial import LossPrediction
 
 _COLUMNS = ("commit", "job", "strategy", "seed", "steps", "guarded", "caught_at", "held_out_before",
             "held_out", "losses")  # fmt: skip
@@ -219,7 +221,7 @@ class Bench:
         training = self._make(seed)
         before = training.held_out()
         planned._GUARDS.clear()  # each training is the only one of its process
-        current.loss_ceilings = self._ceilings if guarded else ()
+        current.loss_prediction = self._prediction if guarded else LossPrediction()
         optimizer: Any = hvd_autosync.torch.DistributedOptimizer(
             training.optimizer, training.model.named_parameters(), strategy=planted.knobs,
             classes={"large": ["*"]} if any(k.startswith("large_") for k in planted.knobs) else {},
@@ -249,10 +251,11 @@ class Bench:
         return int(guarded), caught, f"{before:.6g}", after, " ".join(f"{m:.5g}" for m in means)
 
     @cached_property
-    def _ceilings(self) -> tuple[float, ...]:
+    def _prediction(self) -> LossPrediction:
         """What a forced training's guard knows: the default's trials of a study."""
         found = (self._known.losses(_DEFAULT, seed) for seed in range(1, FIRST_SEEDS + 1))
-        return loss_ceilings([losses for losses in found if losses is not None])
+        trials = [losses for losses in found if losses is not None]
+        return predict_losses(trials, tolerance=_TOLERANCE)
 
 
 def work(job: str, names: list[str], judgements: int, commit: str, output: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hvd_autosync.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
+from hvd_autosync.fallbacks import completed
 from hvd_autosync.finalists import Finalists, admissibility, refuted
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
@@ -200,7 +201,8 @@ class Decision:
     @cached_property
     def _finalists(self) -> Finalists:
         observations = observations_of(self._space, self._trials)
-        return Finalists(self._problem, observations, refuted(self._space, self._trials))
+        out = refuted(self._space, self._trials) | completed(self._settings.left, self._space)
+        return Finalists(self._problem, observations, out)
 
     def _check(self, leaders: Sequence[Strategy]) -> QualityCheck:
         """The test of lossy strategies: of each part that decides what is trained, one."""

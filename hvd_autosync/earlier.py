@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from hvd_autosync.errors import SpaceError, StoreError
-from hvd_autosync.quality import loss_ceilings, losses_of
+from hvd_autosync.loss_prediction import predict_losses
+from hvd_autosync.quality import losses_of
 from hvd_autosync.search_space import ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.search_space.trial import LossPrediction
+from hvd_autosync.study_values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, TraceStore
 from hvd_autosync.training import Known
 
@@ -27,7 +29,7 @@ def known_of(study: StudyRecord, location: str | TraceStore | None) -> Known:
     keys = {study.job_key, *_key_of_source(conclusion, location)}
     return Known(
         parameter_classes(study.task.model) if study.task is not None else {},
-        known_ceilings(location, keys, study.winner or Strategy()),
+        predicted_losses(location, keys, study.winner or Strategy()),
         expected_s if expected_s > 0 else 0.0,
     )
 
@@ -65,12 +67,12 @@ def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | 
     return newest.task.model if newest is not None and newest.task is not None else None
 
 
-def known_ceilings(
+def predicted_losses(
     location: str | TraceStore | None, job_keys: Collection[str], strategy: Strategy
-) -> tuple[float, ...]:
-    """The losses that a healthy training of a job stays below, by windows of steps.
+) -> LossPrediction:
+    """The losses of a healthy training of a job, by windows of steps.
 
-    From its newest study in which lossy strategies were judged; none without one.
+    From its newest study in which lossy strategies were judged; without windows if there is none.
 
     Args:
         location: The store, or where it is, as the user named it.
@@ -85,11 +87,13 @@ def known_ceilings(
                 continue
             own = _losses(store, study, strategy) if _may_be_used(study, strategy) else []
             default = _losses(store, study, study.space.default)
-            if found := loss_ceilings(default, own[-1] if own else ()):
+            tolerance = StudySettings.from_json(study.settings).loss_tolerance
+            found = predict_losses(default, own, tolerance)
+            if found.levels:
                 return found
     except StoreError:
         pass  # the job needs no store
-    return ()
+    return LossPrediction()
 
 
 def _may_be_used(study: StudyRecord, strategy: Strategy) -> bool:
@@ -112,9 +116,9 @@ def _losses(
 
 
 def _same(study: StudyRecord, one: Strategy, other: Strategy) -> bool:
-    """Whether two strategies are one in the space of ``study``; not where one lies outside."""
+    """Whether two strategies train the same model; not where one is outside of the space."""
     assert study.space is not None, "a study that judged knows its space"
     try:
-        return study.space.complete(one) == study.space.complete(other)
+        return study.space.lossy_part(one) == study.space.lossy_part(other)
     except SpaceError:
         return False

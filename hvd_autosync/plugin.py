@@ -178,24 +178,25 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 def _run_file(job: Job, options: Options) -> int:
     """Run ``job`` under the strategy of a file."""
     from hvd_autosync.documents import read_toml
-    from hvd_autosync.earlier import known_ceilings, known_model
+    from hvd_autosync.earlier import known_model, predicted_losses
     from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
+    from hvd_autosync.search_space.trial import LossPrediction
     from hvd_autosync.training import Known, run_training
     from hvd_autosync.tuning import tuning_keys
 
     assert options.strategy is not None
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
     check_fits(strategy, job.hosts, job.chosen)
-    ceilings: tuple[float, ...] = ()
+    prediction = LossPrediction()
     if beyond_horovod(strategy):  # workers need this package then
         check_hosts(job)
         line = redact(job.command)
         model = known_model(options.store, line)
         if model is not None:
             check_model(strategy, classes, model)
-        ceilings = known_ceilings(options.store, tuning_keys(job), strategy)
-    return run_training(job, strategy, Known(classes, ceilings)).status
+        prediction = predicted_losses(options.store, tuning_keys(job), strategy)
+    return run_training(job, strategy, Known(classes, prediction)).status
 
 
 def _run_winner(job: Job, options: Options, trace: str) -> int:
@@ -203,6 +204,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     from dataclasses import replace
 
     from hvd_autosync.earlier import known_of
+    from hvd_autosync.fallbacks import fallback_line
     from hvd_autosync.fitting import classes_for, differences, winner_for
     from hvd_autosync.reporting import answer_line
     from hvd_autosync.search_space.schedule import beyond_horovod
@@ -215,6 +217,8 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
         check_hosts(job)
     answer = printable(answer_line(study))
     print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
+    if ended := fallback_line(study):
+        print(f"{_PREFIX}: {printable(ended)}", file=sys.stderr)
     apart = list(differences(study, job))
     for line in apart:
         print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)

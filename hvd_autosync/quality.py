@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 
 from hvd_autosync.noninferiority import (
     LOOKS,
@@ -29,7 +28,6 @@ from hvd_autosync.noninferiority import (
     has_fallen,
 )
 from hvd_autosync.search_space import Strategy, TrialResult
-from hvd_autosync.search_space.trial import LOSS_WINDOW
 
 #: Seeds of the trials, in their order; 0 are the script's own random numbers.
 SEEDS = tuple(range(1, MOST_PAIRS + 1))
@@ -42,9 +40,6 @@ _LAST, _BEGINNING, _FEWEST = 0.25, 0.05, 20
 _FEWEST_ROUNDS = 4
 #: Neighbouring steps resemble each other: means over so many are compared with each other, too.
 _BLOCK = 5
-#: A window of a guarded training may be above the default's by so many standard deviations of the
-#: default's seeds, and by this share of it.
-_GUARD_DEVIATIONS, _GUARD_TOLERANCE = 6.0, 0.05
 #: Excess of what was refused, at least, by why it was.
 _REFUSED = {Outcome.WORSE: 2.0, Outcome.NOT_SHOWN: 1.5}
 #: Where only time counts a candidate is trained for the time of the default, but no more than so
@@ -119,40 +114,6 @@ def losses_of(result: TrialResult) -> tuple[float, ...]:
     if not result.status.measured or not rows:
         return ()
     return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
-
-
-def loss_ceilings(
-    trials: Sequence[Sequence[float]], own: Sequence[float] = ()
-) -> tuple[float, ...]:
-    """The highest healthy mean loss of each window of a training under a lossy strategy.
-
-    A strategy that was judged and may be used is expected to be as it was then: its losses may lag
-    behind the default's, where its steps are so much faster. Any other has to keep up.
-
-    Args:
-        trials: Losses of the steps of the default's trials, one sequence for each seed.
-        own: Losses of the steps of the strategy's own trial, where it may be used.
-
-    Returns:
-        One for each window of ``LOSS_WINDOW`` steps; none where there is too little to judge by.
-    """
-    count = min((len(losses) for losses in trials), default=0) // LOSS_WINDOW
-    if len(trials) < 2 or not all(math.isfinite(loss) for losses in trials for loss in losses):
-        return ()
-    starts = range(0, count * LOSS_WINDOW, LOSS_WINDOW)
-    windows = [[statistics.fmean(own[i : i + LOSS_WINDOW]) for own in trials] for i in starts]
-    if not windows:
-        return ()
-    noise = math.sqrt(statistics.fmean(statistics.variance(window) for window in windows))
-    allowed = _GUARD_DEVIATIONS * noise
-    levels = [statistics.fmean(window) for window in windows]
-    if all(math.isfinite(loss) for loss in own):
-        own_levels = [
-            statistics.fmean(own[i : i + LOSS_WINDOW])
-            for i in range(0, len(own) - LOSS_WINDOW + 1, LOSS_WINDOW)
-        ]
-        levels = [max(pair) for pair in zip_longest(levels, own_levels, fillvalue=-math.inf)]
-    return tuple(level + max(allowed, _GUARD_TOLERANCE * abs(level)) for level in levels)
 
 
 class QualityCheck:

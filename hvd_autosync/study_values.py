@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from hvd_autosync.confirm import Comparison
-from hvd_autosync.errors import AutosyncError, TraceFormatError
+from hvd_autosync.errors import AutosyncError, SpaceError, TraceFormatError
 from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.search_space import Strategy, TrialResult
@@ -39,7 +39,9 @@ class StudySettings:
         transfer: Whether finished studies of related tasks are learned from.
         expected_hours: How long the training will run: tuning must pay within that.
         fewer: Whether trials make fewer steps where these are long.
-        anew: Whether the winner of a former study of the job was found slower in a training.
+        anew: Whether the winner of a former study of the job was found slower in a training, or
+            the loss guard has ended it there.
+        left: The strategies that it has ended in trainings of the job; none of them can win.
     """
 
     trials: int = 20
@@ -56,6 +58,7 @@ class StudySettings:
     expected_hours: float = 10.0
     anew: bool = False
     fewer: bool = False
+    left: tuple[Strategy, ...] = ()
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Steps of warm-up and measured ones of a trial after the default's.
@@ -72,7 +75,11 @@ class StudySettings:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
-        return {**asdict(self), "allow": list(self.allow)}
+        fields = {**vars(self), "allow": list(self.allow)}
+        del fields["left"]
+        if self.left:  # nor do studies of earlier versions have it
+            fields["left"] = [dict(strategy) for strategy in self.left]
+        return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> StudySettings:
@@ -83,8 +90,13 @@ class StudySettings:
         """
         names = {each.name for each in dataclass_fields(cls)}
         known = {name: value for name, value in fields.items() if name in names}
-        settings = cls(**{**known, "allow": tuple(known.get("allow", ()))})
-        problem = type_problem(settings)
+        problem: str | None
+        try:
+            known["left"] = tuple(Strategy(each) for each in known.get("left", ()))
+            settings = cls(**{**known, "allow": tuple(known.get("allow", ()))})
+            problem = type_problem(settings)
+        except (TypeError, ValueError, AttributeError, SpaceError) as error:
+            problem = str(error)
         if problem is not None:
             raise TraceFormatError(
                 f"the settings of a study are damaged: {problem:.200}",

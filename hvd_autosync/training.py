@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,11 +18,13 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
-from hvd_autosync.search_space.trial import DRIFT_FILE, OUTCOME_FILE
+from hvd_autosync.search_space.trial import DRIFT_FILE, FALLBACK_FILE, OUTCOME_FILE, LossPrediction
 
 #: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
 #: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
 _PASS_ON_AFTER_S = 1.0
+#: How often it is looked whether the loss guard has ended the strategy.
+_LOOK_S = 1.0
 #: ``mpirun`` takes a second SIGINT within 5 s for an order to leave everything behind.
 _PASS_SIGINT_ON_AFTER_S = 6.0
 
@@ -32,12 +35,12 @@ class Known:
 
     Attributes:
         classes: Which parameters are in which class of its strategy.
-        loss_ceilings: Highest healthy losses of its windows (``TrialSpec.loss_ceilings``).
+        loss_prediction: Of its first windows.
         expected_step_s: Seconds of a step, as tuning measured it; 0: unknown.
     """
 
     classes: Classes = field(default_factory=dict)
-    loss_ceilings: tuple[float, ...] = ()
+    loss_prediction: LossPrediction = LossPrediction()
     expected_step_s: float = 0.0
 
 
@@ -89,9 +92,15 @@ class Ended:
     stopped: bool = False
 
 
+#: Called once, as soon as the loss guard has ended the strategy, with the step and the reason; not
+#: in the thread that runs the training.
+OnFallback = Callable[[int, str], None]
+
+
 def run_training(
-    job: Job, strategy: Strategy, known: Known | None = None, *, tallied: bool = False
-) -> Ended:
+    job: Job, strategy: Strategy, known: Known | None = None, *, tallied: bool = False,
+    on_fallback: OnFallback | None = None,
+) -> Ended:  # fmt: skip
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     SIGINT, SIGTERM and SIGHUP are passed on. Whatever ends this process ends the job.
@@ -101,6 +110,7 @@ def run_training(
         strategy: What it runs under.
         known: What is known of it.
         tallied: Whether it is a run of a recurring job, whose outcome is asked for.
+        on_fallback: Told where a rank is on this host.
 
     Raises:
         AutosyncError: The system refuses to launch it.
@@ -110,12 +120,42 @@ def run_training(
         with contextlib.suppress(OSError):  # nothing is written down then
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
         spec = _worker_spec(strategy, known or Known(), folder, tallied)
+        if folder and on_fallback is not None and beyond_horovod(strategy):
+            stack.enter_context(_heard(folder, on_fallback))
         status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
         outcome = Reported.read(folder) if tallied and folder else None
         with contextlib.suppress(OSError):  # there is none
             drift = Path(folder, DRIFT_FILE).read_text()
             return Ended(status, drift, outcome, stopped)
     return Ended(status, outcome=outcome, stopped=stopped)
+
+
+@contextlib.contextmanager
+def _heard(folder: str, on_fallback: OnFallback) -> Iterator[None]:
+    """Look into ``folder`` meanwhile, for a fall-back: this process may be killed before the end.
+
+    Args:
+        folder: Where ranks on this host write.
+        on_fallback: What is to be done.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        last = False
+        while not last:
+            last = over.wait(_LOOK_S)
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                said = json.loads(Path(folder, FALLBACK_FILE).read_text())
+                on_fallback(int(said["step"]), str(said["reason"]))
+                return
+
+    thread = threading.Thread(target=look, name="hvd-autosync-fallback", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int, bool]:
@@ -160,7 +200,7 @@ def _worker_spec(
     """Workers know of us only when they have something to do or to watch."""
     spec = TrialSpec(
         "training", strategy, warmup_steps=0, measured_steps=0, classes=known.classes,
-        loss_ceilings=known.loss_ceilings, expected_step_s=known.expected_step_s,
+        loss_prediction=known.loss_prediction, expected_step_s=known.expected_step_s,
         drift_folder=folder, tallied=tallied,
     )  # fmt: skip
     return spec if beyond_horovod(strategy) or spec.watched or tallied else None

@@ -134,9 +134,16 @@ def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     from hvd_autosync.training import run_training
 
     strategy = record.winner or Strategy()
-    ended = run_training(job, strategy, known_of(record, options.store))
+    kept: list[str] = []
+
+    def keep(step: int, reason: str) -> None:
+        kept.append(_keep_fallback(record, options, strategy, step, reason))
+
+    ended = run_training(job, strategy, known_of(record, options.store), on_fallback=keep)
     if not ended.stopped:
         _say(answer)
+    for line in kept:
+        _say(line)
     if ended.drift:
         _say(_keep_drift(record, options, ended.drift))
     return ended.status
@@ -152,6 +159,20 @@ def _run_as_it_is(job: Job) -> int:
     from hvd_autosync.training import run_training
 
     return run_training(job, Strategy()).status
+
+
+def _keep_fallback(
+    study: StudyRecord, options: Options, strategy: Strategy, step: int, reason: str
+) -> str:
+    """Write down that the loss guard has ended the strategy; what comes of it."""
+    from hvd_autosync.traces import Fallback, TraceStore
+
+    what = f"the loss guard has ended this strategy at step {step}"
+    try:
+        TraceStore(options.store).keep_fallback(study.study_id, Fallback(strategy, step, reason))
+    except StoreError as error:
+        return f"{what}, which was not written down: {error}"
+    return f"{what}: the next run does not use it again"
 
 
 def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:

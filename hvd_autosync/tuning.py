@@ -20,6 +20,7 @@ from hvd_autosync import extensions
 from hvd_autosync.cluster import links_of
 from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.fallbacks import fallback_line, left_strategies, without_left
 from hvd_autosync.forecast import Forecast, forecast
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -166,7 +167,8 @@ def tune(
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, its own or a reused one.
 
-    A study of the same job that was interrupted is taken up where it stopped.
+    A study of the same job that was interrupted is taken up where it stopped. A winner that the
+    loss guard has ended in a training is not returned again (:mod:`hvd_autosync.fallbacks`).
 
     Args:
         job: What is run.
@@ -188,20 +190,27 @@ def tune(
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions)
     known = None if options.reuse == "never" else store.find_finished(key)
-    anew = known is not None and bool(known.drift)
-    if known is not None and (not anew or options.reuse == "only"):
-        listener.on_notice(f"this job was tuned before, by study {known.study_id}; {_AGAIN}")
-        return known
+    left = left_strategies(store, key)
+    if known is not None:
+        usable = without_left(known, left)
+        if usable is not known:
+            listener.on_notice(
+                f"study {known.study_id}: {fallback_line(known)}; it is not used again"
+            )
+        again = _why_again(known, usable)
+        if not again or options.reuse == "only":
+            listener.on_notice(f"this job was tuned before, by study {known.study_id}; {_AGAIN}")
+            return usable
     if options.reuse == "only":
         raise ConfigurationError(
             "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
             hint="Run once with --autosync-reuse auto, or name the right --autosync-store.",
         )
-    settings = settings_of(options)
+    settings = replace(settings_of(options), left=left)
     if known is not None:
         # Unless told otherwise it learns from related studies, and so from what won then.
         settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW), anew=True)
-        listener.on_notice(f"searching again after study {known.study_id}: {known.drift[0]}")
+        listener.on_notice(f"searching again after study {known.study_id}: {again}")
     study, resumed = _open_study(store, key, job, settings, learner, listener)
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
@@ -212,13 +221,29 @@ def tune(
     try:
         with closing(runner):
             tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)
-            return tuning.run(study)
+            return without_left(tuning.run(study), left)
     except BaseException as end:
         with suppress(StoreError):  # this process may live on, as that of a notebook does
             store.let_go(study.study_id)
         if type(end) is KeyboardInterrupt:  # a display's button has a class of its own
             raise TuningInterrupted(study) from None
         raise
+
+
+def _why_again(known: StudyRecord, usable: StudyRecord) -> str:
+    """Why a job is searched again that was tuned before; empty where it is not.
+
+    Args:
+        known: Its last study.
+        usable: The same without strategies that were left.
+    """
+    if known.drift:
+        return known.drift[0]
+    conclusion = Conclusion.of(usable)
+    found_another = conclusion is not None and conclusion.best is not None
+    if usable is known or found_another or StudySettings.from_json(known.settings).anew:
+        return ""
+    return "the loss guard has ended its winner, and no other was proven to be faster"
 
 
 def _open_study(
@@ -385,7 +410,7 @@ class _Tuning:
         assert task is not None, "it was just described"
         known = self._store.find_finished_task(task.fingerprint, study.space.key)
         earlier = Conclusion.of(known) if known else None
-        if known is None or earlier is None or known.drift:
+        if known is None or earlier is None or known.drift or known.fallbacks:
             return
         if not task.model.parameters:
             return  # jobs that reduce by hand all look alike

@@ -41,6 +41,8 @@ _MEASURED_S, _FEWEST_STEPS = 15.0, 10
 DRIFT_FILE = "drift"
 #: Where it writes what a run of a recurring job came to, there too.
 OUTCOME_FILE = "outcome"
+#: Where any rank on its host writes that the loss guard has ended the strategy, there too.
+FALLBACK_FILE = "fallback"
 #: Steps over which the losses of a guarded training are averaged.
 LOSS_WINDOW = 32
 _TRIM = 0.1
@@ -72,6 +74,19 @@ def enough_steps(step_s: float, most: int) -> int:
 
 
 @dataclass(frozen=True)
+class LossPrediction:
+    """What the mean losses of a guarded training's first windows are, if it is as good as it was.
+
+    Attributes:
+        levels: The highest expected mean of each window of ``LOSS_WINDOW`` steps.
+        deviations: Standard deviation of such a mean about its level, as many, above 0.
+    """
+
+    levels: tuple[float, ...] = ()
+    deviations: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class TrialSpec:
     """What every rank of a trial must know.
 
@@ -86,10 +101,10 @@ class TrialSpec:
         classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
         probe: Measure the link between the ranks of these hosts, instead of running the script.
         seed: Of all random numbers (:mod:`hvd_autosync.runtime.seeds`); 0: the script's own.
-        loss_ceilings: Highest healthy mean loss of each window of ``LOSS_WINDOW`` steps from the
-            beginning of a real training; the last holds for all that follow.
+        loss_prediction: Of the first windows of a real training.
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
-        drift_folder: Where this is on its host, rank 0 writes there that steps are slower.
+        drift_folder: Where this is on its host, rank 0 writes there that steps are slower, and any
+            rank that the loss guard has ended the strategy.
         tallied: Whether rank 0 writes there, too, what a real training comes to, and its samples.
         fewer: Whether fewer steps are measured where those of the warm-up are long.
         key: What its messages are signed with (:mod:`hvd_autosync.runtime.wire`); drawn for it.
@@ -104,7 +119,7 @@ class TrialSpec:
     classes: Classes = field(default_factory=dict)
     probe: tuple[Host, ...] = ()
     seed: int = 0
-    loss_ceilings: tuple[float, ...] = ()
+    loss_prediction: LossPrediction = LossPrediction()
     expected_step_s: float = 0.0
     drift_folder: str = ""
     tallied: bool = False
@@ -125,7 +140,10 @@ class TrialSpec:
     def to_json(self) -> str:
         """Compact JSON."""
         probe = [asdict(host) for host in self.probe]
-        fields = {**vars(self), "strategy": dict(self.strategy), "probe": probe}
+        fields = {
+            **vars(self), "strategy": dict(self.strategy), "probe": probe,
+            "loss_prediction": asdict(self.loss_prediction),
+        }  # fmt: skip
         if math.isinf(self.hopeless_above_s):
             fields["hopeless_above_s"] = None
         return json.dumps(fields, separators=(",", ":"))
@@ -137,7 +155,9 @@ class TrialSpec:
         fields["strategy"] = Strategy(fields["strategy"])
         fields["classes"] = {name: tuple(names) for name, names in fields["classes"].items()}
         fields["probe"] = tuple(Host(**host) for host in fields["probe"])
-        fields["loss_ceilings"] = tuple(fields["loss_ceilings"])
+        fields["loss_prediction"] = LossPrediction(
+            **{name: tuple(values) for name, values in fields["loss_prediction"].items()}
+        )
         if fields["hopeless_above_s"] is None:
             fields["hopeless_above_s"] = math.inf
         return cls(**fields)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hvd_autosync.confirm import Comparison
 from hvd_autosync.launch.trial_files import offline_trackers
 from hvd_autosync.launch.worker_environment import TRIAL_VARIABLE, spec_from_environment
+from hvd_autosync.search_space import Strategy, build_space
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
@@ -124,17 +126,56 @@ def assert_no_secret_is_shown(
     assert all(spec is None or spec.measured_steps == 0 for spec in specs)
 
 
+def plant_lossy_winner(job: Job) -> str:
+    """A study of the job in place of its own, with a lossy winner and an exact one after it."""
+    (study,) = job.store.studies()
+    assert study.task is not None
+    job.store.delete(study.study_id)
+    planted = job.store.create_study(
+        job_key=study.job_key, command=study.command, settings=study.settings, versions={}
+    )
+    space = build_space(study.task.model, study.task.resources, allow=("codec",))
+    job.store.describe_task(planted.study_id, study.task, space)
+    lossy, exact = Strategy({"buckets": 1, "rest_codec": "bf16"}), Strategy({"cycle_time_ms": 2.0})
+    compared = tuple(Comparison(each, 1.5, 1.2, 1.8, 3) for each in (lossy, exact))
+    found = Conclusion(lossy, "it was planted", "", 0.1, compared)
+    job.store.finish(planted.study_id, StudyStatus.FINISHED, found.to_json(), lossy)
+    return planted.study_id
+
+
+def check_that_the_guard_is_heard(job: Job, script: tuple[str, ...]) -> None:
+    """The record is in the store, and the next run takes what was proven beside that winner."""
+    study_id = plant_lossy_winner(job)
+    broken = job.run(*script)
+    assert broken.returncode == 0 and "trained 140 steps" in broken.stdout, broken.stderr
+    said = re.findall(r"loss guard: a mean loss of nan is not finite at step (\d+)", broken.stderr)
+    assert said == ["96"] and "restored step 1;" in broken.stderr
+    assert "the loss guard has ended this strategy at step 96: the next run" in broken.stderr
+    (ended,) = job.store.study(study_id).fallbacks
+    assert ended.step == 96 and ended.strategy["rest_codec"] == "bf16"
+
+    again = job.run(*script)
+    assert again.returncode == 0 and "trained 140 steps" in again.stdout, again.stderr
+    assert "at step 96 of a training" in again.stderr and "not used again" in again.stderr
+    assert "cycle_time_ms=2" in again.stderr and "loss guard: a mean" not in again.stderr
+    assert len(job.store.studies()) == 1, "nothing was searched again"
+
+
 def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
     job: Job, processes_seen: Callable[[], "AbstractContextManager[ProcessesSeen]"],
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """No process shows a secret meanwhile that the user's own do not show."""
+    """No process shows a secret meanwhile that the user's own do not show.
+
+    And a winner that the loss guard ends is not used a third time.
+    """
     secrets = Secrets(tmp_path_factory.mktemp("secrets"), monkeypatch)
-    script = ("--status", "0", "--password", IN_ARGUMENT)
+    script = ("--steps", "140", "--nan-at", "40",  # after the trials' last step
+              "--password", IN_ARGUMENT)  # fmt: skip
     with processes_seen() as tuned:
         first = job.run(*script)
     assert first.returncode == 0, first.stderr
-    assert re.findall(r"trained 60 steps", first.stdout) == ["trained 60 steps"]
+    assert re.findall(r"trained 140 steps", first.stdout) == ["trained 140 steps"]
     *_, answer, trace = first.stderr.strip().splitlines()
     (study,) = job.store.studies()
     assert answer.startswith("hvd-autosync: ") and study.study_id in trace
@@ -153,12 +194,13 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
         assert not any(each.encode() in file.read_bytes() for each in (IN_VARIABLE, IN_ARGUMENT))
     assert IN_ARGUMENT not in first.stderr and re.search(r"--password '?\*\*\*", first.stderr)
     assert again.returncode == 0
-    assert "trial 0" not in again.stderr and "trained 60 steps" in again.stdout
+    assert "trial 0" not in again.stderr and "trained 140 steps" in again.stdout
     assert again.stderr.strip().splitlines()[-3:] == [answer, answer, trace]
     assert len(job.store.studies()) == 1
 
     path = job.folder / "trace.jsonl"
     export_study(job.store, study.study_id, path)
+    check_that_the_guard_is_heard(job, script)
     job.store_path = job.folder / "another.db"
     replayed = job.run("--status", "3", options=("--gloo", "--autosync-replay", str(path)))
     assert replayed.returncode == 1, "horovodrun says so of a training that ends with 3"

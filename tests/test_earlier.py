@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from hvd_autosync.earlier import known_ceilings, known_of
+from hvd_autosync.earlier import known_of, predicted_losses
 from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.quality import Verdict
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus, catalogue_knob
@@ -29,9 +30,10 @@ def judged(location: str, *, admissible: bool) -> str:
     store = TraceStore(location)
     study = store.create_study(job_key="job", command=(), settings={}, versions={})
     store.describe_task(study.study_id, None, SPACE)
-    for strategy, loss, steps in [(SPACE.default, 1.0, 64)] * 3 + [(SLOW, 2.0, 96)]:
+    dice = random.Random(1)
+    for strategy, loss in [(SPACE.default, 1.0)] * 3 + [(SLOW, 2.0)]:
         number = store.ask(study.study_id, strategy, "quality", {"seed": 0})
-        losses = (loss,) * steps
+        losses = tuple(dice.gauss(loss, 0.01) for _ in range(64))
         result = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", losses=losses),))
         store.tell(study.study_id, number, result)
     outcome = Outcome.ADMITTED if admissible else Outcome.WORSE
@@ -46,28 +48,28 @@ def judged(location: str, *, admissible: bool) -> str:
 def test_an_unknown_strategy_keeps_up_with_the_default(location: str) -> None:
     judged(location, admissible=True)
     other = Strategy({"local_steps": 8})
-    assert known_ceilings(location, {"job"}, other) == pytest.approx([1.05] * 2)
+    assert predicted_losses(location, {"job"}, other).levels == pytest.approx([1.0] * 2, abs=0.01)
 
 
 def test_one_that_may_be_used_is_as_it_was_when_it_was_judged(location: str) -> None:
     judged(location, admissible=True)
-    assert known_ceilings(location, {"job"}, SLOW) == pytest.approx([2.1] * 3)
+    assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([2.0] * 2, abs=0.01)
 
 
 def test_one_that_was_refused_keeps_up_with_the_default(location: str) -> None:
     judged(location, admissible=False)
-    assert known_ceilings(location, {"job"}, SLOW) == pytest.approx([1.05] * 2)
+    assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([1.0] * 2, abs=0.01)
 
 
 def test_a_strategy_from_outside_of_the_space_is_no_error(location: str) -> None:
     judged(location, admissible=True)
     outside = Strategy({"large_codec": "topk"})
-    assert known_ceilings(location, {"job"}, outside) == pytest.approx([1.05] * 2)
+    assert predicted_losses(location, {"job"}, outside).levels == pytest.approx([1.0] * 2, abs=0.01)
 
 
 def test_other_jobs_know_nothing(location: str) -> None:
     judged(location, admissible=True)
-    assert known_ceilings(location, {"another"}, SLOW) == ()
+    assert predicted_losses(location, {"another"}, SLOW).levels == ()
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
@@ -81,4 +83,4 @@ def test_who_takes_over_a_winner_takes_over_what_its_losses_were(
     if forgotten:
         store.delete(source)
     known = known_of(store.study(study.study_id), location)
-    assert known.loss_ceilings == pytest.approx([] if forgotten else [2.1] * 3)
+    assert known.loss_prediction.levels == pytest.approx([] if forgotten else [2.0] * 2, abs=0.01)

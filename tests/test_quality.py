@@ -15,7 +15,6 @@ from hvd_autosync.quality import (
     QualityCheck,
     QualityTrial,
     Verdict,
-    loss_ceilings,
     losses_of,
 )
 from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
@@ -251,41 +250,6 @@ def test_losses_are_means_of_the_ranks() -> None:
     assert losses_of(TrialResult(TrialStatus.COMPLETED)) == ()
     blind = (*ranks, RankReport(2, "b"))
     assert losses_of(TrialResult(TrialStatus.COMPLETED, ranks=blind)) == ()
-
-
-def test_ceilings_follow_the_default_with_room_for_noise() -> None:
-    seeds = [[2.0 - step / 320 + 0.01 * seed for step in range(320)] for seed in range(3)]
-    ceilings = loss_ceilings(seeds)
-    assert len(ceilings) == 10 and list(ceilings) == sorted(ceilings, reverse=True)
-    # 6 deviations of the seeds are 0.06, 5 % are 0.1.
-    assert ceilings[0] == pytest.approx((2.01 - 16 / 320) * 1.05, rel=0.01)
-    assert ceilings[-1] == pytest.approx(1.01 + 16 / 320 + 0.06, rel=0.01)
-
-
-@pytest.mark.parametrize("slower", [1.2, 1.5, 2.0, 3.0])
-def test_who_was_judged_may_be_as_slow_again_and_nobody_else(slower: float) -> None:
-    def curve(steps: int, factor: float) -> list[float]:
-        return [0.3 + 2 * math.exp(-step / 80 / factor) for step in range(steps)]
-
-    seeds, own = [curve(192, 1.0) for _ in range(3)], curve(320, slower)
-    means = [sum(own[i : i + 32]) / 32 for i in range(0, 320, 32)]
-    judged = loss_ceilings(seeds, own)
-    assert len(judged) == 10
-    assert all(mean <= top for mean, top in zip(means, judged, strict=True))
-    assert any(mean > top for mean, top in zip(means, loss_ceilings(seeds), strict=False))
-
-
-def test_noisy_seeds_raise_the_ceilings() -> None:
-    quiet, noisy = ([[1.0 + scale * seed] * 64 for seed in range(3)] for scale in (0.001, 0.1))
-    assert loss_ceilings(quiet)[0] == pytest.approx(1.05, abs=0.01)
-    assert loss_ceilings(noisy)[0] == pytest.approx(1.1 + 0.6, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "trials", [[], [[1.0] * 64], [[1.0] * 64, [1.0] * 31], [[1.0] * 64, [math.nan] * 64]]
-)
-def test_too_little_gives_no_ceilings(trials: list[list[float]]) -> None:
-    assert loss_ceilings(trials) == ()
 
 
 @pytest.mark.parametrize("round_steps", [2, 8, 16])

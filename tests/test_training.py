@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from hvd_autosync.launch.sweep import processes_of
+from hvd_autosync.search_space.trial import FALLBACK_FILE
+from hvd_autosync.training import _heard
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
@@ -82,3 +84,16 @@ def await_true(condition: Callable[[], bool], limit_s: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it did not come true in {limit_s} s"
         time.sleep(0.1)
+
+
+def test_the_end_of_a_strategy_is_heard_while_the_training_runs(tmp_path: Path) -> None:
+    """Who listens may be killed before it is over; what is written at its very end counts, too."""
+    for late in (False, True):
+        heard: list[tuple[int, str]] = []
+        folder = tmp_path / str(late)
+        folder.mkdir()
+        with _heard(str(folder), lambda step, reason, heard=heard: heard.append((step, reason))):
+            (folder / FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
+            if not late:
+                await_true(lambda heard=heard: bool(heard), 20)
+        assert heard == [(96, "it rises")]

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from hvd_autosync.confirm import Comparison
 from hvd_autosync.errors import ShortJobError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -17,14 +18,16 @@ from hvd_autosync.search_space import (
     ModelProfile,
     ParameterProfile,
     Resources,
+    SearchSpace,
     Strategy,
     Task,
     TrialResult,
     TrialStatus,
+    catalogue_knob,
 )
 from hvd_autosync.search_space.trial import RankReport, TrialSpec
-from hvd_autosync.study_values import Conclusion
-from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.study_values import Conclusion, StudySettings
+from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
 from hvd_autosync.tuning import TuningInterrupted, _classes, tune, tuning_key, tuning_keys
 
 LARGE = ParameterProfile("large.weight", (512, 512), "float32")
@@ -84,6 +87,61 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
 
     only = Options(store=options.store, reuse="only")
     assert tune(job, only, listener, runner=runner).study_id == first.study_id
+
+
+def ended_by_the_guard(
+    store: TraceStore, key: str, *, proven: Strategy | None = None, anew: bool = False
+) -> str:
+    """A finished study whose winner was left in a training; its id."""
+    first = store.create_study(job_key=key, command=(), settings={"anew": anew}, versions={})
+    space = SearchSpace((catalogue_knob("cycle_time_ms"), catalogue_knob("local_steps")))
+    store.describe_task(first.study_id, TASK, space)
+    winner = Strategy({"local_steps": 4})
+    compared = tuple(
+        Comparison(each, 1.5, 1.2, 1.8, 3) for each in (winner, proven) if each is not None
+    )
+    found = Conclusion(winner, "it won", "", 0.1, compared).to_json()
+    store.finish(first.study_id, StudyStatus.FINISHED, found, winner)
+    said = Fallback(winner, 1234, "the loss has risen to 9 from 2")
+    store.keep_fallback(first.study_id, said)
+    (kept,) = store.study(first.study_id).fallbacks
+    assert replace(kept, at="") == said and kept.at
+    return first.study_id
+
+
+def test_a_winner_that_the_guard_has_ended_does_not_win_again(tmp_path: Path) -> None:
+    """The next best that was proven is taken; where there is none it is searched without it."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    runner = MagicMock()
+    runner.run.side_effect = Launched
+    next_best = Strategy({"cycle_time_ms": 5.0})
+    for name, proven, anew, reuse, expected in (
+        ("next", next_best, False, "auto", next_best),
+        ("only", None, False, "only", Strategy({})),
+        ("twice", None, True, "auto", Strategy({})),
+        ("search", None, False, "auto", None),
+    ):
+        options = Options(store=str(tmp_path / f"{name}.db"), reuse=reuse)
+        store, listener = TraceStore(options.store), MagicMock()
+        key = tuning_key(job, options, {})
+        study_id = ended_by_the_guard(store, key, proven=proven, anew=anew)
+        if expected is None:
+            with pytest.raises(Launched):
+                tune(job, options, listener, runner=runner)
+            (running,) = (s for s in store.studies() if s.study_id != study_id)
+            settings = StudySettings.from_json(running.settings)
+            assert settings.left == (Strategy({"local_steps": 4}),)
+            assert settings.anew and settings.trials == 8
+        else:
+            found = tune(job, options, listener, runner=runner)
+            assert found.study_id == study_id and found.space is not None
+            assert found.winner == found.space.complete(expected) if not expected else expected
+            conclusion = Conclusion.of(found)
+            assert conclusion is not None and (conclusion.best is not None) == bool(expected)
+        (notice, *_) = (call.args[0] for call in listener.on_notice.mock_calls)
+        assert study_id in notice and "at step 1234" in notice and "risen to 9" in notice
+        assert "local steps 4" in notice.replace("=", " ").replace("_", " "), notice
+        assert "not used again" in notice
 
 
 def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_autosync.earlier import known_of
+from hvd_autosync.fallbacks import left_strategies, without_left
 from hvd_autosync.launch.job import Job
 from hvd_autosync.options import Options
 from hvd_autosync.printable import printable
@@ -77,12 +78,14 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
     search = SEARCHES[options.search](settings_of(options))
     decision = search.next_share(outcomes_of(runs))
     study = store.find_finished(tuning_key(job, options, load_restrictions(options.space)))
+    if study is not None:
+        study = without_left(study, left_strategies(store, study.job_key))
     base = Strategy() if study is None or study.winner is None else study.winner
     if runs:
         base = runs[0].strategy
     known = Known() if study is None else known_of(study, store)
     # Steps without a barrier take as long as they take: nothing is slower than it was measured.
-    known = Known(known.classes, known.loss_ceilings)
+    known = Known(known.classes, known.loss_prediction)
     total = next((each.samples for each in reversed(runs) if each.samples), 0)
     if 0 < decision.share < 1 and not total:
         decision = Decision(1.0, False, _UNCOUNTED)

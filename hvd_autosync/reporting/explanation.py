@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from hvd_autosync.fallbacks import fallback_line
 from hvd_autosync.knob_order import with_knob_order
 from hvd_autosync.printable import printable, printable_lines, shell_line
 from hvd_autosync.reporting.explain_experts import experts_table
@@ -153,6 +154,8 @@ def _concluded(
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
         yield Text(printable(f"Since then: {line}."), style="bold yellow")
+    if said := fallback_line(study):
+        yield Text(printable(f"Since then: {said}."), style="bold yellow")
 
 
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:

@@ -39,7 +39,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     extensions.load()
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
     current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
-    current.loss_ceilings = spec.loss_ceilings
+    current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.drift_folder
     # Scripts may also import it from where it is defined.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer

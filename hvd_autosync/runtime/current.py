@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
     from hvd_autosync.search_space.protocol import Protocol
     from hvd_autosync.search_space.schedule import Schedule
+    from hvd_autosync.search_space.trial import LossPrediction
 
 #: How gradients travel; ``None``: as Horovod's own optimizer sends them.
 plan: ExchangePlan | None = None
@@ -32,8 +33,10 @@ run: TrialRun | None = None
 watch: DriftWatch | None = None
 #: Counts what a run of a recurring job comes to.
 tally: Tally | None = None
-#: Highest healthy losses of the training's windows, where another training has shown them.
-loss_ceilings: tuple[float, ...] = ()
+#: What the training's losses are, as quality trials of the job predict them.
+loss_prediction: LossPrediction | None = None
+#: A folder of the driver's, where that is on this host; empty: none.
+driver_folder = ""
 #: The losses of this process's steps; ``None`` where nobody asks for them.
 losses: Losses | None = None
 

@@ -43,3 +43,12 @@ def install(spec: TrialSpec) -> None:
         activation.activate(module, spec, sender)
 
     when_imported("horovod.torch", activate)
+    if not current.trial and beyond_horovod(spec.strategy):
+        when_imported("torch.nn.modules.batchnorm", _count_layers)
+
+
+def _count_layers(_: ModuleType) -> None:
+    """For the guard's snapshots; as soon as such layers can be made."""
+    from hvd_autosync.runtime.normalization import count_layers
+
+    count_layers()

@@ -30,6 +30,8 @@ from hvd_autosync.search_space.schedule import Schedule
 
 #: Parallel steps between two votes on whether local steps can begin.
 _VOTE_EVERY = 8
+#: Of a round of so many steps one is near the average that it began with.
+_NEAR = 32
 
 
 class LocalSteps(Joiner):
@@ -169,6 +171,19 @@ class LocalSteps(Joiner):
         if self.running:
             return self._done == 0 and not self.owed
         return not self._restored
+
+    @property
+    def round_steps(self) -> int:
+        """Steps of the round that runs; 0 where none does."""
+        return self._length if self.running else 0
+
+    @property
+    def near_average(self) -> bool:
+        """Whether parameters are equal or so few steps old that they still are near the average.
+
+        The first steps of a long round: one loss of hundreds would tell too little of an average.
+        """
+        return self.equal or (self.running and self._done * _NEAR < self._length)
 
     def stop(self) -> None:
         """Exchange gradients in every step for good; parameters are the same on all ranks now.

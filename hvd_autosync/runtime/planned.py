@@ -210,13 +210,13 @@ def _register_hooks(self: Any) -> None:
 
 
 def _new_guard(name: str) -> Guard:
-    """A guard that knows the losses of exact trainings, unless there are several of them.
+    """A guard that knows what losses are predicted, unless there are several of them.
 
-    Their ceilings are those of one optimizer's losses, and nobody knows which.
+    The prediction is of one optimizer's losses, and nobody knows which.
     """
-    guard = Guard(name, () if _GUARDS else current.loss_ceilings)
+    guard = Guard(name, None if _GUARDS else current.loss_prediction)
     if len(_GUARDS) == 1 and (first := _GUARDS[0]()) is not None:
-        first.forget_ceilings()
+        first.forget_prediction()
     _GUARDS.append(weakref.ref(guard))
     return guard
 

@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.traces.autotune_csv import import_autotune_log
 from hvd_autosync.traces.jsonl import export_study, import_studies
-from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord, default_result
+from hvd_autosync.traces.records import (
+    Fallback,
+    StudyRecord,
+    StudyStatus,
+    TrialRecord,
+    default_result,
+)
 from hvd_autosync.traces.store import TraceStore, default_store_url
 
 if TYPE_CHECKING:
     from hvd_autosync.traces.frames import read_trials, trials_frame
 
 __all__ = [
+    "Fallback",
     "StudyRecord",
     "StudyStatus",
     "TraceStore",

@@ -19,7 +19,7 @@ from hvd_autosync.search_space import (
     Task,
     TrialResult,
 )
-from hvd_autosync.traces.records import DRIFT, StudyRecord, TrialRecord, timestamp
+from hvd_autosync.traces.records import DRIFT, FALLBACKS, StudyRecord, TrialRecord, timestamp
 
 _JOB_KEY, _COMMAND = "anonymous", ("horovodrun",)
 #: What a learner said of a trial and does not name other studies.
@@ -50,6 +50,10 @@ def anonymous(
     outcome = study.outcome and {**study.outcome, "reason": ""}
     if outcome:
         outcome.pop(DRIFT, None)  # names hosts
+        if study.fallbacks:  # others can learn which, not when or of what losses
+            outcome[FALLBACKS] = [
+                replace(each, reason="", at="").to_json() for each in study.fallbacks
+            ]
     shared = replace(
         study, study_id=study_id, created_at=_moved(study.created_at, earlier), job_key=_JOB_KEY,
         command=_COMMAND, task=_task(study.task, hosts), outcome=outcome,

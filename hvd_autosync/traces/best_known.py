@@ -24,7 +24,7 @@ def best_known(
 ) -> dict[str, Any] | None:
     """The winner of the newest study of a model on a layout of ranks, as a document.
 
-    One whose steps became slower in training is not taken.
+    One whose steps became slower in training, or that the loss guard has ended, is not taken.
 
     Args:
         store: Where studies are.
@@ -38,7 +38,7 @@ def best_known(
         if study.task is None or study.winner is None or study.status is not StudyStatus.FINISHED:
             continue
         model, resources = study.task.model, study.task.resources
-        if study.drift or resources.device != device:
+        if study.drift or study.fallbacks or resources.device != device:
             continue
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):

@@ -9,6 +9,7 @@ The life of a study::
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,17 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space import SearchSpace, Strategy, Task, TrialResult
 
 #: Entry of a finished study's outcome: what ranks said of steps that became slower for good.
 DRIFT = "drift"
+#: Another: the strategies that the loss guard has ended in trainings.
+FALLBACKS = "fallbacks"
+#: Both are added after the study has ended.
+LATER = (DRIFT, FALLBACKS)
+#: What making a value of JSON raises that others have written.
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, SpaceError)
 
 
 class StudyStatus(str, enum.Enum):
@@ -28,6 +36,27 @@ class StudyStatus(str, enum.Enum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A training that its loss guard has brought back to steps without loss.
+
+    Attributes:
+        strategy: What it ran under before.
+        step: At which of its steps.
+        reason: Why, for people.
+        at: When it was written down, as :func:`timestamp` writes it.
+    """
+
+    strategy: Strategy
+    step: int
+    reason: str
+    at: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {**vars(self), "strategy": dict(self.strategy)}
 
 
 @dataclass(frozen=True)
@@ -65,6 +94,19 @@ class StudyRecord:
         """What ranks of a training under the winner said of steps that became slower for good."""
         said = (self.outcome or {}).get(DRIFT)
         return tuple(map(str, said)) if isinstance(said, list) else ()
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The trainings under it that the loss guard has ended its strategy in, oldest first."""
+        said = (self.outcome or {}).get(FALLBACKS)
+        found = []
+        for each in said if isinstance(said, list) else ():
+            with contextlib.suppress(*_MALFORMED):
+                found.append(Fallback(
+                    Strategy(each["strategy"]), int(each["step"]), str(each["reason"]),
+                    str(each["at"]),
+                ))  # fmt: skip
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, one entry per attribute."""

@@ -5,9 +5,9 @@ when it raises, nothing was written. Several drivers, and several threads of one
 at once. Where the database is a server's that goes away, each method waits for it and begins anew
 (:mod:`hvd_autosync.traces.outage`). A study changes only while it is running, and only its owner,
 the process that created or claimed it, should change it; what later trainings say of it
-(:meth:`TraceStore.keep_drift`) is added when it has finished. Every method raises ``StoreError``
-when the database fails, and
-``TraceFormatError`` when what it holds is damaged.
+(:meth:`TraceStore.keep_drift`, :meth:`TraceStore.keep_fallback`) is added later. Every method
+raises ``StoreError`` when the database fails, and ``TraceFormatError`` when what it holds is
+damaged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,9 @@ from hvd_autosync.traces.outage import LostTransactionError, repeated
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import (
     DRIFT,
+    FALLBACKS,
+    LATER,
+    Fallback,
     StudyRecord,
     StudyStatus,
     TrialRecord,
@@ -146,7 +149,7 @@ class TraceStore:
         outcome: Mapping[str, Any],
         winner: Strategy | None,
     ) -> None:
-        """End a study; nothing of it can change afterwards.
+        """End a study; nothing of it can change afterwards but what later trainings say.
 
         Raises:
             StoreError: It ended before, or ``status`` is not an end.
@@ -157,11 +160,15 @@ class TraceStore:
                 hint="End it as finished or failed.",
             )
         columns = {
-            "status": status.value, "outcome": dict(outcome), "owner": None, "heartbeat_s": None,
+            "status": status.value, "owner": None, "heartbeat_s": None,
             "winner": None if winner is None else dict(winner),
         }  # fmt: skip
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
+            # A training may have run already, where the tuning was interrupted.
+            (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
+            kept = {name: value for name, value in (study.outcome or {}).items() if name in LATER}
+            columns["outcome"] = {**kept, **outcome}
             rows.update_study(connection, study_id, columns)
 
     @repeated
@@ -175,10 +182,34 @@ class TraceStore:
         Raises:
             StoreError: There is no such study.
         """
+        self._add(study_id, DRIFT, lambda study: list(said))
+
+    @repeated
+    def keep_fallback(self, study_id: str, fallback: Fallback) -> None:
+        """Write down that the loss guard has ended a study's strategy in a training.
+
+        Args:
+            study_id: The study, finished or not.
+            fallback: What happened; its time is that of now.
+
+        Raises:
+            StoreError: There is no such study.
+        """
+        now = replace(fallback, at=timestamp())
+
+        def add(study: StudyRecord) -> list[Any]:
+            return [each.to_json() for each in (*study.fallbacks, now)]
+
+        self._add(study_id, FALLBACKS, add)
+
+    def _add(
+        self, study_id: str, name: str, entry: Callable[[StudyRecord], list[Any]]
+    ) -> None:
+        """Write an entry of a study's outcome, made of the study as it is."""
         with self._database.writing() as connection:
             rows.lock_study(connection, study_id)
             (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
-            outcome = {**(study.outcome or {}), DRIFT: list(said)}
+            outcome = {**(study.outcome or {}), name: entry(study)}
             rows.update_study(connection, study_id, {"outcome": outcome})
 
     @repeated
@@ -386,6 +417,6 @@ def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str
 
     But for what later trainings said: a copy may have been made before.
     """
-    outcome = study.outcome and {k: v for k, v in study.outcome.items() if k != DRIFT}
+    outcome = study.outcome and {k: v for k, v in study.outcome.items() if k not in LATER}
     study = replace(study, outcome=outcome)
     return [study.to_json(), *(trial.to_json() for trial in trials)]

@@ -10,7 +10,13 @@ from rich.console import Console
 
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.search_space import TrialStatus
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, import_autotune_log
+from hvd_autosync.traces import (
+    Fallback,
+    StudyRecord,
+    StudyStatus,
+    TraceStore,
+    import_autotune_log,
+)
 
 
 def shown(store: TraceStore, study_id: str = "last", width: int = 120) -> str:
@@ -73,6 +79,17 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert take == f"hvd-autosync show {finished.study_id} --take winner > strategy.toml"
     assert line.startswith("hvd-autosync run --strategy strategy.toml -np 4 -H a:2,b:2 python")
     assert "\nbuckets = 8\n" in recipe and "\ncycle_time_ms = 5.0\n" in recipe
+
+
+def test_a_winner_that_the_loss_guard_has_ended_is_told(
+    store: TraceStore, finished: StudyRecord
+) -> None:
+    assert finished.winner is not None
+    ended = Fallback(finished.winner, 1234, "the loss has risen to 9 from 2")
+    store.keep_fallback(finished.study_id, ended)
+    answer = " ".join(section(shown(store), "Answer").split())
+    assert "was ended by the loss guard at step 1234 of a training" in answer
+    assert "because the loss has risen to 9 from 2" in answer
 
 
 def test_lines_to_be_copied_are_never_cut(store: TraceStore, finished: StudyRecord) -> None:

@@ -33,7 +33,7 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.study_values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord, export_study
 from hvd_autosync.traces.checking import strict_study, strict_trial
-from hvd_autosync.traces.records import DRIFT
+from hvd_autosync.traces.records import DRIFT, FALLBACKS
 from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.tuning import tuning_key
 
@@ -99,6 +99,8 @@ def hostile(
     verdict = Verdict(Strategy(fields["winner"]), Outcome.WORSE, 2.0, 1.0, 0.1, EVIL, 1.5, 4)
     outcome["verdicts"] = [{**vars(verdict), "strategy": fields["winner"]}]
     outcome[DRIFT] = [EVIL]
+    ended = {"strategy": fields["winner"], "step": 7, "reason": EVIL, "at": EVIL}
+    outcome[FALLBACKS] = [EVIL, {"strategy": EVIL}, {**ended, "step": EVIL}, ended]
     changed = strict_study(fields)
     told = []
     for trial in trials:

@@ -1,6 +1,7 @@
 """A small Horovod training that can be told to misbehave; knows nothing of us."""
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -53,6 +54,7 @@ parser.add_argument("--rank", type=int, default=-1)
 parser.add_argument("--under", default="", help="NAME=VALUE of a variable; else no fault")
 parser.add_argument("--under-any", default="", help="no fault unless this variable is set")
 parser.add_argument("--print-random", action="store_true")
+parser.add_argument("--nan-at", type=int, default=-1, help="a loss that is no number")
 parser.add_argument("--status", type=int, default=0)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--password", default="", help="is not needed")
@@ -91,7 +93,7 @@ for step, (batch,) in enumerate(loader):
     if args.fault and step == args.at and args.rank in (-1, hvd.rank()):
         misbehave(args.fault, step, hvd.rank())
     optimizer.zero_grad()
-    loss = model(batch).square().mean()
+    loss = model(batch).square().mean() * (math.nan if args.nan_at == step else 1.0)
     loss.backward()
     optimizer.step()
 if hvd.rank() == 0:

@@ -10,11 +10,19 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_autosync.cli import app
-from hvd_autosync.search_space import TrialResult, TrialStatus
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, export_study, import_studies
+from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+from hvd_autosync.traces import (
+    Fallback,
+    StudyRecord,
+    StudyStatus,
+    TraceStore,
+    export_study,
+    import_studies,
+)
 from hvd_autosync.traces.anonymous import anonymous
 
-SECRETS = ("our secret project", "train_secret", "secret.layer", "secret-host", "secret output")
+SECRETS = ("our secret project", "train_secret", "secret.layer", "secret-host", "secret output",
+           "secret loss")  # fmt: skip
 
 
 @pytest.fixture
@@ -44,6 +52,8 @@ def secretive(store: TraceStore, finished: StudyRecord) -> StudyRecord:
     trials[2] = replace(trials[2], result=failed)
     store.add([(study, trials)])
     store.keep_drift(study.study_id, ["rank 3 on secret-host computes more slowly"])
+    ended = Fallback(Strategy({"cycle_time_ms": 5.0}), 64, "secret loss")
+    store.keep_fallback(study.study_id, ended)
     return study
 
 
@@ -56,6 +66,7 @@ def test_nothing_tells_whose_it_is(
     for secret in (*SECRETS, secretive.study_id, "feedfeedfeed"):
         assert secret not in text
     times = [json.loads(line) for line in text.splitlines()]
+    assert [each["step"] for each in times[1]["outcome"]["fallbacks"]] == [64]
     assert times[1]["created_at"].endswith("T00:00:00.000000+00:00")
 
 

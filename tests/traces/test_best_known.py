@@ -15,7 +15,7 @@ from hvd_autosync.search_space import (
     Task,
     catalogue_knob,
 )
-from hvd_autosync.traces import StudyStatus, TraceStore
+from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
 from hvd_autosync.traces.best_known import best_known
 
 MODEL = ModelProfile((ParameterProfile("weight", (4, 4), "float32"),))
@@ -51,6 +51,13 @@ def test_the_newest_of_the_same_layout_on_the_same_device_answers(store: TraceSt
 def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> None:
     tuned(store, 2)
     store.keep_drift(tuned(store, 3), ["steps take 9 ms for good"])
+    found = best_known(store, PARAMETERS, [2], "cpu")
+    assert found is not None and found["knobs"] == {"buckets": 2}
+
+
+def test_a_winner_that_the_loss_guard_has_ended_is_not_taken(store: TraceStore) -> None:
+    tuned(store, 2)
+    store.keep_fallback(tuned(store, 3), Fallback(Strategy({"buckets": 3}), 64, "it has risen"))
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 2}
 

@@ -2,7 +2,10 @@
 
 import contextlib
 import io
+import json
 import math
+import os
+import tempfile
 
 import horovod.torch as hvd
 import torch
@@ -10,10 +13,10 @@ from cases_local_steps import loader, local, together
 from common import batch, mlp
 
 from hvd_autosync.runtime import current, planned
-from hvd_autosync.runtime.guard import Band
 from hvd_autosync.runtime.losses import Losses
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.trial import FALLBACK_FILE, LossPrediction
 from hvd_autosync.search_space.trial import LOSS_WINDOW as WINDOW
 
 CODED = ExchangePlan(rest=ClassPlan(codec="int8"))
@@ -67,8 +70,8 @@ def case_a_loss_that_is_no_number_ends_local_steps():
         train(model, optimizer, 5, first=900)
         assert together(model)
         assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
-    assert ("after step 1\n" in said.getvalue()) == (hvd.rank() == 0)
+    assert ("hvd-autosync: loss guard: " in said.getvalue()) == (hvd.rank() == 0)
+    assert ("; restored step 1; " in said.getvalue()) == (hvd.rank() == 0)
 
 
 def case_a_loss_that_rises_ends_a_codec():
@@ -139,36 +142,20 @@ def case_a_trial_has_no_guard():
     assert optimizer._guard is None
 
 
-def case_bands():
-    band = Band()
-    noisy = [2.0 - 0.01 * i + 0.05 * (-1) ** i for i in range(40)]
-    assert all(band.holds(mean, i) for i, mean in enumerate(noisy))
-    assert not any(band.holds(mean, 40) for mean in (math.nan, math.inf, 3.5))
-    assert band.holds(1.7, 40)
-    negative = Band()
-    assert all(negative.holds(-5.0 - 0.1 * i, i) for i in range(10))
-    assert negative.holds(-5.2, 10) and not negative.holds(-2.0, 11)
-
-
-def case_bands_under_ceilings():
-    band = Band([3.0, 2.0])
-    assert not band.holds(3.1, 0) and band.holds(2.9, 0)
-    assert not band.holds(2.1, 1) and band.holds(1.9, 1)
-    assert not band.holds(2.1, 7) and band.holds(1.9, 7)
-
-
-def case_an_average_is_judged_beside_its_replicas():
-    band = Band([9.0] * 10)
-    assert band.holds(2.0, 0) and band.bears(99.0, 16)  # what is noise is not known yet
-    for window in range(1, 12):
-        assert band.holds(2.0 - 0.05 * window, window)
-    assert band.bears(1.5, 16) and not band.bears(4.0, 16) and not band.bears(math.nan, 16)
-
-
-def case_ceilings_leave_healthy_local_steps_alone():
-    """The first steps of a training have the highest losses, and equal parameters."""
-    before, current.loss_ceilings = current.loss_ceilings, (1.1,)
+@contextlib.contextmanager
+def predicted(*levels):
+    """Trials of the job predict these means of windows."""
+    before = current.loss_prediction
+    current.loss_prediction = LossPrediction(levels, (0.05,) * len(levels))
     try:
+        yield
+    finally:
+        current.loss_prediction = before
+
+
+def case_a_prediction_leaves_healthy_local_steps_alone():
+    """The first steps of a training have the highest losses, and equal parameters."""
+    with predicted(0.9, 0.4, 0.2):
         with real_training() as said:
             model, optimizer = local(Schedule(8))
             for number in loader(6 * WINDOW):
@@ -178,33 +165,54 @@ def case_ceilings_leave_healthy_local_steps_alone():
                 optimizer.step()
             assert optimizer._guard is not None
         assert not said.getvalue()
-    finally:
-        current.loss_ceilings = before
 
 
-def case_several_optimizers_have_no_ceilings():
-    before, current.loss_ceilings = current.loss_ceilings, (1e-6,)
-    try:
+def case_several_optimizers_have_no_prediction():
+    with predicted(-9.0):
         with real_training():
             model, optimizer = local(None, plan=CODED)
             _, second = local(None, plan=CODED)
             train(model, optimizer, 6 * WINDOW)
             assert optimizer._guard is not None and second._guard is not None
-    finally:
-        current.loss_ceilings = before
 
 
-def case_a_loss_that_lags_ends_a_codec():
-    """It never rises, but exact trainings were better by then."""
-    before, current.loss_ceilings = current.loss_ceilings, (1e6, 1e6, 1e-6)
+def case_a_loss_that_lags_ends_a_codec_and_local_steps():
+    """It never rises, but trials of the default were better by then. What was learned is kept."""
+    for schedule, plan in ((None, CODED), (Schedule(64), None)):
+        with predicted(9.0, 9.0, -200.0), tempfile.TemporaryDirectory() as folder:
+            lags_behind(schedule, plan, folder)
+
+
+def lags_behind(schedule, plan, folder):
+    with real_training() as said, driver_here(folder):
+        model, optimizer = local(schedule, plan=plan)
+        moved = []
+
+        def factor(number):
+            moved.append(model[0].weight.detach().clone())
+            return 1.0
+
+        train(model, optimizer, 6 * WINDOW, factor)
+        assert optimizer._guard is None and together(model)
+        assert not torch.equal(moved[4 * WINDOW], moved[1]), "the snapshot of step 1 was restored"
+    on_rank_0 = hvd.rank() == 0
+    assert ("above what trials of this job predict" in said.getvalue()) == on_rank_0
+    assert ("; kept what was learned; " in said.getvalue()) == on_rank_0
+    if hvd.local_rank() == 0:
+        with open(os.path.join(folder, FALLBACK_FILE)) as file:
+            written = json.load(file)
+        assert written["step"] == 4 * WINDOW and "trials of this job" in written["reason"]
+    assert len(os.listdir(folder)) == (hvd.local_rank() == 0)
+
+
+@contextlib.contextmanager
+def driver_here(folder):
+    """The driver's folder is on this host."""
+    before, current.driver_folder = current.driver_folder, folder
     try:
-        with real_training() as said:
-            model, optimizer = local(None, plan=CODED)
-            train(model, optimizer, 6 * WINDOW)
-            assert optimizer._guard is None and together(model)
-        assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
+        yield
     finally:
-        current.loss_ceilings = before
+        current.driver_folder = before
 
 
 def case_an_average_that_is_bad_ends_local_steps():
@@ -214,10 +222,19 @@ def case_an_average_that_is_bad_ends_local_steps():
         lengths = []
 
         def factor(number):
-            lengths.append(optimizer._guard is not None and optimizer._guard._equal)
+            lengths.append(optimizer._guard is not None and optimizer._guard._at_average)
             return 1e4 if number > 200 and lengths[-1] else 1.0
 
         train(model, optimizer, 16 * WINDOW, factor)
         assert optimizer._guard is None and together(model)
-    assert ("has left its band" in said.getvalue()) == (hvd.rank() == 0)
+    assert ("hvd-autosync: loss guard: " in said.getvalue()) == (hvd.rank() == 0)
     assert sum(lengths[200:400]) < 10
+
+
+def case_long_rounds_that_nothing_is_predicted_for_are_named():
+    """Where two rounds are within what trials predict, it is seen what averages are worth."""
+    for length, levels, named in ((128, (9.0,), True), (128, (9.0,) * 8, False), (8, (), False)):
+        with predicted(*levels), real_training() as said:
+            model, optimizer = local(Schedule(length))
+            train(model, optimizer, 5 * WINDOW)
+        assert (f"rounds have {length} steps" in said.getvalue()) == (named and hvd.rank() == 0)

@@ -1,0 +1,142 @@
+"""Sequential tests of the losses of a guarded training: is it as good as it should be?
+
+Three null hypotheses, each tested as the means of windows come in:
+
+- *The losses are as predicted.* Quality trials of the job predict mean and deviation of each window
+  (:mod:`hvd_autosync.loss_prediction`). With x(w) what a window is above its level and d(w) the
+  deviation, z(k) = sum of x(w) over root of V(k), V(k) = sum of d(w)^2, w = 0 ... k, is standard
+  normal, and may not exceed C sqrt(V(K) / V(k)), K the last window that is predicted (O'Brien and
+  Fleming 1979): what is gross is seen at once, what is small at the end. Windows have equal
+  weights, for a model that learns more slowly is not behind in the first, which varies least.
+- *The loss does not rise.* Beyond the prediction, and without one, no window may be clearly above
+  the lowest level so far.
+- *The average of replicas is as good as they are.* Steps right after an average have its loss;
+  what they are above the replicas' own losses is summed over all rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from hvd_autosync.search_space.trial import LossPrediction
+
+#: C: 1 % of the trainings that are exactly as predicted and go through all looks exceed it anywhere
+#: (six looks; checked by simulation in ``benchmarks/guard_alarms.py``).
+_CRITICAL = 2.4
+#: So many windows make a level, and are the beginning.
+_LEVEL = 4
+#: A rise counts from so many deviations of a window, this share of the level, and this share of
+#: what the loss has fallen: a healthy loss that was lowered a lot has its ups and downs.
+_DEVIATIONS, _RISE, _SHARE_OF_FALL = 6.0, 0.1, 0.2
+#: Of averages, summed over all rounds, half of that share is enough.
+_RISE_OF_AVERAGES = 0.05
+
+
+class LossEnvelope:
+    """The tests of one training; of constant size however long that is.
+
+    Args:
+        prediction: Of its losses; without windows where nothing is known.
+    """
+
+    def __init__(self, prediction: LossPrediction | None = None) -> None:
+        self._prediction = prediction or LossPrediction()
+        #: Sums of x(w) and d(w)^2 so far, and the number of windows.
+        self._excess, self._variance, self._predicted = 0.0, 0.0, 0
+        self._recent: deque[float] = deque(maxlen=_LEVEL)
+        #: The highest window of the beginning, and the lowest level.
+        self._beginning, self._lowest = -math.inf, math.inf
+        self._last = 0.0
+        #: Sum and number of the squares of differences of neighbours.
+        self._squares, self._pairs = 0.0, 0
+        #: Sum of what averages were above their replicas, and number of such steps' losses.
+        self._jumps, self._jumped = 0.0, 0.0
+
+    def accepts(self, mean: float, window: int) -> str:
+        """Look at the mean loss of a window, and remember it if it is as it should be.
+
+        Args:
+            mean: The mean over all ranks.
+            window: Its number.
+
+        Returns:
+            What is wrong; empty where nothing is.
+        """
+        if not math.isfinite(mean):
+            return f"a mean loss of {mean:.4g} is not finite"
+        wrong = self._as_predicted(mean, window) or self._not_risen(mean)
+        if not wrong:
+            if self._recent:
+                self._squares += (mean - self._last) ** 2
+                self._pairs += 1
+            self._recent.append(mean)
+            self._last = mean
+            if len(self._recent) == _LEVEL:
+                if self._lowest == math.inf:
+                    self._beginning = max(self._recent)
+                self._lowest = min(self._lowest, math.fsum(self._recent) / _LEVEL)
+        return wrong
+
+    def accepts_average(self, mean: float, count: float, losses: float) -> str:
+        """Look at losses right after averages; called after :meth:`accepts` of the same window.
+
+        Args:
+            mean: Their mean.
+            count: How many they are.
+            losses: How many losses the window has.
+
+        Returns:
+            As of :meth:`accepts`.
+        """
+        if not math.isfinite(mean):
+            return f"a mean loss of {mean:.4g} of averaged replicas is not finite"
+        if self._lowest == math.inf:
+            return ""  # the noise is not known yet
+        jump = mean - self._last
+        self._jumps += jump * count
+        self._jumped += count
+        for excess, number, share in (
+            (jump, count, _RISE), (self._jumps / self._jumped, self._jumped, _RISE_OF_AVERAGES)
+        ):  # fmt: skip
+            # Their own noise, and that of the replicas' losses beside them.
+            noise = self._noise() * math.sqrt(losses / number + count / number)
+            if excess > max(_DEVIATIONS * noise, share * abs(self._last)):
+                return f"the average of replicas has a loss {excess:.4g} above their own"
+        return ""
+
+    def forget_prediction(self) -> None:
+        """Judge without it from now on."""
+        self._prediction = LossPrediction()
+
+    def _as_predicted(self, mean: float, window: int) -> str:
+        levels, deviations = self._prediction.levels, self._prediction.deviations
+        if window >= len(levels):
+            return ""
+        self._excess += mean - levels[window]
+        self._variance += deviations[window] ** 2
+        self._predicted += 1
+        if self._excess <= _CRITICAL * math.sqrt(math.fsum(each**2 for each in deviations)):
+            return ""
+        return (
+            f"the loss is {self._excess / self._predicted:.3g} above what trials of this job "
+            f"predict, {self._excess / math.sqrt(self._variance):.1f} deviations"
+        )
+
+    def _not_risen(self, mean: float) -> str:
+        if self._lowest == math.inf:
+            return ""
+        fallen = max(self._beginning - self._lowest, 0.0)
+        margin = max(
+            _DEVIATIONS * self._noise(), _RISE * abs(self._lowest), _SHARE_OF_FALL * fallen
+        )
+        if mean <= self._lowest + margin:
+            return ""
+        return f"the loss has risen to {mean:.4g} from {self._lowest:.4g}"
+
+    def _noise(self) -> float:
+        """Standard deviation of a window's mean.
+
+        Of differences of neighbours, so that a falling loss is no noise.
+        """
+        return math.sqrt(self._squares / (2 * self._pairs)) if self._pairs else 0.0
