@@ -14,7 +14,7 @@ from typing import Any
 
 from hvd_autosync.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
-from hvd_autosync.fallbacks import completed
+from hvd_autosync.fallbacks import is_left
 from hvd_autosync.finalists import Finalists, admissibility, refuted
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
@@ -201,7 +201,9 @@ class Decision:
     @cached_property
     def _finalists(self) -> Finalists:
         observations = observations_of(self._space, self._trials)
-        out = refuted(self._space, self._trials) | completed(self._settings.left, self._space)
+        left = self._settings.left
+        out = refuted(self._space, self._trials)
+        out |= {o.strategy for o in observations if is_left(o.strategy, left, self._space)}
         return Finalists(self._problem, observations, out)
 
     def _check(self, leaders: Sequence[Strategy]) -> QualityCheck:

@@ -32,20 +32,19 @@ def left_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]:
 def is_left(
     strategy: Strategy, left: Collection[Strategy], space: SearchSpace | None = None
 ) -> bool:
-    """Whether ``strategy`` is one of those that were left; in a space, up to defaults."""
+    """Whether ``strategy`` is one of those that were left, or trains the same model in a space."""
     if strategy in left:
         return True
-    return space is not None and not completed(left, space).isdisjoint(completed([strategy], space))
+    return space is not None and not _parts(left, space).isdisjoint(_parts([strategy], space))
 
 
-def completed(strategies: Collection[Strategy], space: SearchSpace) -> set[Strategy]:
-    """The strategies as a space has them; without those outside of it."""
+def _parts(strategies: Collection[Strategy], space: SearchSpace) -> set[Strategy]:
+    """What of each decides what is trained; without those outside of the space."""
     found = set()
     for strategy in strategies:
-        try:
-            found.add(space.complete(strategy))
-        except SpaceError:
-            continue
+        with contextlib.suppress(SpaceError):
+            if not space.is_exact(strategy):
+                found.add(space.lossy_part(strategy))
     return found
 
 
