@@ -12,8 +12,9 @@ every fourth stretch of 1,000 steps, so that policies for stragglers have someth
     python benchmarks/soak.py --controllers mpi --strategies "ASP,SSP(2)"
     python benchmarks/soak.py --show soak.csv
 
-The first fifth is warm-up. Of the rest, slopes are medians of all pairs' (Theil and Sen), per 1,000
-steps, of the rank that grows faster, with their 95 % intervals. A quantity is flat where the
+The first fifth is warm-up, as is the fifth after a switch of protocol in the middle. Of the rest,
+slopes are medians of all pairs' (Theil and Sen), per 1,000 steps, of the rank and phase that grow
+fastest, with their 95 % intervals. A quantity is flat where the
 interval lies below its bound, grows where it lies above it, and is not known where it holds it.
 Counts are flat where the median of the last third is not above that of the first. "Horovod" is the
 peer, without a line of ours in the process; "a leak" is Horovod with 64 bytes lost per step, which
@@ -56,7 +57,11 @@ _BOUNDS = {
 _COUNTS = ("threads", "descriptors", "queued")
 _LEAK = "a leak"
 _LEAKED_BYTES = 64
-_WARM_UP = 0.2
+#: Shares of a training that are judged: what is warm by then, and each phase of those that switch
+#: from one to another in the middle.
+_ONE_PHASE, _TWO_PHASES = ((0.2, 1.0),), ((0.2, 0.5), (0.6, 1.0))
+_SWITCHING = ("post-local", "Sync-Switch", "ASP before BSP", "QSR + Sync-Switch",
+              "PowerSGD + Sync-Switch")  # fmt: skip
 _APPENDING = threading.Lock()
 _CLASSES = {"embedding": ["table.weight"], "large": ["hidden.weight"]}
 _BATCH, _BATCHES = 8, 250
@@ -203,11 +208,12 @@ def show(output: str) -> bool:
     for controller, name in dict.fromkeys((row["controller"], row["strategy"]) for row in rows):
         own = [row for row in rows if (row["controller"], row["strategy"]) == (controller, name)]
         most = max(int(row["step"]) for row in own)
-        ranks = [
-            [row for row in own if row["rank"] == rank and int(row["step"]) > _WARM_UP * most]
+        stretches = [
+            [r for r in own if r["rank"] == rank and begin * most < int(r["step"]) <= end * most]
             for rank in sorted({row["rank"] for row in own})
+            for begin, end in (_TWO_PHASES if name in _SWITCHING else _ONE_PHASE)
         ]
-        judged = [judge(samples) for samples in ranks]
+        judged = [judge(samples) for samples in stretches]
         slopes = {
             each: max((slopes[each] for slopes, _ in judged), key=lambda of: of[2])
             for each in _BOUNDS
@@ -224,7 +230,7 @@ def show(output: str) -> bool:
             f"{1e3 * max(float(row['seconds']) for row in own) / most:.1f}",
             f"{max(int(row['rss_bytes']) for row in own) / 2**20:.0f}",
             *(_interval(slopes[each], unit) for each, (_, unit) in _BOUNDS.items()),
-            *(_range(ranks, each) for each in _COUNTS), "; ".join(wrong) or "flat",
+            *(_range(stretches, each) for each in _COUNTS), "; ".join(wrong) or "flat",
         )  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
@@ -238,8 +244,8 @@ def _interval(of: tuple[float, float, float], unit: float) -> str:
     return f"{middle:.1f} ({low:.1f} .. {high:.1f})"
 
 
-def _range(ranks: list[list[Row]], column: str) -> str:
-    values = [int(row[column]) for samples in ranks for row in samples]
+def _range(stretches: list[list[Row]], column: str) -> str:
+    values = [int(row[column]) for samples in stretches for row in samples]
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)} .. {max(values)}"
 
 

@@ -42,6 +42,7 @@ def parse_args() -> argparse.Namespace:
     add("--width", type=int, default=128, help="size of a byte's hidden state")
     add("--depth", type=int, default=3, help="number of transformer blocks")
     add("--heads", type=int, default=4, help="attention heads, a divisor of the width")
+    add("--autocast", action="store_true", help="compute in bfloat16 where torch.autocast does")
     add("--max-mb", type=float, default=4.0, help="stop reading sources after this many MB")
     add("--seed", type=int, default=1, help="seed of model and windows")
     return parser.parse_args()
@@ -176,7 +177,8 @@ def main() -> None:
         start = time.perf_counter()
         for starts in loader:
             optimizer.zero_grad()
-            loss = model(windows_at(train_text, starts, args.context, device))
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.autocast):
+                loss = model(windows_at(train_text, starts, args.context, device))
             loss.backward()
             optimizer.synchronize()  # clip the average, not each rank's own gradient
             nn.utils.clip_grad_norm_(model.parameters(), args.clip)
