@@ -60,6 +60,8 @@ _LEAKED_BYTES = 64
 #: Shares of a training that are judged: what is warm by then, and each phase of those that switch
 #: from one to another in the middle.
 _ONE_PHASE, _TWO_PHASES = ((0.2, 1.0),), ((0.2, 0.5), (0.6, 1.0))
+#: Samples that tell something.
+_FEWEST = 9
 _SWITCHING = ("post-local", "Sync-Switch", "ASP before BSP", "QSR + Sync-Switch",
               "PowerSGD + Sync-Switch")  # fmt: skip
 _APPENDING = threading.Lock()
@@ -208,10 +210,13 @@ def show(output: str) -> bool:
     for controller, name in dict.fromkeys((row["controller"], row["strategy"]) for row in rows):
         own = [row for row in rows if (row["controller"], row["strategy"]) == (controller, name)]
         most = max(int(row["step"]) for row in own)
+        ranks = sorted({row["rank"] for row in own})
+        by_rank = [[row for row in own if row["rank"] == rank] for rank in ranks]
         stretches = [
-            [r for r in own if r["rank"] == rank and begin * most < int(r["step"]) <= end * most]
-            for rank in sorted({row["rank"] for row in own})
-            for begin, end in (_TWO_PHASES if name in _SWITCHING else _ONE_PHASE)
+            stretch
+            for samples in by_rank
+            for phase in (_TWO_PHASES if name in _SWITCHING else _ONE_PHASE)
+            if len(stretch := _within(samples, *phase)) >= _FEWEST
         ]
         judged = [judge(samples) for samples in stretches]
         slopes = {
@@ -237,6 +242,12 @@ def show(output: str) -> bool:
     bounds = ", ".join(f"{b / unit:g} {each}" for each, (b, unit) in _BOUNDS.items())
     console.print(f"slopes per 1,000 steps (95 % interval); flat is below {bounds} (KiB)")
     return well
+
+
+def _within(samples: list[Row], begin: float, end: float) -> list[Row]:
+    """Samples of a share of a rank's own steps: without a barrier ranks make unequally many."""
+    most = max(int(row["step"]) for row in samples)
+    return [row for row in samples if begin * most < int(row["step"]) <= end * most]
 
 
 def _interval(of: tuple[float, float, float], unit: float) -> str:
