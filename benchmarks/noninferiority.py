@@ -28,13 +28,11 @@ from __future__ import annotations
 import csv
 import itertools
 import statistics
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-from command_line import add_table, new_parser, open_table, parse
+from command_line import add_table, commit_now, new_parser, open_table, parse
 from rich.console import Console
 from rich.table import Table
 
@@ -179,10 +177,7 @@ def main() -> None:
     with open(output, newline="") as file:
         names = COLUMNS[1:5]
         done = {tuple(row[name] for name in names) for row in csv.DictReader(file)}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True,
-        text=True,
-    ).stdout.strip()  # fmt: skip
+    commit = commit_now()
     single = (("candidate", *each) for each in itertools.product(KINDS, SPREADS, DIFFERENCES))
     studies = (("study", kind, spread, 1.0) for kind in KINDS for spread in SPREADS)
     for what, kind, spread, difference in itertools.chain(single, studies):

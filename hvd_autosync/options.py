@@ -109,12 +109,12 @@ class Options:
     )
     steps: int | None = _option(
         None, _at_least(5), "N",
-        f"Steps measured in each trial. Default: {DEFAULT_STEPS}, and after the default's trial "
-        "fewer where steps are long.",
+        f"Steps measured in each trial. Default: {DEFAULT_STEPS}, or fewer where steps are long.",
     )
     warmup: int | None = _option(
         None, _at_least(1), "N",
-        f"Steps run before those, not measured. Default: {DEFAULT_WARMUP}, or fewer likewise.",
+        f"Steps run before those, not measured. Default: {DEFAULT_WARMUP}, and after the default's "
+        "trial fewer likewise.",
     )
     quality_steps: int = _option(
         200, _at_least(40), "N",

@@ -3,7 +3,7 @@
 What is fastest is mostly what loses most. So exploring stops before its trials are used up, the
 best strategy is judged, and what that says of others like it steers the next trials::
 
-    explore ... | default x 3 | judge | explore explore | judge | explore explore | ... | confirm
+    explore ... | default x 4 | judge | explore explore | judge | explore explore | ... | confirm
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import itertools
 import os
+import statistics
 import tempfile
 import time
 
@@ -46,10 +48,17 @@ def case_steps_as_fast_as_tuning_measured():
 
 
 def case_a_rank_that_becomes_slow_is_told_from_those_that_wait():
-    slow = 1
-    pause = (
-        (lambda step: 0.05 if step > WINDOW * 6 else 0.0) if hvd.rank() == slow else lambda _: 0.0
-    )
+    """By twice what its steps took before, however busy this machine is."""
+    slow, begins = 1, WINDOW * 6
+    began = []
+
+    def pause(step):
+        began.append(time.perf_counter())
+        if hvd.rank() != slow or step <= begins:
+            return 0.0
+        steps_s = [b - a for a, b in itertools.pairwise(began[:begins])]
+        return max(0.05, 2 * statistics.median(steps_s))
+
     said, _ = watched(0.03, WINDOW * 16, pause)
     assert ("outside of waiting" in said) == (hvd.rank() == slow), said
     assert ("steps take" in said) == (hvd.rank() == 0), said
