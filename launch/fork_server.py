@@ -24,7 +24,8 @@ import time
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, new_secret
 from hvd_autosync.launch.forked_trial import ForkedTrial
 from hvd_autosync.launch.preload import Preloader
-from hvd_autosync.launch.worker_environment import KEY_VARIABLE
+from hvd_autosync.launch.stage import remove_stages
+from hvd_autosync.launch.worker_environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
 from hvd_autosync.runtime.processes import await_keepers, end_descendants
 from hvd_autosync.runtime.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
@@ -85,6 +86,7 @@ class _Server:
                 message = self._next(receiver)
         except (ChannelError, BrokenPipeError):  # the driver is gone: no reason to be here
             self._end_child()
+            remove_stages(os.environ[TRIAL_ID_VARIABLE])
             return None
 
     def _next(self, receiver: ControlReceiver) -> Message | None:

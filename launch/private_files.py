@@ -26,6 +26,8 @@ from pathlib import Path
 from hvd_autosync.launch import keeper, namespaces
 from hvd_autosync.launch.mounts import PrivateRoot, mount_overlay, read_mounts
 from hvd_autosync.launch.shared_paths import shared_paths
+from hvd_autosync.launch.stage import make_stage
+from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE
 
 #: Says in a rank's environment that its files are to be private, and how.
 FILES_VARIABLE = "HVD_AUTOSYNC_FILES"
@@ -103,7 +105,7 @@ def make_private(order: FilesOrder, rank: int) -> None:
 def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -> None:
     """Make the namespace, enter it, and leave it to a keeper."""
     limit = order.limit_bytes or _share_of_memory()
-    stage = tempfile.mkdtemp(prefix="hvd-autosync-files-")
+    stage = make_stage(os.environ[TRIAL_ID_VARIABLE])
     parent = os.open(os.path.dirname(stage), os.O_RDONLY | os.O_DIRECTORY)
     try:
         kept = _kept_folder(order)

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from hvd_autosync.launch.stage import remove_stages
 from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, TRIAL_ID_VARIABLE
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
@@ -95,6 +96,8 @@ def sweep(trial_id: str, *, ranks_only: bool = False) -> int:
             except ProcessLookupError:
                 pass
         time.sleep(0.02)
+    if not ranks_only:
+        remove_stages(trial_id)
     return len(killed)
 
 

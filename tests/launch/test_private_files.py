@@ -18,6 +18,9 @@ import pytest
 from hvd_autosync.launch.mounts import read_mounts
 from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder
 from hvd_autosync.launch.shared_paths import shared_paths
+from hvd_autosync.launch.stage import make_stage
+from hvd_autosync.launch.sweep import sweep
+from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE
 from hvd_autosync.runtime.wire import Message, MessageDecoder
 
 PACKAGE = Path(__file__).parents[2] / "hvd_autosync"
@@ -39,7 +42,7 @@ class Trial:
 
     def start(self, rank: int, *command: str, **order: object) -> "subprocess.Popen[str]":
         environment = {
-            **os.environ, "HOROVOD_RANK": str(rank),
+            **os.environ, "HOROVOD_RANK": str(rank), TRIAL_ID_VARIABLE: self.name,
             FILES_VARIABLE: FilesOrder(self.name, KEY, **order).to_text(),  # type: ignore[arg-type]
         }  # fmt: skip
         return subprocess.Popen(
@@ -373,3 +376,15 @@ def test_no_home_and_no_root_is_shared(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "/", "TMPDIR": str(tmp_path)}
     paths = shared_paths({**environment, "TORCH_HOME": str(tmp_path)}, "")
     assert "/" not in paths and str(tmp_path) not in paths and "/dev" in paths
+
+
+def test_what_a_killed_rank_has_left_goes_with_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, other, foreign = make_stage("one"), make_stage("another"), tmp_path / "one"
+    foreign.mkdir()
+    sweep("one", ranks_only=True)  # its launcher may start ranks yet
+    assert Path(left).is_dir()
+    sweep("one")
+    assert sorted(tmp_path.iterdir()) == sorted([Path(other), foreign])
