@@ -61,22 +61,27 @@ def case_others_go_on_without_a_straggler():
 
 
 def case_nobody_waits_as_long_as_there_is_a_straggler():
-    """It ends to be one when the others are in the middle of their pass, or at its end."""
+    """It ends to be one when the others are in the middle of their pass, or at its end.
+
+    Those who wait at their end are known by their last steps. Where the machine was busier after
+    these, the straggler seems to be one until all move again: in the pass that follows.
+    """
+    following = 120
 
     def changes(length):
         ran = []
         for _, optimizer, _, made in slow_training(
-            Protocol(share=1.0, stragglers="greedy"), (length, 20),
+            Protocol(share=1.0, stragglers="greedy"), (length, following),
             lambda index, number: index == 0 and number < 90,
         ):  # fmt: skip
             ran.append(optimizer._protocols.running)
             steps = list(made)
-        assert steps == [length, 20]
-        return [i for i in range(1, length + 20) if ran[i] != ran[i - 1]]
+        assert steps == [length, following]
+        return [i for i in range(1, length + following) if ran[i] != ran[i - 1]]
 
     for length in (320, 160):
-        begun, ended = changes(length)
-        assert 20 <= begun < 90 < ended, (begun, ended)
+        found = changes(length)
+        assert len(found) >= 2 and 20 <= found[0] < 90 < found[1], (length, found)
 
 
 def case_who_waits_for_others_at_the_end_of_a_round_computes_no_longer():
