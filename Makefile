@@ -28,7 +28,7 @@ IN_VENV := PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint docs test-deps clean distclean FORCE
+.PHONY: help setup demo test test-all lint docs test-deps clean distclean FORCE
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=...] [TORCH=...] [MPI=...] [ARGS=...]"
@@ -41,8 +41,11 @@ demo: setup ## tune and train the digits example on two local ranks
 	$(IN_VENV) horovodrun -np 2 --gloo --autosync --autosync-trials 10 \
 	  python examples/train_digits.py
 
-test: setup ## run all tests
+test: setup ## run the tests; of wide matrices some cases
 	@$(IN_VENV) $(if $(ARGS),pytest $(ARGS),python tools/run_tests.py)
+
+test-all: setup ## run every test
+	@$(IN_VENV) python tools/run_tests.py --all
 
 lint: setup ## check style and types
 	$(BIN)/ruff check .

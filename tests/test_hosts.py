@@ -29,8 +29,9 @@ pytestmark = [
 
 #: Hosts, ranks on each, and the controller: four ranks at most, for there are two processors.
 LAYOUTS = [
-    (2, 2, "gloo"), (3, 1, "gloo"),
-    pytest.param(2, 2, "mpi", marks=pytest.mark.mpi),
+    (2, 2, "gloo"),
+    pytest.param(3, 1, "gloo", marks=pytest.mark.wide),
+    pytest.param(2, 2, "mpi", marks=[pytest.mark.mpi, pytest.mark.wide]),
     pytest.param(3, 1, "mpi", marks=pytest.mark.mpi),
 ]  # fmt: skip
 

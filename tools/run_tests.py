@@ -1,8 +1,10 @@
-"""Runs all tests: those that start jobs one after the other, and the rest beside them.
+"""Runs the tests: those that start jobs one after the other, and the rest beside them.
 
 Many jobs beside each other would slow each other beyond their limits, but one leaves a third of two
 processors idle. So there are two rows: jobs; and tests of single functions, then notebooks, the
 documentation and whole tunings. The status is that of the first run that failed.
+
+Of wide matrices (marker ``wide``) cases that stand for the rest run; with ``--all`` every one does.
 """
 
 from __future__ import annotations
@@ -81,14 +83,17 @@ class _Run:
 def main() -> int:
     """Run both rows; their status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    jobs, others = f"({_JOBS})", f"not ({_JOBS})"
+    if "--all" not in sys.argv[1:]:
+        jobs, others = (f"{each} and not wide" for each in (jobs, others))
     ignored = [f"--ignore={path}" for path in _BESIDE]
-    runs = [_Run("--durations=20", "-m", _JOBS, *ignored, later=False)]
+    runs = [_Run("--durations=10", "-m", jobs, *ignored, later=False)]
     over = threading.Event()
 
     def beside() -> None:  # a thread waits, so that no zombie is among processes that tests see
         for arguments, nice in (
-            (("-m", f"not ({_JOBS})"), 19),
-            (("-m", _JOBS, "--durations=10", *_BESIDE), 0),
+            (("-m", others, "--durations=10"), 19),
+            (("-m", jobs, "--durations=10", *_BESIDE), 0),
         ):
             if not over.is_set():
                 runs.append(_Run(*arguments, nice=nice))

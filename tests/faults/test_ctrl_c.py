@@ -56,9 +56,14 @@ def interrupted(job: Job, moment: str | int) -> Life:
 
 
 @pytest.mark.timeout(600)
-def test_once_it_trains_and_twice_it_stops(job: Job) -> None:
+@pytest.mark.parametrize(
+    "moments",
+    [pytest.param(("Ctrl-C ends it and starts the training", "links", 2), marks=pytest.mark.wide,
+                  id="many"), pytest.param((2,), id="some")],
+)  # fmt: skip
+def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: Job) -> None:
     kept: list[object] = []
-    for moment in ("Ctrl-C ends it and starts the training", "links", 2):
+    for moment in moments:
         life = interrupted(job, moment)
         assert life.wait() == 0, life.said
         assert life.printed.count(f"trained {STEPS} steps") == 1

@@ -1,10 +1,10 @@
 """The driver is stopped at any moment of a study, by every means: the same command goes on.
 
-Two studies, whose drivers have ten lives each: SIGKILL ends all of one, the signals that a driver
-handles take turns in the other. Each life ends at another moment, somewhere from the driver's first
-tenths of a second to the middle of a trial. After each of them nothing may run any more, nothing
-may lie in shared memory or in the folder for temporary files, and what was measured must be there.
-One more life finishes.
+Two studies, whose drivers have several lives each: SIGKILL ends all of one, the signals that a
+driver handles take turns in the other. Each life ends at another moment, somewhere from the
+driver's first tenths of a second to the middle of a trial. After each of them nothing may run any
+more, nothing may lie in shared memory or in the folder for temporary files, and what was measured
+must be there. One more life finishes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ MEANS: dict[str, list[tuple[list[signal.Signals], int]]] = {
 }
 #: What the driver has said before it is stopped, or how many trials have ended.
 MOMENTS = ("", "tuning", "links", 0, 1, 1, 1, 2, 2, 3)
+SOME_MOMENTS = ("", "links", 1, 2)
 
 
 def has_come(life: Life, moment: str | int) -> bool:
@@ -41,11 +42,17 @@ def has_come(life: Life, moment: str | int) -> bool:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("means", MEANS)
-def test_a_driver_that_is_stopped_at_any_moment(means: str, job: Job) -> None:
+@pytest.mark.parametrize(
+    "moments", [pytest.param(MOMENTS, marks=pytest.mark.wide, id="many"),
+                pytest.param(SOME_MOMENTS, id="some")],
+)  # fmt: skip
+def test_a_driver_that_is_stopped_at_any_moment(
+    means: str, moments: tuple[str | int, ...], job: Job
+) -> None:
     dice = random.Random(means)
     kept: list[object] = []
     turns = itertools.cycle(MEANS[means])
-    for lives, (moment, (signals, expected)) in enumerate(zip(MOMENTS, turns, strict=False), 1):
+    for lives, (moment, (signals, expected)) in enumerate(zip(moments, turns, strict=False), 1):
         life = job.start(trials=16)
         life.until(lambda life=life, moment=moment: has_come(life, moment))
         delay_s = dice.uniform(0.1, 2.0) if not moment else dice.uniform(0, 0.5)

@@ -126,7 +126,11 @@ def test_a_newer_store_is_refused_and_left_as_it_is(job: Job) -> None:
     assert digest(job.store_path) == before
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["same job", "other job"])
+@pytest.mark.parametrize(
+    "same",
+    [pytest.param(True, id="same job"),
+     pytest.param(False, id="other job", marks=pytest.mark.wide)],
+)  # fmt: skip
 def test_two_studies_at_once(job: Job, same: bool) -> None:
     lives = [job.start(trials=3), job.start(*(() if same else ("--steps", "61")), trials=3)]
     assert [life.wait() for life in lives] == [0, 0], [life.said for life in lives]

@@ -46,10 +46,15 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 
 
+#: Those that stand for the rest: a rank that ends, one that does not, one that does harm.
+NARROW = (("crash", "auto"), ("stop", "cold"), ("flood", "auto"))
 # Cold launches are each other's strangers: three faults stand for the rest there.
+WIDE = {*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("disk", "cold")} - {*NARROW}
+
+
 @pytest.mark.parametrize(
     ("fault", "runner"),
-    [*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("stop", "cold"), ("disk", "cold")],
+    [*NARROW, *(pytest.param(*each, marks=pytest.mark.wide) for each in sorted(WIDE))],
 )
 def test_a_fault_costs_its_trial_and_nothing_else(
     fault: str, runner: str, job: Job, horovodrun: str, request: pytest.FixtureRequest

@@ -1,133 +1,141 @@
-"""The cases of ``workers/cases_*.py``, each file run once by the ranks of a job."""
+"""The cases of ``workers/cases_*.py``, run by the ranks of one job for each group and launcher.
+
+A job runs the cases that pytest has selected: ``-k case_momentum`` is one case on two ranks.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
-PLAIN = (
-    "cases_arguments", "cases_drop_in", "cases_exactness", "cases_measuring", "cases_state",
-    "cases_local_steps", "cases_guard", "cases_drift", "cases_no_mail",
-)  # fmt: skip
-EXAMPLES = ("cases_examples",)
-EXCHANGES = ("cases_exchanges", "cases_owners", "cases_deferral", "cases_reaching")
-CODECS = ("cases_codecs", "cases_extensions")
-TWO_LEVELS, ADDED_LEVELS = ("cases_two_levels",), ("cases_added_levels",)
-MAIL = ("cases_mail",)
-PHASES = ("cases_protocols",)
-STRAGGLERS = ("cases_stragglers",)
 #: Four ranks that wait actively on two processors, beside other tests, take minutes.
 _LIMIT_S = 560
-pytestmark = pytest.mark.timeout(600)
-Outcomes = Callable[[str, tuple[str, ...]], list[dict[str, str]]]
+_MPI = ("mpi", "four ranks")
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+Outcomes = Callable[[str, str], list[dict[str, str]]]
 
 
-def cases(modules: tuple[str, ...]) -> list[str]:
-    """Names of the cases of some files."""
-    texts = [(WORKERS / f"{module}.py").read_text() for module in modules]
-    return re.findall(r"^(?:def|   ) (case_\w+)", "".join(texts), flags=re.MULTILINE)
+@dataclass(frozen=True)
+class Group:
+    """Cases that run in one job.
+
+    Attributes:
+        modules: The files.
+        launchers: How the job is launched (``LAUNCHERS`` of ``conftest.py``).
+        elsewhere: Under launchers but the first these cases, or files, are no part of a matrix:
+            they depend on the controller, or stand for the others.
+        wide: These are never but part of a matrix.
+        slow: Whether it takes long under each.
+    """
+
+    modules: tuple[str, ...]
+    launchers: tuple[str, ...]
+    elsewhere: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+    slow: bool = False
+
+
+GROUPS = {
+    "plain": Group(
+        ("cases_arguments", "cases_drop_in", "cases_exactness", "cases_measuring", "cases_state",
+         "cases_local_steps", "cases_guard", "cases_drift", "cases_no_mail"),
+        ("gloo", "mpi"),
+        ("cases_exactness", "cases_measuring", "cases_state", "cases_no_mail",
+         "case_rounds_are_those_of_local_sgd", "case_a_loss_that_rises_ends_a_codec"),
+    ),
+    "exchanges": Group(
+        ("cases_exchanges", "cases_owners", "cases_deferral", "cases_reaching"),
+        ("gloo", "four ranks"),
+        ("case_momentum", "case_join", "case_sparse_gradients", "case_steps_wait_until_forward",
+         "case_a_saved_state_is_taken_up_again"),
+        wide=("case_sgd", "case_adamw"),
+    ),
+    "codecs": Group(
+        ("cases_codecs", "cases_extensions"), ("gloo", "four ranks"),
+        ("case_rounding_is_small_and_the_same_everywhere",),
+    ),
+    "examples": Group(
+        ("cases_examples",), ("gloo",), wide=("case_ncf", "case_vgg", "case_bert"), slow=True
+    ),
+    "two levels": Group(("cases_two_levels",), ("two levels",), slow=True),
+    "added levels": Group(("cases_added_levels",), ("two levels",)),
+    "mail": Group(("cases_mail",), ("gloo", "mpi"), ("cases_mail",)),
+    "phases": Group(
+        ("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)
+    ),
+    "stragglers": Group(
+        ("cases_stragglers",), ("gloo", "mpi"),
+        ("case_others_go_on_without_a_straggler",)
+    ),
+}  # fmt: skip
+
+
+def cases(module: str) -> list[str]:
+    """Names of the cases of a file."""
+    text = (WORKERS / f"{module}.py").read_text()
+    return re.findall(r"^(?:def|   ) (case_\w+)", text, flags=re.MULTILINE)
+
+
+def parameters() -> list[Any]:
+    """Group, launcher, file and case of each test."""
+    found = []
+    for name, group in GROUPS.items():
+        for launcher in group.launchers:
+            for module in group.modules:
+                for case in cases(module):
+                    marks = [pytest.mark.mpi] if launcher in _MPI else []
+                    marks += [pytest.mark.slow] if group.slow else []
+                    first = launcher == group.launchers[0]
+                    stands = first or {module, case} & {*group.elsewhere}
+                    if case in group.wide or not stands:
+                        marks.append(pytest.mark.wide)
+                    found.append(pytest.param(name, launcher, f"{module}.{case}", marks=marks))
+    return found
 
 
 @pytest.fixture(scope="module")
-def outcomes(launch: Any, tmp_path_factory: Any) -> Outcomes:
-    """``outcomes(launcher, modules)``: case -> traceback, for each rank."""
-    known: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = {}
+def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest) -> Outcomes:
+    """``outcomes(group, launcher)``: case -> traceback, for each rank."""
+    known: dict[tuple[str, str], list[dict[str, str]]] = {}
 
-    def run(launcher: str, modules: tuple[str, ...]) -> list[dict[str, str]]:
-        if (launcher, modules) not in known:
-            known[launcher, modules] = [{}]  # where the job hangs, it does so once
+    def selected(group: str, launcher: str) -> list[str]:
+        parameters = [getattr(item, "callspec", None) for item in request.session.items]
+        found = [each.params for each in parameters if each is not None]
+        own = [each for each in found if (each.get("group"), each.get("launcher")) ==
+               (group, launcher)]  # fmt: skip
+        return [each["case"] for each in own]
+
+    def run(group: str, launcher: str) -> list[dict[str, str]]:
+        if (group, launcher) not in known:
+            known[group, launcher] = [{}]  # where the job hangs, it does so once
             folder = tmp_path_factory.mktemp("cases")
             # Steps without end, so that the cases run while everything is measured.
             job = launch(
-                "run_cases.py", str(folder), *modules, under=launcher, limit_s=_LIMIT_S,
-                warmup_steps=0, measured_steps=10**6,
+                "run_cases.py", str(folder), *selected(group, launcher), under=launcher,
+                limit_s=_LIMIT_S, warmup_steps=0, measured_steps=10**6,
             )  # fmt: skip
             files = sorted(folder.iterdir())
             assert len(files) == (2 if launcher in ("gloo", "mpi") else 4), job.output
-            known[launcher, modules] = [dict(map(json.loads, open(f))) for f in files]
+            known[group, launcher] = [dict(map(json.loads, open(f))) for f in files]
             assert job.status == 0, job.output
-        return known[launcher, modules]
+        return known[group, launcher]
 
     return run
 
 
-def check(ranks: list[dict[str, str]], case: str) -> None:
-    """Fail or skip as the case did on any rank."""
-    for rank, reports in enumerate(ranks):
-        report = reports.get(case, "was not reached")
-        if report.startswith("skipped: "):
-            pytest.skip(report.removeprefix("skipped: "))
-        assert not report, f"rank {rank}: {report}"
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", cases(PLAIN))
-def test_under_gloo(outcomes: Outcomes, case: str) -> None:
-    check(outcomes("gloo", PLAIN), case)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("case", cases(PLAIN))
-def test_under_mpi(outcomes: Outcomes, case: str) -> None:
-    check(outcomes("mpi", PLAIN), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", cases(EXCHANGES))
-@pytest.mark.parametrize("launcher", ["gloo", pytest.param("four ranks", marks=pytest.mark.mpi)])
-def test_exchanges(outcomes: Outcomes, launcher: str, case: str) -> None:
-    check(outcomes(launcher, EXCHANGES), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", cases(CODECS))
-@pytest.mark.parametrize("launcher", ["gloo", pytest.param("four ranks", marks=pytest.mark.mpi)])
-def test_codecs(outcomes: Outcomes, launcher: str, case: str) -> None:
-    check(outcomes(launcher, CODECS), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize("case", cases(EXAMPLES))
-def test_exchanges_of_examples(outcomes: Outcomes, case: str) -> None:
-    check(outcomes("gloo", EXAMPLES), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize("case", cases(TWO_LEVELS))
-def test_exchanges_of_two_levels(outcomes: Outcomes, case: str) -> None:
-    check(outcomes("two levels", TWO_LEVELS), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", cases(ADDED_LEVELS))
-def test_levels_that_are_added(outcomes: Outcomes, case: str) -> None:
-    check(outcomes("two levels", ADDED_LEVELS), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", cases(MAIL))
-@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
-def test_mail(outcomes: Outcomes, launcher: str, case: str) -> None:
-    check(outcomes(launcher, MAIL), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", cases(PHASES))
-@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
-def test_phases(outcomes: Outcomes, launcher: str, case: str) -> None:
-    check(outcomes(launcher, PHASES), case)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", cases(STRAGGLERS))
-@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.mpi)])
-def test_stragglers(outcomes: Outcomes, launcher: str, case: str) -> None:
-    check(outcomes(launcher, STRAGGLERS), case)
+@pytest.mark.parametrize(("group", "launcher", "case"), parameters())
+def test_on_ranks(outcomes: Outcomes, group: str, launcher: str, case: str) -> None:
+    """A failure on any rank counts before a skip on another."""
+    reports = [rank.get(case, "was not reached") for rank in outcomes(group, launcher)]
+    skips = [report for report in reports if report.startswith("skipped: ")]
+    failures = {rank: text for rank, text in enumerate(reports) if text and text not in skips}
+    assert not failures, "\n".join(f"rank {rank}: {text}" for rank, text in failures.items())
+    if skips:
+        pytest.skip(skips[0].removeprefix("skipped: "))

@@ -1,7 +1,8 @@
-"""Runs every ``case_*`` function of the case files on all ranks, with measuring switched on.
+"""Runs cases on all ranks, with measuring switched on.
 
-``run_cases.py FOLDER MODULE ...``: each rank appends one JSON line per case to ``FOLDER/RANK``:
-``[name, traceback or ""]``. A case ends by returning, by ``unittest.SkipTest``, or by failing.
+``run_cases.py FOLDER MODULE.CASE ...``: each rank appends one JSON line per case to
+``FOLDER/RANK``: ``[name, traceback or ""]``. A case ends by returning, by ``unittest.SkipTest``, or
+by failing.
 """
 
 import faulthandler
@@ -52,12 +53,13 @@ def run(case) -> str:
     return ""
 
 
-def main(folder: str, *modules: str) -> None:
+def main(folder: str, *names: str) -> None:
+    modules = {name.partition(".")[0] for name in names}
     faulthandler.dump_traceback_later(540)  # before the job is ended: where does it hang?
     torch.set_num_threads(1)
     wait_asleep()
     # Sets that may be added later hold up who starts operations: not where time matters.
-    if {"cases_mail", "cases_protocols", "cases_stragglers"}.intersection(modules):
+    if modules & {"cases_mail", "cases_protocols", "cases_stragglers"}:
         prepare_mail()
         hvd.init()
     elif "cases_two_levels" in modules:
@@ -68,10 +70,10 @@ def main(folder: str, *modules: str) -> None:
         hvd.init(process_sets="dynamic")
     current.run._sender.stop()  # the cases look at news themselves
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:
-        for module in modules:
-            for name, case in list(vars(importlib.import_module(module)).items()):
-                if name.startswith("case_"):
-                    print(json.dumps([name, run(case)]), file=out, flush=True)
+        for name in names:
+            module, _, case = name.partition(".")
+            report = run(getattr(importlib.import_module(module), case))
+            print(json.dumps([name, report]), file=out, flush=True)
 
 
 if __name__ == "__main__":
