@@ -33,9 +33,9 @@ from command_line import add_table, new_parser, open_table, parse
 from rich.console import Console
 from rich.table import Table
 
-from hvd_autosync.loss_prediction import predict_losses
 from hvd_autosync.runtime.loss_envelope import LossEnvelope
 from hvd_autosync.search_space.trial import LOSS_WINDOW
+from hvd_autosync.study.loss_prediction import predict_losses
 
 KINDS = ("normal", "heavy", "correlated", "seeds")
 TRIALS, TRIAL_STEPS, NOISE = 4, 200, 0.2

@@ -42,11 +42,11 @@ from planted.strategies import ALL, KINDS, Planted, flawed
 from rich.console import Console
 from rich.table import Table
 
-from hvd_autosync.loss_prediction import predict_losses
-from hvd_autosync.noninferiority import Outcome
-from hvd_autosync.quality import FIRST_SEEDS, QualityCheck, QualityTrial, Verdict
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.trial import LossPrediction
+from hvd_autosync.study.loss_prediction import predict_losses
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import FIRST_SEEDS, QualityCheck, QualityTrial, Verdict
 
 _COLUMNS = ("commit", "job", "strategy", "seed", "steps", "guarded", "caught_at", "held_out_before",
             "held_out", "losses")  # fmt: skip

@@ -43,11 +43,11 @@ from gain.workloads import WORKLOADS
 from learners import TABLES, emulators, installed, related_to
 from tables import SURVEYS, Survey
 
+from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.learner import Observation
-from hvd_autosync.plugin import parse_words, read_job
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.testing import Testbed, testbed_missing

@@ -36,9 +36,9 @@ from command_line import add_table, commit_now, new_parser, open_table, parse
 from rich.console import Console
 from rich.table import Table
 
-from hvd_autosync.noninferiority import MOST_JUDGED, Outcome
-from hvd_autosync.quality import SEEDS, QualityCheck, QualityTrial, Verdict
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.study.noninferiority import MOST_JUDGED, Outcome
+from hvd_autosync.study.quality import SEEDS, QualityCheck, QualityTrial, Verdict
 
 KINDS = ("normal", "heavy", "correlated", "epochs", "skewed")
 SPREADS, DIFFERENCES = (0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 2.0)

@@ -51,8 +51,8 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
-from hvd_autosync.study import Study
-from hvd_autosync.study_values import StudySettings
+from hvd_autosync.study.study import Study
+from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TraceStore, import_studies
 
 _TABLES = Path(__file__).resolve().parent / "traces"

@@ -27,12 +27,12 @@ from gain.tuners import wait_for
 from gain.workloads import WORKLOADS
 from survey.learner import SurveyLearner
 
-from hvd_autosync.options import Options
-from hvd_autosync.plugin import parse_words, read_job
+from hvd_autosync.engine.job_line import parse_words, read_job
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.tuning import tune
 from hvd_autosync.reporting import progress_listener
 from hvd_autosync.testing import Testbed
 from hvd_autosync.traces import TraceStore, export_study
-from hvd_autosync.tuning import tune
 
 _HOSTS = 2
 

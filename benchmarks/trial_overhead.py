@@ -32,14 +32,14 @@ from command_line import new_parser
 from rich.console import Console
 from rich.table import Table
 
-from hvd_autosync.confirm import compare
+from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.launch.cold import ColdRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
-from hvd_autosync.plugin import parse_words, read_job
 from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialSpec
+from hvd_autosync.study.confirm import compare
 from hvd_autosync.testing import Testbed, testbed_missing
 
 _EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "synthetic_benchmark.py"

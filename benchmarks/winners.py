@@ -28,8 +28,8 @@ from gain.tables import show
 from gain.tuners import Budget, Contender, Found, run_trial, wait_for
 from gain.workloads import WORKLOADS
 
+from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.launch.limits import Limits
-from hvd_autosync.plugin import parse_words, read_job
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.testing import Testbed

@@ -14,13 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_autosync.api.notebook import tune
+    from hvd_autosync.api.results import Study
     from hvd_autosync.errors import AutosyncError
-    from hvd_autosync.notebook import tune
-    from hvd_autosync.results import Study
     from hvd_autosync.runtime import average, in_trial, outcome, report
     from hvd_autosync.runtime import mark_step as step
     from hvd_autosync.search_space import SearchSpace, Strategy
-    from hvd_autosync.study_values import StudySettings
+    from hvd_autosync.study.values import StudySettings
     from hvd_autosync.traces import TraceStore
 
 __version__ = "0.1.0"
@@ -29,15 +29,15 @@ _HOME = {
     "AutosyncError": ("hvd_autosync.errors", "AutosyncError"),
     "SearchSpace": ("hvd_autosync.search_space", "SearchSpace"),
     "Strategy": ("hvd_autosync.search_space", "Strategy"),
-    "Study": ("hvd_autosync.results", "Study"),
-    "StudySettings": ("hvd_autosync.study_values", "StudySettings"),
+    "Study": ("hvd_autosync.api.results", "Study"),
+    "StudySettings": ("hvd_autosync.study.values", "StudySettings"),
     "average": ("hvd_autosync.runtime", "average"),
     "in_trial": ("hvd_autosync.runtime", "in_trial"),
     "TraceStore": ("hvd_autosync.traces", "TraceStore"),
     "outcome": ("hvd_autosync.runtime", "outcome"),
     "report": ("hvd_autosync.runtime", "report"),
     "step": ("hvd_autosync.runtime", "mark_step"),
-    "tune": ("hvd_autosync.notebook", "tune"),
+    "tune": ("hvd_autosync.api.notebook", "tune"),
 }
 
 __all__ = ["AutosyncError", "SearchSpace", "Strategy", "Study", "StudySettings", "TraceStore",

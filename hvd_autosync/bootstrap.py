@@ -12,8 +12,8 @@ import sys
 import time
 from types import ModuleType
 
-from hvd_autosync.import_hook import when_imported
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
+from hvd_autosync.util.import_hook import when_imported
 
 _LAUNCHER = "horovod.runner.launch"
 #: ``prctl`` option of Linux (``linux/prctl.h``).
@@ -33,8 +33,8 @@ def _is_launcher() -> bool:
 
 
 def _extend_launcher(launcher: ModuleType) -> None:
-    from hvd_autosync.plugin import extend_launcher
-    from hvd_autosync.streams import open_standard_streams
+    from hvd_autosync.commands.flag import extend_launcher
+    from hvd_autosync.util.streams import open_standard_streams
 
     # Not before: while this module is imported, Python itself reads a file (the .pth), whose number
     # may be that of a closed stream.

@@ -6,7 +6,7 @@ faces print ``message`` and ``hint`` without a traceback; anything else that esc
 
 from __future__ import annotations
 
-from hvd_autosync.printable import printable_lines
+from hvd_autosync.util.printable import printable_lines
 
 
 class AutosyncError(Exception):

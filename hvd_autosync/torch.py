@@ -22,7 +22,6 @@ import horovod.torch as _horovod
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average, ProcessSet, global_process_set
 
-from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS, owned_knobs
@@ -30,6 +29,7 @@ from hvd_autosync.runtime.optimizer import broadcast_optimizer_state as broadcas
 from hvd_autosync.runtime.optimizer import distribute
 from hvd_autosync.runtime.tuned import best_known, of_rank_0
 from hvd_autosync.search_space import Strategy, Value
+from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan
 from hvd_autosync.search_space.horovod_settings import horovod_settings
 from hvd_autosync.search_space.protocol import protocol_of

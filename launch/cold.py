@@ -18,8 +18,8 @@ from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.trial_files import TrialFiles
-from hvd_autosync.program import run_main
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
+from hvd_autosync.util.program import run_main
 
 _PROBE = tuple(run_main("hvd_autosync.runtime.probe"))
 #: Runs a command with private files.

@@ -19,9 +19,9 @@ from typing import Any
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job, python_environment
 from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, worker_environment
-from hvd_autosync.program import run_code
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
+from hvd_autosync.util.program import run_code
 
 #: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
 OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
@@ -67,7 +67,7 @@ def launcher_command(job: Job, strategy: Mapping[str, Value]) -> list[str]:
 
 
 def _horovodrun() -> list[str]:
-    """Horovod's script, or what it does, without the working directory (:mod:`..program`)."""
+    """Horovod's script, or what it does, without the working directory (:mod:`..util.program`)."""
     script = os.path.join(os.path.dirname(sys.executable), "horovodrun")
     if not os.path.exists(script):
         return run_code(_LAUNCH)

@@ -1,4 +1,4 @@
-"""Started once per slot: forks a child for every warm trial (see :mod:`hvd_autosync.program`).
+"""Started once per slot: forks a child for every warm trial (see :mod:`hvd_autosync.util.program`).
 
 It imports torch and Horovod once, never initializes Horovod, and has no threads, so that its
 children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`)
@@ -29,7 +29,7 @@ from hvd_autosync.launch.worker_environment import KEY_VARIABLE, TRIAL_ID_VARIAB
 from hvd_autosync.runtime.processes import await_keepers, end_descendants
 from hvd_autosync.runtime.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
-from hvd_autosync.sockets import interface_address
+from hvd_autosync.util.sockets import interface_address
 
 #: All servers of a job say that they listen within this time, or none is used. They import torch,
 #: from a network's file system perhaps.

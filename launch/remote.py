@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import hvd_autosync
 from hvd_autosync.launch.job import Job
-from hvd_autosync.program import run_code, run_main
 from hvd_autosync.search_space import Host
+from hvd_autosync.util.program import run_code, run_main
 
 _CONNECT_S = 10
 #: Part of what is said where ssh fails -> what to do. The first that occurs counts.

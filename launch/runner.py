@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_autosync.launch.limits import Limits
-from hvd_autosync.printable import printable
 from hvd_autosync.search_space import TrialResult, TrialSpec
+from hvd_autosync.util.printable import printable
 
 
 @dataclass(frozen=True)

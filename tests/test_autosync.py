@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hvd_autosync.confirm import Comparison
 from hvd_autosync.launch.trial_files import offline_trackers
 from hvd_autosync.launch.worker_environment import TRIAL_VARIABLE, spec_from_environment
 from hvd_autosync.search_space import Strategy, build_space
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from hvd_autosync import extensions
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.tuning import tuning_key
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.options import Options
 from hvd_autosync.reporting.space import applies_when
 from hvd_autosync.search_space import (
     CATALOGUE,
@@ -29,7 +30,6 @@ from hvd_autosync.search_space import (
     horovod_settings,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, integer_knob
-from hvd_autosync.tuning import tuning_key
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
 CORES = categorical_knob("cores", ("free", "0,1"), "free", help="Where threads run.")

@@ -37,12 +37,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hvd_autosync.documents import read_toml
+from hvd_autosync.engine.tuning import load_restrictions
 from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.masking import redact
-from hvd_autosync.printable import shell_line
 from hvd_autosync.reporting.closing import closing_lines
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.listing import studies_table, trials_table
@@ -67,6 +66,7 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.catalogue import every_knob
+from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.protocol import protocol_of
 from hvd_autosync.search_space.schedule import beyond_horovod, rounds, schedule_of
@@ -76,11 +76,11 @@ from hvd_autosync.search_space.strategy_file import (
     read_strategy,
     strategy_text,
 )
-from hvd_autosync.study import Study
-from hvd_autosync.study_values import StudySettings
+from hvd_autosync.study.study import Study
+from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TraceStore, export_study, import_studies, trials_frame
 from hvd_autosync.traces.autotune_csv import import_autotune_log
-from hvd_autosync.tuning import load_restrictions
+from hvd_autosync.util.printable import shell_line
 
 #: Of this process's time, so that others on the machine do not count; far more than any needs.
 _LONGEST_S = 20

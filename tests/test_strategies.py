@@ -44,8 +44,8 @@ def run_file(
     strategy = folder / "strategy.toml"
     strategy.write_text(text)
     command = [
-        sys.executable, "-m", "hvd_autosync.cli", "run", "--strategy", str(strategy), "-np", "2",
-        "--gloo", "--autosync-store", str(folder / "traces.db"), *options, "--",
+        sys.executable, "-m", "hvd_autosync.commands.cli", "run", "--strategy", str(strategy),
+        "-np", "2", "--gloo", "--autosync-store", str(folder / "traces.db"), *options, "--",
         sys.executable, str(path), *script,
     ]  # fmt: skip
     return subprocess.run(command, text=True, capture_output=True, timeout=100)

@@ -26,9 +26,9 @@ from gain.tuners import (
     run_trial,
 )
 from gain.workloads import WORKLOADS
+from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.plugin import parse_words, read_job
 from hvd_autosync.search_space import Strategy, TrialResult
 
 

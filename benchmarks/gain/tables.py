@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gain.match import matches
-from hvd_autosync.confirm import Comparison, compare
 from hvd_autosync.search_space import StepTime, Strategy, catalogue_knob
+from hvd_autosync.study.confirm import Comparison, compare
 
 Row = dict[str, str]
 _PIPED_WIDTH = 150

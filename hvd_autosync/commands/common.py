@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.printable import printable_output
+from hvd_autosync.util.printable import printable_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,6 +83,6 @@ def print_table(table: Table) -> None:
 
 def console() -> Console:
     """Standard output for tables; brackets in strategies and reasons are no markup."""
-    from hvd_autosync.console import PrintableConsole
+    from hvd_autosync.reporting.console import PrintableConsole
 
     return PrintableConsole()

@@ -10,7 +10,7 @@ import typer
 from hvd_autosync.commands.common import StoreOption, console
 
 if TYPE_CHECKING:
-    from hvd_autosync.doctor import Check
+    from hvd_autosync.doctor.finding import Finding
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -36,30 +36,31 @@ def doctor(
     store: StoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this installation, and say what to do about what is wrong.
+    """Finding this installation, and say what to do about what is wrong.
 
     Exit status: 1 when a check fails; warnings alone are 0.
     """
-    from hvd_autosync.doctor import Verdict, examine
+    from hvd_autosync.doctor.checks import examine
+    from hvd_autosync.doctor.finding import Severity
 
     names = [host.strip().partition(":")[0] for host in hosts.split(",") if host.strip()]
-    checks: list[Check] = []
+    checks: list[Finding] = []
     for check in examine(names, ssh=(ssh_port, ssh_identity_file), store=store):
         checks.append(check)
         if not as_json:
             print_check(check)
-    failed = any(check.verdict is Verdict.FAIL for check in checks)
+    failed = any(check.severity is Severity.FAIL for check in checks)
     if as_json:
         print(json.dumps({"ok": not failed, "checks": [c.to_json() for c in checks]}, indent=2))
     raise typer.Exit(int(failed))
 
 
-def print_check(check: Check) -> None:
+def print_check(check: Finding) -> None:
     """Print one finding, and below it what to do about it."""
     from rich.text import Text
 
-    verdict = check.verdict.value
-    line = Text.assemble((f"{verdict:<4}", _STYLES[verdict]), f"  {check.subject}: {check.text}")
+    severity = check.severity.value
+    line = Text.assemble((f"{severity:<4}", _STYLES[severity]), f"  {check.subject}: {check.text}")
     console().print(line, soft_wrap=True)
     if check.remedy:
         console().print(f"      {check.remedy}", soft_wrap=True)

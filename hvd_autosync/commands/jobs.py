@@ -48,7 +48,7 @@ def tune(words: _WordsArgument = None) -> None:
     Exit status: 0 when the tuning ended, also without a gain; that of the job when it fails as
     it is; 2 when the line cannot be used; 130 after Ctrl-C (the same line goes on later).
     """
-    from hvd_autosync.plugin import tune_command
+    from hvd_autosync.commands.flag import tune_command
 
     raise typer.Exit(tune_command(list(words or [])))
 
@@ -80,7 +80,7 @@ def run(
 
     Exit status: that of the job; 2 when the file or the line cannot be used.
     """
-    from hvd_autosync.plugin import run_command
+    from hvd_autosync.commands.flag import run_command
 
     raise typer.Exit(run_command(strategy, list(words or [])))
 
@@ -96,7 +96,7 @@ def space(words: _WordsArgument = None) -> None:
     Without one, every knob, when it applies, and how to restrict or fix knobs.
     """
     if words:
-        from hvd_autosync.plugin import space_command
+        from hvd_autosync.commands.flag import space_command
 
         raise typer.Exit(space_command(list(words)))
     from rich.text import Text

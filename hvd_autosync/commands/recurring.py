@@ -11,7 +11,7 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, console, open_store, print_table
 from hvd_autosync.errors import ConfigurationError, StoreError
-from hvd_autosync.printable import shell_line
+from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
     from hvd_autosync.recurring import Game, Settings

@@ -10,7 +10,7 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, console
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.printable import printable, raw
+from hvd_autosync.util.printable import printable, raw
 
 if TYPE_CHECKING:
     from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
@@ -73,7 +73,7 @@ def replay(
         return
     from contextlib import closing
 
-    from hvd_autosync.replay import play
+    from hvd_autosync.engine.replay import play
     from hvd_autosync.reporting import progress_listener
 
     factor = _speed(speed)
@@ -95,9 +95,9 @@ def _speed(text: str) -> float:
 
 
 def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord]) -> int:
-    from hvd_autosync.replay import verify
+    from hvd_autosync.engine.replay import verify
     from hvd_autosync.reporting.replayed import differences_table, missing_sources
-    from hvd_autosync.versions import other_deciding_versions
+    from hvd_autosync.util.versions import other_deciding_versions
 
     for line in [*other_deciding_versions(study.versions), *missing_sources(traces, recorded)]:
         print(printable(line), file=sys.stderr)
@@ -124,10 +124,10 @@ def _rerun(
     traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord], learners: list[str],
     trials: int | None, seeds: int,
 ) -> None:  # fmt: skip
+    from hvd_autosync.engine.replay import rerun
     from hvd_autosync.learner.by_name import named
-    from hvd_autosync.replay import rerun
     from hvd_autosync.reporting.replayed import reruns_table
-    from hvd_autosync.turns import explored
+    from hvd_autosync.study.turns import explored
 
     for name in learners:
         named(name)  # before minutes of thinking

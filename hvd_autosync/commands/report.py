@@ -54,12 +54,12 @@ def report(
     \b
       hvd-autosync report last -o report.html
     """
-    from hvd_autosync.results import Study
+    from hvd_autosync.api.results import Study
 
     found = Study.load(study, store)
     mention_failed(found.store, study)
     if format is Format.HTML:
-        from hvd_autosync.reporting.page import page
+        from hvd_autosync.commands.page import page
 
         if sys.stderr.isatty():
             print("drawing ...", file=sys.stderr)
@@ -70,7 +70,7 @@ def report(
 
         text = markdown(explain(found.store, found.study_id))
     else:
-        from hvd_autosync.reporting.page import summary
+        from hvd_autosync.commands.page import summary
 
         text = json.dumps(summary(found), indent=2) + "\n"
     if output is not None and str(output) == "-":

@@ -60,8 +60,8 @@ def simulate(
       hvd-autosync simulate --hosts 8 --strategy asp.toml
     """
     from hvd_autosync.cost.imagined import imagined_resources
+    from hvd_autosync.engine.simulation import simulate as predict
     from hvd_autosync.reporting.simulation import simulation_text
-    from hvd_autosync.simulation import simulate as predict
 
     rate = None if bandwidth is None else _rate(bandwidth)
     hop = None if latency is None else _time(latency)
@@ -96,8 +96,8 @@ def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
         AutosyncError: The file cannot be read, does not fit the model or the cluster, or speaks of
             what the cost model does not know.
     """
-    from hvd_autosync.documents import read_toml
     from hvd_autosync.search_space import CATALOGUE
+    from hvd_autosync.search_space.documents import read_toml
     from hvd_autosync.search_space.exchange_plan import class_of, parameter_classes
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
 

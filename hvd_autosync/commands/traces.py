@@ -11,7 +11,7 @@ import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store, print_table
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.printable import printable_cell
+from hvd_autosync.util.printable import printable_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +103,7 @@ def export(
     store: StoreOption = None,
 ) -> None:  # fmt: skip
     """Write a study to a file that can be mailed, compared, replayed and imported elsewhere."""
-    from hvd_autosync.relatives import named_sources
+    from hvd_autosync.study.relatives import named_sources
     from hvd_autosync.traces import export_study
 
     traces = open_store(store)

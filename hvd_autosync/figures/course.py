@@ -24,8 +24,8 @@ from hvd_autosync.figures.style import (
     wrapped,
 )
 from hvd_autosync.reporting.explain_experts import heard_by
+from hvd_autosync.study.turns import explored
 from hvd_autosync.traces import TrialRecord
-from hvd_autosync.turns import explored
 
 #: Of strategies that are compared with the default.
 _OTHERS = (GREEN, BLUE, ORANGE, PINK, RED)

@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 
 from hvd_autosync.figures.evidence import Evidence
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SKY, dressed, nothing, wrapped
-from hvd_autosync.noninferiority import Outcome
 from hvd_autosync.reporting.explain_quality import WORDS, TradeOff, trade_offs
+from hvd_autosync.study.noninferiority import Outcome
 
 
 def pareto(evidence: Evidence) -> go.Figure:

@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from hvd_autosync.printable import printable
+from hvd_autosync.util.printable import printable
 
 #: Okabe and Ito's colours, which people who see few colours can tell apart.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (

@@ -16,20 +16,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_autosync.earlier import known_of
-from hvd_autosync.fallbacks import left_strategies, without_left
+from hvd_autosync.engine.earlier import known_of
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.training import Ended, Known, Reported, run_training
+from hvd_autosync.engine.tuning import load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
-from hvd_autosync.options import Options
-from hvd_autosync.printable import printable
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import Decision, Outcome, Settings
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
+from hvd_autosync.study.fallbacks import left_strategies, without_left
 from hvd_autosync.traces import TraceStore
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
-from hvd_autosync.training import Ended, Known, Reported, run_training
-from hvd_autosync.tuning import load_restrictions, tuning_key
+from hvd_autosync.util.printable import printable
 
 #: Exit statuses of who was ended by SIGHUP, SIGINT, SIGKILL or SIGTERM; others are of crashes.
 _STOPPED = frozenset({129, 130, 137, 143})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from hvd_autosync.knob_order import with_knob_order
 from hvd_autosync.reporting.words import answer_text
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.knob_order import with_knob_order
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.location import resolve_location
 

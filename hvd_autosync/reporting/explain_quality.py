@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hvd_autosync.noninferiority import Outcome
-from hvd_autosync.quality import Verdict
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.search_space import SearchSpace, Strategy
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
 
 WORDS = {

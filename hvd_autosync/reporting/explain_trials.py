@@ -18,7 +18,7 @@ from hvd_autosync.reporting.words import (
     speedup_text,
 )
 from hvd_autosync.search_space import SearchSpace
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
 _SHOWN = 5

@@ -9,9 +9,6 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from hvd_autosync.fallbacks import fallback_line
-from hvd_autosync.knob_order import with_knob_order
-from hvd_autosync.printable import printable, printable_lines, shell_line
 from hvd_autosync.reporting.explain_experts import experts_table
 from hvd_autosync.reporting.explain_knobs import knob_table
 from hvd_autosync.reporting.explain_quality import quality_lines
@@ -26,9 +23,12 @@ from hvd_autosync.reporting.explain_trials import (
 from hvd_autosync.reporting.recipe import Recipe, recipe
 from hvd_autosync.reporting.words import evidence_text, gain_text, seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study import problem_of
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.fallbacks import fallback_line
+from hvd_autosync.study.knob_order import with_knob_order
+from hvd_autosync.study.study import problem_of
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
+from hvd_autosync.util.printable import printable, printable_lines, shell_line
 
 
 class Verbatim(Text):

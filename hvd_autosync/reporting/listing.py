@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 from rich.table import Table
 
 from hvd_autosync.errors import TraceFormatError
-from hvd_autosync.knob_order import with_knob_order
-from hvd_autosync.printable import shell_line
 from hvd_autosync.reporting.words import first_line, speedup_text, step_time_text
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.knob_order import with_knob_order
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
+from hvd_autosync.util.printable import shell_line
 
 
 def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] = ()) -> Table:

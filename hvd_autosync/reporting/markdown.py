@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hvd_autosync.printable import printable
 from hvd_autosync.reporting.explanation import Section, Verbatim
+from hvd_autosync.util.printable import printable
 
 
 def markdown(sections: Iterable[Section]) -> str:

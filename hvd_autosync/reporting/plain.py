@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.printable import printable
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
-from hvd_autosync.study_values import Conclusion, Trial
+from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
+from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
-    from hvd_autosync.forecast import Forecast
-    from hvd_autosync.study import Study
+    from hvd_autosync.study.forecast import Forecast
+    from hvd_autosync.study.study import Study
 
 PREFIX = "hvd-autosync"
 
@@ -31,7 +31,7 @@ class PlainProgress:
         self._standing = Standing()
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.start(study)
         settings = study.settings
         again = f" goes on after {len(self._standing.ended)} trials" if resumed else ""
@@ -45,27 +45,27 @@ class PlainProgress:
         )
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`; a notice has said so."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; a notice has said so."""
 
     def on_ask_start(self, study: Study) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
 
     def on_trial_start(self, study: Study, trial: Trial) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.begin(study, trial)
 
     def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`; said is only what may be wrong."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; said is only what may be wrong."""
         if hint := self._standing.hint(trial, progress):
             self._print(hint)
 
     def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(trial_line(self._standing.end(study, trial, result)))
 
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         spent, count = span_text(self._standing.spent_s), len(self._standing.ended)
         self._print(
             f"study {study.study_id} ended after {count} trial{'s' * (count != 1)} in {spent}: "
@@ -73,11 +73,11 @@ class PlainProgress:
         )
 
     def on_forecast(self, study: Study, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(text)
 
     def close(self) -> None:

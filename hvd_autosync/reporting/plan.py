@@ -7,11 +7,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from hvd_autosync.confirm import MAX_ROUNDS, MIN_ROUNDS
-from hvd_autosync.console import PrintableConsole
+from hvd_autosync.engine.options import Options
 from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
-from hvd_autosync.options import Options
+from hvd_autosync.reporting.console import PrintableConsole
 from hvd_autosync.reporting.space import applies_when, catalogue_table, space_table
 from hvd_autosync.search_space import (
     Knob,
@@ -23,6 +22,7 @@ from hvd_autosync.search_space import (
     every_knob,
     restrict_space,
 )
+from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 #: Tensors of a model that is large by every rule.
@@ -48,7 +48,7 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
 
 def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     """The parts of what :func:`print_plan` prints."""
-    from hvd_autosync.tuning import load_restrictions, tuning_key
+    from hvd_autosync.engine.tuning import load_restrictions, tuning_key
 
     restrictions = load_restrictions(options.space)
     store = TraceStore(options.store)
@@ -107,7 +107,7 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
             f"The plan: study {known.study_id} has tuned this job before, and its winner is taken "
             "at once. Tune again with --autosync-reuse never."
         )
-    from hvd_autosync.tuning import settings_of
+    from hvd_autosync.engine.tuning import settings_of
 
     settings = settings_of(options)
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""

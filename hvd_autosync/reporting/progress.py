@@ -9,16 +9,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.printable import printable
 from hvd_autosync.reporting.plain import PREFIX, PlainProgress
 from hvd_autosync.reporting.terminal import TerminalProgress
 from hvd_autosync.reporting.widget import WidgetProgress
 from hvd_autosync.search_space import TrialResult
-from hvd_autosync.study_values import Conclusion, Trial
+from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
-    from hvd_autosync.forecast import Forecast
-    from hvd_autosync.study import Study
+    from hvd_autosync.study.forecast import Forecast
+    from hvd_autosync.study.study import Study
 
 Display: TypeAlias = TerminalProgress | PlainProgress | WidgetProgress
 
@@ -39,39 +39,39 @@ class GuardedProgress:
         self._stream = stream
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_study_start(study, resumed=resumed))
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_links_progress(study, progress))
 
     def on_ask_start(self, study: Study) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_ask_start(study))
 
     def on_trial_start(self, study: Study, trial: Trial) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_start(study, trial))
 
     def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_progress(study, trial, progress))
 
     def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_end(study, trial, result))
 
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_study_end(study, conclusion))
 
     def on_forecast(self, study: Study, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_forecast(study, forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_notice(text))
 
     def close(self) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from hvd_autosync.launch.command import launcher_options
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import HIDDEN
-from hvd_autosync.printable import shell_line
 from hvd_autosync.search_space import HorovodSettings, Value, horovod_settings
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.traces import StudyRecord
+from hvd_autosync.util.printable import shell_line
 
 _PROGRAM = "horovodrun"
 _NO_COMMAND = "YOUR-OPTIONS YOUR-COMMAND"

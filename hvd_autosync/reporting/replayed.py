@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from hvd_autosync.knob_order import with_knob_order
-from hvd_autosync.relatives import named_sources
 from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.reporting.words import speedup_text
+from hvd_autosync.study.knob_order import with_knob_order
+from hvd_autosync.study.relatives import named_sources
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 if TYPE_CHECKING:
-    from hvd_autosync.replay import Check, Rerun
+    from hvd_autosync.engine.replay import Check, Rerun
 
 _AFTER = (5, 10, 20, 40)
 
@@ -52,7 +52,7 @@ def reruns_table(
     study: StudyRecord, trials: Sequence[TrialRecord], reruns: Sequence[Rerun]
 ) -> Iterator[Table | str]:
     """What learners would have found: medians of their games."""
-    from hvd_autosync.replay import default_ms
+    from hvd_autosync.engine.replay import default_ms
 
     assert study.space is not None, "it has answered"
     base = default_ms(trials)

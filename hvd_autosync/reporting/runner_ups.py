@@ -9,7 +9,7 @@ from statistics import fmean
 
 from hvd_autosync.reporting.words import STANDARD_ERRORS
 from hvd_autosync.search_space import SearchSpace, StepTime, Strategy, TrialStatus
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hvd_autosync.engine.simulation import Range, Simulation
 from hvd_autosync.reporting.words import seconds_text
-from hvd_autosync.simulation import Range, Simulation
 
 
 def simulation_text(simulation: Simulation) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from hvd_autosync.printable import printable
 from hvd_autosync.search_space import (
     CategoricalKnob,
     Knob,
@@ -17,6 +16,7 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
 from hvd_autosync.search_space.restrictions import condition_text
+from hvd_autosync.util.printable import printable
 
 _CODEC = "--autosync-allow codec; hvd.DistributedOptimizer; float32 or float64"
 #: When each knob of the catalogue is in a job's space, in words: the rules themselves are those

@@ -8,12 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hvd_autosync.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
-from hvd_autosync.knob_order import knobs_by_effect
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.noninferiority import MOST_JUDGED
-from hvd_autosync.quality import FIRST_SEEDS
-from hvd_autosync.relatives import observations_of
 from hvd_autosync.reporting.words import (
     evidence_text,
     first_line,
@@ -22,11 +17,16 @@ from hvd_autosync.reporting.words import (
     speedup_text,
 )
 from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialStatus
-from hvd_autosync.study_values import Trial
-from hvd_autosync.turns import explores
+from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
+from hvd_autosync.study.knob_order import knobs_by_effect
+from hvd_autosync.study.noninferiority import MOST_JUDGED
+from hvd_autosync.study.quality import FIRST_SEEDS
+from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.study.turns import explores
+from hvd_autosync.study.values import Trial
 
 if TYPE_CHECKING:
-    from hvd_autosync.study import Study
+    from hvd_autosync.study.study import Study
     from hvd_autosync.traces import TrialRecord
 
 #: A trial that has made no step for so long is worth a word.

@@ -7,7 +7,7 @@ from hvd_autosync.reporting.explain_quality import trade_offs
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.strategy_file import strategy_text
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 #: Stands for the winner in place of a row's number.

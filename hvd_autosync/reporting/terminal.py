@@ -17,18 +17,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hvd_autosync.console import PrintableConsole
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.printable import printable
+from hvd_autosync.reporting.console import PrintableConsole
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
-from hvd_autosync.study_values import Conclusion, Trial
-from hvd_autosync.turns import explores
+from hvd_autosync.study.turns import explores
+from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
-    from hvd_autosync.forecast import Forecast
-    from hvd_autosync.study import Study
+    from hvd_autosync.study.forecast import Forecast
+    from hvd_autosync.study.study import Study
 
 _REDRAW_EVERY_S = 1.0
 _BEST_SHOWN, _LAST_SHOWN = 3, 4
@@ -51,7 +51,7 @@ class TerminalProgress:
         self._phase = ""
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.start(study)
         if resumed:
             self._live.console.print(
@@ -61,24 +61,24 @@ class TerminalProgress:
         self._live.start()
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, Text(f"measuring links, {span_text(progress.elapsed_s)}"))
 
     def on_ask_start(self, study: Study) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
         self._table = trials_so_far(self._standing.ended)
         self._draw(study, Text("choosing what to try next"))
 
     def on_trial_start(self, study: Study, trial: Trial) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.begin(study, trial)
         self._phase = ""
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
 
     def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if hint := self._standing.hint(trial, progress):
             self.on_notice(hint)
         due = time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S
@@ -87,11 +87,11 @@ class TerminalProgress:
             self._draw(study, self._running(study, trial, progress))
 
     def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`; drawn when the next trial is asked for."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; the next trial draws it."""
         self._standing.end(study, trial, result)
 
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
         self._live.update(
             Group(
@@ -102,11 +102,11 @@ class TerminalProgress:
         self.close()
 
     def on_forecast(self, study: Study, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self.on_notice(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`; stays above what is redrawn."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; stays above what is redrawn."""
         self._live.console.print(f"hvd-autosync: {text}")
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.printable import printable_html
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.standing import EndedTrial, Standing
 from hvd_autosync.reporting.words import (
@@ -22,12 +21,13 @@ from hvd_autosync.reporting.words import (
     step_time_text,
 )
 from hvd_autosync.search_space import TrialResult, TrialStatus
-from hvd_autosync.study_values import Conclusion, Trial
-from hvd_autosync.turns import explores
+from hvd_autosync.study.turns import explores
+from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.util.printable import printable_html
 
 if TYPE_CHECKING:
-    from hvd_autosync.forecast import Forecast
-    from hvd_autosync.study import Study
+    from hvd_autosync.study.forecast import Forecast
+    from hvd_autosync.study.study import Study
 
 _REDRAW_EVERY_S = 0.5
 _TABLE = (
@@ -92,7 +92,7 @@ class WidgetProgress:
         vars(self._stop.comm).pop("_reply_subshell_id", None)
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.start(study)
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
         self._trials.value = trials_html(self._standing.ended)
@@ -101,25 +101,25 @@ class WidgetProgress:
         self._heed(study)
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, f"measuring links, {span_text(progress.elapsed_s)}")
             self._heed(study)
 
     def on_ask_start(self, study: Study) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
         self._draw(study, "choosing what to try next")
         self._heed(study)
 
     def on_trial_start(self, study: Study, trial: Trial) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.begin(study, trial)
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
         self._heed(study)
 
     def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if hint := self._standing.hint(trial, progress):
             self.on_notice(hint)
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
@@ -127,23 +127,23 @@ class WidgetProgress:
             self._heed(study)
 
     def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.end(study, trial, result)
         self._trials.value = trials_html(self._standing.ended)
 
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
         self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
         self._best.value = f"<b>{printable_html(answer_line(study.record))}</b>"
 
     def on_forecast(self, study: Study, forecast: Forecast) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self.on_notice(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.tuning.Listener`."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._notices.value += f"<div style='{_DIM}'>{printable_html(text)}</div>"
 
     def close(self) -> None:

@@ -6,12 +6,12 @@ import math
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from hvd_autosync.confirm import CONFIDENCE, MAX_ROUNDS, MIN_ROUNDS, Comparison
+from hvd_autosync.study.confirm import CONFIDENCE, MAX_ROUNDS, MIN_ROUNDS, Comparison
 
 if TYPE_CHECKING:
-    from hvd_autosync.forecast import Forecast
     from hvd_autosync.search_space import SearchSpace, StepTime
-    from hvd_autosync.study_values import Conclusion
+    from hvd_autosync.study.forecast import Forecast
+    from hvd_autosync.study.values import Conclusion
 
 LEVEL = f"{CONFIDENCE * 100:.0f} %"
 #: Half of a two-sided interval of that level, in standard errors.

@@ -9,7 +9,7 @@ from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime.agreement import gather_texts
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE
-from hvd_autosync.sockets import address_towards, interface_address
+from hvd_autosync.util.sockets import address_towards, interface_address
 
 
 def own_address(name: str) -> str:

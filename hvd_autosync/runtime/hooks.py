@@ -11,10 +11,10 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hvd_autosync.import_hook import when_imported
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.sender import Sender
 from hvd_autosync.search_space.schedule import beyond_horovod
+from hvd_autosync.util.import_hook import when_imported
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import TrialSpec

@@ -2,12 +2,12 @@
 
 Three null hypotheses, each tested as the means of windows come in:
 
-- *The losses are as predicted.* Quality trials of the job predict mean and deviation of each window
-  (:mod:`hvd_autosync.loss_prediction`). With x(w) what a window is above its level and d(w) the
-  deviation, z(k) = sum of x(w) over root of V(k), V(k) = sum of d(w)^2, w = 0 ... k, is standard
-  normal, and may not exceed C sqrt(V(K) / V(k)), K the last window that is predicted (O'Brien and
-  Fleming 1979): what is gross is seen at once, what is small at the end. Windows have equal
-  weights, for a model that learns more slowly is not behind in the first, which varies least.
+- *The losses are as predicted.* Quality trials of the job predict mean and deviation of each
+  window (:mod:`hvd_autosync.study.loss_prediction`). With x(w) what a window is above its level and
+  d(w) the deviation, z(k) = sum of x(w) over root of V(k), V(k) = sum of d(w)^2, w = 0 ... k, is
+  standard normal, and may not exceed C sqrt(V(K) / V(k)), K the last window that is predicted
+  (O'Brien and Fleming 1979): what is gross is seen at once, what is small at the end. Windows have
+  equal weights, for a model that learns more slowly is not behind in the first, which varies least.
 - *The loss does not rise.* Beyond the prediction, and without one, no window may be clearly above
   the lowest level so far.
 - *The average of replicas is as good as they are.* Steps right after an average have its loss;

@@ -33,8 +33,8 @@ from hvd_autosync.runtime.carrier import Parcel
 #: Where libzmq asks who may connect.
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"hvd_autosync"
-#: A host that is cut off is noticed as by :func:`hvd_autosync.sockets.keep_alive`; while something
-#: is on its way to it, after so many milliseconds.
+#: A host that is cut off is noticed as by :func:`hvd_autosync.util.sockets.keep_alive`; while
+#: something is on its way to it, after so many milliseconds.
 _UNANSWERED_MS = 25_000
 _LINGER_MS = 1000
 #: How long a handshake may take, which on a busy machine is long; nobody waits longer for it.

@@ -11,7 +11,7 @@ prove, in each connection, that they know a secret which Horovod's own connectio
 
 Macs are HMAC-SHA256 over direction, both nonces and text, so nothing can be forged or replayed.
 Answers are not encrypted, as what Horovod itself sends is not. Strangers cannot keep ranks from
-each other (:mod:`hvd_autosync.admission`): who has to make room for a crowd asks again.
+each other (:mod:`hvd_autosync.util.admission`): who has to make room for a crowd asks again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from time import monotonic, sleep
 
 from horovod.torch.mpi_ops import rank, shutdown, size
 
-from hvd_autosync.admission import HANDSHAKE_S, NONCE_BYTES, Admission, Admitted
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.addresses import own_address
 from hvd_autosync.runtime.agreement import gather_texts, tell_all
-from hvd_autosync.sockets import keep_alive, read_exactly, time_left
+from hvd_autosync.util.admission import HANDSHAKE_S, NONCE_BYTES, Admission, Admitted
+from hvd_autosync.util.sockets import keep_alive, read_exactly, time_left
 
 _STATES, _END = b"s", b"e"
 _LENGTH = struct.Struct("!Q")

@@ -16,12 +16,12 @@ import torch
 from horovod.torch.mpi_ops import allgather, local_rank, local_size, rank
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
-from hvd_autosync.program import run_main
 from hvd_autosync.runtime.agreement import tell_all
 from hvd_autosync.runtime.trial_run import device_name
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy_file import read_strategy
+from hvd_autosync.util.program import run_main
 
 _LOOK_UP = run_main("hvd_autosync.traces.best_known")
 _LIMIT_S = 60.0

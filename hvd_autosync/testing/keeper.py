@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hvd_autosync.program import run_main
 from hvd_autosync.testing.namespaces import TestbedError, enter_command
 from hvd_autosync.testing.testbed import Testbed
+from hvd_autosync.util.program import run_main
 
 _STATE = Path("/run/hvd-autosync-testbed.json")
 _UP_S, _DOWN_S = 60.0, 15.0

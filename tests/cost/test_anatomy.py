@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hvd_autosync.api.results import Study
 from hvd_autosync.cost import CostModel
 from hvd_autosync.cost.anatomy import anatomy
 from hvd_autosync.cost.coefficients import UNCALIBRATED, Coefficients
 from hvd_autosync.cost.columns import Columns
-from hvd_autosync.results import Study
 from hvd_autosync.search_space import Task, Value
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "traces"

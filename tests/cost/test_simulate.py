@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hvd_autosync.cli import app
+from hvd_autosync.commands.cli import app
 from hvd_autosync.cost import Coefficients, CostModel
 from hvd_autosync.cost.imagined import imagined_resources
+from hvd_autosync.engine.simulation import simulate
 from hvd_autosync.search_space import (
     Host,
     ModelProfile,
@@ -23,7 +24,6 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
-from hvd_autosync.simulation import simulate
 from hvd_autosync.traces import TraceStore
 
 TRUE = Coefficients(latency=0.4, byte=0.1, compute=0.2, rest=0.5)

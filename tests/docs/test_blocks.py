@@ -29,7 +29,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import hvd_autosync
-from hvd_autosync.plugin import parse_words
+from hvd_autosync.engine.job_line import parse_words
 from hvd_autosync.search_space.strategy_file import read_strategy
 
 if sys.version_info >= (3, 11):
@@ -203,7 +203,7 @@ def _check_ours(words: list[str]) -> None:
     import typer
     from typer.main import get_command
 
-    from hvd_autosync.cli import app
+    from hvd_autosync.commands.cli import app
 
     command: Any = get_command(app)
     try:

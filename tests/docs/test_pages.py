@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hvd_autosync import __version__
-from hvd_autosync.options import Options, option_name
+from hvd_autosync.engine.options import Options, option_name
 from hvd_autosync.reporting.space import APPLIES_WHEN, domain_text
 from hvd_autosync.search_space import CATALOGUE, Knob, Strategy, horovod_settings
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS

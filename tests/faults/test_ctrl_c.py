@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hvd_autosync import tuning
+from hvd_autosync.commands.tune_and_train import tune_and_train
+from hvd_autosync.engine import tuning
+from hvd_autosync.engine.options import Options
 from hvd_autosync.launch.job import Job as LaunchedJob
-from hvd_autosync.options import Options
 from hvd_autosync.search_space import (
     Host,
     ModelProfile,
@@ -28,9 +29,8 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.search_space.trial import RankReport
-from hvd_autosync.study import Study
+from hvd_autosync.study.study import Study
 from hvd_autosync.traces import StudyStatus, TraceStore
-from hvd_autosync.tune_and_train import tune_and_train
 
 if TYPE_CHECKING:
     from conftest import Job, Life

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from hvd_autosync.cluster import cluster_key
-from hvd_autosync.plugin import parse_words, read_job
+from hvd_autosync.engine.cluster import cluster_key
+from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.search_space import Links
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.testing import Testbed, testbed_missing
 from hvd_autosync.traces import StudyStatus
 
@@ -152,7 +152,7 @@ import json, sys, uuid
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
-from hvd_autosync.plugin import parse_words, read_job
+from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.search_space import Strategy, TrialSpec
 
 options, command = json.loads(sys.argv[1])

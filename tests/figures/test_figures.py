@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 import hvd_autosync
+from hvd_autosync.api.results import Study
 from hvd_autosync.errors import SpaceError, StoreError, StudyError
 from hvd_autosync.figures.knobs import importance
-from hvd_autosync.noninferiority import Outcome
-from hvd_autosync.quality import Verdict
-from hvd_autosync.results import Study
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -23,7 +21,9 @@ from hvd_autosync.search_space import (
     TrialStatus,
     catalogue_knob,
 )
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.values import Conclusion
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from hvd_autosync import admission
 from hvd_autosync.launch import channel
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender, new_secret
+from hvd_autosync.util import admission
 
 SECRET = new_secret()
 

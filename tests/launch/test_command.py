@@ -8,12 +8,12 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from hvd_autosync.engine.training import run_training
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.cold import ColdRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.search_space import Host, Strategy, TrialSpec
-from hvd_autosync.training import run_training
 
 JOB = Job(("-np", "1", "--gloo"), (sys.executable, "-c", ""), (Host("localhost", 1),), "gloo")
 

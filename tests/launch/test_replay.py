@@ -18,7 +18,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
-from hvd_autosync.study import Study
+from hvd_autosync.study.study import Study
 from hvd_autosync.traces import TraceStore, export_study, read_trials
 
 SPACE = SearchSpace(

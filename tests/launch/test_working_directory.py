@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync import doctor
+from hvd_autosync.doctor import checks as doctor
 from hvd_autosync.launch import command, remote
 from hvd_autosync.launch.cold import ColdRunner
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
-from hvd_autosync.program import run_code
 from hvd_autosync.runtime import tuned
 from hvd_autosync.search_space import Host, Strategy, TrialSpec, TrialStatus
 from hvd_autosync.testing import keeper
+from hvd_autosync.util.program import run_code
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 _MODULES = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hvd_autosync import cli
+from hvd_autosync.commands import cli
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.traces import TraceStore
 from hvd_autosync.traces.records import timestamp

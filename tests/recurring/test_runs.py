@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.training import Ended, Known, Reported
+from hvd_autosync.engine.tuning import tuning_key
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.options import Options
 from hvd_autosync.recurring import runs as recurring_runs
 from hvd_autosync.recurring.runs import outcomes_of, plan, record_of, run_recurring, strategy_at
 from hvd_autosync.search_space import Host, Strategy
-from hvd_autosync.study_values import StudySettings
+from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
-from hvd_autosync.training import Ended, Known, Reported
-from hvd_autosync.tuning import tuning_key
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
 
@@ -243,7 +243,7 @@ def test_a_real_job_that_says_nothing_is_known_by_its_loss(
 
 
 def test_two_answers_to_what_a_job_runs_under_are_refused() -> None:
-    from hvd_autosync.plugin import parse_words, read_job
+    from hvd_autosync.engine.job_line import parse_words, read_job
 
     words = ["-np", "2", "--autosync-recurring", "--autosync-target", "0.9", "python", "a.py"]
     assert read_job(parse_words(words), words)[1].target == 0.9

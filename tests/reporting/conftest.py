@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_autosync.confirm import compare
+from hvd_autosync.engine.tuning import Listener
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.search_space import (
     HorovodBuild,
@@ -29,10 +29,10 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
-from hvd_autosync.study import Study
-from hvd_autosync.study_values import Conclusion, StudySettings, Trial
+from hvd_autosync.study.confirm import compare
+from hvd_autosync.study.study import Study
+from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
-from hvd_autosync.tuning import Listener
 
 COMMAND = ("horovodrun", "-np", "4", "-H", "a:2,b:2", "python", "train.py", "--token", "***")
 WINNER = {"buckets": 8, "cycle_time_ms": 5.0, "controller": "mpi"}

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.documents import read_toml
 from hvd_autosync.errors import StudyError
-from hvd_autosync.noninferiority import Outcome
-from hvd_autosync.quality import Verdict
 from hvd_autosync.reporting.explain_quality import trade_offs
 from hvd_autosync.reporting.taking import taken_file
 from hvd_autosync.search_space import (
@@ -21,9 +18,12 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
+from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.strategy_file import read_strategy
-from hvd_autosync.study import Study
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.study import Study
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 #: Codec of large matrices -> seconds of a step, and loss where the default's is 1.

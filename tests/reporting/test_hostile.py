@@ -18,24 +18,24 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hvd_autosync import cli
+from hvd_autosync.api.results import Study
+from hvd_autosync.commands import cli
+from hvd_autosync.commands.page import page
+from hvd_autosync.engine.job_line import parse_words, read_job
+from hvd_autosync.engine.replay import play
+from hvd_autosync.engine.tuning import tuning_key
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.noninferiority import Outcome
-from hvd_autosync.plugin import parse_words, read_job
-from hvd_autosync.printable import printable_output
-from hvd_autosync.quality import Verdict
-from hvd_autosync.replay import play
-from hvd_autosync.reporting.page import page
 from hvd_autosync.reporting.terminal import TerminalProgress
 from hvd_autosync.reporting.widget import WidgetProgress
-from hvd_autosync.results import Study
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord, export_study
 from hvd_autosync.traces.checking import strict_study, strict_trial
 from hvd_autosync.traces.records import DRIFT, FALLBACKS
 from hvd_autosync.traces.runs import RunRecord
-from hvd_autosync.tuning import tuning_key
+from hvd_autosync.util.printable import printable_output
 
 #: Unicode's controls, formats and separators of lines and paragraphs, then a line.
 EVIL = (

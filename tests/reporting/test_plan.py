@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hvd_autosync.engine.options import Options
 from hvd_autosync.launch.job import Job
-from hvd_autosync.options import Options
 from hvd_autosync.reporting import plan as plan_module
 from hvd_autosync.reporting.plan import print_plan
 from hvd_autosync.search_space import HorovodBuild, Host
@@ -70,7 +70,7 @@ def test_the_plan_has_its_limits(store: Any) -> None:
 
 
 def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> None:
-    from hvd_autosync.tuning import tuning_key
+    from hvd_autosync.engine.tuning import tuning_key
 
     key = tuning_key(JOB, Options(store=store.name), {})
     study = store.create_study(job_key=key, command=(), settings={}, versions={})

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hvd_autosync.engine.tuning import load_restrictions
 from hvd_autosync.reporting.space import (
     APPLIES_WHEN,
     RESTRICTIONS_HELP,
@@ -14,7 +15,6 @@ from hvd_autosync.reporting.space import (
     space_table,
 )
 from hvd_autosync.search_space import CATALOGUE, catalogue_knob
-from hvd_autosync.tuning import load_restrictions
 
 
 def rendered(table: Table) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.standing import Standing
 from hvd_autosync.search_space import Strategy, catalogue_knob
-from hvd_autosync.study_values import Trial
+from hvd_autosync.study.values import Trial
 
 
 class Clock:
@@ -148,7 +148,7 @@ def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -
 
 
 def test_a_trial_before_the_space_is_known_is_the_default(store: Any) -> None:
-    from hvd_autosync.study import Study
+    from hvd_autosync.study.study import Study
 
     study = Study.create(store=store)
     standing = Standing()

@@ -10,7 +10,7 @@ import pytest
 
 from hvd_autosync.errors import TraceFormatError
 from hvd_autosync.reporting.listing import studies_table
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord
 
 

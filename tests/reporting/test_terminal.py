@@ -17,7 +17,7 @@ from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.progress import progress_listener
 from hvd_autosync.reporting.terminal import TerminalProgress, trials_so_far
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study_values import Trial
+from hvd_autosync.study.values import Trial
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

@@ -10,7 +10,7 @@ import pytest
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study_values import Trial
+from hvd_autosync.study.values import Trial
 
 PROGRESS = TrialProgress("measuring", 0, 0, 3.0)
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_autosync.confirm import Comparison
-from hvd_autosync.forecast import Forecast
 from hvd_autosync.reporting.words import (
     answer_text,
     evidence_text,
@@ -19,7 +17,9 @@ from hvd_autosync.reporting.words import (
     step_time_text,
 )
 from hvd_autosync.search_space import CATALOGUE, SearchSpace, StepTime, Strategy
-from hvd_autosync.study_values import Conclusion
+from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.forecast import Forecast
+from hvd_autosync.study.values import Conclusion
 
 
 @pytest.mark.parametrize(

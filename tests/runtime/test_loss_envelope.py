@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from hvd_autosync.loss_prediction import predict_losses
 from hvd_autosync.runtime.loss_envelope import LossEnvelope
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
+from hvd_autosync.study.loss_prediction import predict_losses
 
 STEPS, NOISE = 192, 0.2
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def testbed(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hvd_autosync.cli", "testbed", *words]
+    command = [sys.executable, "-m", "hvd_autosync.commands.cli", "testbed", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

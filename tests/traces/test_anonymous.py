@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hvd_autosync.cli import app
+from hvd_autosync.commands.cli import app
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
 from hvd_autosync.traces import (
     Fallback,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hvd_autosync.cli import app
+from hvd_autosync.api.results import Study
+from hvd_autosync.commands.cli import app
 from hvd_autosync.errors import StoreError
-from hvd_autosync.results import Study
 from hvd_autosync.traces.optuna_export import export_to_optuna
 
 optuna = pytest.importorskip("optuna")

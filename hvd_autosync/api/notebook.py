@@ -1,0 +1,188 @@
+"""Tuning from Python: in a notebook with a live widget, elsewhere with progress in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields
+from typing import Any
+
+from hvd_autosync.api.results import Study
+from hvd_autosync.engine.job_line import parse_words, read_job
+from hvd_autosync.engine.options import Options, as_text, variable_name
+from hvd_autosync.engine.preflight import check_command, check_hosts
+from hvd_autosync.engine.tuning import Listener, TuningInterrupted
+from hvd_autosync.engine.tuning import tune as tune_job
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.function import function_command
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.masking import redact
+from hvd_autosync.reporting import progress_listener
+from hvd_autosync.reporting.progress import GuardedProgress
+from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
+from hvd_autosync.search_space import TrialResult
+from hvd_autosync.study import study as loop
+from hvd_autosync.study.values import Trial
+from hvd_autosync.traces import TraceStore, TrialRecord
+from hvd_autosync.traces.location import data_folder
+from hvd_autosync.util.printable import shell_line
+from hvd_autosync.util.streams import open_standard_streams
+
+#: Options of the flag that say what happens instead of tuning, and those of recurring runs.
+_INSTEAD = ("dry_run", "strategy", "replay", "recurring")
+_OF_THE_FLAG = (*_INSTEAD, "tune_only", "search", "target", "tolerance", "repeats")
+
+
+def tune(
+    command: str | Sequence[str] | Callable[..., object],
+    *,
+    np: int,
+    hosts: str | None = None,
+    options: Sequence[str] = (),
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    on_trial_end: Callable[[Study, TrialRecord], None] | None = None,
+    **settings: Any,
+) -> Study:
+    """Find the fastest synchronization strategy of a job, by running it for a few steps at a time.
+
+    The same engine as ``horovodrun --autosync``, and the same store: what is found here is used by
+    ``horovodrun --autosync`` with the same command, hosts and options, and the other way round.
+
+        >>> study = hvd_autosync.tune("python train.py", np=2, trials=10)  # doctest: +SKIP
+        >>> print(study.best)                                              # doctest: +SKIP
+
+    Args:
+        command: The training: a line, its words, or a function that every rank calls, which is
+            written to a file in the user's data folder.
+        np: Ranks.
+        hosts: As of ``horovodrun -H``: ``"a:4,b:4"``; this host alone if ``None``.
+        options: More options of ``horovodrun``, for example ``["--gloo"]``.
+        args: Arguments of the function.
+        kwargs: Its named arguments.
+        on_trial_end: Called after each trial with the study so far and the trial's record, for
+            TensorBoard, MLflow and the like; what it raises ends the tuning, resumably.
+        settings: The options of ``--autosync`` without that prefix: ``trials``, ``minutes``,
+            ``steps``, ``warmup``, ``allow``, ``space``, ``store``, ``reuse``, ``transfer``,
+            ``runner``, ``seed``, ``expected_hours``, ``quality_steps``.
+
+    Returns:
+        The finished study; one that goes on with the next call where Stop was pressed.
+
+    Raises:
+        ConfigurationError: Something in the arguments cannot be used; nothing was launched.
+        DefaultTrialError: The job fails, or cannot be measured, as it is.
+        StoreError: The store cannot be used.
+        KeyboardInterrupt: The kernel was interrupted. All that was measured is in the store.
+    """
+    open_standard_streams()  # a daemon may have none
+    words = _words(command, args, kwargs or {})
+    job, chosen = _job(words, np, hosts, options, settings)
+    check_command(job)
+    check_hosts(job)
+    store = TraceStore(chosen.store)
+    try:
+        with closing(_progress()) as progress:
+            record = tune_job(job, chosen, _Telling(progress, on_trial_end))
+    except StopRequested as stop:
+        record = store.study(stop.study_id)
+    except TuningInterrupted:
+        raise KeyboardInterrupt from None  # as any call that is interrupted
+    found = Study(store, record)
+    if not _in_notebook():  # whose widget says it
+        print(f"hvd-autosync: {found}", file=sys.stderr)
+    return found
+
+
+class _Telling:
+    """A display, and a function of the user's that hears of every trial."""
+
+    def __init__(
+        self, display: Listener, on_trial_end: Callable[[Study, TrialRecord], None] | None
+    ) -> None:
+        self._display = display
+        self._on_trial_end = on_trial_end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._display, name)
+
+    def on_trial_end(self, study: loop.Study, trial: Trial, result: TrialResult) -> None:
+        """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        self._display.on_trial_end(study, trial, result)
+        if self._on_trial_end is not None:
+            so_far = Study(study.store, study.record)
+            self._on_trial_end(so_far, so_far.history[trial.number])
+
+
+def _words(
+    command: str | Sequence[str] | Callable[..., object], args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> list[str]:  # fmt: skip
+    """The words of the command."""
+    if callable(command):
+        return function_command(command, args, kwargs, data_folder() / "functions")
+    if args or kwargs:
+        raise ConfigurationError(
+            "args and kwargs are for functions, and the command is none",
+            hint="Write the script's arguments into the command.",
+        )
+    words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    if not words:
+        raise ConfigurationError("the command is empty", hint='Give one: "python train.py".')
+    return words
+
+
+def _job(
+    words: Sequence[str], ranks: int, hosts: str | None, options: Sequence[str],
+    settings: Mapping[str, Any],
+) -> tuple[Job, Options]:  # fmt: skip
+    """What a line of ``horovodrun`` with the same words would mean."""
+    known = [each.name for each in fields(Options) if each.name not in _OF_THE_FLAG]
+    for name in settings:
+        if name not in known:
+            raise ConfigurationError(
+                f"tune() has no argument {name!r}", hint=f"It has {', '.join(known)}."
+            )
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ConfigurationError(f"np is {ranks!r}", hint="Give the number of ranks, 1 or more.")
+    layout = ["-np", str(ranks), *(["-H", hosts] if hosts else [])]
+    line = [*layout, *options, *words]
+    try:
+        arguments = parse_words(line)
+    except SystemExit:  # it has said what is wrong
+        raise ConfigurationError(
+            f"horovodrun does not take the line: {shell_line(redact(line))}",
+            hint="See what it printed above.",
+        ) from None
+    for name, value in settings.items():
+        if value is not None:
+            setattr(arguments, f"autosync_{name}", as_text(value))
+    job, chosen = read_job(arguments, line)
+    for name in _INSTEAD:
+        if getattr(chosen, name):
+            raise ConfigurationError(
+                f"{variable_name(name)}, or {name} in the configuration file, is set, and tune() "
+                "does nothing but tune", hint="Unset it, or use horovodrun --autosync.",
+            )  # fmt: skip
+    return job, chosen
+
+
+def _progress() -> GuardedProgress:
+    """A widget in a notebook, else what the flag shows."""
+    if _in_notebook():
+        try:
+            return GuardedProgress(WidgetProgress(), sys.stderr)
+        except ImportError as missing:
+            print(
+                f"hvd-autosync: no widget without {missing.name}: "
+                "pip install 'hvd-autosync[notebook]'", file=sys.stderr,
+            )  # fmt: skip
+    return progress_listener()
+
+
+def _in_notebook() -> bool:
+    """Whether this runs in a Jupyter kernel."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and hasattr(shell, "kernel")

@@ -1,0 +1,126 @@
+"""A study with everything that it knows one call away; what ``hvd_autosync.Study`` is."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hvd_autosync.reporting.closing import answer_line
+from hvd_autosync.reporting.words import seconds_text, speedup_text
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.study import study as loop
+from hvd_autosync.traces.opening import open_trace
+from hvd_autosync.util.printable import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hvd_autosync.figures import Evidence, Figures
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best strategy of a study so far.
+
+    Attributes:
+        strategy: Its knobs.
+        step_s: Seconds of a step under it; NaN when unknown.
+        speedup: Over the default; NaN when unknown.
+        low: Lower end of the speed-up's 90 % interval; NaN unless confirmed.
+        high: Upper end.
+        confirmed: Whether it won when it was measured again in turn with the default.
+        text: What it changes, for people.
+    """
+
+    strategy: Strategy
+    step_s: float
+    speedup: float
+    low: float
+    high: float
+    confirmed: bool
+    text: str
+
+    def __str__(self) -> str:
+        if self.confirmed and math.isnan(self.low):  # the default
+            return f"{self.text}: no faster strategy was found"
+        sure = "confirmed" if self.confirmed else "not confirmed"
+        speed = f"{speedup_text(self.speedup)}, " if math.isfinite(self.speedup) else ""
+        return f"{self.text}: {speed}{seconds_text(self.step_s)} per step ({sure})"
+
+
+class Study(loop.Study):
+    """One optimization: ask, run, tell; and all that it knows.
+
+    Made by :func:`hvd_autosync.tune`, :meth:`create` for a loop of your own, or :meth:`load`.
+    """
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str] = "last", store: str | None = None) -> Study:
+        """A study that runs elsewhere, has ended, or was exported.
+
+        Args:
+            source: Its id, the beginning of one, ``"last"``, or the path of a trace file, of which
+                the first study is taken.
+            store: Where studies are kept; the usual place if ``None``. Of a trace file nothing is
+                written there.
+
+        Raises:
+            StoreError: There is no such study, or the store cannot be read.
+            TraceFormatError: The file is damaged, of a newer version, or not a trace.
+        """
+        return cls(*open_trace(os.fspath(source), store))
+
+    def __str__(self) -> str:
+        conclusion = self.conclusion
+        said = "it has not ended" if conclusion is None else answer_line(self.record)
+        return printable(f"study {self.study_id}, {len(self.history)} trials: {said}")
+
+    @property
+    def best(self) -> Best:
+        """The winner; before there is one, the fastest of the exact strategies tried.
+
+        Raises:
+            StudyError: The default trial has not ended.
+        """
+        evidence = self._evidence()
+        strategy, conclusion = evidence.best, self.conclusion
+        text = evidence.name(strategy)
+        if conclusion is not None and conclusion.best is not None:
+            won = conclusion.best
+            return Best(
+                strategy, conclusion.winner_s, won.speedup, won.low, won.high, True, text
+            )  # fmt: skip
+        confirmed = conclusion is not None
+        if strategy == self.space.default:
+            return Best(strategy, evidence.default_s, 1.0, math.nan, math.nan, confirmed, text)
+        seen = [o.step_s for o in evidence.observations if o.measured and o.strategy == strategy]
+        step_s = min((s for s in seen if s is not None), default=math.nan)
+        speedup = evidence.default_s / step_s
+        return Best(strategy, step_s, speedup, math.nan, math.nan, confirmed, text)
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """One row per trial; the columns are those of ``hvd_autosync.traces.trials_frame``."""
+        from hvd_autosync.traces import trials_frame
+
+        return trials_frame(self._store, self.study_id)
+
+    @property
+    def plot(self) -> Figures:
+        """Figures: ``study.plot.convergence()`` and others.
+
+        Raises:
+            ConfigurationError: Plotly is not installed.
+        """
+        from hvd_autosync.figures import Figures
+
+        return Figures(self._evidence())
+
+    def _evidence(self) -> Evidence:
+        from hvd_autosync.figures import Evidence
+
+        self.record = self._store.study(self.study_id)  # it may run elsewhere
+        problem = self.problem if self.record.space is not None else None
+        return Evidence(self.record, self.history, problem)

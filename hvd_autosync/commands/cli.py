@@ -1,0 +1,110 @@
+"""The command ``hvd-autosync``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hvd_autosync import __version__
+from hvd_autosync.commands import (
+    doctor,
+    jobs,
+    recurring,
+    replay,
+    report,
+    simulate,
+    testbed,
+    traces,
+)
+from hvd_autosync.commands.common import (
+    Commands,
+    StoreOption,
+    StudyArgument,
+    console,
+    mention_failed,
+    open_store,
+)
+from hvd_autosync.util.streams import open_standard_streams
+
+app = typer.Typer(
+    name="hvd-autosync",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: paragraphs stay paragraphs, and it starts faster
+    pretty_exceptions_enable=False,
+    help="Find the fastest synchronization strategy of a Horovod job.\n\n"
+    "To tune a job and then run it, add --autosync to its horovodrun line. These commands are for "
+    "what comes before and after.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hvd-autosync {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+jobs.add_commands(app)
+
+
+@app.command()
+def show(
+    study: StudyArgument = "last",
+    take: Annotated[
+        str | None,
+        typer.Option(
+            metavar="winner|ROW",
+            help="Print the winner, or this row of the table of lossy strategies, as a file for "
+            "`hvd-autosync run --strategy FILE`, and nothing else.",
+        ),
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Explain a study: what won, why, and how to use it."""
+    traces = open_store(store)
+    if take is not None:
+        from hvd_autosync.reporting.taking import taken_file
+
+        print(taken_file(traces, traces.study(study), take), end="")
+        return
+    from hvd_autosync.reporting.explanation import explain
+
+    mention_failed(traces, study)
+    out = console()
+    for section in explain(traces, study):
+        out.print(section, crop=False)
+
+
+app.add_typer(traces.app, name="traces")
+app.add_typer(testbed.app, name="testbed")
+
+
+replay.add_command(app)
+report.add_command(app)
+simulate.add_command(app)
+recurring.add_command(app)
+doctor.add_command(app)
+
+
+def main() -> None:
+    """Run the command line."""
+    open_standard_streams()
+    app()
+
+
+if __name__ == "__main__":
+    main()

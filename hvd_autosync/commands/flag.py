@@ -1,0 +1,175 @@
+"""The ``--autosync`` option of ``horovodrun``: parse, tune, then run the training.
+
+:func:`extend_launcher` is called once Horovod's launcher module has been loaded. It adds our
+options to Horovod's own parser and takes over ``_run`` for jobs that ask for us; every other job
+goes through untouched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+from hvd_autosync.engine.job_line import extend_parser, parse_words, read_job
+from hvd_autosync.engine.options import (
+    Options,
+)
+from hvd_autosync.engine.preflight import check_command, check_hosts
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.launch.facts import horovod_build
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.masking import redact
+from hvd_autosync.util.printable import printable, printable_output
+
+_PREFIX = "hvd-autosync"
+
+
+def extend_launcher(launcher: ModuleType) -> None:
+    """Add ``--autosync`` to ``horovod.runner.launch``."""
+    extend_parser(launcher)
+    run_unchanged: Callable[[argparse.Namespace], Any] = launcher._run
+
+    def run(arguments: argparse.Namespace) -> Any:
+        if not getattr(arguments, "autosync", False):
+            return run_unchanged(arguments)
+        sys.exit(guarded(lambda: autosync(arguments, sys.argv[1:])))
+
+    launcher._run = run  # type: ignore[attr-defined]
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run ``action``; turn our errors and Ctrl-C into a message and an exit status."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, stop)
+    try:
+        with printable_output():
+            return action()
+    except AutosyncError as error:
+        print(f"{_PREFIX}: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up; the rest is the goodbye
+        print(
+            f"{_PREFIX}: stopped; the same command goes on where it was stopped", file=sys.stderr
+        )
+        return 130
+
+
+def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Tune the job of a parsed ``horovodrun`` line, then run it.
+
+    Args:
+        arguments: What Horovod's parser made of ``words``.
+        words: The command line behind ``horovodrun``.
+
+    Returns:
+        The exit status of the training, or 0 after tuning only.
+    """
+    job, options = read_job(arguments, words)
+    check_command(job)
+    if options.recurring:
+        from hvd_autosync.recurring.runs import run_recurring
+
+        if not options.dry_run:
+            check_hosts(job)
+        return run_recurring(job, options)
+    if options.dry_run:
+        horovod_build()  # says so where torch, which the tuner needs too, cannot be imported
+        from hvd_autosync.reporting import print_plan
+
+        print_plan(job, options)
+        return 0
+    if options.strategy is not None:
+        return _run_file(job, options)
+    if options.replay is not None:
+        return _run_winner(job, options, options.replay)
+    check_hosts(job)
+    horovod_build()
+    from hvd_autosync.commands.tune_and_train import tune_and_train
+
+    return tune_and_train(job, options)
+
+
+def _run_file(job: Job, options: Options) -> int:
+    """Run ``job`` under the strategy of a file."""
+    from hvd_autosync.engine.earlier import known_model, predicted_losses
+    from hvd_autosync.engine.training import Known, run_training
+    from hvd_autosync.engine.tuning import tuning_keys
+    from hvd_autosync.search_space.documents import read_toml
+    from hvd_autosync.search_space.schedule import beyond_horovod
+    from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
+    from hvd_autosync.search_space.trial import LossPrediction
+
+    assert options.strategy is not None
+    strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
+    check_fits(strategy, job.hosts, job.chosen)
+    prediction = LossPrediction()
+    if beyond_horovod(strategy):  # workers need this package then
+        check_hosts(job)
+        line = redact(job.command)
+        model = known_model(options.store, line)
+        if model is not None:
+            check_model(strategy, classes, model)
+        prediction = predicted_losses(options.store, tuning_keys(job), strategy)
+    return run_training(job, strategy, Known(classes, prediction)).status
+
+
+def _run_winner(job: Job, options: Options, trace: str) -> int:
+    """Run ``job`` under the winner of a study that was recorded, here or elsewhere."""
+    from dataclasses import replace
+
+    from hvd_autosync.engine.earlier import known_of
+    from hvd_autosync.engine.fitting import classes_for, differences, winner_for
+    from hvd_autosync.engine.training import run_training
+    from hvd_autosync.reporting import answer_line
+    from hvd_autosync.search_space.schedule import beyond_horovod
+    from hvd_autosync.study.fallbacks import fallback_line
+    from hvd_autosync.traces.opening import open_trace
+
+    store, study = open_trace(trace, options.store)
+    strategy, classes = winner_for(study, job), classes_for(study, job, options.store)
+    if beyond_horovod(strategy):  # workers need this package then
+        check_hosts(job)
+    answer = printable(answer_line(study))
+    print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
+    if ended := fallback_line(study):
+        print(f"{_PREFIX}: {printable(ended)}", file=sys.stderr)
+    apart = list(differences(study, job))
+    for line in apart:
+        print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
+    known = replace(known_of(study, store), classes=classes)
+    if apart:  # then steps need not take as long as there
+        known = replace(known, expected_step_s=0.0)
+    return run_training(job, strategy, known).status
+
+
+def tune_command(words: Sequence[str]) -> int:
+    """``hvd-autosync tune``: tune the job of a ``horovodrun`` line without running it after."""
+    return guarded(lambda: autosync(parse_words(["--autosync-tune-only", *words]), words))
+
+
+def run_command(path: str, words: Sequence[str]) -> int:
+    """``hvd-autosync run``: run the job of a ``horovodrun`` line under the strategy of a file."""
+
+    def run() -> int:
+        line, chosen = list(words), ["--autosync-strategy", path]
+        command = parse_words([*chosen, *line]).command
+        if command[:1] == ["--"]:  # between the options and the command
+            del line[len(line) - len(command)]
+        return autosync(parse_words([*chosen, *line]), line)
+
+    return guarded(run)
+
+
+def space_command(words: Sequence[str]) -> int:
+    """``hvd-autosync space``: print the space and the plan of a ``horovodrun`` line."""
+    return guarded(lambda: autosync(parse_words(["--autosync-dry-run", *words]), words))

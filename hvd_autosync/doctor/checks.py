@@ -1,0 +1,185 @@
+"""Checks of an installation: what would keep a job from being tuned, and what to do about it.
+
+Each check looks at the thing itself: the plugin's by asking ``horovodrun`` for its options, the
+store's by writing to it, a host's by running a command on it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from hvd_autosync.doctor.finding import Finding, Severity
+from hvd_autosync.doctor.hosts import check_hosts
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.launch.command import OPEN_MPI_5_BINDING, launcher_environment, open_mpi_major
+from hvd_autosync.launch.worker_environment import DISABLE_VARIABLE
+from hvd_autosync.search_space import HorovodBuild
+from hvd_autosync.util.versions import versions
+
+_TESTED_HOROVOD = "0.28."
+_NEEDED = ("torch", "botorch", "gpytorch")
+_TIMEOUT_S = 120
+
+
+def examine(
+    hosts: Sequence[str] = (),
+    *,
+    ssh: tuple[int | None, str | None] = (None, None),
+    store: str | None = None,
+) -> Iterator[Finding]:
+    """All checks, each made when it is asked for.
+
+    Args:
+        hosts: Names of the hosts of a job; none: only this machine is looked at.
+        ssh: Port and identity file for ssh to them, where given.
+        store: Where traces are kept; ``None``: the default.
+    """
+    yield check_versions()
+    yield from check_horovod()
+    yield check_plugin()
+    yield from check_hosts(hosts, ssh)
+    yield check_store(store)
+    yield check_threads()
+
+
+def check_versions() -> Finding:
+    """Python and the libraries that the tuner itself needs."""
+    found = versions()
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        return Finding("versions", Severity.FAIL, f"{text}; without {', '.join(missing)}",
+                     f"Run pip install {' '.join(missing)}.")  # fmt: skip
+    return Finding("versions", Severity.OK, text)
+
+
+def check_horovod() -> Iterator[Finding]:
+    """The build, and the controllers that it can really use."""
+    from hvd_autosync.launch.facts import horovod_build
+
+    try:
+        build = horovod_build()
+    except AutosyncError as error:
+        yield Finding("Horovod", Severity.FAIL, error.message, error.hint)
+        return
+    offers = {"Gloo": build.gloo, "MPI": build.mpi, "NCCL": build.nccl}
+    text = f"{build.version} with {', '.join(n for n, has in offers.items() if has) or 'nothing'}"
+    if build.version.startswith(_TESTED_HOROVOD):
+        yield Finding("Horovod", Severity.OK, text)
+    else:
+        remedy = "Knobs are those of Horovod 0.28: install it."
+        yield Finding("Horovod", Severity.WARN, text, remedy)
+    if not (build.gloo or build.mpi):
+        yield Finding("controller", Severity.FAIL, "Horovod has neither Gloo nor MPI",
+                    "Build it again with CMake installed, for Gloo.")  # fmt: skip
+    if build.gloo:
+        yield Finding("controller", Severity.OK, "Gloo")
+    if build.mpi:
+        yield _check_mpi(build)
+
+
+def _check_mpi(build: HorovodBuild) -> Finding:
+    """Whether MPI jobs can be started: ``mpirun``, its version, and mpi4py."""
+    path = launcher_environment({})["PATH"]
+    program = shutil.which("mpirun", path=path)
+    if program is None:
+        return Finding(
+            "controller", Severity.WARN if build.gloo else Severity.FAIL,
+            "MPI is built in, but there is no mpirun on the PATH; horovodrun takes MPI by itself",
+            "Put mpirun on the PATH, or pass --gloo to horovodrun.",
+        )  # fmt: skip
+    shown = _output([program, "--version"]).partition("\n")[0]
+    text = f"MPI: {shown or 'of unknown version'} ({program})"
+    if find_spec("mpi4py") is None:
+        return Finding("controller", Severity.WARN, f"{text}, without mpi4py",
+                     "Run pip install 'hvd-autosync[mpi]'.")  # fmt: skip
+    if (open_mpi_major() or 0) >= 5:
+        return Finding(
+            "controller", Severity.OK,
+            f"{text}; it rejects Horovod's own -bind-to, so --autosync supplies a replacement",
+            f"For jobs without --autosync pass '{OPEN_MPI_5_BINDING}' to horovodrun --mpi.",
+        )  # fmt: skip
+    return Finding("controller", Severity.OK, text)
+
+
+def check_plugin() -> Finding:
+    """Whether ``horovodrun`` knows ``--autosync``, found out by asking it."""
+    if os.environ.get(DISABLE_VARIABLE, "") not in ("", "0"):
+        return Finding("plugin", Severity.FAIL, f"switched off by {DISABLE_VARIABLE}",
+                     f"Unset {DISABLE_VARIABLE}.")  # fmt: skip
+    program = shutil.which("horovodrun")
+    beside = Path(sys.executable).with_name("horovodrun")
+    if program is None:
+        if not _knows_autosync([sys.executable, "-m", "horovod.runner.launch"]):
+            return _inactive(f"{sys.executable} -m horovod.runner.launch")
+        return Finding("plugin", Severity.WARN, "active, but there is no horovodrun on the PATH",
+                     f"Add {beside.parent} to the PATH.")  # fmt: skip
+    if _knows_autosync([program]):
+        return Finding("plugin", Severity.OK, f"active: {program} knows --autosync")
+    if beside.exists() and not beside.samefile(program) and _knows_autosync([str(beside)]):
+        return Finding("plugin", Severity.FAIL, f"{program} belongs to another Python",
+                     f"Put {beside.parent} first on the PATH.")  # fmt: skip
+    return _inactive(program)
+
+
+def _inactive(program: str) -> Finding:
+    """Why the plugin is not active, as far as the installation shows."""
+    file = "hvd_autosync.pth"
+    if any(Path(folder, file).exists() for folder in sys.path if folder):
+        return Finding("plugin", Severity.FAIL, f"{program} does not know --autosync",
+                     f"Run {program} --help: what it prints first says why.")  # fmt: skip
+    return Finding("plugin", Severity.FAIL, f"{file} is not installed, so nothing adds --autosync",
+                 "Run pip install --force-reinstall --no-deps hvd-autosync.")  # fmt: skip
+
+
+def _knows_autosync(launcher: list[str]) -> bool:
+    return "--autosync-trials" in _output([*launcher, "--help"])
+
+
+def _output(command: list[str]) -> str:
+    """What ``command`` writes; empty when it cannot be run."""
+    try:
+        # `python -m` imports from the folder that it is started in.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/"
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def check_store(location: str | None) -> Finding:
+    """Whether traces can be written."""
+    from hvd_autosync.traces import TraceStore
+
+    try:
+        store = TraceStore(location)
+        study = store.create_study(job_key="doctor", command=(), settings={}, versions={})
+        store.delete(study.study_id)
+    except AutosyncError as error:
+        return Finding("store", Severity.FAIL, error.message, error.hint)
+    return Finding("store", Severity.OK, f"{store.name} is writable")
+
+
+def check_threads() -> Finding:
+    """Whether the ranks of a host would fight for its processors."""
+    cores = len(os.sched_getaffinity(0))
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    advice = f"export OMP_NUM_THREADS={cores}/RANKS-PER-HOST, at least 1."
+    if cores == 1:
+        return Finding("threads", Severity.OK, "one core")
+    if not given:
+        return Finding("threads", Severity.WARN,
+                     f"OMP_NUM_THREADS is not set: each rank computes on all {cores} cores, and "
+                     "ranks of one host hinder each other", advice)  # fmt: skip
+    threads = given.partition(",")[0]
+    if threads.isdigit() and int(threads) > cores:
+        return Finding("threads", Severity.WARN,
+                     f"OMP_NUM_THREADS={given} is more than the {cores} cores", advice)  # fmt: skip
+    return Finding("threads", Severity.OK, f"OMP_NUM_THREADS={given} on {cores} cores")

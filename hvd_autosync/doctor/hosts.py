@@ -1,0 +1,102 @@
+"""The part of the doctor that looks at host names and at other hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hvd_autosync.doctor.finding import Finding, Severity
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.remote import (
+    hosts_without_package,
+    remote_hosts,
+    run_on,
+    ssh_remedy,
+    unreachable_hosts,
+)
+from hvd_autosync.search_space import Host
+
+_LOCALHOST = "In a list of several hosts write this machine's own name."
+_ETC_HOSTS = "Give {name} the address of its network card in /etc/hosts of {where}."
+
+
+def check_hosts(
+    names: Sequence[str], ssh: tuple[int | None, str | None] = (None, None)
+) -> Iterator[Finding]:
+    """Names that resolve to loopback, and hosts that ssh does not reach.
+
+    Ranks on several hosts connect to the address that a host's own name resolves to there
+    (Gloo process sets, whatever network interface is asked for).
+
+    Args:
+        names: The job's hosts; none for a job on this machine alone.
+        ssh: Port and identity file, where given.
+    """
+    own = socket.gethostname()
+    several = len(set(names)) > 1
+    yield _check_name(own, _resolve(own), "this machine", needed=several)
+    for name in names:
+        if name != own:
+            yield _check_name(name, _resolve(name), "every host", needed=several)
+    if not names:
+        return
+    job = Job(options=(), command=(), hosts=tuple(Host(name, 1) for name in names), ssh=ssh)
+    unreachable = dict(unreachable_hosts(job))
+    lacking = dict(hosts_without_package(job))
+    remote = [host.name for host in remote_hosts(job)]
+    with ThreadPoolExecutor(16) as pool:
+        reachable = [name for name in remote if name not in unreachable]
+        answers = pool.map(lambda name: _ask(name, ssh), reachable)
+        own_addresses = dict(zip(reachable, answers, strict=True))
+    for name in remote:
+        if name in unreachable:
+            yield Finding(f"ssh {name}", Severity.FAIL, unreachable[name],
+                        ssh_remedy(name, unreachable[name]))  # fmt: skip
+        else:
+            yield Finding(f"ssh {name}", Severity.OK, "answers")
+            if name in lacking:
+                yield Finding(f"package on {name}", Severity.FAIL, lacking[name],
+                            f"Install hvd_autosync there too, for {sys.executable}.")  # fmt: skip
+            yield _check_name(name, own_addresses[name], name, needed=several)
+
+
+def _check_name(name: str, addresses: list[str], where: str, *, needed: bool) -> Finding:
+    """The finding for a name that resolves to ``addresses`` on the host ``where``.
+
+    Args:
+        name: The host's name.
+        addresses: What it resolves to; empty when it does not.
+        where: The host that resolved it, in words.
+        needed: Whether the job spans several hosts; else the finding is a warning at most.
+    """
+    subject = f"name {name}" if where in ("this machine", "every host") else f"name on {where}"
+    remedy = _LOCALHOST if name == "localhost" else _ETC_HOSTS.format(name=name, where=where)
+    bad = Severity.FAIL if needed else Severity.WARN
+    if not addresses:
+        return Finding(subject, bad, "does not resolve to an address", remedy)
+    if any(ipaddress.ip_address(address).is_loopback for address in addresses):
+        reached = ", ".join(addresses)
+        return Finding(subject, bad, f"resolves to {reached}: other hosts cannot connect to that",
+                     remedy)  # fmt: skip
+    return Finding(subject, Severity.OK, f"resolves to {', '.join(addresses)}")
+
+
+def _resolve(name: str) -> list[str]:
+    """IPv4 addresses of ``name`` as this machine resolves it."""
+    try:
+        return socket.gethostbyname_ex(name)[2]
+    except (OSError, UnicodeError):
+        return []
+
+
+def _ask(name: str, ssh: tuple[int | None, str | None]) -> list[str]:
+    """IPv4 addresses that the host ``name`` resolves its own name to."""
+    try:
+        done = run_on(name, 'getent ahostsv4 "$(hostname)"', ssh)
+    except subprocess.TimeoutExpired:
+        return []
+    return sorted({row.split()[0] for row in done.stdout.splitlines() if row.strip()})

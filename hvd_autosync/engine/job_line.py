@@ -1,0 +1,186 @@
+"""A job and its options from the words of a ``horovodrun`` line, read as Horovod reads them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hvd_autosync import extensions
+from hvd_autosync.engine.options import (
+    IMPLY,
+    Options,
+    add_options,
+    given_options,
+    resolve_options,
+    without_our_options,
+)
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.job import Job, assign_hosts
+from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
+from hvd_autosync.util.printable import printable_lines
+
+
+class _Parser(argparse.ArgumentParser):
+    """Horovod's parser with our options, and our refusals before anything starts."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        add_options(self)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed: argparse.Namespace = super().parse_args(args, namespace)
+        given = given_options(parsed)
+        parsed.autosync |= not IMPLY.isdisjoint(given)
+        if given and not parsed.autosync:
+            self.error(f"{given[0]} has no effect without --autosync; add --autosync or drop it")
+        if parsed.autosync and not parsed.check_build:
+            try:
+                _refuse(parsed)
+                resolve_options(parsed, section=_file_section(parsed.config_file))
+            except ConfigurationError as error:
+                self.error(str(error))
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """As Horovod's; without the usage of all its options where one of ours is given."""
+        ours = [word for word in sys.argv if word.startswith("--autosync")]
+        if not ours:
+            super().error(message)
+        unknown = [word for word in ours if word in message.split()]
+        for word in unknown if message.startswith("unrecognized arguments") else ():
+            near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
+            message += f"\n  Did you mean {near[0]}?" if near else ""
+        self.exit(2, printable_lines(f"{self.prog}: error: {message}\n"))
+
+
+def _refuse(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be tuned, before anything is launched.
+
+    Raises:
+        ConfigurationError: Says what and why.
+    """
+    if not arguments.command:
+        raise ConfigurationError(
+            "there is no command to tune",
+            hint="Append it: horovodrun -np 2 --autosync python train.py",
+        )
+    if arguments.host_discovery_script or arguments.min_num_proc is not None:
+        raise ConfigurationError(
+            "elastic jobs cannot be tuned: their number of ranks changes under the measurement",
+            hint="Tune with fixed hosts (-H), then run the elastic job with the result.",
+        )
+    if arguments.autotune:
+        raise ConfigurationError(
+            "--autotune and --autosync would both change the same parameters while they measure",
+            hint="Drop one of them.",
+        )
+    if arguments.use_jsrun:
+        raise ConfigurationError("jsrun jobs are not supported", hint="Use --gloo or --mpi.")
+
+
+def extend_parser(launcher: ModuleType) -> None:
+    """Let the parser of ``horovod.runner.launch`` know our options."""
+    shim = ModuleType("argparse")
+    shim.__dict__.update(vars(argparse))
+    shim.ArgumentParser = _Parser  # type: ignore[attr-defined]
+    launcher.argparse = shim  # type: ignore[attr-defined]
+
+
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a ``horovodrun`` line as Horovod does, ``--autosync`` understood and implied."""
+    from horovod.runner import launch
+
+    if not issubclass(launch.argparse.ArgumentParser, _Parser):
+        extend_parser(launch)
+    before = sys.argv
+    sys.argv = ["horovodrun", "--autosync", *words]
+    try:
+        parsed: argparse.Namespace = launch.parse_args()
+    finally:
+        sys.argv = before
+    return parsed
+
+
+def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:
+    """The job and the options of a parsed ``horovodrun`` line.
+
+    Raises:
+        ConfigurationError: Something in them cannot be used; nothing was launched.
+    """
+    from horovod.runner.common.util import config_parser, hosts
+    from horovod.runner.util.lsf import LSFUtils
+
+    extensions.load()
+    section = _file_section(arguments.config_file)
+    options = resolve_options(arguments, section=section)
+    _refuse(arguments)  # again: the configuration file may have switched autotune on
+    environment = config_parser.set_env_from_args(dict(os.environ), arguments)
+    if environment.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):
+        raise ConfigurationError(
+            f"{AUTOTUNE_VARIABLE} is set: Horovod's own tuner would change parameters meanwhile",
+            hint=f"Unset {AUTOTUNE_VARIABLE}.",
+        )
+    given_hosts = arguments.hosts
+    if not given_hosts and arguments.hostfile:
+        try:
+            given_hosts = hosts.parse_host_files(arguments.hostfile)
+        except (OSError, IndexError, ValueError) as error:
+            raise ConfigurationError(
+                f"the hostfile {arguments.hostfile!r} cannot be read: {error}",
+                hint="Write a line such as `node1 slots=4` for each host, and no other.",
+            ) from None
+    if not given_hosts and LSFUtils.using_lsf():
+        raise ConfigurationError(
+            "hosts and slots would come from LSF, which --autosync does not read",
+            hint="Name them with -H, and choose --gloo or --mpi.",
+        )
+    given_hosts = given_hosts or f"localhost:{arguments.num_proc}"
+    command = tuple(arguments.command)
+    controller = "gloo" if arguments.use_gloo else "mpi" if arguments.use_mpi else None
+    job = Job(
+        options=without_our_options(words[: len(words) - len(command)]),
+        command=command,
+        hosts=assign_hosts(given_hosts, arguments.num_proc, exact=controller != "mpi"),
+        controller=controller,
+        held=tuple(sorted(held_by_environment(environment).items())),
+        ssh=(arguments.ssh_port, arguments.ssh_identity_file),
+    )
+    return job, options
+
+
+def _file_section(path: str | None) -> Mapping[str, Any]:
+    """The section ``autosync`` of Horovod's configuration file.
+
+    Raises:
+        ConfigurationError: The file is missing, or nothing that Horovod or we can read.
+    """
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"the configuration file {path!r} cannot be read: {error}",
+            hint="Write YAML as in `horovodrun --help`, under --config-file.",
+        ) from None
+    if not isinstance(document, Mapping):
+        raise ConfigurationError(
+            f"the configuration file {path!r} has no sections",
+            hint="Write a section such as `autosync:`, and entries such as trials: 20 below it.",
+        )
+    section = document.get("autosync") or {}
+    if not isinstance(section, Mapping):
+        raise ConfigurationError(
+            f"autosync in {path!r} is not a section", hint="Write entries such as trials: 20."
+        )
+    return section

@@ -1,0 +1,272 @@
+"""Recorded studies again, with no cluster: played, verified, or given to other learners."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hvd_autosync.engine.tuning import Listener
+from hvd_autosync.errors import StudyError
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.replay import ReplayRunner, distances
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.learner import BayesianLearner, Observation
+from hvd_autosync.learner.by_name import named
+from hvd_autosync.search_space import (
+    SearchSpace,
+    Strategy,
+    TrialResult,
+    TrialSpec,
+)
+from hvd_autosync.study.decision import Decision, Question
+from hvd_autosync.study.study import Study, problem_of
+from hvd_autosync.study.values import Conclusion, StudySettings, Trial
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
+
+#: How often a running trial is told of while it is played, seconds of the clock on the wall.
+_TICK_S = 0.1
+#: Kinds of trials that a study itself asks for, or its usual learner.
+_ASKED_BY_US = ("default", "sobol", "model", "quality", "confirm")
+
+
+def play(
+    study: StudyRecord, trials: Sequence[TrialRecord], listener: Listener, speed: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:  # fmt: skip
+    """Let ``listener`` watch a study as if it ran now.
+
+    Args:
+        study: The study, with its space.
+        trials: Its trials.
+        listener: Watches.
+        speed: So many times as fast as it was; infinite: at once.
+        sleep: Waits for some seconds.
+
+    Raises:
+        StudyError: There is nothing to play.
+    """
+    told = [trial for trial in trials if trial.result is not None]
+    if study.space is None or not told:
+        raise StudyError(
+            f"study {study.study_id} has no trials to play",
+            hint="Choose another; hvd-autosync traces list shows them.",
+        )
+    store = TraceStore("sqlite://")
+    running = replace(study, status=StudyStatus.RUNNING, outcome=None, winner=None)
+    store.add([(running, [])])
+    again = Study(store, running)
+    listener.on_study_start(again, resumed=False)
+    for record in told:
+        assert record.result is not None
+        listener.on_ask_start(again)
+        sleep(_finite(record.info_number("ask_s")) / speed)
+        number = store.ask(study.study_id, record.strategy, record.kind, record.info)
+        trial = Trial(number, record.kind, record.strategy)
+        listener.on_trial_start(again, trial)
+        _play_trial(again, trial, record.result, listener, speed, sleep)
+        store.tell(study.study_id, number, record.result)
+        listener.on_trial_end(again, trial, record.result)
+    conclusion = Conclusion.of(study)
+    if conclusion is not None:
+        again.finish(conclusion)
+        listener.on_study_end(again, conclusion)
+
+
+def _play_trial(
+    study: Study, trial: Trial, result: TrialResult, listener: Listener, speed: float,
+    sleep: Callable[[float], None],
+) -> None:  # fmt: skip
+    """The progress of a trial whose steps came when they came."""
+    steps = [sum(row) / len(row) for row in zip(*(r.step_s for r in result.ranks), strict=False)]
+    ends = _finite(result.setup_s) + np.cumsum(steps)
+    total_s = max(_finite(result.total_s), float(ends[-1]) if len(ends) else 0.0)
+    for at in np.arange(0.0, total_s, _TICK_S * speed) if math.isfinite(speed) else ():
+        done = int(np.searchsorted(ends, at, side="right"))
+        phase = (
+            "starting" if done == 0 else "warming up" if done <= result.warmup_steps
+            else "measuring" if done < len(ends) else "ending"
+        )  # fmt: skip
+        progress = TrialProgress(phase, done, len(ends), float(at))
+        listener.on_trial_progress(study, trial, progress)
+        sleep(min(_TICK_S, (total_s - float(at)) / speed))
+
+
+def _finite(seconds: float) -> float:
+    return seconds if math.isfinite(seconds) else 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question of a recorded study, asked again.
+
+    Attributes:
+        number: Of the trial; that of none for how the study ended.
+        kind: Of the recorded trial; ``"end"`` for how the study ended.
+        recorded: The strategy, or the winner.
+        again: The same, asked now; ``None`` where it cannot be asked.
+        same: Whether they are the same, and for the same reason.
+        distance: Between both: each choice that differs counts 1, each number its share of the
+            knob's range.
+        note: What is to be said of it; else empty.
+    """
+
+    number: int
+    kind: str
+    recorded: Strategy
+    again: Strategy | None
+    same: bool
+    distance: float = 0.0
+    note: str = ""
+
+
+def verify(
+    store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]
+) -> Iterator[Check]:
+    """Ask what a recorded study asked, trial by trial, each time knowing what it knew then.
+
+    Args:
+        store: Where the study is, with those that it learned from.
+        study: The study, with its space.
+        trials: Its trials, in order.
+
+    Raises:
+        StudyError: It knows no space.
+        StoreError: The store cannot be read.
+    """
+    if study.space is None:
+        raise StudyError(
+            f"study {study.study_id} was not made by this program",
+            hint="Only what --autosync has recorded can be asked again.",
+        )
+    space, settings = study.space, StudySettings.from_json(study.settings)
+    problem, learner = problem_of(store, study, trials), BayesianLearner()
+
+    def asked_at(number: int, moment: str | None) -> Question | Conclusion:
+        known = [_as_known(trial, moment) for trial in trials[:number]]
+        seen = [trial for trial in known if trial is not None]
+        return Decision(problem, settings, learner, seen).next()
+
+    for index, trial in enumerate(trials):
+        recorded = space.complete(trial.strategy)
+        if trial.kind not in _ASKED_BY_US:
+            note = f"{trial.kind!r} is a learner of somebody else"
+            yield Check(trial.number, trial.kind, recorded, None, True, note=note)
+            continue
+        again = Question(Strategy(), "default") if index == 0 else asked_at(index, trial.asked_at)
+        if isinstance(again, Conclusion):
+            yield Check(trial.number, trial.kind, recorded, None, False, note="it would end here")
+            continue
+        now = space.complete(again.strategy)
+        same = (now, again.kind) == (recorded, trial.kind)
+        note = "" if again.kind == trial.kind else f"{again.kind} instead of {trial.kind}"
+        yield Check(
+            trial.number, trial.kind, recorded, now, same, distance(space, now, recorded), note
+        )
+    if (ended := Conclusion.of(study)) is not None and trials:
+        yield _check_end(space, ended, asked_at(len(trials), None), len(trials))
+
+
+def _check_end(
+    space: SearchSpace, ended: Conclusion, again: Question | Conclusion, number: int
+) -> Check:
+    winner = space.complete(ended.winner)
+    if isinstance(again, Question):
+        note = f"it would go on: {again.kind}"
+        return Check(number, "end", winner, None, False, note=note)
+    now = space.complete(again.winner)
+    return Check(number, "end", winner, now, now == winner, distance(space, now, winner))
+
+
+def _as_known(trial: TrialRecord, moment: str | None) -> TrialRecord | None:
+    """``trial`` as it was known when another was asked for; ``None`` if it was lost by then.
+
+    Traces that are shared have no times of day: there each trial had ended before the next.
+    """
+    if trial.result is None:
+        return None
+    if not moment or not trial.told_at or trial.told_at <= moment:
+        return trial
+    return replace(trial, result=None, told_at=None)
+
+
+def distance(space: SearchSpace, one: Strategy, other: Strategy) -> float:
+    """Of two strategies, as of :func:`hvd_autosync.launch.replay.distances`."""
+    return float(distances(space, space.encode(one)[np.newaxis], space.encode(other))[0])
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What a learner would have found on recorded measurements.
+
+    Attributes:
+        learner: Its name.
+        best_ms: Fastest step so far after each trial, milliseconds.
+        exact: Trials that were answered by a measurement of the very strategy.
+        distance: Mean distance of the others from the measurement that answered.
+        best: What was fastest.
+    """
+
+    learner: str
+    best_ms: tuple[float, ...]
+    exact: int
+    distance: float
+    best: Strategy
+
+
+def rerun(
+    store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord], learner: str, count: int,
+    seed: int, progress: Callable[[int], None] = lambda number: None,
+) -> Rerun:  # fmt: skip
+    """Let a learner ask for ``count`` trials, each answered by the nearest recorded one.
+
+    Args:
+        store: Where the study is, with those that it learned from.
+        study: The study, with its space.
+        trials: Its trials.
+        learner: Name of the learner (:mod:`hvd_autosync.learner.by_name`).
+        count: Most trials, the default's included.
+        seed: Of the learner.
+        progress: Told the number of each trial.
+
+    Raises:
+        ConfigurationError: No learner has that name, or its library is not installed.
+        StudyError: There is nothing to answer with.
+    """
+    chosen = named(learner)
+    asked = chosen.make()
+    explored = [t for t in trials if t.kind != "confirm"]
+    runner = ReplayRunner(study, explored)
+    problem = chosen.told(problem_of(store, study, trials))
+    seen: list[Observation] = []
+    best, apart = [], []
+    strategy: Strategy | None = problem.space.default
+    while strategy is not None and len(seen) < count:
+        progress(len(seen))
+        result = runner.run(TrialSpec("replay", strategy), Limits(), lambda progress: None)
+        time_s = result.step_time
+        values = (time_s.mean_s, time_s.standard_error_s) if time_s is not None else (None, 0.0)
+        seen.append(Observation(problem.space.complete(strategy), *values))
+        apart.append(runner.distance)
+        fastest = min((o.step_s for o in seen if o.step_s is not None), default=math.nan)
+        best.append(1e3 * fastest)
+        suggestion = asked.suggest(problem, seen, seed=seed)
+        strategy = None if suggestion is None else suggestion.strategy
+    far = [each for each in apart if each > 0]
+    measured = [o for o in seen if o.measured]
+    if not measured:
+        raise StudyError(
+            f"study {study.study_id} has measured nothing", hint="Choose another study."
+        )
+    winner = min(measured, key=lambda o: o.log_step).strategy
+    mean = sum(far) / len(far) if far else 0.0
+    return Rerun(learner, tuple(best), len(apart) - len(far), mean, winner)
+
+
+def default_ms(trials: Sequence[TrialRecord]) -> float:
+    """Milliseconds of a step of the default; NaN when unknown."""
+    result = default_result(trials)
+    return 1e3 * result.step_time.mean_s if result and result.step_time else math.nan

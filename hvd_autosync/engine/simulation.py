@@ -1,0 +1,163 @@
+"""What a job that was tuned once would do on another cluster, by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_autosync.cost import Calibration, CostModel, calibrate
+from hvd_autosync.cost.imagined import imagined_resources
+from hvd_autosync.cost.timeline import FloatArray
+from hvd_autosync.errors import StudyError
+from hvd_autosync.learner.points import distinct, sobol_points
+from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.search_space import (
+    ModelProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Value,
+    build_space,
+)
+from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.traces import StudyRecord, TrialRecord
+
+_POINTS, _ROUNDS, _SCALES = 4096, 12, (0.3, 0.1, 0.03)
+#: Draws of what trials leave open, and the interval that is told of them.
+_DRAWS, _INTERVAL = 200, (0.05, 0.95)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A prediction: the most likely value and a 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is predicted.
+
+    Attributes:
+        resources: The cluster.
+        compute_s: Seconds of a step without any communication.
+        default_s: Seconds of a step as the job is.
+        best: The strategy that wins.
+        best_s: Seconds of a step under it.
+        speedup: The default's step time over the winner's.
+        asked_s: Seconds of a step under the strategy that was asked for, if one was.
+        asked_speedup: The default's step time over that.
+        space: Among whose strategies was searched.
+        trials: How many trials calibrated the model.
+        misfit: How far these were from the calibrated model: deviation of the logarithm.
+    """
+
+    resources: Resources
+    compute_s: float
+    default_s: Range
+    best: Strategy
+    best_s: Range
+    speedup: Range
+    space: SearchSpace
+    trials: int
+    misfit: float
+    asked_s: Range | None = None
+    asked_speedup: Range | None = None
+
+
+def simulate(
+    study: StudyRecord, trials: Sequence[TrialRecord], resources: Resources, seed: int = 0,
+    asked: Mapping[str, Value] | None = None,
+) -> Simulation:  # fmt: skip
+    """Predict the default's step time and the winner of a study's job on another cluster.
+
+    Args:
+        study: A study of the job.
+        trials: Its trials, which calibrate the model on the cluster that they ran on.
+        resources: The other cluster, with its links.
+        seed: Of the search and the draws.
+        asked: A strategy to predict too; it may change what is trained.
+
+    Raises:
+        StudyError: The study has measured nothing.
+        ConfigurationError: It was measured without times or links.
+    """
+    held = dict(study.space.fixed) if study.space is not None else {}
+    observations = observations_of(study.space, trials) if study.space is not None else []
+    seen = [
+        ({**held, **one.strategy}, one.step_s)
+        for one in observations
+        if one.measured and one.step_s is not None
+    ]
+    if study.task is None or not seen:
+        raise StudyError(
+            f"study {study.study_id} has measured nothing",
+            hint="Choose another; hvd-autosync traces list shows them.",
+        )
+    model = study.task.model
+    calibration = calibrate(
+        CostModel(model, study.task.resources), [s for s, _ in seen], [t for _, t in seen]
+    )
+    space = _space(study, model, resources, held)
+    elsewhere = CostModel(model, resources)
+    best = _search(elsewhere, space, calibration, seed)
+    one_rank = CostModel(model, imagined_resources(resources, 1, 1))
+    alone = one_rank.predict([held], calibration.coefficients)
+    draws = calibration.draws(_DRAWS, seed)
+    some = [held, {**held, **best}, *([] if asked is None else [{**held, **asked}])]
+    drawn = np.array([elsewhere.predict(some, each) for each in draws])
+    noise = calibration.misfit * np.random.default_rng(seed).standard_normal(drawn.shape)
+    likely, drawn = elsewhere.predict(some, calibration.coefficients), drawn * np.exp(noise)
+    times = [_range(likely[i], drawn[:, i]) for i in range(len(some))]
+    gains = [_range(likely[0] / likely[i], drawn[:, 0] / drawn[:, i]) for i in range(len(some))]
+    return Simulation(
+        resources, float(alone[0]), times[0], best, times[1], gains[1], space, len(seen),
+        calibration.misfit, *((times[2], gains[2]) if asked is not None else ()),
+    )  # fmt: skip
+
+
+def _space(
+    study: StudyRecord, model: ModelProfile, resources: Resources, held: dict[str, Value]
+) -> SearchSpace:
+    """Knobs of the other cluster, but for those that the script decides itself."""
+    space = build_space(model, resources, held=held)
+    if study.space is None or study.task is None:
+        return space
+    # What this study's own cluster offers and its space lacks was the script's or the user's.
+    offered = {knob.name for knob in build_space(model, study.task.resources, held=held).knobs}
+    absent = offered - {knob.name for knob in study.space.knobs}
+    knobs = tuple(knob for knob in space.knobs if knob.name not in absent)
+    return SearchSpace(knobs, space.fixed)
+
+
+def _search(
+    model: CostModel, space: SearchSpace, calibration: Calibration, seed: int
+) -> Strategy:
+    """The strategy that is fastest by the model: of many, then of its neighbours, and so on."""
+
+    def seconds(points: FloatArray) -> FloatArray:
+        strategies = [{**dict(space.fixed), **space.decode(point)} for point in points]
+        return model.predict(strategies, calibration.coefficients)
+
+    default = space.encode(space.default)[None, :]
+    if not space.dimension:
+        return space.default
+    points = distinct(np.concatenate([default, sobol_points(space, _POINTS, seed)]))
+    times = seconds(points)
+    best, least = points[times.argmin()], times.min()
+    for _ in range(_ROUNDS):
+        near = one_knob_away(space, best[None, :], _SCALES)
+        times = seconds(near)
+        if not len(times) or times.min() >= least:
+            break
+        best, least = near[times.argmin()], times.min()
+    return space.decode(best)
+
+
+def _range(value: float, draws: FloatArray) -> Range:
+    low, high = np.quantile(draws, _INTERVAL)
+    return Range(float(value), float(low), float(high))

@@ -1,0 +1,443 @@
+"""Tuning of one job, from its default trial to the confirmed winner, by real launches.
+
+Every face (the flag, the command, the notebook) calls :func:`tune` and watches it through a
+:class:`Listener`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import time
+import uuid
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+from hvd_autosync import extensions
+from hvd_autosync.engine.cluster import links_of
+from hvd_autosync.engine.options import (
+    DEFAULT_EXPECTED_HOURS,
+    DEFAULT_STEPS,
+    DEFAULT_WARMUP,
+    Options,
+)
+from hvd_autosync.errors import ConfigurationError, StoreError
+from hvd_autosync.launch.auto import AutoRunner
+from hvd_autosync.launch.facts import default_controller, horovod_build
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.runner import TrialProgress, TrialRunner
+from hvd_autosync.learner import Learner
+from hvd_autosync.search_space import (
+    Links,
+    ModelProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialSpec,
+    build_space,
+    check_restrictions,
+    restrict_space,
+)
+from hvd_autosync.search_space.documents import read_toml
+from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+from hvd_autosync.search_space.schedule import beyond_horovod, schedule_of
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.study.fallbacks import fallback_line, left_strategies, without_left
+from hvd_autosync.study.forecast import Forecast, forecast
+from hvd_autosync.study.study import Study
+from hvd_autosync.study.unfit import why_unfit
+from hvd_autosync.study.values import Conclusion, StudySettings, Trial
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
+
+#: A finished study of the same task is reused when the default takes about as long as it did.
+_SAME_SPEED = 1.3
+_AGAIN = "to tune again: --autosync-reuse never"
+#: Most trials before confirmation where a training under the winner became slower for good.
+_TRIALS_ANEW = 8
+#: How often a driver says that it lives, so that no other takes its study for abandoned.
+_HEARTBEAT_S = 20.0
+
+
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a tuning; all that was measured is in the store.
+
+    Args:
+        study: What was tuned; it can be taken up again.
+    """
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(f"study {study.study_id} was interrupted")
+        self.study = study
+
+
+class Listener(Protocol):
+    """Watches a tuning. Every call comes from the thread that tunes and must return soon."""
+
+    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+        """A study was created or taken up again."""
+
+    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+        """The links between ranks are being measured, several times a second."""
+
+    def on_ask_start(self, study: Study) -> None:
+        """The learner begins to think about the next trial."""
+
+    def on_trial_start(self, study: Study, trial: Trial) -> None:
+        """A trial is launched."""
+
+    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+        """A running trial, several times a second."""
+
+    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+        """A trial was told to the study."""
+
+    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+        """The study concluded."""
+
+    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+        """The default was measured, and the tuning goes on: how long it will take."""
+
+    def on_notice(self, text: str) -> None:
+        """Something that the user should know."""
+
+
+def load_restrictions(path: str | None) -> dict[str, Any]:
+    """The space file, parsed and checked; empty without one.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is not TOML, or restricts what does not exist.
+    """
+    if path is None:
+        return {}
+    document = read_toml(path, "the space file")
+    check_restrictions(document)
+    return document
+
+
+def settings_of(options: Options) -> StudySettings:
+    """The part of the options that a study is made of."""
+    return StudySettings(
+        trials=options.trials, minutes=options.minutes, steps=options.steps or DEFAULT_STEPS,
+        warmup=options.warmup or DEFAULT_WARMUP,
+        fewer=options.steps is None and options.warmup is None,
+        quality_steps=options.quality_steps, quality_minutes=options.quality_minutes,
+        loss_tolerance=options.loss_tolerance, goal=options.goal,
+        allow=options.allow, seed=options.seed,
+        transfer=options.transfer == "auto",
+        expected_hours=options.expected_hours or DEFAULT_EXPECTED_HOURS,
+    )  # fmt: skip
+
+
+def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
+    """Identifies a job together with what may be tuned in it, and the Horovod that runs it.
+
+    For how long, how exactly and with which seed it is tuned makes no difference: a study is
+    reused whatever its trials, minutes, steps, warm-up and seed were.
+    """
+    build = asdict(horovod_build())
+    text = json.dumps(
+        [job.key, list(options.allow), restrictions, build, *extensions.names()], sort_keys=True
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def tuning_keys(job: Job) -> set[str]:
+    """The keys under which ``job`` may have been tuned, without a space file."""
+    subsets = itertools.chain.from_iterable(
+        itertools.permutations(LOSSY_GROUPS, count) for count in range(len(LOSSY_GROUPS) + 1)
+    )
+    return {tuning_key(job, Options(allow=allow), {}) for allow in subsets}
+
+
+def tune(
+    job: Job,
+    options: Options,
+    listener: Listener,
+    *,
+    runner: TrialRunner | None = None,
+    learner: Learner | None = None,
+    trains: bool = False,
+) -> StudyRecord:
+    """Tune ``job`` and return its finished study, its own or a reused one.
+
+    A study of the same job that was interrupted is taken up where it stopped. A winner that the
+    loss guard has ended in a training is not returned again (:mod:`hvd_autosync.study.fallbacks`).
+
+    Args:
+        job: What is run.
+        options: How.
+        listener: Watches.
+        runner: Runs the trials; warm where it can if ``None``.
+        learner: Proposes strategies; ours if ``None``.
+        trains: Whether the training follows, so that tuning has to pay within it.
+
+    Raises:
+        ConfigurationError: An option or file cannot be used, or ``reuse`` is ``only`` and there
+            is nothing to reuse.
+        DefaultTrialError: The job fails, or cannot be measured, as the user gave it.
+        ShortJobError: It ends by itself too soon.
+        StoreError: The store cannot be used.
+        TuningInterrupted: Ctrl-C.
+    """
+    restrictions = load_restrictions(options.space)
+    store = TraceStore(options.store)
+    key = tuning_key(job, options, restrictions)
+    known = None if options.reuse == "never" else store.find_finished(key)
+    left = left_strategies(store, key)
+    if known is not None:
+        usable = without_left(known, left)
+        if usable is not known:
+            listener.on_notice(
+                f"study {known.study_id}: {fallback_line(known)}; it is not used again"
+            )
+        again = _why_again(known, usable)
+        if not again or options.reuse == "only":
+            listener.on_notice(f"this job was tuned before, by study {known.study_id}; {_AGAIN}")
+            return usable
+    if options.reuse == "only":
+        raise ConfigurationError(
+            "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
+            hint="Run once with --autosync-reuse auto, or name the right --autosync-store.",
+        )
+    settings = replace(settings_of(options), left=left)
+    if known is not None:
+        # Unless told otherwise it learns from related studies, and so from what won then.
+        settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW), anew=True)
+        listener.on_notice(f"searching again after study {known.study_id}: {again}")
+    study, resumed = _open_study(store, key, job, settings, learner, listener)
+    listener.on_study_start(study, resumed=resumed)
+    if runner is None:
+        runner = AutoRunner(
+            job, listener.on_notice, cold=options.runner == "cold",
+            keep_files=options.keep_trial_files or "", own_files=store.files,
+        )  # fmt: skip
+    try:
+        with closing(runner):
+            tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)
+            return without_left(tuning.run(study), left)
+    except BaseException as end:
+        with suppress(StoreError):  # this process may live on, as that of a notebook does
+            store.let_go(study.study_id)
+        if type(end) is KeyboardInterrupt:  # a display's button has a class of its own
+            raise TuningInterrupted(study) from None
+        raise
+
+
+def _why_again(known: StudyRecord, usable: StudyRecord) -> str:
+    """Why a job is searched again that was tuned before; empty where it is not.
+
+    Args:
+        known: Its last study.
+        usable: The same without strategies that were left.
+    """
+    if known.drift:
+        return known.drift[0]
+    conclusion = Conclusion.of(usable)
+    found_another = conclusion is not None and conclusion.best is not None
+    if usable is known or found_another or StudySettings.from_json(known.settings).anew:
+        return ""
+    return "the loss guard has ended its winner, and no other was proven to be faster"
+
+
+def _open_study(
+    store: TraceStore, key: str, job: Job, settings: StudySettings, learner: Learner | None,
+    listener: Listener,
+) -> tuple[Study, bool]:  # fmt: skip
+    record = store.claim_resumable(key)
+    if record is not None and record.settings == settings.to_json():
+        return Study(store, record, learner), True
+    if record is not None:
+        superseded = {"reason": "it was interrupted, then run again with other settings"}
+        store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
+        listener.on_notice(
+            f"study {record.study_id} of this job was interrupted under other settings "
+            f"({_differing(record.settings, settings)}): its trials stay in the store, but this "
+            "study begins anew"
+        )
+    command = job.display()
+    study = Study.create(
+        store=store, settings=settings, job_key=key, command=command, learner=learner
+    )
+    return study, False
+
+
+def _differing(before: dict[str, Any], now: StudySettings) -> str:
+    """What was set otherwise, for people."""
+    own = now.to_json()
+    pairs = {name: (value, own.get(name)) for name, value in before.items()}
+    texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
+    return "; ".join(texts) or "of another version"
+
+
+class _Tuning:
+    """One call of :func:`tune`."""
+
+    def __init__(
+        self,
+        job: Job,
+        options: Options,
+        restrictions: dict[str, Any],
+        store: TraceStore,
+        listener: Listener,
+        runner: TrialRunner,
+        trains: bool,
+    ) -> None:
+        self._trains = trains
+        self._store = store
+        self._last_heartbeat = 0.0
+        self._job = job
+        self._options = options
+        self._restrictions = restrictions
+        self._listener = listener
+        self._runner = runner
+        self._limits = Limits()
+        self._links = Links()
+
+    def run(self, study: Study) -> StudyRecord:
+        default = default_result(study.history)
+        if study.record.space is None:
+
+            def report(progress: TrialProgress) -> None:
+                self._beat(study)
+                self._listener.on_links_progress(study, progress)
+
+            self._links = links_of(
+                self._job, self._store, self._runner, self._listener.on_notice, report,
+                anew=self._options.reuse == "never" or study.settings.anew,
+            )  # fmt: skip
+        if default is not None:
+            self._after_default(study, default, new=self._describe(study, default))
+        while study.conclusion is None:
+            self._listener.on_ask_start(study)
+            trial = study.ask()
+            if trial is None:
+                break
+            result = self._run_trial(study, trial)
+            study.tell(trial, result)
+            # Before listeners look at the study.
+            new = trial.kind == "default" and self._describe(study, result)
+            self._listener.on_trial_end(study, trial, result)
+            if trial.kind == "default":
+                self._after_default(study, result, new=new)
+        conclusion = study.conclusion
+        assert conclusion is not None, "a study that asks for nothing has concluded"
+        self._listener.on_study_end(study, conclusion)
+        return study.record
+
+    def _run_trial(self, study: Study, trial: Trial) -> TrialResult:
+        self._listener.on_trial_start(study, trial)
+        warmup, steps = study.settings.steps_after(default_result(study.history))
+        spec = TrialSpec(
+            trial_id=f"{study.study_id}-{trial.number}-{uuid.uuid4().hex[:6]}",
+            strategy=trial.strategy,
+            warmup_steps=warmup,
+            measured_steps=_whole_rounds(trial.strategy, trial.steps or steps),
+            seed=trial.seed,
+            fewer=trial.kind == "default" and study.settings.fewer,
+            profile=trial.kind == "default",
+            hopeless_above_s=study.hopeless_above_s(trial),
+            classes=_classes(study.record.task, trial.strategy),
+        )
+
+        def report(progress: TrialProgress) -> None:
+            self._beat(study)
+            self._listener.on_trial_progress(study, trial, progress)
+
+        limits = replace(self._limits, total_s=study.left_s)
+        return self._runner.run(spec, limits, report)
+
+    def _beat(self, study: Study) -> None:
+        """Say that this driver lives."""
+        if time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
+            self._last_heartbeat = time.monotonic()
+            self._store.heartbeat(study.study_id)
+
+    def _describe(self, study: Study, result: TrialResult) -> bool:
+        """Learn the space from the default trial; whether it was not known before."""
+        if result.step_time is None or study.record.space is not None:
+            return False
+        task, space = self.describe(result)
+        study.describe(space, task)
+        return True
+
+    def _after_default(self, study: Study, result: TrialResult, *, new: bool) -> None:
+        """Learn the limits from the default trial, or give its failure back.
+
+        Args:
+            study: The study.
+            result: Of the trial.
+            new: Whether the study's task is known since just now.
+        """
+        pays = not (self._trains and new and self._options.expected_hours is None)
+        error = why_unfit(result, study.settings, study.record.space, pays=pays)
+        if error is not None:
+            reason = {"reason": result.reason or result.status.value}
+            self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)
+            raise error
+        assert result.step_time is not None, "else it is unfit"
+        self._limits = Limits.from_default(result)
+        if new and self._options.reuse == "auto" and not study.settings.anew:
+            self._reuse(study, result.step_time.mean_s)
+        if study.conclusion is None:
+            expected = forecast(
+                study.settings, study.history, lossy=study.space.has_lossy, trains=self._trains
+            )
+            if expected is not None:
+                self._listener.on_forecast(study, expected)
+
+    def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
+        """Task and space, from what the default trial showed."""
+        device = result.device or "cpu"
+        resources = Resources(self._job.hosts, device, horovod_build(), self._links)
+        model = result.profile or ModelProfile(wrapped=False)
+        space = build_space(
+            model, resources, held=self._job.chosen,
+            owned=result.owned, allow=self._options.allow,
+            default_controller=default_controller(resources.build),
+        )  # fmt: skip
+        return Task(model, resources), restrict_space(space, self._restrictions)
+
+    def _reuse(self, study: Study, default_s: float) -> None:
+        """Take the winner of a finished study of the same task, when the default runs alike."""
+        task = study.record.task
+        assert task is not None, "it was just described"
+        known = self._store.find_finished_task(task.fingerprint, study.space.key)
+        earlier = Conclusion.of(known) if known else None
+        if known is None or earlier is None or known.drift or known.fallbacks:
+            return
+        if not task.model.parameters:
+            return  # jobs that reduce by hand all look alike
+        if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
+            return
+        self._listener.on_notice(
+            f"study {known.study_id} has tuned the same model on the same cluster; {_AGAIN}"
+        )
+        study.finish(
+            Conclusion(
+                earlier.winner,
+                f"study {known.study_id} found it for the same model and cluster",
+                "this task was tuned before", default_s, earlier.comparisons,
+                source=earlier.source or known.study_id,
+            )  # fmt: skip
+        )
+
+
+def _whole_rounds(strategy: Strategy, steps: int) -> int:
+    """At least ``steps``, in whole rounds of local steps, and enough of these for a step time."""
+    schedule = schedule_of(strategy)
+    length = 1 if schedule is None else schedule.base
+    return length * max(math.ceil(steps / length), MIN_MEASURED_STEPS + 1 if length > 1 else 0)
+
+
+def _classes(task: Task | None, strategy: Strategy) -> Classes:
+    """The classes of parameters that a trial must know, which may be thousands of names."""
+    if task is None or not beyond_horovod(strategy):
+        return {}
+    return parameter_classes(task.model)

@@ -1,0 +1,146 @@
+"""What a study may still spend: its minutes, and what the training can pay back.
+
+All of it follows from the settings and the seconds of the trials so far, so that a study that goes
+on, or is asked again, comes to the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hvd_autosync.search_space import TrialResult
+from hvd_autosync.study.confirm import MIN_ROUNDS
+from hvd_autosync.study.quality import FIRST_SEEDS
+from hvd_autosync.study.turns import explored
+from hvd_autosync.study.values import StudySettings
+from hvd_autosync.traces import TrialRecord, default_result
+
+#: Exploring does not stop for what a model expects before so many trials, the default's included.
+FEWEST_TRIALS = 4
+#: The default and one candidate.
+_CONTENDERS = 2
+
+
+class Budget:
+    """What is left, and what things cost.
+
+    Args:
+        settings: Of the study.
+        trials: Those that were told, or that still run.
+    """
+
+    def __init__(self, settings: StudySettings, trials: Sequence[TrialRecord]) -> None:
+        self._settings = settings
+        self._trials = trials
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the minutes; infinite without such a limit."""
+        minutes = self._settings.minutes
+        return math.inf if minutes is None else 60 * minutes - _used_s(self._trials)
+
+    @property
+    def trial_s(self) -> float:
+        """Seconds of a trial that explores, with the search for it; 0 where that is unknown."""
+        ended = [t for t in explored(self._trials) if t.result and math.isfinite(t.result.total_s)]
+        others = [trial for trial in ended if trial.kind != "default"]
+        if others:
+            return _used_s(others) / len(others)
+        default = ended[-1].result if ended else None
+        return 0.0 if default is None else trial_s_after(default, self._settings)
+
+    @property
+    def training_s(self) -> float:
+        """Seconds that the training is expected to take."""
+        return 3600 * self._settings.expected_hours
+
+    def confirming_s(self, contenders: int = _CONTENDERS) -> float:
+        """Seconds of the shortest confirmation.
+
+        Args:
+            contenders: Candidates and the default.
+        """
+        return MIN_ROUNDS * contenders * self.trial_s
+
+    def judging_s(self, steps: int) -> float:
+        """Seconds until a first or another verdict on a lossy strategy.
+
+        Args:
+            steps: Steps of each trial that judges; a candidate takes as long as the default.
+        """
+        default = default_result(self._trials)
+        if default is None or default.step_time is None or math.isnan(default.total_s):
+            return 0.0
+        ran = max(len(rank.step_s) for rank in default.ranks)
+        each_s = default.total_s + (steps - ran) * default.step_time.mean_s
+        judged = sum(trial.kind == "quality" for trial in self._trials)
+        return max(each_s, 0.0) * max(2 * FIRST_SEEDS - judged, 1)
+
+    def why_not_explore(self) -> str:
+        """Why no time may be spent on another trial; empty while some may."""
+        if self.left_s < self.trial_s + self.confirming_s():
+            return (
+                f"the {self._settings.minutes:g} minutes leave no time for another trial of "
+                f"{self.trial_s:.0f} s and the confirmation"
+            )
+        count = max(FEWEST_TRIALS - len(explored(self._trials)), 0)
+        least_s = count * self.trial_s + self.confirming_s()
+        if least_s >= self.training_s:
+            return (
+                f"tuning would take {least_s:.0f} s more at least, and the training is expected "
+                f"to take {self.training_s:.0f} s"
+            )
+        return ""
+
+    def why_not_judge(self) -> str:
+        """Why no further trial may judge losses; empty while some may."""
+        minutes = self._settings.quality_minutes
+        if _used_s([t for t in self._trials if t.kind == "quality"]) >= 60 * minutes:
+            return f"the {minutes:g} minutes for judging losses were used"
+        if self.left_s < self.judging_s(self._settings.quality_steps) + self.confirming_s():
+            return (
+                f"the {self._settings.minutes:g} minutes leave no time to judge losses and to "
+                "confirm what was found"
+            )
+        return ""
+
+    def why_not_confirm(self, contenders: int, saving: float) -> str:
+        """Why a confirmation is not begun; empty where it is.
+
+        Args:
+            contenders: Candidates and the default.
+            saving: Share of a step that it is expected to save.
+        """
+        cost_s, saved_s = self.confirming_s(contenders), saving * self.training_s
+        if self.left_s < cost_s:
+            return (
+                f"the {self._settings.minutes:g} minutes leave no time to confirm what was found"
+            )
+        if saved_s < cost_s:
+            return (
+                f"to confirm what was found takes {cost_s:.0f} s and is expected to save "
+                f"{saved_s:.0f} s of the training"
+            )
+        return ""
+
+
+def trial_s_after(default: TrialResult, settings: StudySettings) -> float:
+    """Seconds of a trial like the default's, which may have made more steps.
+
+    Args:
+        default: What the default trial gave.
+        settings: Of the study.
+    """
+    if default.step_time is None:
+        return default.total_s
+    ran = max(len(rank.step_s) for rank in default.ranks)
+    fewer = max(ran - sum(settings.steps_after(default)), 0)
+    return default.total_s - fewer * default.step_time.mean_s
+
+
+def _used_s(trials: Sequence[TrialRecord]) -> float:
+    """Seconds that the trials and the thinking before them took."""
+    ran = [t.result.total_s for t in trials if t.result is not None]
+    thought = [float(t.info.get("ask_s", 0.0)) for t in trials]
+    return sum(s for s in ran if not math.isnan(s)) + sum(thought)

@@ -1,0 +1,271 @@
+"""What a study does next: a function of its settings and of the trials so far.
+
+Nothing here writes, runs or remembers, so the same trials lead to the same question: after a crash,
+and when a trace is replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from hvd_autosync.learner.base import Learner, Suggestion
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
+from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
+from hvd_autosync.study.fallbacks import is_left
+from hvd_autosync.study.finalists import Finalists, admissibility, refuted
+from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict, losses_of
+from hvd_autosync.study.relatives import RELATED, observations_of
+from hvd_autosync.study.turns import explored, turn_to_explore
+from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.traces import TrialRecord, default_result
+
+#: Exploring stops when the next trial is expected to save a smaller share of a step.
+SMALL_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class Question:
+    """A trial that is wanted.
+
+    Attributes:
+        strategy: What to run under.
+        kind: Why (``TrialRecord.kind``).
+        info: What the learner says of it, plain JSON.
+        steps: Steps to measure, where they are others than those of the settings.
+        seed: Of all its random numbers; 0: the script's own.
+    """
+
+    strategy: Strategy
+    kind: str
+    info: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    seed: int = 0
+
+
+class Decision:
+    """What comes after some trials.
+
+    Args:
+        problem: What the learner works on.
+        settings: Of the study.
+        learner: Who proposes strategies.
+        trials: Those that were told, or that still run.
+    """
+
+    def __init__(
+        self, problem: Problem, settings: StudySettings, learner: Learner,
+        trials: Sequence[TrialRecord],
+    ) -> None:  # fmt: skip
+        self._problem, self._space = problem, problem.space
+        self._settings = settings
+        self._learner = learner
+        self._trials = trials
+        self._budget = Budget(settings, trials)
+
+    def next(self) -> Question | Conclusion:
+        """The next trial, or how the study ends."""
+        default = self._space.default
+        if not self._space.holds_job and all(t.strategy != default for t in self._trials):
+            return Question(default, "default")
+        confirming = [t for t in self._trials if t.kind == "confirm"]
+        if confirming:
+            stopped, leaders = _agenda(confirming[0])
+        else:
+            wanted, stopped, leaders = self._before_confirming()
+            if wanted is not None:
+                return wanted
+        verdicts = self._check(leaders).verdicts()
+        candidates = leaders
+        if not confirming:
+            candidates = self._finalists.candidates(leaders, verdicts)
+            if self._budget.left_s < self._budget.confirming_s(len(candidates) + 1):
+                candidates = candidates[:1]
+        measured = [self._measurement(t) for t in confirming]
+        confirmation = Confirmation(default, candidates, measured)
+        next_one = confirmation.next()
+        too_long = self._too_long(candidates, begun=bool(confirming))
+        if next_one is None or too_long:
+            why = too_long if next_one is not None else ""
+            return self._concluded(confirmation.comparisons(), stopped, verdicts, why)
+        agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
+        return Question(next_one, "confirm", agenda)
+
+    def proven(self) -> Strategy | None:
+        """The best strategy that was confirmed so far, if any."""
+        confirming = [t for t in self._trials if t.kind == "confirm"]
+        if not confirming:
+            return None
+        _, candidates = _agenda(confirming[0])
+        measured = [self._measurement(t) for t in confirming]
+        found = Confirmation(self._space.default, candidates, measured).comparisons()
+        sure = (c.strategy for c in found if c.proven and c.rounds >= MIN_ROUNDS)
+        return next(sure, None)
+
+    def verdicts(self) -> list[Verdict]:
+        """What is said of the strategies that were judged so far."""
+        return self._check(()).verdicts()
+
+    def _too_long(self, candidates: Sequence[Strategy], *, begun: bool) -> str:
+        """Why the confirmation is not begun, or does not go on; empty where it does."""
+        if begun:
+            trial_s = self._budget.trial_s
+            out_of_time = self._budget.left_s < trial_s
+            return "the minutes were used before anything was confirmed" if out_of_time else ""
+        if not candidates:
+            return ""
+        saving = self._finalists.saving(candidates[0])
+        return self._budget.why_not_confirm(len(candidates) + 1, saving)
+
+    def _before_confirming(self) -> tuple[Question | None, str, list[Strategy]]:
+        """The next trial that explores or judges; else why there is none, and who is best."""
+        stopped = ""
+        check = self._check(())
+        wanted = check.next() if check.under_way is not None else None
+        if wanted is not None:  # the pairs of a candidate follow each other
+            return self._judging(*wanted), "", []
+        first = turn_to_explore(self._space, self._trials, self._settings.trials)
+        for exploring in (first, not first):
+            if exploring:
+                suggestion, stopped = self._explore()
+                if suggestion is not None:
+                    info = suggestion.info
+                    return Question(suggestion.strategy, suggestion.kind, info), "", []
+                continue
+            wanted = self._check(self._finalists.leaders()).next()
+            if wanted is not None:
+                return self._judging(*wanted), "", []
+        return None, stopped, self._finalists.leaders()
+
+    def _judging(self, strategy: Strategy, seed: int) -> Question:
+        """A trial that judges."""
+        steps = self._settings.quality_steps
+        if self._settings.goal == "time-to-loss":
+            steps = self._finalists.steps_in_time(strategy, steps)
+        return Question(strategy, "quality", {"seed": seed}, steps, seed)
+
+    def _measurement(self, trial: TrialRecord) -> Measurement:
+        time_s = trial.result.step_time if trial.result is not None else None
+        strategy = self._space.complete(trial.strategy)
+        return Measurement(strategy, time_s, running=trial.result is None)
+
+    def _explore(self) -> tuple[Suggestion | None, str]:
+        """What to try next, or ``None`` with the reason to stop exploring."""
+        exhausted = self._exhausted()
+        if exhausted:
+            return None, exhausted
+        problem = self._problem
+        if self._space.has_lossy:
+            usable = admissibility(self._space, self.verdicts()).at
+            problem = replace(problem, usable=usable)
+        running = [trial.strategy for trial in self._trials if trial.result is None]
+        suggestion = self._learner.suggest(
+            problem, observations_of(self._space, self._trials), running, seed=self._settings.seed
+        )
+        if suggestion is None:
+            return None, "every strategy of the space was tried"
+        info = {**suggestion.info, RELATED: [[s.study_id, s.similarity] for s in problem.sources]}
+        if suggestion.kind != "model":
+            return replace(suggestion, info=info), ""
+        enough = self._enough(float(info.get("expected_gain", math.inf)))
+        return (None, enough) if enough else (replace(suggestion, info=info), "")
+
+    def _enough(self, gain: float) -> str:
+        """Why the next trial, with its expected gain, is not worth its time; empty if it is."""
+        if len(self._trials) < FEWEST_TRIALS:
+            return ""
+        if gain < SMALL_GAIN:
+            return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
+        trial_s, saved_s = self._budget.trial_s, gain * self._budget.training_s
+        if saved_s < trial_s:
+            return (
+                f"another trial takes {trial_s:.0f} s and is expected to save {saved_s:.0f} s of "
+                f"{self._settings.expected_hours:g} hours of training"
+            )
+        return ""
+
+    def _exhausted(self) -> str:
+        """Why no further trial may be spent; empty while some may."""
+        settings = self._settings
+        if self._space.dimension == 0:
+            return "no knob can matter for this job"
+        if len(explored(self._trials)) >= settings.trials:
+            return f"all {settings.trials} trials were used"
+        return self._budget.why_not_explore()
+
+    @cached_property
+    def _finalists(self) -> Finalists:
+        observations = observations_of(self._space, self._trials)
+        left = self._settings.left
+        out = refuted(self._space, self._trials)
+        out |= {o.strategy for o in observations if is_left(o.strategy, left, self._space)}
+        return Finalists(self._problem, observations, out)
+
+    def _check(self, leaders: Sequence[Strategy]) -> QualityCheck:
+        """The test of lossy strategies: of each part that decides what is trained, one."""
+        first: dict[Strategy, Strategy] = {}
+
+        def judged_as(strategy: Strategy) -> Strategy:
+            if self._space.is_exact(strategy):
+                return strategy
+            return first.setdefault(self._space.lossy_part(strategy), strategy)
+
+        tried = [
+            QualityTrial(
+                judged_as(self._space.complete(trial.strategy)), int(trial.info["seed"]),
+                () if trial.result is None else losses_of(trial.result), trial.result is None,
+                1 if trial.result is None else trial.result.round_steps,
+            )
+            for trial in self._trials
+            if trial.kind == "quality"
+        ]  # fmt: skip
+        for strategy in leaders:
+            judged_as(strategy)
+        return QualityCheck(
+            self._space.default, list(first.values()), tried,
+            lambda untried, verdicts: self._finalists.to_judge(leaders, untried, verdicts),
+            tolerance=self._settings.loss_tolerance, goal=self._settings.goal,
+            spent=self._budget.why_not_judge(),
+        )  # fmt: skip
+
+    def _concluded(
+        self, comparisons: list[Comparison], stopped: str, verdicts: Sequence[Verdict], why: str
+    ) -> Conclusion:
+        """How the study ends.
+
+        Args:
+            comparisons: Of the candidates that were confirmed.
+            stopped: Why exploring ended.
+            verdicts: Of lossy strategies.
+            why: Why nothing more is confirmed, where something would be.
+        """
+        best = comparisons[0] if comparisons else None
+        default = default_result(self._trials)
+        first = default.step_time if default else None
+        winner = self._space.default
+        if best is not None and best.proven:
+            winner, reason = best.strategy, "it was faster than the default when measured again"
+        elif why:
+            reason = why
+        elif best is not None:
+            reason = "no candidate was faster with confidence when measured again"
+        elif any(t.kind == "confirm" for t in self._trials):
+            reason = "the default or every candidate failed when measured again"
+        elif verdicts:
+            reason = "lossy strategies were refused for their losses, and no other promises enough"
+        else:
+            reason = "no strategy that may be used promises to beat the default by much"
+        default_s = first.mean_s if first else math.nan
+        return Conclusion(
+            winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts)
+        )  # fmt: skip
+
+
+def _agenda(trial: TrialRecord) -> tuple[str, list[Strategy]]:
+    """Why exploring stopped and who was chosen then, as a later trial has it written down."""
+    return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]

@@ -1,0 +1,373 @@
+"""Is a lossy strategy as good for the model? Longer trials, judged by the losses of their steps.
+
+The default and a candidate are trained in pairs, with the same seed and the same data, seed after
+seed, until the pairs tell (:mod:`hvd_autosync.study.noninferiority`) or the budget is used up.
+Compared are the losses of the last quarter of as many samples, means over all ranks; the tolerance
+is a share of what the default's loss has fallen since the beginning of the training.
+
+Under local steps replicas train apart, and what would be used is their average. Its losses are
+those of the first step of each round, and only these are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.study.noninferiority import (
+    LOOKS,
+    MOST_PAIRS,
+    Finding,
+    Outcome,
+    Pair,
+    deviation,
+    find,
+    has_fallen,
+)
+
+#: Seeds of the trials, in their order; 0 are the script's own random numbers.
+SEEDS = tuple(range(1, MOST_PAIRS + 1))
+#: So many seeds of the default come first: what its loss has fallen by, and its noise, are theirs.
+FIRST_SEEDS = min(LOOKS)
+#: Steps of a trial that are judged, as a share of all; those that are its beginning; and fewest
+#: steps that can be judged.
+_LAST, _BEGINNING, _FEWEST = 0.25, 0.05, 20
+#: Rounds of local steps whose averages are judged, at least.
+_FEWEST_ROUNDS = 4
+#: Neighbouring steps resemble each other: means over so many are compared with each other, too.
+_BLOCK = 5
+#: Excess of what was refused, at least, by why it was.
+_REFUSED = {Outcome.WORSE: 2.0, Outcome.NOT_SHOWN: 1.5}
+#: Where only time counts a candidate is trained for the time of the default, but no more than so
+#: many times its steps.
+MOST_STEPS_FACTOR = 3.0
+
+
+@dataclass(frozen=True)
+class QualityTrial:
+    """One trial that judges.
+
+    Attributes:
+        strategy: The default or a candidate.
+        seed: Of all its random numbers.
+        losses: Mean over ranks of the loss of each step; none where it failed or has no losses.
+        running: Whether it still runs.
+        round_steps: Steps of a round of local steps.
+    """
+
+    strategy: Strategy
+    seed: int
+    losses: tuple[float, ...] = ()
+    running: bool = False
+    round_steps: int = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of one candidate.
+
+    Attributes:
+        strategy: The candidate.
+        outcome: Whether it may be used, is worse, or could not be told from worse ones.
+        loss: Its loss at as many samples as the default's, mean over the pairs; NaN without any.
+        default_loss: The default's in the same pairs.
+        allowed: By how much the first may be above the second.
+        reason: One sentence for people.
+        bound: Upper bound of the difference, at the last look; NaN where there was none.
+        pairs: How many pairs of trainings there were.
+    """
+
+    strategy: Strategy
+    outcome: Outcome
+    loss: float
+    default_loss: float
+    allowed: float
+    reason: str
+    bound: float = math.nan
+    pairs: int = 0
+
+    @property
+    def admissible(self) -> bool:
+        """Whether it may be used."""
+        return self.outcome is Outcome.ADMITTED
+
+    @property
+    def excess(self) -> float:
+        """Its loss above the default's over what is allowed; infinite where there is none."""
+        if not math.isfinite(self.loss):
+            return math.inf
+        excess = (self.loss - self.default_loss) / max(self.allowed, 1e-12)
+        return min(excess, 1.0) if self.admissible else max(excess, _REFUSED[self.outcome])
+
+
+#: Which of the candidates that were not tried is judged next, after these verdicts, if any.
+Choose = Callable[[Sequence[Strategy], Sequence[Verdict]], Strategy | None]
+
+
+def losses_of(result: TrialResult) -> tuple[float, ...]:
+    """Mean over ranks of the loss of each step; none where some rank has none."""
+    rows = [rank.losses for rank in result.ranks]
+    if not result.status.measured or not rows:
+        return ()
+    return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
+
+
+class QualityCheck:
+    """Who is trained next, and what the trials so far say.
+
+    Args:
+        default: The default strategy.
+        candidates: Lossy strategies that may be judged.
+        trials: The trials so far, in order.
+        choose: Chooses among them.
+        tolerance: Loss above the default's that is tolerated, as a share of what that has fallen.
+        goal: ``"steps"``: the loss after as many steps counts; ``"time-to-loss"``: that after as
+            much time, for which candidates have trained longer.
+        spent: Why no further trial may judge; empty while some may.
+    """
+
+    def __init__(
+        self, default: Strategy, candidates: Sequence[Strategy], trials: Sequence[QualityTrial],
+        choose: Choose, *, tolerance: float = 0.01, goal: str = "steps", spent: str = "",
+    ) -> None:  # fmt: skip
+        self._default = default
+        self._candidates = candidates
+        self._trials = trials
+        self._by_strategy: dict[Strategy, list[QualityTrial]] = {}
+        for trial in trials:
+            self._by_strategy.setdefault(trial.strategy, []).append(trial)
+        self._choose = choose
+        self._tolerance = tolerance
+        self._goal = goal
+        self._spent = spent
+
+    def next(self) -> tuple[Strategy, int] | None:
+        """Strategy and seed of the next trial; ``None`` when there is nothing left to learn."""
+        if not self._candidates or self._spent or self._obstacle:
+            return None
+        begun = {(trial.strategy, trial.seed) for trial in self._trials}
+        if not begun and self._choose(self._candidates, ()) is None:
+            return None  # none is worth the trials of the default
+        for seed in SEEDS[:FIRST_SEEDS]:
+            if (self._default, seed) not in begun:
+                return self._default, seed
+        if any(trial.running for trial in self._of(self._default)[:FIRST_SEEDS]):
+            return None  # what they say decides whether anybody can be judged
+        candidate = self.under_way
+        if candidate is None:
+            untried = [s for s in self._candidates if not self._of(s)]
+            candidate = self._choose(untried, self.verdicts()) if untried else None
+        if candidate is None:
+            return None
+        pairs = ((strategy, seed) for seed in SEEDS for strategy in (self._default, candidate))
+        return next((pair for pair in pairs if pair not in begun), None)
+
+    @property
+    def under_way(self) -> Strategy | None:
+        """The candidate that has some of its trials, and needs more."""
+        if self._spent or self._obstacle:
+            return None
+        return next((s for s in self._candidates if self._undecided(s)), None)
+
+    def verdicts(self) -> list[Verdict]:
+        """One for each candidate that was judged to its end; for all where none can be judged."""
+        blind = bool(self._obstacle) and len(self._of(self._default)) > 0
+        return [
+            self._verdict(each)
+            for each in self._candidates
+            if blind or (self._of(each) and not self._undecided(each))
+        ]
+
+    def _of(self, strategy: Strategy) -> list[QualityTrial]:
+        return self._by_strategy.get(strategy, [])
+
+    @cached_property
+    def _first(self) -> list[tuple[float, ...]]:
+        """Losses of the default's first seeds, as far as they are known."""
+        trials = self._of(self._default)[:FIRST_SEEDS]
+        return [trial.losses for trial in trials if not trial.running]
+
+    @cached_property
+    def _obstacle(self) -> str:
+        """Why nobody can be judged; empty while somebody may be."""
+        first = self._first
+        if any(len(losses) < _FEWEST for losses in first):
+            return "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
+        if not all(math.isfinite(sum(losses)) for losses in first):
+            return "losses of the default itself are no numbers, so nothing can be judged by them"
+        if len(first) < FIRST_SEEDS:
+            return ""
+        if len(set(first)) < len(first):
+            return "two seeds gave the default the same losses, so they say nothing of its noise"
+        if not has_fallen(self._falls):
+            return (
+                "the default's own loss has not fallen beyond its noise, so it cannot be told what "
+                "is as good; let --autosync-quality-steps be more"
+            )
+        return ""
+
+    @cached_property
+    def _falls(self) -> list[Pair]:
+        """By how much the default's loss has fallen, for each of its first seeds."""
+        falls = []
+        for losses in self._first:
+            count = max(int(_BEGINNING * len(losses)), 1)
+            last = [losses[step] for step in _judged(len(losses), 1)]
+            fall = statistics.fmean(losses[:count]) - statistics.fmean(last)
+            falls.append(Pair(fall, _error(last)))
+        return falls
+
+    @cached_property
+    def _allowed(self) -> float:
+        """Loss above the default's that is tolerated."""
+        return self._tolerance * statistics.fmean(fall.difference for fall in self._falls)
+
+    @cached_property
+    def _seeds_deviation(self) -> float:
+        """Standard deviation of the default's loss over its first seeds."""
+        return deviation([_mean(losses, _judged(len(losses), 1)) for losses in self._first])
+
+    def _undecided(self, candidate: Strategy) -> bool:
+        """Whether a candidate has begun, and more pairs may tell."""
+        trials = self._of(candidate)
+        if self._spent or not trials or len(self._first) < FIRST_SEEDS:
+            return bool(trials) and not self._spent
+        if any(_failed(trial) for trial in trials):
+            return False
+        if trials[-1].seed == SEEDS[-1] and not any(trial.running for trial in trials):
+            return False
+        pairs = self._pairs(candidate)
+        return not pairs or self._find(pairs).outcome is None
+
+    def _find(self, pairs: Sequence[tuple[_Losses, _Losses]]) -> Finding:
+        compared = [_pair(*pair, self._goal) for pair in pairs]
+        return find(compared, self._allowed, self._seeds_deviation)
+
+    def _pairs(self, candidate: Strategy) -> list[tuple[_Losses, _Losses]]:
+        """Losses of the default and the candidate for each seed that both have ended with."""
+        own = {trial.seed: trial for trial in self._of(candidate)}
+        pairs = []
+        for trial in self._of(self._default):
+            other = own.get(trial.seed)
+            if other is None or trial.running or other.running or _failed(trial):
+                continue
+            steps = _judged(min(len(trial.losses), len(other.losses)), other.round_steps)
+            if steps:
+                last = _judged(len(other.losses), other.round_steps)
+                pairs.append((_Losses(trial.losses, steps), _Losses(other.losses, steps, last)))
+        return pairs
+
+    def _verdict(self, candidate: Strategy) -> Verdict:
+        nothing = math.nan
+        if self._obstacle:
+            return Verdict(
+                candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, self._obstacle
+            )
+        trials = self._of(candidate)
+        if any(_failed(trial) for trial in trials):
+            reason = "its training failed or its loss is no number"
+            return Verdict(candidate, Outcome.WORSE, nothing, nothing, self._allowed, reason)
+        pairs = self._pairs(candidate)
+        if not pairs:
+            reason = (
+                "no average of its replicas is seen in so few steps; let --autosync-quality-steps "
+                "be more"
+            )
+            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, self._allowed, reason)
+        found = self._find(pairs)
+        pairs = pairs[: found.pairs]
+        loss = statistics.fmean(_mean(own.losses, own.steps) for _, own in pairs)
+        base = statistics.fmean(_mean(default.losses, default.steps) for default, _ in pairs)
+        reason = self._reason(found, loss - base, len(pairs[0][0].losses))
+        return Verdict(
+            candidate, found.outcome or Outcome.NOT_SHOWN, loss, base, self._allowed, reason,
+            found.bound if math.isfinite(found.bound) else nothing, found.pairs,
+        )  # fmt: skip
+
+    def _reason(self, found: Finding, at_equal_steps: float, steps: int) -> str:
+        """One sentence.
+
+        Args:
+            found: What the pairs say.
+            at_equal_steps: Mean difference of the losses after as many steps.
+            steps: Of a trial.
+        """
+        seeds = f"{steps} steps of {found.pairs} seed{'s' * (found.pairs > 1)}"
+        share = self._tolerance / self._allowed
+        if found.outcome is Outcome.ADMITTED:
+            text = f"its loss is at most {found.bound:.2g} above the default's ({seeds})"
+        elif found.outcome is Outcome.WORSE:
+            text = f"its loss is {found.difference:.2g} above the default's ({seeds})"
+        else:
+            text = f"could not be shown to be as good in {seeds}"
+            if math.isfinite(found.bound):
+                text += f"; with a tolerance of {share * found.bound:.1%} it could"
+            if self._spent and found.outcome is None:
+                text += f"; {self._spent}"
+        if self._goal == "time-to-loss":
+            text += f"; at equal time, and {at_equal_steps:+.2g} at equal steps"
+        return text
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Losses of one training.
+
+    Attributes:
+        losses: Of all its steps.
+        steps: Those that are judged, at as many samples as the other training of the pair.
+        last: Those that are judged where its own end counts.
+    """
+
+    losses: tuple[float, ...]
+    steps: Sequence[int]
+    last: Sequence[int] = ()
+
+
+def _pair(default: _Losses, own: _Losses, goal: str) -> Pair:
+    if goal == "time-to-loss":
+        # Other batches, so nothing is paired but the seed.
+        mine = [own.losses[step] for step in own.last]
+        base = [default.losses[step] for step in default.steps]
+        difference = statistics.fmean(mine) - statistics.fmean(base)
+        return Pair(difference, math.hypot(_error(mine), _error(base)))
+    apart = [own.losses[step] - default.losses[step] for step in own.steps]
+    return Pair(statistics.fmean(apart), _error(apart))
+
+
+def _failed(trial: QualityTrial) -> bool:
+    losses = trial.losses
+    return not trial.running and (len(losses) < _FEWEST or not math.isfinite(sum(losses)))
+
+
+def _judged(count: int, round_steps: int) -> Sequence[int]:
+    """The steps of the first ``count`` that are judged.
+
+    Those of the last quarter; under local steps the first ones of its rounds, or of the last few.
+    """
+    first = count - max(int(_LAST * count), 1)
+    if round_steps == 1:
+        return range(first, count)
+    averages = range(round_steps, count, round_steps)
+    late = [step for step in averages if step >= first]
+    return late if len(late) >= _FEWEST_ROUNDS else averages[-_FEWEST_ROUNDS:]
+
+
+def _mean(losses: Sequence[float], steps: Sequence[int]) -> float:
+    return statistics.fmean(losses[step] for step in steps)
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of their mean; that of blocks of neighbours, if it is more."""
+    if len(values) < 2:
+        return 0.0
+    error = deviation(values) / math.sqrt(len(values))
+    starts = range(0, len(values) - _BLOCK + 1, _BLOCK)
+    blocks = [statistics.fmean(values[start : start + _BLOCK]) for start in starts]
+    if len(blocks) < _FEWEST_ROUNDS:
+        return error
+    return max(error, deviation(blocks) / math.sqrt(len(blocks)))

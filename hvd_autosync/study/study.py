@@ -1,0 +1,261 @@
+"""The loop: ask, run, tell, and in the end confirm.
+
+A study owns no model and no process. It decides what to try next and when to stop, from its
+settings and the trials in its store alone: a study that is read back after a crash goes on as if
+nothing had happened. :func:`hvd_autosync.engine.tuning.tune` drives it with real launches; with an
+own launcher, drive it yourself::
+
+    study = Study.create(space)
+    while (trial := study.ask()) is not None:
+        study.tell(trial, run_my_job(trial.strategy))
+    print(study.conclusion)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hvd_autosync import learner as learning
+from hvd_autosync.errors import StudyError
+from hvd_autosync.learner.base import Learner
+from hvd_autosync.learner.problem import Problem
+from hvd_autosync.search_space import (
+    RankReport,
+    SearchSpace,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialStatus,
+)
+from hvd_autosync.study.budget import Budget
+from hvd_autosync.study.confirm import LAUNCHES_DIFFER
+from hvd_autosync.study.decision import Decision, Question
+from hvd_autosync.study.finalists import may_be_used
+from hvd_autosync.study.knob_order import KNOB_ORDER, knobs_by_effect
+from hvd_autosync.study.relatives import RELATED, load_sources, observations_of, related_studies
+from hvd_autosync.study.values import Conclusion, StudySettings, Trial
+from hvd_autosync.traces import (
+    StudyRecord,
+    StudyStatus,
+    TraceStore,
+    TrialRecord,
+    default_result,
+)
+from hvd_autosync.util.versions import deciding_versions
+
+
+class Study:
+    """One optimization: a task, a space, a seed, its trials, its winner."""
+
+    def __init__(
+        self, store: TraceStore, record: StudyRecord, learner: Learner | None = None
+    ) -> None:
+        self._store = store
+        self._learner = learner or learning.BayesianLearner()
+        self._mine: dict[int, Strategy] = {}
+        self._problem: Problem | None = None
+        self.record = record
+        self.settings = StudySettings.from_json(record.settings)
+
+    @classmethod
+    def create(
+        cls,
+        space: SearchSpace | None = None,
+        *,
+        store: TraceStore | str | None = None,
+        settings: StudySettings | None = None,
+        learner: Learner | None = None,
+        task: Task | None = None,
+        job_key: str = "",
+        command: Sequence[str] = (),
+    ) -> Study:
+        """Start a study.
+
+        Args:
+            space: What to search. It may be described later (:meth:`describe`), when the default
+                trial has shown what the model is; until then only that trial can be asked for.
+            store: Where to keep the trace; a path, an SQLAlchemy URL, or the user's own store.
+            settings: Budget and seed.
+            learner: Who proposes strategies.
+            task: What is tuned, where known; needed for later reuse.
+            job_key: Identifies the job, for resuming and reuse.
+            command: The command, for people.
+        """
+        traces = store if isinstance(store, TraceStore) else TraceStore(store)
+        record = traces.create_study(
+            job_key=job_key,
+            command=tuple(command),
+            settings=(settings or StudySettings()).to_json(),
+            versions=deciding_versions(),
+        )
+        study = cls(traces, record, learner)
+        if space is not None:
+            study.describe(space, task)
+        return study
+
+    def describe(self, space: SearchSpace, task: Task | None = None) -> None:
+        """Set the space (and the task), once."""
+        self._store.describe_task(self.record.study_id, task, space)
+        self.record = replace(self.record, space=space, task=task)
+
+    @property
+    def store(self) -> TraceStore:
+        """Where it is kept."""
+        return self._store
+
+    @property
+    def study_id(self) -> str:
+        """The study's name in the store."""
+        return self.record.study_id
+
+    @property
+    def space(self) -> SearchSpace:
+        """The search space.
+
+        Raises:
+            StudyError: It was not described yet.
+        """
+        if self.record.space is None:
+            raise StudyError(
+                "the study has no search space yet",
+                hint="Tell the default trial, then call describe(space).",
+            )
+        return self.record.space
+
+    @property
+    def problem(self) -> Problem:
+        """What the learner works on.
+
+        Raises:
+            StudyError: The space was not described yet.
+            StoreError: The store cannot be read.
+        """
+        space = self.space
+        if self._problem is None or self._problem.space is not space:
+            self._problem = problem_of(self._store, self.record, self.history)
+        return self._problem
+
+    @property
+    def history(self) -> list[TrialRecord]:
+        """All trials so far, in order."""
+        return self._store.trials(self.study_id)
+
+    @property
+    def conclusion(self) -> Conclusion | None:
+        """How the study ended; ``None`` while it runs."""
+        return Conclusion.of(self.record)
+
+    @property
+    def proven(self) -> Strategy | None:
+        """The best strategy that the confirmation has proven to be faster so far, if any."""
+        if self.record.space is None:
+            return None
+        return self._decision(self.history).proven()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the minutes; infinite without such a limit."""
+        return Budget(self.settings, self.history).left_s
+
+    def decide(self) -> Question | Conclusion:
+        """What :meth:`ask` would do now; nothing is written.
+
+        Raises:
+            StudyError: The space is not described though the default was told.
+            StoreError: The store cannot be read.
+        """
+        trials = [t for t in self.history if t.result is not None or t.number in self._mine]
+        return self._decision(trials).next() if trials else Question(Strategy(), "default")
+
+    def ask(self) -> Trial | None:
+        """The next trial, committed to the store; ``None`` when the study has concluded.
+
+        Raises:
+            StudyError: The space is not described though the default was told.
+            StoreError: The store cannot be written.
+        """
+        if self.record.status is not StudyStatus.RUNNING:
+            return None
+        began = time.monotonic()
+        wanted = self.decide()
+        if isinstance(wanted, Conclusion):
+            self.finish(wanted)
+            return None
+        info = {**wanted.info, "ask_s": round(time.monotonic() - began, 3)}
+        number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, info)
+        self._mine[number] = wanted.strategy
+        return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
+
+    def _decision(self, trials: Sequence[TrialRecord]) -> Decision:
+        return Decision(self.problem, self.settings, self._learner, trials)
+
+    def tell(self, trial: Trial, outcome: TrialResult | Sequence[float]) -> None:
+        """Record what a trial gave: a result, or the durations of its measured steps in seconds.
+
+        Raises:
+            StudyError: The trial is not one of this study's open ones.
+            StoreError: The store cannot be written.
+        """
+        if trial.number not in self._mine:
+            raise StudyError(
+                f"trial {trial.number} of study {self.study_id} is not open",
+                hint="Tell each trial that ask() returned, once.",
+            )
+        if not isinstance(outcome, TrialResult):
+            report = RankReport(0, "", tuple(float(s) for s in outcome))
+            outcome = TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+        default = default_result(self.history)
+        if outcome.diverged and default is not None and not default.diverged:
+            outcome = replace(
+                outcome, status=TrialStatus.DIVERGED,
+                reason="its loss became infinite or not a number; the default's did not",
+            )  # fmt: skip
+        self._store.tell(self.study_id, trial.number, outcome)
+        del self._mine[trial.number]
+
+    def hopeless_above_s(self, trial: Trial) -> float:
+        """Step time above which ``trial`` need not go on, seconds; infinite when it must."""
+        if trial.kind not in ("sobol", "model"):
+            return math.inf
+        seen = observations_of(self.space, self.history)  # a job outside of the space is no rival
+        verdicts = self._decision(self.history).verdicts()
+        rivals = [o.step_s for o in seen if may_be_used(self.space, o.strategy, verdicts)]
+        return min((s for s in rivals if s is not None), default=math.inf) * LAUNCHES_DIFFER
+
+    def finish(self, conclusion: Conclusion) -> None:
+        """Close the study with ``conclusion``."""
+        observed = observations_of(self.space, self.history)
+        order = knobs_by_effect(self.space, observed)
+        outcome = {**conclusion.to_json(), KNOB_ORDER: list(order)}
+        self._store.finish(
+            self.study_id, StudyStatus.FINISHED, outcome, conclusion.winner
+        )
+        self.record = replace(
+            self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
+        )
+
+
+def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]) -> Problem:
+    """What is known of a study's task beyond what its trials measured.
+
+    Which related studies are learned from is decided once, and written with the trials that are
+    asked for then.
+
+    Args:
+        store: Where the study is, and those that are related.
+        study: The study, whose space is known.
+        trials: All of its trials.
+    """
+    assert study.space is not None, "nothing is asked of a learner before"
+    settings = StudySettings.from_json(study.settings)
+    written = [t.info[RELATED] for t in trials if isinstance(t.info.get(RELATED), list)]
+    related = written[0] if written else None
+    running = study.status is StudyStatus.RUNNING
+    if related is None and running and settings.transfer and study.task is not None:
+        related = related_studies(store, study.task)
+    sources = load_sources(store, related or ())
+    steps = sum(settings.steps_after(default_result(trials)))
+    return Problem(study.space, study.task, sources, steps)

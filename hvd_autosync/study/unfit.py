@@ -1,0 +1,77 @@
+"""Which jobs cannot be tuned, as their default trial has shown, and what is said of them."""
+
+from __future__ import annotations
+
+from hvd_autosync.errors import DefaultTrialError, ShortJobError
+from hvd_autosync.search_space import SearchSpace, TrialResult, TrialStatus
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.study.values import StudySettings
+
+
+def why_unfit(
+    result: TrialResult, settings: StudySettings, space: SearchSpace | None, *, pays: bool
+) -> DefaultTrialError | None:
+    """Why a job cannot be tuned; ``None`` where it can.
+
+    Args:
+        result: Of its default trial.
+        settings: Of its study.
+        space: What is searched, where that is known already.
+        pays: Whether tuning may pay although a trial takes as long as the whole job.
+    """
+    if result.step_time is None and space is not None:
+        return _restricted_default_failed(result, space)
+    if result.status is TrialStatus.ENDED_EARLY:
+        return _too_short(result, settings, pays=pays)
+    if result.step_time is None and result.status is TrialStatus.CUT_SHORT:
+        return ShortJobError(
+            f"the {settings.minutes:g} minutes were used before the job was measured as it is",
+            hint="Allow more with --autosync-minutes.",
+        )
+    return None if result.step_time is not None else _default_failed(result)
+
+
+def _restricted_default_failed(result: TrialResult, space: SearchSpace) -> DefaultTrialError:
+    """The error for a job that runs as it is, but not with what the space file fixes."""
+    fixed = ", ".join(f"{name}={value}" for name, value in space.default.items())
+    return DefaultTrialError(
+        f"the job fails with the defaults that the space file leaves, {fixed}: {result.reason}",
+        hint="Allow more in the space file.",
+        exit_status=result.exit_status or 1,
+    )
+
+
+def _too_short(result: TrialResult, settings: StudySettings, *, pays: bool) -> ShortJobError | None:
+    """The error for a job whose default trial was all of it; ``None`` where it can be tuned."""
+    steps = min((len(rank.step_s) for rank in result.ranks), default=0)
+    if steps == 0:
+        return ShortJobError(
+            "the script ended without a single step of hvd.DistributedOptimizer",
+            hint="Wrap the optimizer with hvd.DistributedOptimizer, or, if the script reduces "
+            "gradients by hand, call hvd_autosync.step() after each step.",
+        )
+    if result.step_time is None:
+        return ShortJobError(
+            f"the script ended after {steps} steps; at least "
+            f"{settings.warmup + MIN_MEASURED_STEPS} are needed "
+            f"({settings.warmup} to warm up, {MIN_MEASURED_STEPS} measured)",
+            hint="Let it train longer, or lower --autosync-warmup.",
+        )
+    if not pays:
+        return ShortJobError(
+            f"the script ended by itself after {steps} steps, within its first trial of "
+            f"{settings.warmup + settings.steps}: no trial could pay",
+            hint="If it will run often, tune it with --autosync-tune-only, or say how long it "
+            "trains in all with --autosync-expected-hours.",
+        )
+    return None
+
+
+def _default_failed(result: TrialResult) -> DefaultTrialError:
+    """The error for a job that fails as the user gave it."""
+    output = f"\n{result.stderr_tail}" if result.stderr_tail else ""
+    return DefaultTrialError(
+        f"the job fails as it is, before anything was changed: {result.reason}{output}",
+        hint="Make the job run without --autosync first.",
+        exit_status=result.exit_status or 1,
+    )

@@ -1,0 +1,117 @@
+"""Tuning from Python: what is refused before anything starts, and real tunings."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hvd_autosync
+from hvd_autosync.api.results import Study
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.traces import TraceStore, TrialRecord
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_benchmark.py"
+SMALL = "--model vgg --width 4 --depth 2 --size 8 --batch-size 2 --steps 100000"
+QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gloo"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"np": 0}, "np is 0"),
+        ({"np": 2, "trails": 3}, "no argument 'trails'"),
+        ({"np": 2, "trials": 0}, "'0' cannot be used"),
+        ({"np": 2, "allow": ["everything"]}, "'everything' cannot be used"),
+        ({"np": 2, "tune_only": True}, "no argument 'tune_only'"),
+        ({"np": 2, "recurring": True}, "no argument 'recurring'"),
+        ({"np": 2, "command": ""}, "the command is empty"),
+        ({"np": 2, "args": (1,)}, "args and kwargs are for functions"),
+        ({"np": 2, "hosts": "a:1"}, "slots"),
+        ({"np": 2, "options": ["--no-such-option"]}, "horovodrun does not take the line"),
+    ],
+)
+def test_wrong_arguments_start_nothing(
+    arguments: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    given = {"command": "python train.py", "store": str(tmp_path / "t.db"), **arguments}
+    with pytest.raises(ConfigurationError, match=said):
+        hvd_autosync.tune(**given)
+    assert not (tmp_path / "t.db").exists()
+
+
+def test_a_variable_for_something_else_than_tuning_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_AUTOSYNC_REPLAY", "last")
+    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_REPLAY"):
+        hvd_autosync.tune("python train.py", np=2, store=str(tmp_path / "t.db"))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_command_is_tuned_and_watched(tmp_path: Path, capfd: Any) -> None:
+    store, seen = str(tmp_path / "t.db"), list[tuple[int, str]]()
+
+    def watch(study: Study, trial: TrialRecord) -> None:
+        seen.append((len(study.history), trial.kind))
+        assert study.space.knobs and study.best is not None, "from the first trial on"
+
+    command = f"{sys.executable} {EXAMPLE} {SMALL}"
+    study = hvd_autosync.tune(command, np=2, store=store, on_trial_end=watch, **QUICK)
+    assert study.conclusion is not None
+    assert [count for count, _ in seen] == [*range(1, len(study.history) + 1)]
+    assert seen[0][1] == "default" and len(study.trials) == len(seen)
+    assert study.best.strategy == study.record.winner
+    said = capfd.readouterr().err
+    assert "study" in said, "progress where there is no notebook"
+    answer = said.splitlines()[-1]
+    again = hvd_autosync.tune(command, np=2, store=store, **QUICK)
+    assert again.study_id == study.study_id, "it was tuned before"
+    assert capfd.readouterr().err.splitlines()[-1] == answer == f"hvd-autosync: {study}"
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_what_stops_a_tuning_lets_the_next_call_go_on(tmp_path: Path) -> None:
+    """In the same process, which lives on: a notebook's kernel."""
+    store = str(tmp_path / "t.db")
+
+    def stop(study: Study, trial: TrialRecord) -> None:
+        if trial.number == 1:
+            raise KeyboardInterrupt
+
+    command = f"{sys.executable} {EXAMPLE} {SMALL}"
+    with pytest.raises(KeyboardInterrupt):
+        hvd_autosync.tune(command, np=2, store=store, on_trial_end=stop, **QUICK)
+    (stopped,) = TraceStore(store).studies()
+    study = hvd_autosync.tune(command, np=2, store=store, **QUICK)
+    assert study.study_id == stopped.study_id and study.conclusion is not None
+
+
+def train(width: int, steps: int = 1000) -> None:
+    """A job that is a function, as in a notebook."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    model = torch.nn.Linear(width, width)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters()
+    )
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, width)).pow(2).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_function_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    study = hvd_autosync.tune(train, np=2, args=(64,), store=str(tmp_path / "t.db"), **QUICK)
+    assert study.conclusion is not None
+    assert study.record.task is not None
+    assert study.record.task.model.parameters[0].shape == (64, 64)

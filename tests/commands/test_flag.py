@@ -1,0 +1,204 @@
+"""The flag: what it adds to Horovod's parser, what it refuses, and the job that it reads."""
+
+import contextlib
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.engine.job_line import parse_words, read_job
+from hvd_autosync.engine.preflight import check_command
+from hvd_autosync.engine.tuning import load_restrictions
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import Host
+
+pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
+
+COMMAND = ["python", "train.py", "--autosync-trials", "3"]
+
+
+def job_of(*options: str) -> object:
+    words = [*options, *COMMAND]
+    return read_job(parse_words(words), words)[0]
+
+
+def test_what_follows_the_command_stays_the_commands() -> None:
+    words = ["-np", "2", "--autosync-seed", "5", *COMMAND]
+    job, options = read_job(parse_words(words), words)
+    assert job.command == tuple(COMMAND)
+    assert job.options == ("-np", "2")
+    assert (options.seed, options.trials) == (5, 20)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["-np", "2"], "no command"),
+        (["-np", "2", "--host-discovery-script", "x.sh", *COMMAND], "elastic"),
+        (["-np", "2", "--min-np", "1", *COMMAND], "elastic"),
+        (["-np", "2", "--autotune", *COMMAND], "--autotune and --autosync"),
+        (["-np", "2", "--jsrun", *COMMAND], "jsrun"),
+        (["-np", "2", "--autosync-trials", "x", *COMMAND], "--autosync-trials: 'x'"),
+        (["-np", "2", "--autosync-reuse", "maybe", *COMMAND], "--autosync-reuse: 'maybe'"),
+        (["-np", "2", "--autosync-trails", "5", *COMMAND], "Did you mean --autosync-trials?"),
+        (["-np", "2", "--autosync-trails=5", *COMMAND], "Did you mean --autosync-trials?"),
+    ],
+)
+def test_refusals_end_with_status_two_and_the_reason(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_words(words)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert named in said and len(said.splitlines()) < 5
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (("pyton", "train.py"), "'pyton' is not found"),
+        (("python", "nowhere.py", "--epochs", "2"), "'nowhere.py' is no file in"),
+        (("python", "-u", "nowhere.py"), "'nowhere.py' is no file in"),
+        (("python", "-W", "ignore", "nowhere.py"), "'nowhere.py' is no file in"),
+        (("A=1", "B=2", "python", "nowhere.py"), "'nowhere.py' is no file in"),
+        (("python", "-mtrain", "nowhere.py"), None),
+        (("PATH=/elsewhere", "pyton", "nowhere.py"), None),
+        (("python", __file__, "nowhere.py"), None),
+        (("python", "-m", "nowhere.py"), None),
+        (("env", "A=1", "python", "nowhere.py"), None),
+    ],
+)
+def test_a_command_that_is_not_here_is_refused(
+    command: tuple[str, ...], named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Job(("-np", "2"), command, (Host("localhost", 2),))
+    refused = named and pytest.raises(ConfigurationError, match=named)
+    with refused or contextlib.nullcontext():
+        check_command(here)
+    monkeypatch.setenv("PATH", "/usr/bin")  # an environment need not be activated
+    if named is None:
+        check_command(here)
+    check_command(replace(here, hosts=(Host("192.0.2.1", 2),)))  # elsewhere it may be
+
+
+def test_options_without_the_flag_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod.runner import launch
+
+    parse_words(["-np", "2", *COMMAND])  # makes sure that the launcher is extended
+    monkeypatch.setattr("sys.argv", ["horovodrun", "-np", "2", "--autosync-seed", "1", *COMMAND])
+    with pytest.raises(SystemExit):
+        launch.parse_args()
+    assert "--autosync-seed has no effect without --autosync" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [
+        (["--autosync-strategy", "won.toml"], True), (["--autosync-replay=last"], True),
+        (["--autosync-replay", "last", "--autosync-store", "x.db"], True), ([], False),
+    ],
+)  # fmt: skip
+def test_options_that_say_what_to_run_imply_the_flag(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], starts: bool
+) -> None:
+    from horovod.runner import launch
+
+    parse_words(["-np", "2", *COMMAND])  # makes sure that the launcher is extended
+    monkeypatch.setenv("HVD_AUTOSYNC_STRATEGY", "" if starts else "won.toml")
+    monkeypatch.setattr("sys.argv", ["horovodrun", "-np", "2", *options, *COMMAND])
+    assert launch.parse_args().autosync is starts
+
+
+def test_a_torch_that_cannot_be_imported_is_said_without_a_traceback(
+    horovodrun: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12 is missing')")
+    done = subprocess.run(
+        [horovodrun, "-np", "2", "--autosync", "--autosync-dry-run", "true"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "hvd-autosync: error: horovod.torch cannot be imported: OSError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_users_own_settings_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "0")
+    job = job_of("-np", "2", "--gloo", "--cycle-time-ms", "3.5", "--fusion-threshold-mb", "16")
+    assert dict(job.held) == {  # type: ignore[attr-defined]
+        "cache_capacity": 0, "cycle_time_ms": 3.5, "fusion_threshold_bytes": 16 * 2**20,
+    }  # fmt: skip
+    assert job.controller == "gloo"  # type: ignore[attr-defined]
+
+
+def test_horovods_configuration_file_counts(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "controller: mpi\nparams:\n  cycle_time_ms: 7\nautosync:\n  trials: 4\n  warmup: 2\n"
+    )
+    words = ["-np", "2", "--config-file", str(file), *COMMAND]
+    job, options = read_job(parse_words(words), words)
+    assert (job.controller, dict(job.held)) == ("mpi", {"cycle_time_ms": 7})
+    assert (options.trials, options.warmup) == (4, 2)
+
+
+@pytest.mark.parametrize("text", [None, "", "- 1", "{", "autosync: 3", "autosync: {trials: 0}"])
+def test_configuration_files_that_cannot_be_used_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    file = tmp_path / "config.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit):
+        parse_words(["-np", "2", "--config-file", str(file), *COMMAND])
+    said = capsys.readouterr().err
+    assert "configuration file" in said or f"autosync in '{file}' is not a section" in said
+
+
+def test_autotune_from_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
+    with pytest.raises(ConfigurationError, match="HOROVOD_AUTOTUNE"):
+        job_of("-np", "2")
+
+
+def test_hosts_come_from_option_file_or_local_machine(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a slots=1\nb slots=4\n")
+    words = ("-np", "3", "--mpi", "--hostfile", str(hostfile))
+    assert job_of(*words).hosts == (  # type: ignore[attr-defined]
+        Host("a", 1), Host("b", 2),
+    )  # fmt: skip
+    assert job_of("-np", "3").hosts == (Host("localhost", 3),)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="-np 3 asks for more ranks than the 2 slots"):
+        job_of("-np", "3", "-H", "a:1,b:1")
+    with pytest.raises(ConfigurationError, match="under Gloo Horovod starts a rank on each slot"):
+        job_of("-np", "3", "--hostfile", str(hostfile))
+
+
+@pytest.mark.parametrize("text", [None, "a slots=1\n\n"])
+def test_hostfiles_that_cannot_be_read_are_named(tmp_path: Path, text: str | None) -> None:
+    hostfile = tmp_path / "hosts"
+    if text is not None:
+        hostfile.write_text(text)
+    with pytest.raises(ConfigurationError, match=f"hostfile '{hostfile}' cannot be read"):
+        job_of("-np", "1", "--hostfile", str(hostfile))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("[knobs.speed]\nfixed = 1", "'speed'"), ("[knobs", "not TOML"), (None, "cannot be read")],
+)
+def test_space_files_that_cannot_be_used_are_named(
+    tmp_path: Path, text: str | None, named: str
+) -> None:
+    file = tmp_path / "space.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=named):
+        load_restrictions(str(file))

@@ -1,0 +1,88 @@
+"""A study as one page, as text, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hvd_autosync.api.results import Study
+from hvd_autosync.commands.cli import app
+from hvd_autosync.commands.page import page
+from hvd_autosync.search_space import SearchSpace, catalogue_knob
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return page(Study.load(TABLE))
+
+
+def test_the_answer_comes_first_and_everything_is_there(html: str) -> None:
+    body = html[html.index("<body>") :]
+    order = [
+        body.index(words)
+        for words in (">Answer<", "10.28x faster", ">Figures<", "Step time, trial by trial",
+                      ">Task<", ">Without tuning<", ">Versions<", ">Every trial<")
+    ]  # fmt: skip
+    assert order == sorted(order)
+    assert body.count('class="plotly-graph-div"') == body.count("<figure>") >= 8
+    assert len(re.findall(r"<td>confirm</td>", body)) == 6
+
+
+def test_nothing_is_fetched(html: str) -> None:
+    head = html[: html.index("<body>")]
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", head + html[len(head) :])
+
+
+def test_what_a_study_says_is_text_and_no_markup(tmp_path: Path) -> None:
+    """A command line may hold anything."""
+    space = SearchSpace((catalogue_knob("buckets"),))
+    store, evil = str(tmp_path / "t.db"), "<script>alert(1)</script>"
+    study = Study.create(space, store=store, command=("horovodrun", "python", evil))
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, [0.1] * 20)
+    assert evil not in page(Study.load(study.study_id, store))
+
+
+def test_the_command_writes_each_format(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    out = tmp_path / "report"
+    for kind in ("html", "md", "json"):
+        done = run(app, ["report", str(TABLE), "-o", f"{out}.{kind}", "--format", kind])
+        assert done.exit_code == 0 and done.stdout.strip() == f"{out}.{kind}"
+    text = Path(f"{out}.md").read_text()
+    assert "## Answer\n\n10.28x faster" in text and "| large\\_codec | none | topk |" in text
+    everything = json.loads(Path(f"{out}.json").read_text())
+    assert everything["best"]["confirmed"] and len(everything["trials"]) == 174
+    assert everything["study"]["winner"] == everything["best"]["strategy"]
+    assert run(app, ["report", str(TABLE), "-o", str(tmp_path / "no" / "where")]).exit_code != 0
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+@pytest.mark.parametrize("width", [390, 1100])
+def test_a_browser_shows_it(html: str, tmp_path: Path, width: int) -> None:
+    """Without errors, without requests, and no wider than the window."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = tmp_path / "report.html"
+    path.write_text(html)
+    wrong: list[str] = []
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": width, "height": 900})
+        shown.on("pageerror", lambda error: wrong.append(str(error)))
+        shown.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+        shown.on("request", lambda asked: asked.url.startswith("http") and wrong.append(asked.url))
+        shown.goto(path.as_uri())
+        shown.wait_for_selector(".main-svg", timeout=60_000)
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+    assert not wrong

@@ -1,0 +1,94 @@
+"""Options: their sources, their order, their refusals."""
+
+import argparse
+
+import pytest
+
+from hvd_autosync.engine.options import (
+    Options,
+    add_options,
+    option_name,
+    resolve_options,
+    without_our_options,
+)
+from hvd_autosync.errors import ConfigurationError
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(words)
+
+
+def test_option_then_variable_then_file_then_default() -> None:
+    environment = {"HVD_AUTOSYNC_TRIALS": "7", "HVD_AUTOSYNC_STEPS": "30"}
+    section = {"trials": 5, "steps": 25, "warmup": 3}
+    options = resolve_options(parsed("--autosync-trials", "9"), environment, section)
+    assert (options.trials, options.steps, options.warmup, options.seed) == (9, 30, 3, 0)
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    assert resolve_options(parsed(), {}) == Options(
+        trials=20, minutes=None, steps=None, warmup=None, allow=(), reuse="auto", seed=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("trials", "0"), ("trials", "many"), ("minutes", "-1"), ("minutes", "inf"),
+        ("expected_hours", "0"), ("expected_hours", "nan"), ("transfer", "maybe"),
+        ("steps", "3"), ("warmup", "0"), ("allow", "magic"), ("allow", "codec,magic"),
+        ("reuse", "maybe"), ("seed", "-1"),
+    ],
+)  # fmt: skip
+def test_unusable_values_are_named_with_their_source(option: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{option_name(option)}: '{value}'") as caught:
+        resolve_options(parsed(f"{option_name(option)}={value}"), {})
+    assert caught.value.hint
+    with pytest.raises(ConfigurationError, match=f"HVD_AUTOSYNC_{option.upper()}"):
+        resolve_options(parsed(), {f"HVD_AUTOSYNC_{option.upper()}": value})
+
+
+def test_unknown_entries_of_the_file_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="autosync.trails"):
+        resolve_options(parsed(), {}, {"trails": 3})
+
+
+def test_unknown_variables_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_TRAILS is set to '3'") as caught:
+        resolve_options(parsed(), {"HVD_AUTOSYNC_TRAILS": "3"})
+    assert "Did you mean HVD_AUTOSYNC_TRIALS?" in str(caught.value.hint)
+    resolve_options(parsed(), {"HVD_AUTOSYNC_EXTENSIONS": "knobs.py", "HVD_AUTOSYNC_STORE": "a"})
+
+
+def test_switches_come_from_variables_too() -> None:
+    assert resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "1"}).dry_run
+    assert not resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "no"}).dry_run
+
+
+def test_only_our_options_are_taken_out() -> None:
+    words = ["-np", "2", "--autosync", "--autosync-trials", "4", "-H", "a:1", "--mpi-args=--x y"]
+    assert without_our_options(words) == ("-np", "2", "-H", "a:1", "--mpi-args=--x y")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (("strategy=a.toml", "replay=b.jsonl"), {}, "strategy and --autosync-replay"),
+        (("recurring", "replay=last"), {}, "recurring and --autosync-replay"),
+        (("tune-only", "replay=last"), {}, "replay and --autosync-tune-only"),
+        (("tune-only",), {"STRATEGY": "a.toml"}, "strategy and --autosync-tune-only"),
+    ],
+)
+def test_two_answers_to_one_question_are_refused(
+    words: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
+    with pytest.raises(ConfigurationError, match=f"--autosync-{said} both"):
+        resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
+
+
+def test_lists_in_the_file_are_lists() -> None:
+    section = {"allow": ["codec", "schedule"]}
+    assert resolve_options(parsed(), {}, section).allow == ("codec", "schedule")

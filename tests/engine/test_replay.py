@@ -1,0 +1,180 @@
+"""A recorded study again: played, verified, given to other learners, taken as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hvd_autosync.commands.cli import app
+from hvd_autosync.engine.replay import distance, play, rerun, verify
+from hvd_autosync.errors import ConfigurationError, StudyError
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.learner.by_name import LEARNERS
+from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
+from hvd_autosync.study.study import Study
+from hvd_autosync.study.values import StudySettings
+from hvd_autosync.traces import TraceStore, export_study
+
+SPACE = SearchSpace(tuple(map(catalogue_knob, ("cycle_time_ms", "buckets", "order"))))
+TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def store() -> TraceStore:
+    return TraceStore("sqlite://")
+
+
+@pytest.fixture(scope="module")
+def recorded(store: TraceStore) -> Study:
+    """A study of a simulated job, from its default to its confirmed winner."""
+    study = Study.create(SPACE, store=store, settings=StudySettings(trials=9, seed=3))
+    rng = np.random.default_rng(0)
+    while (trial := study.ask()) is not None:
+        values = SPACE.complete(trial.strategy)
+        away = abs(math.log(float(values["cycle_time_ms"]) / 10))
+        mean = 0.1 * (1 + 0.1 * away) * math.exp(-0.01 * float(values["buckets"]))
+        study.tell(trial, [float(s) for s in mean * np.exp(rng.normal(0, 0.02, 40))])
+    return study
+
+
+class Watching:
+    """Writes down what a listener is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **keywords: self.said.append((name, args))
+
+    def of(self, name: str) -> list[Any]:
+        return [args for said, args in self.said if said == name]
+
+
+def test_playing_shows_every_trial_and_the_end(recorded: Study) -> None:
+    watching = Watching()
+    play(recorded.record, recorded.history, watching, math.inf)  # type: ignore[arg-type]
+    results = [args[2] for args in watching.of("on_trial_end")]
+    assert results == [trial.result for trial in recorded.history]
+    assert watching.of("on_study_end")[0][1] == recorded.conclusion
+    assert not watching.of("on_trial_progress")
+
+
+def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: Study) -> None:
+    slept: list[float] = []
+    watching = Watching()
+    play(recorded.record, recorded.history, watching, 4.0, slept.append)  # type: ignore[arg-type]
+    ran = [trial.result.total_s for trial in recorded.history if trial.result]
+    ran = [s for s in ran if math.isfinite(s)]
+    steps_s = sum(
+        sum(trial.result.ranks[0].step_s) for trial in recorded.history if trial.result
+    )
+    asked_s = sum(trial.info_number("ask_s") for trial in recorded.history)
+    assert sum(slept) == pytest.approx((max(sum(ran), steps_s) + asked_s) / 4, rel=0.05)
+    progress: list[TrialProgress] = [args[2] for args in watching.of("on_trial_progress")]
+    assert {each.phase for each in progress} >= {"measuring"}
+
+
+def test_a_study_that_measured_nothing_is_not_played(store: TraceStore) -> None:
+    empty = Study.create(SPACE, store=store)
+    with pytest.raises(StudyError, match="no trials to play"):
+        play(empty.record, [], Watching(), 1.0)  # type: ignore[arg-type]
+
+
+def test_the_same_questions_are_asked(store: TraceStore, recorded: Study) -> None:
+    checks = list(verify(store, recorded.record, recorded.history))
+    assert [check.number for check in checks] == [*range(len(recorded.history) + 1)]
+    assert all(check.same for check in checks), [check for check in checks if not check.same]
+    assert checks[-1].kind == "end" and checks[-1].again == recorded.record.winner
+
+
+def test_another_seed_asks_others(store: TraceStore, recorded: Study) -> None:
+    other = replace(recorded.record, settings={**recorded.record.settings, "seed": 4})
+    wrong = [c for c in verify(store, other, recorded.history) if not c.same]
+    assert wrong and all(check.kind != "default" for check in wrong)
+    assert any(check.distance > 0 for check in wrong)
+
+
+def test_what_was_lost_is_not_known_to_later_questions(
+    store: TraceStore, recorded: Study
+) -> None:
+    """A trial in flight when its driver died: nobody was told, and it was asked for again."""
+    trials = recorded.history
+    lost = replace(trials[2], result=None, told_at=None)
+    again = [replace(t, number=t.number + 1) for t in trials[2:]]
+    checks = list(verify(store, recorded.record, [*trials[:2], lost, *again]))
+    assert all(check.same for check in checks)
+
+
+def test_distance_counts_choices_and_shares_of_ranges() -> None:
+    one = SPACE.default
+    for knob in SPACE.knobs:
+        far = SPACE.complete({knob.name: knob.from_unit(1.0)})
+        assert distance(SPACE, one, far) >= 0
+        assert distance(SPACE, far, far) == 0
+    assert distance(SPACE, one, one) == 0
+
+
+@pytest.mark.parametrize("learner", list(LEARNERS))
+def test_other_learners_play_on_what_was_measured(
+    store: TraceStore, recorded: Study, learner: str
+) -> None:
+    if learner.startswith("optuna"):
+        pytest.importorskip("optuna")
+    found = rerun(store, recorded.record, recorded.history, learner, 6, 1)
+    assert len(found.best_ms) == 6 and list(found.best_ms) == sorted(found.best_ms, reverse=True)
+    assert 1 <= found.exact <= 6, "the default's at least"
+    times = [t.result.step_time for t in recorded.history if t.result and t.kind != "confirm"]
+    assert found.best_ms[-1] >= 1e3 * min(t.mean_s for t in times if t)
+    again = rerun(store, recorded.record, recorded.history, learner, 6, 1)
+    assert again == found
+
+
+def test_an_unknown_learner_is_named(store: TraceStore, recorded: Study) -> None:
+    with pytest.raises(ConfigurationError, match="'hebo'.*\n?.*transfer"):
+        rerun(store, recorded.record, recorded.history, "hebo", 6, 1)
+
+
+def test_commands(tmp_path: Path, store: TraceStore, recorded: Study) -> None:
+    path = tmp_path / "trace.jsonl"
+    export_study(store, recorded.study_id, path)
+    run = CliRunner().invoke
+    played = run(app, ["replay", str(path), "--speed", "max"])
+    assert played.exit_code == 0, played.output
+    assert "ended after" in played.stderr
+    verified = run(app, ["replay", str(path), "--verify"])
+    count = len(recorded.history) + 1
+    assert verified.exit_code == 0, verified.output
+    assert f"{count} of {count} questions are the same" in verified.stdout
+    others = run(app, ["replay", str(path), "--learner", "random,sobol", "--seeds", "1"])
+    assert others.exit_code == 0 and "as recorded" in others.stdout
+    for wrong in (["--speed", "0"], ["--verify", "--learner", "random"], ["--learner", "me"]):
+        assert run(app, ["replay", str(path), *wrong]).exit_code != 0
+
+
+def test_a_table_of_somebody_elses_learner_says_so() -> None:
+    done = CliRunner().invoke(app, ["replay", str(TABLE), "--verify"])
+    assert "asked by a learner that is not part of this program" in done.stdout
+
+
+def test_a_winner_from_a_file_needs_names(tmp_path: Path) -> None:
+    """Strategies of shared traces speak of classes of parameters without names."""
+    from hvd_autosync.engine.fitting import classes_for, differences
+    from hvd_autosync.launch.job import Job
+    from hvd_autosync.search_space import Host
+    from hvd_autosync.traces.opening import open_trace
+
+    _, study = open_trace(str(TABLE), None)
+    job = Job(("-np", "4"), ("python", "train.py"), (Host("localhost", 4),), "gloo")
+    with pytest.raises(ConfigurationError, match="without names of parameters"):
+        classes_for(study, job, str(tmp_path / "t.db"))
+    plain = replace(study, winner=Strategy({"cycle_time_ms": 2.0}))
+    assert classes_for(plain, job, str(tmp_path / "t.db")) == {}
+    lines = list(differences(study, job))
+    assert "the layout is another: 2 x 1 ranks there, 1 x 4 ranks here" in lines

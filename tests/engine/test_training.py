@@ -1,0 +1,99 @@
+"""The real training: signals that reach it, and its exit status."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_autosync.engine.training import _heard
+from hvd_autosync.launch.sweep import processes_of
+from hvd_autosync.search_space.trial import FALLBACK_FILE
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+#: What all processes of this run of the tests have in their environment (``conftest.py``).
+SESSION = "AUTOSYNC_TEST_SESSION"
+pytestmark = pytest.mark.cluster
+
+
+def trainings() -> list[int]:
+    """Processes of a training that this run of the tests started."""
+    found = []
+    for pid in processes_of("training"):
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).environ().get(SESSION) == os.environ[SESSION]:
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "whole_group"),
+    [
+        (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, False),
+        (signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGKILL, False),
+    ],
+    ids=[
+        "SIGTERM", "SIGTERM to the whole group", "SIGHUP", "SIGINT", "SIGINT to the whole group",
+        "SIGKILL",
+    ],
+)  # fmt: skip
+def test_what_ends_us_ends_the_training_and_leaves_nothing(
+    horovodrun: str, tmp_path: Path, number: signal.Signals, whole_group: bool
+) -> None:
+    """The launcher must not get two SIGTERMs at once, which would block it for ever."""
+    driver = textwrap.dedent(
+        f"""
+        import sys
+        from hvd_autosync.launch.job import Job
+        from hvd_autosync.search_space import Host, Strategy
+        from hvd_autosync.engine.training import run_training
+        command = ({sys.executable!r}, {str(SCRIPT)!r}, "--steps", "100000", "--fault", "hang",
+                   "--at", "20")
+        job = Job(("-np", "2", "--gloo"), command, (Host("localhost", 2),), "gloo")
+        # Groups make the workers ours, so that they can be found by the trial's name.
+        sys.exit(run_training(job, Strategy({{"buckets": 2}})).status)
+        """
+    )
+    # Whoever runs the tests under nohup has these ignored, and bequeaths that.
+    command = ["env", "--default-signal=HUP,INT", sys.executable, "-c", driver]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        await_true(lambda: len(trainings()) >= 6, 60)
+        time.sleep(1.0)
+        (os.killpg if whole_group else os.kill)(process.pid, number)
+        status = process.wait(timeout=40)
+        assert status == (-9 if number == signal.SIGKILL else 128 + number)
+        await_true(lambda: not trainings(), 10)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in trainings():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def await_true(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come true in {limit_s} s"
+        time.sleep(0.1)
+
+
+def test_the_end_of_a_strategy_is_heard_while_the_training_runs(tmp_path: Path) -> None:
+    """Who listens may be killed before it is over; what is written at its very end counts, too."""
+    for late in (False, True):
+        heard: list[tuple[int, str]] = []
+        folder = tmp_path / str(late)
+        folder.mkdir()
+        with _heard(str(folder), lambda step, reason, heard=heard: heard.append((step, reason))):
+            (folder / FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
+            if not late:
+                await_true(lambda heard=heard: bool(heard), 20)
+        assert heard == [(96, "it rises")]

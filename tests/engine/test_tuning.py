@@ -1,0 +1,321 @@
+"""What a tuning tells its trials, and when it searches at all."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune, tuning_key, tuning_keys
+from hvd_autosync.errors import ShortJobError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.search_space import (
+    HorovodBuild,
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    Task,
+    TrialResult,
+    TrialStatus,
+    catalogue_knob,
+)
+from hvd_autosync.search_space.trial import RankReport, TrialSpec
+from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.values import Conclusion, StudySettings
+from hvd_autosync.traces import Fallback, StudyStatus, TraceStore
+
+LARGE = ParameterProfile("large.weight", (512, 512), "float32")
+TASK = Task(
+    ModelProfile((LARGE, ParameterProfile("bias", (512,), "float32"))),
+    Resources((Host("a", 2),), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=False)),
+)
+
+
+def test_a_study_is_reused_whatever_its_settings_but_not_for_other_knobs() -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    key = tuning_key(job, Options(), {})
+    assert tuning_key(job, Options(trials=5, minutes=1, steps=9, warmup=3, seed=7), {}) == key
+    assert tuning_key(job, Options(allow=("codec",)), {}) != key
+    assert tuning_key(job, Options(), {"exclude": ["buckets"]}) != key
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"cycle_time_ms": 5.0}, {"buckets": 0, "large_exchange": "allreduce"}]
+)
+def test_a_strategy_that_leaves_the_exchange_to_horovod_needs_no_classes(values: dict) -> None:
+    assert _classes(TASK, Strategy(values)) == {}
+
+
+def test_a_strategy_with_exchanges_knows_the_classes() -> None:
+    strategy = Strategy({"large_slices": 2})
+    assert _classes(TASK, strategy) == {"large": ("large.weight",)}
+    assert _classes(None, strategy) == {}
+
+
+class Launched(Exception):
+    """A trial would have been run."""
+
+
+def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    store = TraceStore(options.store)
+    key = tuning_key(job, options, {})
+    first = store.create_study(job_key=key, command=(), settings={}, versions={})
+    winner = Strategy({"cycle_time_ms": 5.0})
+    store.finish(first.study_id, StudyStatus.FINISHED, {"reason": "it won"}, winner)
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = Launched
+    assert tune(job, options, listener, runner=runner).study_id == first.study_id
+    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls)
+    assert first.study_id in notice and "--autosync-reuse never" in notice
+
+    store.keep_drift(first.study_id, ["steps take 9 ms for good"])
+    assert store.study(first.study_id).winner == winner
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner)
+    (running,) = (s for s in store.studies() if s.study_id != first.study_id)
+    assert running.settings["trials"] == 8 < options.trials and running.settings["anew"]
+    (notice,) = (call.args[0] for call in listener.on_notice.mock_calls[1:2])
+    assert first.study_id in notice and "steps take 9 ms for good" in notice
+
+    only = Options(store=options.store, reuse="only")
+    assert tune(job, only, listener, runner=runner).study_id == first.study_id
+
+
+def ended_by_the_guard(
+    store: TraceStore, key: str, *, proven: Strategy | None = None, anew: bool = False
+) -> str:
+    """A finished study whose winner was left in a training; its id."""
+    first = store.create_study(job_key=key, command=(), settings={"anew": anew}, versions={})
+    space = SearchSpace((catalogue_knob("cycle_time_ms"), catalogue_knob("local_steps")))
+    store.describe_task(first.study_id, TASK, space)
+    winner = Strategy({"local_steps": 4})
+    compared = tuple(
+        Comparison(each, 1.5, 1.2, 1.8, 3) for each in (winner, proven) if each is not None
+    )
+    found = Conclusion(winner, "it won", "", 0.1, compared).to_json()
+    store.finish(first.study_id, StudyStatus.FINISHED, found, winner)
+    said = Fallback(winner, 1234, "the loss has risen to 9 from 2")
+    store.keep_fallback(first.study_id, said)
+    (kept,) = store.study(first.study_id).fallbacks
+    assert replace(kept, at="") == said and kept.at
+    return first.study_id
+
+
+def test_a_winner_that_the_guard_has_ended_does_not_win_again(tmp_path: Path) -> None:
+    """The next best that was proven is taken; where there is none it is searched without it."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    runner = MagicMock()
+    runner.run.side_effect = Launched
+    next_best = Strategy({"cycle_time_ms": 5.0})
+    for name, proven, anew, reuse, expected in (
+        ("next", next_best, False, "auto", next_best),
+        ("only", None, False, "only", Strategy({})),
+        ("twice", None, True, "auto", Strategy({})),
+        ("search", None, False, "auto", None),
+    ):
+        options = Options(store=str(tmp_path / f"{name}.db"), reuse=reuse)
+        store, listener = TraceStore(options.store), MagicMock()
+        key = tuning_key(job, options, {})
+        study_id = ended_by_the_guard(store, key, proven=proven, anew=anew)
+        if expected is None:
+            with pytest.raises(Launched):
+                tune(job, options, listener, runner=runner)
+            (running,) = (s for s in store.studies() if s.study_id != study_id)
+            settings = StudySettings.from_json(running.settings)
+            assert settings.left == (Strategy({"local_steps": 4}),)
+            assert settings.anew and settings.trials == 8
+        else:
+            found = tune(job, options, listener, runner=runner)
+            assert found.study_id == study_id and found.space is not None
+            assert found.winner == found.space.complete(expected) if not expected else expected
+            conclusion = Conclusion.of(found)
+            assert conclusion is not None and (conclusion.best is not None) == bool(expected)
+        (notice, *_) = (call.args[0] for call in listener.on_notice.mock_calls)
+        assert study_id in notice and "at step 1234" in notice and "risen to 9" in notice
+        assert "local steps 4" in notice.replace("=", " ").replace("_", " "), notice
+        assert "not used again" in notice
+
+
+def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
+    options = Options(store=str(tmp_path / "traces.db"))
+    store = TraceStore(options.store)
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=TASK.model)
+    winner = Strategy({"cycle_time_ms": 5.0})
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.strategy:
+            raise Launched
+        return default
+
+    taken = []
+    for script in ("train.py", "edited.py", "edited_again.py"):
+        job = Job(("-np", "2"), ("python", script), (Host("a", 2),))
+        runner = MagicMock()
+        runner.run.side_effect = run
+        with suppress(Launched):
+            taken.append(tune(job, options, MagicMock(), runner=runner))
+        for study in store.studies():
+            if study.status is not StudyStatus.FINISHED:
+                found = Conclusion(winner, "it won", "", 0.1).to_json()
+                store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
+    first = min(store.studies(), key=lambda study: study.created_at)
+    assert [study.winner for study in taken] == [winner] * 2
+    assert [Conclusion.of(study).source for study in taken] == [first.study_id] * 2
+
+
+def short(count: int) -> TrialResult:
+    """What the default trial of a script of so many steps gives."""
+    steps = RankReport(0, "a", step_s=(0.1,) * count)
+    return TrialResult(
+        TrialStatus.ENDED_EARLY, f"the script ended after {count} steps", (steps,) if count else (),
+        warmup_steps=10, profile=TASK.model,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "trains", "hours", "said"),
+    [
+        (0, True, None, "without a single step"),
+        (12, True, None, "ended after 12 steps; at least 15 are needed"),
+        (12, True, 5.0, "ended after 12 steps"),
+        (12, False, None, "ended after 12 steps"),
+        (20, True, None, "ended by itself after 20 steps"),
+        (20, True, 5.0, None),  # as it will run often
+        (20, False, None, None),  # nothing but tuning is wanted
+    ],
+)
+def test_a_job_that_ends_within_its_first_trial(
+    tmp_path: Path, count: int, trains: bool, hours: float | None, said: str | None
+) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), expected_hours=hours)
+    runner = MagicMock()
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.strategy:
+            raise Launched
+        return short(count)
+
+    runner.run.side_effect = run
+    expected = pytest.raises(ShortJobError, match=said) if said else pytest.raises(Launched)
+    with expected:
+        tune(job, options, MagicMock(), runner=runner, trains=trains)
+    (study,) = TraceStore(options.store).studies()
+    assert study.status is (StudyStatus.FAILED if said else StudyStatus.RUNNING)
+
+
+@pytest.mark.parametrize("measured", [0, 20])
+def test_no_trial_runs_beyond_the_minutes(tmp_path: Path, measured: int) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), minutes=1.0)
+    limits = []
+
+    def run(spec: TrialSpec, limit: Limits, _: object) -> TrialResult:
+        if spec.probe:
+            return short(0)
+        limits.append(limit.total_s)
+        cut = short(10 + measured)
+        return replace(cut, status=TrialStatus.CUT_SHORT, setup_s=5.0, total_s=60.0)
+
+    runner = MagicMock()
+    runner.run.side_effect = run
+    if measured:
+        study = tune(job, options, MagicMock(), runner=runner)
+        conclusion = Conclusion.of(study)
+        assert conclusion is not None and conclusion.best is None
+        assert "the 1 minutes leave no time" in conclusion.stopped
+    else:
+        with pytest.raises(ShortJobError, match="the 1 minutes were used before"):
+            tune(job, options, MagicMock(), runner=runner)
+    (limit_s,) = limits
+    assert 0.0 < limit_s <= 60.0
+
+
+@pytest.mark.parametrize(
+    ("step_s", "given", "expected"),
+    [
+        (0.1, {}, (10, 40)),
+        (0.5, {}, (8, 30)),
+        (10.0, {}, (3, 10)),
+        (10.0, {"steps": 40}, (10, 40)),
+        (10.0, {"warmup": 4}, (4, 40)),
+    ],
+)
+def test_where_steps_are_long_trials_have_fewer(
+    tmp_path: Path, step_s: float, given: dict[str, int], expected: tuple[int, int]
+) -> None:
+    """But where the user says how many; the default's trial finds it out itself."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), **given)
+    asked = []
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.probe:
+            return short(0)
+        asked.append((spec.warmup_steps, spec.measured_steps))
+        assert spec.fewer is (len(asked) == 1 and not given)
+        if len(asked) > 1:
+            raise Launched
+        steps = RankReport(0, "a", step_s=(step_s,) * sum(asked[0]))
+        return TrialResult(
+            TrialStatus.COMPLETED, ranks=(steps,), warmup_steps=asked[0][0], profile=TASK.model,
+            setup_s=5.0, total_s=step_s * sum(asked[0]) + 4.0,
+        )  # fmt: skip
+
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = run
+    with pytest.raises(Launched):
+        tune(job, options, listener, runner=runner, trains=True)
+    assert asked[0] == (given.get("warmup", 10), 40)
+    assert asked[1] == expected
+    ((_, told),) = (call.args for call in listener.on_forecast.mock_calls)
+    assert told.trial_s == pytest.approx(4.0 + step_s * sum(expected))
+    assert told.trials == 19 and told.trains
+    assert told.low_s == pytest.approx((19 + 6) * told.trial_s)
+    assert told.high_s == pytest.approx((19 + 24) * told.trial_s)
+
+
+def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    runner = MagicMock()
+    runner.run.side_effect = KeyboardInterrupt
+    with pytest.raises(TuningInterrupted) as caught:
+        tune(job, options, MagicMock(), runner=runner)
+    store = TraceStore(options.store)
+    (study,) = store.studies()
+    assert caught.value.study.study_id == study.study_id
+    assert study.status is StudyStatus.RUNNING
+    assert store.claim_resumable(study.job_key) is not None, "it was let go"
+
+
+def test_who_begins_anew_under_other_settings_is_told(tmp_path: Path) -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    runner, listener = MagicMock(), MagicMock()
+    runner.run.side_effect = Launched
+    options = Options(store=str(tmp_path / "traces.db"), trials=8)
+    for each in (options, replace(options, trials=6)):
+        with pytest.raises(Launched):
+            tune(job, each, listener, runner=runner)
+    (interrupted,) = (s for s in TraceStore(options.store).studies() if s.settings["trials"] == 8)
+    (notice,) = (
+        text for call in listener.on_notice.mock_calls if "begins anew" in (text := call.args[0])
+    )
+    assert interrupted.study_id in notice and "trials 8, now 6" in notice
+
+
+def test_a_job_knows_under_which_keys_it_was_tuned() -> None:
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    keys = tuning_keys(job)
+    assert tuning_key(job, Options(), {}) in keys
+    assert tuning_key(job, Options(allow=("codec", "schedule")), {}) in keys
+    assert tuning_key(job, Options(), {"exclude": ["buckets"]}) not in keys

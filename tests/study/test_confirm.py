@@ -1,0 +1,159 @@
+"""The comparison that decides."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hvd_autosync.search_space import StepTime, Strategy
+from hvd_autosync.study.confirm import Confirmation, Measurement, compare
+
+S = Strategy({"cycle_time_ms": 0.5})
+DEFAULT = Strategy()
+
+
+def times(*means: float, error: float = 0.0) -> list[StepTime]:
+    return [StepTime(mean, error * mean, 40) for mean in means]
+
+
+def test_a_clear_winner_is_proven() -> None:
+    found = compare(S, times(1.00, 1.02, 0.99), times(0.80, 0.81, 0.80))
+    assert found.proven and 1.2 < found.low < found.speedup < found.high < 1.3
+
+
+def test_drift_that_hits_both_does_not_hide_it() -> None:
+    drift = np.array([1.0, 1.5, 2.0])
+    assert compare(S, times(*drift), times(*(drift * 0.9))).proven
+
+
+def test_noise_is_not_proven() -> None:
+    found = compare(S, times(1.00, 1.10, 0.95), times(0.99, 1.02, 1.01))
+    assert not found.proven and found.undecided
+
+
+def test_a_loser_is_decided() -> None:
+    found = compare(S, times(1.0, 1.0, 1.0), times(1.2, 1.21, 1.2))
+    assert not found.proven and not found.undecided
+
+
+def test_equal_rounds_by_luck_do_not_make_a_proof() -> None:
+    """Three identical ratios have no spread; the steps' own noise still counts."""
+    found = compare(S, times(1, 1, 1, error=0.05), times(0.99, 0.99, 0.99, error=0.05))
+    assert not found.proven
+
+
+def test_one_round_decides_nothing() -> None:
+    found = compare(S, times(1.0), times(0.5))
+    assert found.undecided and math.isinf(found.high)
+
+
+def test_the_default_is_rarely_beaten_by_itself() -> None:
+    """The lower end is a one-sided 95 % bound: few of equal strategies may seem proven."""
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(400):
+        a, b = (np.exp(rng.normal(0, 0.03, 3)) for _ in range(2))
+        wrong += compare(S, times(*a), times(*b)).proven
+    assert wrong / 400 < 0.08
+
+
+def winners_of_equals(rng: np.random.Generator, candidates: int, spread: float) -> int:
+    """Whether one whole confirmation of strategies that equal the default proves any of them."""
+    names = [Strategy({"cycle_time_ms": 1.0 + i}) for i in range(candidates)]
+    measured: list[Measurement] = []
+    while (strategy := Confirmation(DEFAULT, names, measured).next()) is not None:
+        (time,) = times(math.exp(rng.normal(0, spread)))
+        measured.append(Measurement(strategy, time))
+    return any(c.proven for c in Confirmation(DEFAULT, names, measured).comparisons())
+
+
+@pytest.mark.parametrize("candidates", [1, 2])
+def test_looking_again_and_again_does_not_make_false_winners(candidates: int) -> None:
+    rng = np.random.default_rng(2)
+    wrong = sum(winners_of_equals(rng, candidates, 0.03) for _ in range(400))
+    assert wrong / 400 < 0.07  # 5 %, and two standard errors
+
+
+def test_a_candidate_that_fails_once_is_out() -> None:
+    good, bad = Strategy({"cycle_time_ms": 2.0}), Strategy({"cycle_time_ms": 3.0})
+    measured = [
+        Measurement(s, t)
+        for _ in range(3)
+        for s, t in zip((DEFAULT, good, bad), times(1.0, 0.9, 0.5), strict=True)
+    ]
+    confirmation = Confirmation(DEFAULT, [good, bad], [*measured, Measurement(bad, None)])
+    assert [c.strategy for c in confirmation.comparisons()] == [good]
+
+
+def test_the_default_may_fail_once() -> None:
+    """As where a connection breaks: else this would be the end of the whole tuning."""
+    other = Strategy({"cycle_time_ms": 2.0})
+    measured = [Measurement(DEFAULT, None)]
+    assert Confirmation(DEFAULT, [other], measured).next() == DEFAULT
+    pairs = [Measurement(s, t) for s, t in zip((DEFAULT, other) * 3, times(2, 1) * 3, strict=True)]
+    assert Confirmation(DEFAULT, [other], [*measured, *pairs]).next() is None
+    (comparison,) = Confirmation(DEFAULT, [other], [*measured, *pairs]).comparisons()
+    assert comparison.rounds == 3 and comparison.speedup == pytest.approx(2, rel=0.1)
+    assert Confirmation(DEFAULT, [other], [*measured, Measurement(DEFAULT, None)]).next() is None
+
+
+def test_the_fastest_of_those_that_are_proven_wins() -> None:
+    """However alike the rounds of a slower one were; one that is not proven comes after them."""
+    even, faster, wild = (Strategy({"cycle_time_ms": value}) for value in (2.0, 3.0, 4.0))
+    rounds = [(1.0, 0.5, 0.47, 0.1), (1.0, 0.5, 0.42, 0.9), (1.0, 0.5, 0.43, 0.3)]
+    measured = [
+        Measurement(s, t)
+        for row in rounds
+        for s, t in zip((DEFAULT, even, faster, wild), times(*row), strict=True)
+    ]
+    found = Confirmation(DEFAULT, [even, faster, wild], measured).comparisons()
+    assert [c.strategy for c in found] == [faster, even, wild]
+    assert [c.proven for c in found] == [True, True, False]
+    assert found[0].low < found[1].low and found[2].speedup > found[0].speedup
+
+
+def test_nothing_is_decided_while_measurements_run() -> None:
+    """As where several trials are open at once: the next one is asked for, up to a new round."""
+    default, other = Strategy({"cycle_time_ms": 1.0}), Strategy({"cycle_time_ms": 2.0})
+    slower = [Measurement(s, t) for s, t in zip((default, other) * 3, times(1, 2) * 3, strict=True)]
+    assert Confirmation(default, [other], slower).next() is None
+    running = [*slower[:-1], Measurement(other, None, running=True)]
+    assert Confirmation(default, [other], running).next() == default
+    nothing_told = [replace(m, time=None, running=True) for m in slower]
+    assert Confirmation(default, [other], nothing_told).next() == default
+    more = [*slower, *(Measurement(default, t) for t in times(*[1] * 9))]
+    assert Confirmation(default, [other], more).comparisons()[0].rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("rounds", "goes_on"),
+    [
+        ([0.8], True),
+        ([1.05], True),  # launches differ by that
+        ([2.5], False),
+        ([1.02, 1.01], False),
+        ([1.02, 0.99], True),
+    ],
+)
+def test_a_candidate_that_is_never_faster_is_not_measured_for_long(
+    rounds: list[float], goes_on: bool
+) -> None:
+    slow, other = Strategy({"cycle_time_ms": 2.0}), Strategy({"cycle_time_ms": 3.0})
+    measured = [
+        Measurement(s, t)
+        for own in rounds for s, t in zip((DEFAULT, slow), times(1, own), strict=True)
+    ]  # fmt: skip
+    assert Confirmation(DEFAULT, [slow], measured).next() == (DEFAULT if goes_on else None)
+    assert [c.strategy for c in Confirmation(DEFAULT, [slow], measured).comparisons()] == [slow]
+    both = [
+        Measurement(s, t)
+        for own in rounds for s, t in zip((DEFAULT, slow, other), times(1, own, 0.8), strict=True)
+    ]  # fmt: skip
+    with_other = Confirmation(DEFAULT, [slow, other], [*both, *measured[:1]])
+    assert with_other.next() == (slow if goes_on else other)
+
+
+def test_nothing_measured_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no round"):
+        compare(S, [], [])

@@ -1,0 +1,23 @@
+"""Strategies that the loss guard has ended: what counts as one of them."""
+
+from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
+from hvd_autosync.study.fallbacks import is_left
+
+SPACE = SearchSpace(
+    (
+        float_knob("cycle_time_ms", 0.1, 100.0, 1.0, scale="log", help=""),
+        integer_knob("local_steps", 1, 16, 1, scale="log", help="", exact=False),
+        categorical_knob("rest_codec", ("none", "bf16"), "none", help="", exact=False),
+    )
+)
+LEFT = (Strategy({"local_steps": 4, "cycle_time_ms": 2.0}), Strategy({"unknown": 1}))
+
+
+def test_what_trains_the_same_model_is_left_too() -> None:
+    assert is_left(Strategy({"local_steps": 4}), LEFT, SPACE)
+    assert is_left(Strategy({"local_steps": 4, "cycle_time_ms": 9.0}), LEFT, SPACE)
+    assert not is_left(Strategy({"local_steps": 4, "rest_codec": "bf16"}), LEFT, SPACE)
+    assert not is_left(Strategy({"cycle_time_ms": 2.0}), LEFT, SPACE)
+    assert not is_left(Strategy({"local_steps": 4}), LEFT), "without a space they are compared"
+    assert is_left(LEFT[0], LEFT)

@@ -1,0 +1,89 @@
+"""Whether a candidate's loss is at most a tolerance above the default's, told from noisy pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from hvd_autosync.study.noninferiority import (
+    FALSE_ADMISSIONS,
+    LOOKS,
+    MOST_JUDGED,
+    MOST_PAIRS,
+    Finding,
+    Outcome,
+    Pair,
+    find,
+    has_fallen,
+)
+
+TOLERANCE = 1.0
+
+
+def planted(difference: float, spread: float, seed: int, count: int = MOST_PAIRS) -> list[Pair]:
+    values = np.random.default_rng(seed).normal(difference, spread, count)
+    return [Pair(float(value), 0.01) for value in values]
+
+
+def found(difference: float, spread: float, seed: int) -> Finding:
+    return find(planted(difference, spread, seed), TOLERANCE, 2 * spread)
+
+
+def outcomes(difference: float, spread: float, count: int = 400) -> Counter[Outcome | None]:
+    return Counter(found(difference, spread, seed).outcome for seed in range(count))
+
+
+def test_the_error_is_spent_once() -> None:
+    assert sum(LOOKS.values()) == pytest.approx(1.0)
+    assert list(LOOKS) == sorted(LOOKS)
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5, 1.0, 3.0])
+def test_noise_does_not_open_the_door(spread: float) -> None:
+    """Of candidates that are worse by the tolerance, few are admitted, however noisy they are."""
+    admitted = outcomes(TOLERANCE, spread)[Outcome.ADMITTED]
+    # 400 x 5 % / 6 are 3.3 on the average; more than 10 come once in a thousand times.
+    assert admitted <= 10 and FALSE_ADMISSIONS / MOST_JUDGED * 400 < 10
+
+
+def test_what_is_as_good_is_admitted_where_it_can_be_told() -> None:
+    assert outcomes(0.0, 0.1)[Outcome.ADMITTED] == 400
+    assert outcomes(0.0, 1.0)[Outcome.ADMITTED] >= 0.75 * 400  # 0.83 in the mean
+    noisy = outcomes(0.0, 4.0)
+    assert noisy[Outcome.ADMITTED] < 0.1 * 400 and noisy[Outcome.WORSE] < 0.05 * 400
+
+
+def test_what_is_clearly_worse_ends_early_and_is_called_so() -> None:
+    for seed in range(50):
+        one = found(8.0, 0.3, seed)
+        assert (one.outcome, one.pairs) == (Outcome.WORSE, 1)
+    assert found(2.0, 0.1, 0).pairs < min(LOOKS)
+
+
+def test_what_cannot_be_told_is_not_called_worse() -> None:
+    said = outcomes(TOLERANCE, 0.5)
+    assert said[Outcome.NOT_SHOWN] >= 0.95 * 400
+    assert None not in said  # the last look ends it
+
+
+def test_noise_within_a_pair_counts_where_pairs_agree_by_luck() -> None:
+    alike = [Pair(0.0, 5.0)] * MOST_PAIRS
+    assert find(alike, TOLERANCE, 1.0).outcome is Outcome.NOT_SHOWN
+    assert find([Pair(0.0, 0.1)] * MOST_PAIRS, TOLERANCE, 1.0).outcome is Outcome.ADMITTED
+
+
+def test_more_pairs_do_not_change_what_was_found() -> None:
+    for seed in range(30):
+        pairs = planted(0.3, 0.5, seed)
+        whole = find(pairs, TOLERANCE, 1.0)
+        assert find(pairs[: whole.pairs], TOLERANCE, 1.0) == whole
+        for count in range(1, whole.pairs):
+            assert find(pairs[:count], TOLERANCE, 1.0).outcome is None
+
+
+def test_a_fall_within_its_noise_is_none() -> None:
+    assert has_fallen([Pair(fall, 0.01) for fall in (1.0, 1.1, 0.9, 1.0)])
+    assert not has_fallen([Pair(fall, 0.01) for fall in (1.0, -0.5, 0.2, -0.6)])
+    assert not has_fallen([Pair(0.1, 0.5)] * 4)

@@ -1,0 +1,276 @@
+"""Whether a lossy strategy is as good: what is tried, in which order, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
+from hvd_autosync.study.noninferiority import MOST_PAIRS, Outcome
+from hvd_autosync.study.quality import (
+    FIRST_SEEDS,
+    SEEDS,
+    QualityCheck,
+    QualityTrial,
+    Verdict,
+    losses_of,
+)
+
+DEFAULT, FAST, SAFE = (Strategy({"codec": name}) for name in ("none", "topk", "fp16"))
+#: What is trained: strategy and seed -> losses.
+Job = Callable[[Strategy, int], tuple[float, ...]]
+STEPS = 200
+
+
+def noisy(end: float, seed: int, *, own: int = 0, steps: int = STEPS) -> tuple[float, ...]:
+    """Losses that fall by 1; batches follow from the seed, and ``own`` noise is the strategy's."""
+    batches = np.random.default_rng(seed).normal(0, 0.05, 2000)[:steps]
+    alone = np.random.default_rng((seed, own)).normal(0, 0.002, steps) if own else 0.0
+    level = end + 0.02 * math.sin(seed) + np.exp(-np.arange(steps) / 20)
+    return tuple(float(loss) for loss in level + batches + alone)
+
+
+def job(**ends: float) -> Job:
+    """Strategies end at these losses; the default at 1."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        codec = str(strategy["codec"])
+        return noisy(ends.get(codec, 1.0), seed, own=0 if codec == "none" else len(codec))
+
+    return train
+
+
+def in_turn(untried: Sequence[Strategy], verdicts: Sequence[Verdict]) -> Strategy | None:
+    """The next one, until one may be used."""
+    return None if any(verdict.admissible for verdict in verdicts) else untried[0]
+
+
+class Judging:
+    """Trains what is asked for."""
+
+    def __init__(
+        self, train: Job, candidates: Sequence[Strategy] = (FAST,), *, round_steps: int = 1,
+        goal: str = "steps", tolerance: float = 0.01, most: int = 999,
+    ) -> None:  # fmt: skip
+        self.asked: list[tuple[Strategy, int]] = []
+        self.trials: list[QualityTrial] = []
+
+        def check(spent: str = "") -> QualityCheck:
+            return QualityCheck(
+                DEFAULT, candidates, self.trials, in_turn, tolerance=tolerance, goal=goal,
+                spent=spent,
+            )  # fmt: skip
+
+        while (wanted := check().next()) is not None and len(self.asked) < most:
+            self.asked.append(wanted)
+            strategy, seed = wanted
+            length = 1 if strategy == DEFAULT else round_steps
+            losses = train(strategy, seed)
+            self.trials.append(QualityTrial(strategy, seed, losses, round_steps=length))
+        self.check = check()
+        self.verdicts = self.check.verdicts()
+        self.verdicts_when_spent = check("the 3 minutes were used").verdicts()
+
+    @property
+    def only(self) -> Verdict:
+        (verdict,) = self.verdicts
+        return verdict
+
+
+def test_the_default_comes_first_then_pairs_of_one_candidate_after_the_other() -> None:
+    judging = Judging(job(topk=2.0), [FAST, SAFE])
+    defaults = [(DEFAULT, seed) for seed in SEEDS[:FIRST_SEEDS]]
+    # What is clearly worse is so after one pair; the other takes all seeds of the first look.
+    assert judging.asked == [
+        *defaults, (FAST, 1), *((SAFE, seed) for seed in SEEDS[:FIRST_SEEDS])
+    ]  # fmt: skip
+    assert [(v.strategy, v.outcome) for v in judging.verdicts] == [
+        (FAST, Outcome.WORSE), (SAFE, Outcome.ADMITTED),
+    ]  # fmt: skip
+    assert judging.check.under_way is None
+
+
+def test_seeds_of_the_default_are_shared_and_added_when_they_are_needed() -> None:
+    """Where it cannot be told with the first seeds, both sides get more, in turn."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        apart = 0.012 * (-1) ** seed if strategy == FAST else 0.0
+        return tuple(loss + apart for loss in noisy(1.0, seed))
+
+    judging = Judging(train)
+    later = judging.asked[2 * FIRST_SEEDS :]
+    assert later[:4] == [(DEFAULT, 5), (FAST, 5), (DEFAULT, 6), (FAST, 6)]
+    assert len(set(judging.asked)) == len(judging.asked)
+    assert judging.only.pairs > FIRST_SEEDS
+
+
+def test_a_candidate_under_way_is_known_and_has_no_verdict() -> None:
+    judging = Judging(job(), most=FIRST_SEEDS + 2)
+    assert judging.check.under_way == FAST and judging.verdicts == []
+    (spent,) = judging.verdicts_when_spent
+    assert spent.outcome is Outcome.NOT_SHOWN
+    assert "could not be shown to be as good" in spent.reason and "3 minutes" in spent.reason
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [(1.0, Outcome.ADMITTED), (0.9, Outcome.ADMITTED), (1.004, Outcome.ADMITTED),
+     (1.04, Outcome.WORSE), (2.0, Outcome.WORSE)],
+)  # fmt: skip
+def test_verdicts(end: float, outcome: Outcome) -> None:
+    verdict = Judging(job(topk=end)).only
+    assert verdict.outcome is outcome and verdict.reason
+    # A hundredth of what it has fallen by, from 2 to 1, and not of the loss itself.
+    assert verdict.allowed == pytest.approx(0.01 * 0.8, rel=0.25)
+    assert verdict.loss - verdict.default_loss == pytest.approx(end - 1.0, abs=0.002)
+    assert (verdict.bound < verdict.allowed) == (outcome is Outcome.ADMITTED)
+
+
+def test_a_candidate_at_the_tolerance_is_not_called_worse() -> None:
+    verdict = Judging(job(topk=1.0079)).only
+    assert verdict.outcome is Outcome.NOT_SHOWN
+    assert "could not be shown to be as good in 200 steps of" in verdict.reason
+    assert "with a tolerance of" in verdict.reason
+
+
+def test_noise_counts_against_the_candidate() -> None:
+    """The same mean difference of nothing; what differs from seed to seed is more than allowed."""
+
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        luck = np.random.default_rng((seed, 5)).normal(0, 0.2) if strategy == FAST else 0.0
+        return tuple(loss + luck for loss in noisy(1.0, seed))
+
+    assert Judging(train).only.outcome is Outcome.NOT_SHOWN
+    assert Judging(train, tolerance=1.0).only.outcome is Outcome.ADMITTED
+
+
+def test_a_larger_tolerance_admits_more() -> None:
+    assert Judging(job(topk=1.04), tolerance=0.1).only.admissible
+
+
+def test_a_default_that_learns_nothing_admits_nothing() -> None:
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        noise = np.random.default_rng((seed, len(str(strategy["codec"])))).normal(0, 0.05, STEPS)
+        return tuple(2.3 + float(each) for each in noise)
+
+    judging = Judging(train, [FAST, SAFE])
+    assert [strategy for strategy, _ in judging.asked] == [DEFAULT] * FIRST_SEEDS
+    assert [v.outcome for v in judging.verdicts] == [Outcome.NOT_SHOWN] * 2
+    assert "not fallen beyond its noise" in judging.verdicts[0].reason
+
+
+def test_seeds_without_effect_show_nothing() -> None:
+    judging = Judging(lambda strategy, seed: noisy(1.0, 0))
+    assert judging.only.outcome is Outcome.NOT_SHOWN
+    assert "the same losses" in judging.only.reason
+
+
+def test_how_far_above_the_default_a_loss_is() -> None:
+    assert Judging(job()).only.excess == pytest.approx(0.0, abs=0.2)
+    assert Judging(job(topk=1.08)).only.excess == pytest.approx(0.08 / 0.008, rel=0.25)
+    assert Judging(job(topk=1.0079)).only.excess == 1.5
+    broken = Judging(lambda s, seed: noisy(1.0, seed) if s == DEFAULT else (math.nan,) * STEPS)
+    assert broken.only.excess == math.inf
+
+
+@pytest.mark.parametrize("losses", [(math.nan,) * STEPS, (), noisy(1.0, 1, steps=10)])
+def test_a_training_that_fails_is_worse_at_once(losses: tuple[float, ...]) -> None:
+    judging = Judging(lambda s, seed: noisy(1.0, seed) if s == DEFAULT else losses)
+    assert judging.only.outcome is Outcome.WORSE and "failed" in judging.only.reason
+    assert judging.asked[FIRST_SEEDS:] == [(FAST, 1)]
+
+
+def test_later_seeds_of_the_default_may_fail() -> None:
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        if strategy == DEFAULT and seed == 5:
+            return ()
+        apart = 0.012 * (-1) ** seed if strategy == FAST else 0.0
+        return tuple(loss + apart for loss in noisy(1.0, seed))
+
+    judging = Judging(train)
+    assert judging.only.outcome in (Outcome.ADMITTED, Outcome.NOT_SHOWN)
+    assert len(judging.asked) <= 2 * MOST_PAIRS
+
+
+def test_nothing_lossy_nothing_to_judge() -> None:
+    judging = Judging(job(), [])
+    assert judging.asked == [] and judging.verdicts == []
+
+
+def test_nobody_worth_judging_costs_no_trial() -> None:
+    assert QualityCheck(DEFAULT, [FAST], [], lambda untried, verdicts: None).next() is None
+
+
+def test_more_steps_in_the_same_time_count_where_that_is_the_goal() -> None:
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        slow = tuple(1.0 + math.exp(-step / 100) for step in range(500))
+        apart = np.random.default_rng((seed, 7)).normal(0, 0.001, 500)
+        own = tuple(loss + float(each) for loss, each in zip(slow, apart, strict=True))
+        return noisy(1.0, seed) if strategy == DEFAULT else own
+
+    assert Judging(train, tolerance=0.05).only.outcome is Outcome.WORSE
+    in_time = Judging(train, tolerance=0.05, goal="time-to-loss").only
+    assert in_time.admissible and "at equal steps" in in_time.reason
+    assert "+0.1" in in_time.reason or "+0.2" in in_time.reason
+
+
+def test_without_losses_nobody_is_judged() -> None:
+    judging = Judging(lambda strategy, seed: (), [FAST, SAFE])
+    assert judging.asked == [(DEFAULT, 1)]
+    assert [v.admissible for v in judging.verdicts] == [False, False]
+    assert "hvd_autosync.report" in judging.verdicts[0].reason
+
+
+def test_losses_of_the_default_that_are_no_numbers_judge_nobody() -> None:
+    def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
+        losses = noisy(1.0, seed)
+        return (*losses[:-1], math.inf) if (strategy, seed) == (DEFAULT, 2) else losses
+
+    assert "no numbers" in Judging(train).only.reason
+
+
+def test_nothing_is_decided_while_a_trial_runs() -> None:
+    trials = [QualityTrial(DEFAULT, 1, running=True)]
+    running = QualityCheck(DEFAULT, [FAST], trials, in_turn)
+    assert running.next() == (DEFAULT, 2)
+    assert running.verdicts() == []
+    trials = [QualityTrial(DEFAULT, seed, noisy(1.0, seed)) for seed in SEEDS[:FIRST_SEEDS]]
+    trials += [QualityTrial(FAST, seed, running=True) for seed in SEEDS[:FIRST_SEEDS]]
+    running = QualityCheck(DEFAULT, [FAST], trials, in_turn)
+    assert running.next() == (DEFAULT, FIRST_SEEDS + 1) and running.verdicts() == []
+
+
+def test_losses_are_means_of_the_ranks() -> None:
+    ranks = (RankReport(0, "a", losses=(1.0, 2.0, 9.0)), RankReport(1, "b", losses=(3.0, 4.0)))
+    assert losses_of(TrialResult(TrialStatus.COMPLETED, ranks=ranks)) == (2.0, 3.0)
+    assert losses_of(TrialResult(TrialStatus.CRASHED, ranks=ranks)) == ()
+    assert losses_of(TrialResult(TrialStatus.COMPLETED)) == ()
+    blind = (*ranks, RankReport(2, "b"))
+    assert losses_of(TrialResult(TrialStatus.COMPLETED, ranks=blind)) == ()
+
+
+@pytest.mark.parametrize("round_steps", [2, 8, 16])
+def test_under_local_steps_the_average_is_judged_and_not_its_replicas(round_steps: int) -> None:
+    """Replicas are ahead on their own batches in all steps but the first of each round."""
+
+    def train(average: float) -> Job:
+        def losses(strategy: Strategy, seed: int) -> tuple[float, ...]:
+            if strategy == DEFAULT:
+                return noisy(1.0, seed)
+            own, mean = noisy(0.9, seed, own=3), noisy(average, seed, own=4)
+            return tuple(
+                (own if step % round_steps else mean)[step] for step in range(STEPS)
+            )  # fmt: skip
+
+        return losses
+
+    assert Judging(train(1.0), round_steps=round_steps).only.admissible
+    assert Judging(train(1.1), round_steps=round_steps).only.outcome is Outcome.WORSE
+
+
+def test_without_an_average_nothing_is_shown() -> None:
+    verdict = Judging(job(), round_steps=STEPS).only
+    assert verdict.outcome is Outcome.NOT_SHOWN and "no average" in verdict.reason

@@ -1,0 +1,524 @@
+"""The loop on a simulated job: a step time that depends on the strategy, plus noise."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hvd_autosync.errors import StudyError
+from hvd_autosync.search_space import (
+    RankReport,
+    SearchSpace,
+    Strategy,
+    TrialResult,
+    TrialStatus,
+    restrict_space,
+)
+from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
+from hvd_autosync.study import study as study_module
+from hvd_autosync.study.budget import FEWEST_TRIALS
+from hvd_autosync.study.finalists import Finalists, may_be_used, refuted
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.study.study import Study
+from hvd_autosync.study.values import Conclusion, StudySettings, Trial
+from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
+
+SPACE = SearchSpace(
+    (
+        float_knob("cycle_time_ms", 0.1, 100.0, 1.0, scale="log", help=""),
+        categorical_knob("compression", ("none", "fp16"), "none", help="", exact=False),
+    )
+)
+
+
+class SimulatedJob:
+    """Steps of ``base * gain`` seconds; launches differ by 1 %, steps by 3 %.
+
+    With ``ruinous`` fp16 halves that, and its losses do not fall.
+    """
+
+    def __init__(self, gain: float = 0.8, seed: int = 0, *, ruinous: bool = False) -> None:
+        self.gain = gain
+        self.rng = np.random.default_rng(seed)
+        self.ruinous = ruinous
+
+    def result(self, trial: Trial) -> TrialResult:
+        coded = SPACE.complete(trial.strategy)["compression"] == "fp16"
+        factor = 0.5 if coded and self.ruinous else 1.0
+        steps = tuple(factor * second for second in self.steps(trial.strategy))
+        losses = tuple(
+            1.0 + 0.01 * trial.seed + (1.0 if coded and self.ruinous else math.exp(-step / 10))
+            for step in range(trial.steps or 40)
+        )
+        report = RankReport(0, "", steps, (), losses)
+        return TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+
+    def steps(self, strategy: Strategy) -> list[float]:
+        values = SPACE.complete(strategy)
+        distance = abs(math.log(float(values["cycle_time_ms"]) / 10)) / math.log(10)
+        mean = 0.1 * (self.gain + (1 - self.gain) * min(distance, 2.0))
+        mean *= math.exp(self.rng.normal(0, 0.01))
+        return [float(s) for s in mean * np.exp(self.rng.normal(0, 0.03, 40))]
+
+
+def finish(study: Study, job: SimulatedJob) -> Conclusion:
+    while (trial := study.ask()) is not None:
+        study.tell(trial, job.result(trial))
+    assert study.conclusion is not None
+    return study.conclusion
+
+
+def study(tmp_path: Path, space: SearchSpace = SPACE, **settings: object) -> Study:
+    return Study.create(
+        space, store=str(tmp_path / "traces.db"), settings=StudySettings(**settings)
+    )
+
+
+def test_a_gain_is_found_and_its_interval_holds_the_truth(tmp_path: Path) -> None:
+    conclusion = finish(study(tmp_path, trials=12), SimulatedJob(gain=0.8))
+    best = conclusion.best
+    assert best is not None and best.proven
+    truth = 1 / (0.8 + 0.2 * min(abs(math.log10(float(best.strategy["cycle_time_ms"]) / 10)), 2))
+    assert best.low - 0.03 < truth < best.high + 0.03
+    assert best.speedup > 1.15
+
+
+def test_a_strategy_that_the_guard_has_ended_cannot_win(tmp_path: Path) -> None:
+    before = finish(study(tmp_path, trials=12, seed=3), SimulatedJob(gain=0.8)).winner
+    again = study(tmp_path, trials=12, seed=3, left=(before,))
+    conclusion = finish(again, SimulatedJob(gain=0.8))
+    assert before in [trial.strategy for trial in again.history], "it may still be tried"
+    assert before not in [each.strategy for each in conclusion.comparisons]
+    assert StudySettings.from_json(again.record.settings).left == (before,)
+
+
+def test_what_was_cut_short_as_slower_than_the_default_is_not_confirmed(tmp_path: Path) -> None:
+    """Whatever the model makes of it."""
+    job, one = SimulatedJob(gain=0.8), study(tmp_path, trials=12)
+    conclusion = finish(one, job)
+    winner = SPACE.complete(conclusion.winner)
+    explored = [trial for trial in one.history if trial.kind != "confirm"]
+
+    def cut_short(trial: TrialRecord, seconds: float) -> TrialRecord:
+        report = RankReport(0, "", (seconds,) * 8)
+        return replace(trial, result=TrialResult(TrialStatus.CUT_SHORT, ranks=(report,)))
+
+    slow = refuted(SPACE, explored)
+    assert winner not in slow
+    for seconds, expected in ((0.2, {winner}), (0.09, set())):
+        trials = [
+            cut_short(t, seconds) if SPACE.complete(t.strategy) == winner else t for t in explored
+        ]
+        assert refuted(SPACE, trials) == slow | expected
+        assert refuted(SPACE, [*trials, *one.history]) == slow, "it was measured in whole"
+    seen = observations_of(SPACE, explored)
+    assert winner in Finalists(one.problem, seen).leaders()
+    assert winner not in Finalists(one.problem, seen, {winner}).leaders()
+
+
+@pytest.mark.parametrize("slower", [1.01, 2.5])
+def test_where_nothing_was_faster_nothing_is_confirmed(tmp_path: Path, slower: float) -> None:
+    """Whatever else is tried takes 1.01 or 2.5 times as long as the default."""
+    one, noise = study(tmp_path, trials=8), np.random.default_rng(0)
+    while (trial := one.ask()) is not None:
+        mean = 0.1 * (1.0 if SPACE.complete(trial.strategy) == SPACE.default else slower)
+        one.tell(trial, [mean * math.exp(noise.normal(0, 0.02)) for _ in range(40)])
+    kinds = [trial.kind for trial in one.history]
+    assert len(kinds) >= FEWEST_TRIALS and "confirm" not in kinds
+    assert one.conclusion is not None and one.conclusion.winner == SPACE.default
+
+
+def test_a_short_training_is_not_tuned_for_long(tmp_path: Path) -> None:
+    """Trials of a minute pay for a training of days, not for one of some minutes."""
+    (tmp_path / "short").mkdir()
+    job = SimulatedJob(gain=0.8)
+    used = []
+    for folder, hours in (("short", 0.2), ("", 100.0)):
+        one = study(tmp_path / folder, trials=15, expected_hours=hours)
+        while (trial := one.ask()) is not None:
+            report = RankReport(0, "", tuple(job.steps(trial.strategy)))
+            one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=60.0))
+        used.append(sum(trial.kind != "confirm" for trial in one.history))
+        if folder:
+            assert one.conclusion is not None
+            assert "of 0.2 hours of training" in one.conclusion.stopped
+    assert FEWEST_TRIALS <= used[0] < used[1]
+
+
+def test_a_strategy_that_ruins_the_model_is_refused(tmp_path: Path) -> None:
+    """It is twice as fast; what is as good wins, and the verdict is in the trace."""
+    one = study(tmp_path, trials=12)
+    conclusion = finish(one, SimulatedJob(gain=0.8, ruinous=True))
+    assert conclusion.winner["compression"] == "none" and conclusion.best is not None
+    assert conclusion.verdicts and not any(v.admissible for v in conclusion.verdicts)
+    assert all(v.strategy["compression"] == "fp16" for v in conclusion.verdicts)
+    judging = [trial for trial in one.history if trial.kind == "quality"]
+    assert [trial.info["seed"] for trial in judging[:4]] == [1, 2, 3, 4]
+    assert all(SPACE.complete(trial.strategy) == SPACE.default for trial in judging[:4])
+    assert len(judging) == 4 + len(conclusion.verdicts)  # each was clearly worse at once
+    # At equal samples, however much faster it is.
+    assert all(len(t.result.ranks[0].losses) == 200 for t in judging if t.result is not None)
+    record = TraceStore(str(tmp_path / "traces.db")).study(one.study_id)
+    assert Conclusion.of(record) == conclusion
+
+
+def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=8, quality_minutes=0.5)
+    job = SimulatedJob(gain=0.8, ruinous=True)
+    while (trial := one.ask()) is not None:
+        one.tell(trial, replace(job.result(trial), total_s=10.0))
+    judging = [trial for trial in one.history if trial.kind == "quality"]
+    assert len(judging) == 3  # of the four seeds that the default needs
+    assert one.conclusion is not None and one.conclusion.winner["compression"] == "none"
+
+
+def test_a_verdict_of_an_earlier_version_is_read() -> None:
+    conclusion = Conclusion(
+        SPACE.default, "", "", 0.1, (),
+        (Verdict(Strategy({"compression": "fp16"}), Outcome.WORSE, 2.0, 1.0, 0.1, "why"),),
+    )  # fmt: skip
+    fields = conclusion.to_json()
+    assert fields["verdicts"][0]["outcome"] == "worse" and fields["verdicts"][0]["bound"] is None
+    (old,) = fields["verdicts"]
+    for name in ("outcome", "bound", "pairs"):
+        del old[name]
+    for admissible, outcome in ((True, Outcome.ADMITTED), (False, Outcome.WORSE)):
+        (read,) = Conclusion.from_json(
+            {**fields, "verdicts": [{**old, "admissible": admissible}]}
+        ).verdicts
+        assert read.outcome is outcome and math.isnan(read.bound)
+
+
+def test_what_trains_the_same_model_is_judged_once(tmp_path: Path) -> None:
+    """However many strategies differ in exact knobs alone; all of them may be used then."""
+
+    class Coded(SimulatedJob):
+        def steps(self, strategy: Strategy) -> list[float]:
+            faster = 1.0 if SPACE.complete(strategy)["compression"] == "none" else 0.6
+            return [faster * second for second in super().steps(strategy)]
+
+    one = study(tmp_path, trials=12)
+    conclusion = finish(one, Coded(gain=0.8))
+    tried = {SPACE.complete(trial.strategy): trial.kind for trial in one.history}
+    coded = [strategy for strategy in tried if strategy["compression"] != "none"]
+    judged = {SPACE.complete(t.strategy) for t in one.history if t.kind == "quality"}
+    judged.discard(SPACE.default)
+    assert len(coded) > len(judged) == len({each["compression"] for each in judged}) > 0
+    assert all(verdict.admissible for verdict in conclusion.verdicts)
+    found = {each["compression"] for each in judged}
+    for each in coded:
+        usable = may_be_used(SPACE, each, conclusion.verdicts)
+        assert usable == (each["compression"] in found)
+
+
+def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: Path) -> None:
+    """The more a strategy loses the faster it is; more than a little of that ruins the model.
+
+    The knob is none of which is known how harsh it is.
+    """
+    space = SearchSpace(
+        (
+            float_knob("cycle_time_ms", 0.1, 100.0, 1.0, scale="log", help=""),
+            integer_knob("level", 1, 16, 1, scale="log", help="", exact=False),
+        )
+    )
+    noise = np.random.default_rng(0)
+
+    def result(trial: Trial) -> TrialResult:
+        level = int(space.complete(trial.strategy)["level"])
+        seconds = 0.1 / level**0.7 * math.exp(noise.normal(0, 0.01))
+        ruin = 0.0 if level <= 3 else 0.3 * math.log2(level)
+        losses = tuple(
+            1.0 + ruin + math.exp(-step / 10) + float(noise.normal(0, 0.01))
+            for step in range(trial.steps or 40)
+        )
+        report = RankReport(0, "", (seconds,) * 40, (), losses)
+        return TrialResult(TrialStatus.COMPLETED, ranks=(report,))
+
+    one = study(tmp_path, space, trials=16)
+    while (trial := one.ask()) is not None:
+        one.tell(trial, result(trial))
+    conclusion = one.conclusion
+    assert conclusion is not None and conclusion.winner["level"] in (2, 3)
+    refused = [v.strategy["level"] for v in conclusion.verdicts if not v.admissible]
+    assert refused and min(int(each) for each in refused) > 3
+    kinds = [trial.kind for trial in one.history]
+    judged = kinds.index("quality")
+    assert "model" in kinds[judged:]  # a verdict has sent it exploring again
+    assert sum(kind in ("default", "sobol", "model") for kind in kinds) <= 16
+
+
+def test_without_losses_nothing_lossy_wins(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=12), SimulatedJob(ruinous=True)
+    while (trial := one.ask()) is not None:
+        one.tell(trial, [float(second) for second in job.result(trial).ranks[0].step_s])
+    assert one.conclusion is not None
+    assert one.conclusion.winner["compression"] == "none"
+    assert all("no loss is seen" in verdict.reason for verdict in one.conclusion.verdicts)
+
+
+def test_a_study_goes_on_after_any_of_its_trials(tmp_path: Path) -> None:
+    """Read back before every question, it asks the same ones."""
+    whole = study(tmp_path, trials=8)
+    expected = finish(whole, SimulatedJob(ruinous=True))
+    (tmp_path / "again").mkdir()
+    again, job = study(tmp_path / "again", trials=8), SimulatedJob(ruinous=True)
+    store = TraceStore(str(tmp_path / "again" / "traces.db"))
+    while (trial := again.ask()) is not None:
+        again.tell(trial, job.result(trial))
+        again = Study(store, store.study(again.study_id))
+    assert [t.kind for t in again.history] == [t.kind for t in whole.history]
+    assert store.study(again.study_id).winner == expected.winner
+
+
+def test_without_a_gain_the_default_is_kept(tmp_path: Path) -> None:
+    conclusion = finish(study(tmp_path, trials=10), SimulatedJob(gain=1.0))
+    assert conclusion.winner == SPACE.default and conclusion.best is None
+    assert "no " in conclusion.reason
+
+
+def test_a_job_outside_the_space_is_measured_but_not_learnt_from(tmp_path: Path) -> None:
+    """The user's file asks for cycles of 20 ms and more; the job as it is has 1 ms."""
+    space = restrict_space(SPACE, {"knobs": {"cycle_time_ms": {"low": 20.0}}})
+    one = study(tmp_path, space, trials=6)
+    conclusion = finish(one, SimulatedJob())
+    trials = one.history
+    assert [(t.kind, t.strategy) for t in trials[:2]] == [
+        ("default", Strategy()), ("default", space.default),
+    ]  # fmt: skip
+    assert all(seen.strategy for seen in observations_of(space, trials))
+    told = trials[1].result
+    assert told is not None and told.step_time is not None
+    assert conclusion.default_s == told.step_time.mean_s
+    assert float(conclusion.winner["cycle_time_ms"]) >= 20
+
+
+@pytest.mark.parametrize("default_diverges", [False, True])
+def test_a_fast_strategy_that_ruins_the_loss_has_failed(
+    tmp_path: Path, default_diverges: bool
+) -> None:
+    one = study(tmp_path)
+    for losses, diverges in (((1.0, 0.9), default_diverges), ((1.0, 0.8), True)):
+        trial = one.ask()
+        assert trial is not None
+        report = RankReport(0, "", (0.1,) * 10, (), (*losses, math.nan) if diverges else losses)
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
+    told = one.history[1].result
+    assert told is not None
+    assert (told.status is TrialStatus.DIVERGED) == (not default_diverges)
+    assert (told.step_time is None) == (not default_diverges)
+
+
+def test_the_default_comes_first_then_sobol_then_the_model(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=8)
+    finish(one, SimulatedJob())
+    kinds = [trial.kind for trial in one.history]
+    assert kinds[0] == "default" and kinds[1] == "sobol"
+    assert kinds.index("sobol") < kinds.index("confirm")
+    assert kinds == sorted(kinds, key=["default", "sobol", "model", "confirm"].index)
+    assert sum(kind != "confirm" for kind in kinds) <= 8
+
+
+def test_confirmation_measures_in_turn(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=10)
+    finish(one, SimulatedJob())
+    confirmed = [SPACE.complete(t.strategy) for t in one.history if t.kind == "confirm"]
+    assert len(confirmed) >= 6
+    width = len(set(confirmed))
+    assert confirmed[0] == SPACE.default
+    for start in range(0, len(confirmed), width):
+        assert confirmed[start : start + width] == confirmed[:width]
+
+
+def test_failed_trials_do_not_stop_it(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=10), SimulatedJob()
+    while (trial := one.ask()) is not None:
+        fails = SPACE.complete(trial.strategy)["compression"] == "fp16"
+        crashed = TrialResult(TrialStatus.CRASHED, "rank 1 exited with status 7")
+        one.tell(trial, crashed if fails else job.steps(trial.strategy))
+    assert one.conclusion is not None
+    assert one.conclusion.winner["compression"] == "none"
+
+
+def test_a_candidate_that_fails_when_confirmed_cannot_win(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=10), SimulatedJob()
+    while (trial := one.ask()) is not None:
+        changed = SPACE.complete(trial.strategy) != SPACE.default
+        fails = trial.kind == "confirm" and changed
+        one.tell(trial, TrialResult(TrialStatus.HUNG) if fails else job.steps(trial.strategy))
+    assert one.conclusion is not None and one.conclusion.winner == SPACE.default
+
+
+def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
+    asked = []
+    for name in ("a", "b"):
+        one = study(tmp_path / name, trials=9, seed=3)
+        finish(one, SimulatedJob())
+        asked.append([trial.strategy for trial in one.history])
+    assert asked[0] == asked[1]
+
+
+def timed(one: Study, job: SimulatedJob, total_s: float = 10.0) -> Conclusion:
+    """Run ``one`` to its end with trials of ``total_s`` seconds, and no time to think."""
+    while (trial := one.ask()) is not None:
+        report = RankReport(0, "a", tuple(job.steps(trial.strategy)))
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=total_s))
+    assert one.conclusion is not None
+    return one.conclusion
+
+
+@pytest.fixture
+def no_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a trial takes no time, on whatever machine."""
+    monkeypatch.setattr(study_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
+
+@pytest.mark.usefixtures("no_thinking")
+@pytest.mark.parametrize(
+    ("minutes", "explored", "confirmed"),
+    [
+        (0.5, 1, 0),  # not enough for one more trial and the confirmation
+        (1.6, 3, 6),
+        (4.0, 17, 6),
+    ],
+)
+def test_the_minutes_are_kept_with_all_that_is_done(
+    tmp_path: Path, minutes: float, explored: int, confirmed: int
+) -> None:
+    one = study(tmp_path, trials=50, minutes=minutes, expected_hours=1000.0)
+    conclusion = timed(one, SimulatedJob(gain=0.6))
+    kinds = [trial.kind for trial in one.history]
+    assert 10.0 * len(kinds) <= 60 * minutes
+    assert len(kinds) - kinds.count("confirm") <= explored
+    assert kinds.count("confirm") == confirmed
+    if minutes < 4:
+        assert len(kinds) - kinds.count("confirm") == explored
+        assert f"the {minutes:g} minutes leave no time" in conclusion.stopped
+    assert (conclusion.best is not None) == (confirmed > 0)
+
+
+@pytest.mark.usefixtures("no_thinking")
+def test_minutes_that_end_within_the_confirmation_prove_nothing(tmp_path: Path) -> None:
+    """Trials of the confirmation take longer than those before it did."""
+    one, job = study(tmp_path, trials=50, minutes=1.6, expected_hours=1000.0), SimulatedJob(0.6)
+    while (trial := one.ask()) is not None:
+        total_s = 30.0 if trial.kind == "confirm" else 10.0
+        report = RankReport(0, "a", tuple(job.steps(trial.strategy)))
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=total_s))
+    kinds = [trial.kind for trial in one.history]
+    assert 0 < kinds.count("confirm") < 6
+    assert one.conclusion is not None and one.conclusion.best is None
+    assert one.conclusion.reason == "the minutes were used before anything was confirmed"
+
+
+@pytest.mark.usefixtures("no_thinking")
+def test_what_cannot_pay_is_not_begun(tmp_path: Path) -> None:
+    """A training of 36 seconds, of which a trial takes eight."""
+    one = study(tmp_path, trials=20, expected_hours=0.01)
+    conclusion = timed(one, SimulatedJob(), total_s=8.0)
+    assert [trial.kind for trial in one.history] == ["default"]
+    assert "72 s more at least, and the training is expected to take 36 s" in conclusion.stopped
+
+
+@pytest.mark.usefixtures("no_thinking")
+def test_what_a_confirmation_costs_must_be_saved(tmp_path: Path) -> None:
+    """It takes a minute, and a tenth or so of six minutes can be saved."""
+    one = study(tmp_path, trials=8, expected_hours=0.1)
+    conclusion = timed(one, SimulatedJob(gain=0.9))
+    assert "confirm" not in [trial.kind for trial in one.history]
+    assert conclusion.winner == SPACE.default
+    assert "60 s and is expected to save" in conclusion.reason
+
+
+def test_an_empty_space_concludes_with_the_default(tmp_path: Path) -> None:
+    conclusion = finish(study(tmp_path, SearchSpace(())), SimulatedJob())
+    assert conclusion.winner == Strategy() and "no knob" in conclusion.stopped
+
+
+def test_a_space_that_is_not_described_is_named(tmp_path: Path) -> None:
+    one = Study.create(store=str(tmp_path / "traces.db"))
+    trial = one.ask()
+    assert trial is not None
+    one.tell(trial, [0.1] * 20)
+    with pytest.raises(StudyError, match="no search space"):
+        one.ask()
+
+
+def test_only_open_trials_can_be_told(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    trial = one.ask()
+    assert trial is not None
+    one.tell(trial, [0.1] * 20)
+    for stranger in (trial, Trial(99, "model", Strategy())):
+        with pytest.raises(StudyError, match="not open"):
+            one.tell(stranger, [0.1] * 20)
+
+
+def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=6), SimulatedJob()
+    first = one.ask()
+    assert first is not None
+    one.tell(first, job.steps(first.strategy))
+    pair = [one.ask(), one.ask()]
+    assert pair[0] is not None and pair[1] is not None
+    assert pair[0].strategy != pair[1].strategy
+    for trial in pair:
+        assert trial is not None
+        one.tell(trial, job.steps(trial.strategy))
+    assert finish(one, job) is not None
+
+
+def test_only_slow_exploration_is_hopeless(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    default = one.ask()
+    assert default is not None and math.isinf(one.hopeless_above_s(default))
+    one.tell(default, [0.1] * 20)
+    second = one.ask()
+    assert second is not None
+    assert one.hopeless_above_s(second) == pytest.approx(0.11)
+
+
+def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> None:
+    store = str(tmp_path / "traces.db")
+    driver = textwrap.dedent(
+        f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import os, signal
+        from test_study import SPACE, SimulatedJob, StudySettings
+        from hvd_autosync.study.relatives import observations_of
+        from hvd_autosync.study.study import Study
+        study = Study.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
+        job = SimulatedJob()
+        for _ in range(4):
+            trial = study.ask()
+            study.tell(trial, job.steps(trial.strategy))
+        study.ask()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    died = subprocess.run([sys.executable, "-c", driver], env={**os.environ})
+    assert died.returncode == -signal.SIGKILL
+    traces = TraceStore(store)
+    record = traces.claim_resumable("j")
+    assert record is not None and record.status is StudyStatus.RUNNING
+    resumed = Study(traces, record)
+    before = [t.strategy for t in resumed.history if t.result is not None]
+    assert len(before) == 4
+    lost, again = resumed.history[4], resumed.ask()
+    assert lost.result is None and again is not None
+    assert again.strategy == lost.strategy and again.number == 5
+    resumed.tell(again, SimulatedJob(seed=1).steps(again.strategy))
+    finish(resumed, SimulatedJob(seed=1))
+    told = [t for t in resumed.history if t.result is not None]
+    assert [t.strategy for t in told[:4]] == before
+    assert traces.study(record.study_id).status is StudyStatus.FINISHED
