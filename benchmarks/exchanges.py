@@ -67,7 +67,7 @@ def work(rate: float, models: list[str], exchanges: list[str], rounds: int, step
     from exchanged.models import MODELS
     from exchanged.trainers import Trainer, sent_bytes
 
-    from hvd_autosync.runtime.levels import prepare_levels
+    from hvd_autosync.runtime.collectives.levels import prepare_levels
 
     prepare_levels(hvd)
     hvd.init()

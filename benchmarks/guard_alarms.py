@@ -33,7 +33,7 @@ from command_line import add_table, new_parser, open_table, parse
 from rich.console import Console
 from rich.table import Table
 
-from hvd_autosync.runtime.loss_envelope import LossEnvelope
+from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.search_space.trial import LOSS_WINDOW
 from hvd_autosync.study.loss_prediction import predict_losses
 

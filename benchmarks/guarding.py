@@ -216,7 +216,8 @@ class Bench:
         from scheduled.jobs import rate_factor
 
         import hvd_autosync.torch
-        from hvd_autosync.runtime import current, planned
+        from hvd_autosync.runtime import current
+        from hvd_autosync.runtime.optimizer import planned
 
         training = self._make(seed)
         before = training.held_out()

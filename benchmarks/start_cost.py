@@ -174,7 +174,7 @@ def launcher_cases(environment: Mapping[str, str]) -> list[Case]:
 
 def worker_cases(environment: Mapping[str, str]) -> list[Case]:
     """The imports of a training script outside of a trial and in one."""
-    from hvd_autosync.launch.worker_environment import worker_environment
+    from hvd_autosync.runtime.driver.environment import worker_environment
     from hvd_autosync.search_space import Strategy, TrialSpec
 
     trial = worker_environment(TrialSpec("start-cost", Strategy({})))

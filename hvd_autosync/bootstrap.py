@@ -63,7 +63,7 @@ def _insist(driver: int) -> None:
 
 
 def _start() -> None:
-    from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, spec_from_environment
+    from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, spec_from_environment
 
     driver = os.environ.pop(DRIVER_VARIABLE, "")
     spec = spec_from_environment()
@@ -71,7 +71,7 @@ def _start() -> None:
     # but only launchers have the driver's number. Such a shell alone has a rank, but no trial.
     ranked = any(name in os.environ for name in RANK_VARIABLES)
     if spec is not None and ranked and not driver:
-        from hvd_autosync.runtime.hooks import install
+        from hvd_autosync.runtime.install.hooks import install
 
         install(spec)
     elif _is_launcher():

@@ -26,8 +26,8 @@ from hvd_autosync.search_space.horovod_settings import add_variable
 if TYPE_CHECKING:
     import torch
 
-    from hvd_autosync.runtime.codecs import Codec
-    from hvd_autosync.runtime.exchanges import Exchange, Scaling
+    from hvd_autosync.runtime.exchange.codecs import Codec
+    from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling
 
     #: Makes an exchange of tensors of some elements, like this one, with factors.
     MakeExchange: TypeAlias = Callable[[int, torch.Tensor, Scaling], Exchange]

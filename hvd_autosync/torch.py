@@ -24,10 +24,12 @@ from horovod.torch.mpi_ops import Average, ProcessSet, global_process_set
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS, owned_knobs
-from hvd_autosync.runtime.optimizer import broadcast_optimizer_state as broadcast_optimizer_state
-from hvd_autosync.runtime.optimizer import distribute
-from hvd_autosync.runtime.tuned import best_known, of_rank_0
+from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS, owned_knobs
+from hvd_autosync.runtime.optimizer.optimizer import (
+    broadcast_optimizer_state as broadcast_optimizer_state,
+)
+from hvd_autosync.runtime.optimizer.optimizer import distribute
+from hvd_autosync.runtime.optimizer.tuned import best_known, of_rank_0
 from hvd_autosync.search_space import Strategy, Value
 from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan

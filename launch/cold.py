@@ -21,7 +21,7 @@ from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 from hvd_autosync.util.program import run_main
 
-_PROBE = tuple(run_main("hvd_autosync.runtime.probe"))
+_PROBE = tuple(run_main("hvd_autosync.runtime.trial.probe"))
 #: Runs a command with private files.
 _ENCLOSED = (sys.executable, "-I", "-S", enclosed.__file__)
 _POLL_S = 0.1

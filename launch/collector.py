@@ -12,7 +12,7 @@ from hvd_autosync.launch.failure import explain_failure
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.tail import Tail
-from hvd_autosync.runtime.wire import Message, MessageDecoder
+from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
 from hvd_autosync.search_space import (
     Link,
     ModelProfile,

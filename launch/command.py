@@ -18,7 +18,7 @@ from typing import Any
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job, python_environment
-from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, worker_environment
+from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, worker_environment
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
 from hvd_autosync.util.program import run_code

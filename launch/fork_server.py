@@ -3,7 +3,7 @@
 It imports torch and Horovod once, never initializes Horovod, and has no threads, so that its
 children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`)
 tells it by :mod:`..launch.channel` what to run. It speaks to the driver through marked lines in
-the job's output (:mod:`..runtime.wire`), as the ranks of a trial do:
+the job's output (:mod:`..runtime.driver.wire`), as the ranks of a trial do:
 
 - ``server``: it listens: ``address, port, secret, meeting``.
 - ``exit``: a trial's processes are gone: ``trial, status`` (negative: a signal's number).
@@ -25,9 +25,9 @@ from hvd_autosync.launch.channel import ChannelError, ControlReceiver, new_secre
 from hvd_autosync.launch.forked_trial import ForkedTrial
 from hvd_autosync.launch.preload import Preloader
 from hvd_autosync.launch.stage import remove_stages
-from hvd_autosync.launch.worker_environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
-from hvd_autosync.runtime.processes import await_keepers, end_descendants
-from hvd_autosync.runtime.wire import Message, encode_message
+from hvd_autosync.runtime.driver.environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
+from hvd_autosync.runtime.driver.processes import await_keepers, end_descendants
+from hvd_autosync.runtime.driver.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 from hvd_autosync.util.sockets import interface_address
 

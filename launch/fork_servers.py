@@ -21,8 +21,8 @@ from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.user_script import UserScript
-from hvd_autosync.launch.worker_environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
-from hvd_autosync.runtime.wire import Message, MessageDecoder
+from hvd_autosync.runtime.driver.environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
+from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.program import run_main
 

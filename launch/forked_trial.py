@@ -38,7 +38,7 @@ class ForkedTrial:
             module: Whether the first word names a module instead of a script's file.
             words: Script or module, then its arguments.
         """
-        from hvd_autosync.runtime.hooks import install
+        from hvd_autosync.runtime.install.hooks import install
 
         os.environ.update(self._environment)
         enter_or_refuse(os.environ)
@@ -48,7 +48,7 @@ class ForkedTrial:
         target, sys.argv = words[0], list(words)
         sys.excepthook = _print_exception
         if self._spec.probe:
-            from hvd_autosync.runtime import probe
+            from hvd_autosync.runtime.trial import probe
 
             probe.measure(self._spec.key)
         # Options by which Python leaves the script's folder out: -P, since 3.11, and -I.

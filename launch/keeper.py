@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_autosync.launch import namespaces
-from hvd_autosync.runtime.processes import KEEPER_NAME
-from hvd_autosync.runtime.wire import encode_message
+from hvd_autosync.runtime.driver.processes import KEEPER_NAME
+from hvd_autosync.runtime.driver.wire import encode_message
 
 #: Number of its message: ranks count from 0.
 _NUMBER = 2 * 10**8

@@ -20,7 +20,7 @@ from types import ModuleType
 #: The first use of an optimizer imports ``torch._dynamo``, which takes seconds.
 _FRAMEWORKS = (
     "torch", "torch._dynamo", "torch.utils.data", "horovod.torch", "psutil",
-    "hvd_autosync.runtime.activation",
+    "hvd_autosync.runtime.install.activation",
 )  # fmt: skip
 
 

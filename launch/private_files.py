@@ -27,7 +27,7 @@ from hvd_autosync.launch import keeper, namespaces
 from hvd_autosync.launch.mounts import PrivateRoot, mount_overlay, read_mounts
 from hvd_autosync.launch.shared_paths import shared_paths
 from hvd_autosync.launch.stage import make_stage
-from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE
+from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
 
 #: Says in a rank's environment that its files are to be private, and how.
 FILES_VARIABLE = "HVD_AUTOSYNC_FILES"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from hvd_autosync.launch.private_files import FilesOrder, NotPrivateError, make_private
-from hvd_autosync.runtime.wire import encode_message
+from hvd_autosync.runtime.driver.wire import encode_message
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
 #: Number of the message: ranks count from 0.

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from hvd_autosync.launch.stage import remove_stages
-from hvd_autosync.launch.worker_environment import DRIVER_VARIABLE, TRIAL_ID_VARIABLE
+from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, TRIAL_ID_VARIABLE
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
 _DRIVER = f"{DRIVER_VARIABLE}=".encode()

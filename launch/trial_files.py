@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder, NotPrivateError
-from hvd_autosync.runtime.wire import Message
+from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import TrialResult, TrialSpec
 
 #: A file of that size that is copied because it is opened for writing costs a trial time.

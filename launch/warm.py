@@ -18,8 +18,8 @@ from hvd_autosync.launch.rendezvous import rendezvous
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
 from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.launch.user_script import UserScript
-from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE, worker_environment
-from hvd_autosync.runtime.wire import Message
+from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE, worker_environment
+from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 
 _POLL_S = 0.1

@@ -100,14 +100,16 @@ class TrialSpec:
         hopeless_above_s: End the run when the step time is above this with confidence.
         classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
         probe: Measure the link between the ranks of these hosts, instead of running the script.
-        seed: Of all random numbers (:mod:`hvd_autosync.runtime.seeds`); 0: the script's own.
+        seed: Of all random numbers (:mod:`hvd_autosync.runtime.patches.seeds`); 0: the script's
+            own.
         loss_prediction: Of the first windows of a real training.
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
         drift_folder: Where this is on its host, rank 0 writes there that steps are slower, and any
             rank that the loss guard has ended the strategy.
         tallied: Whether rank 0 writes there, too, what a real training comes to, and its samples.
         fewer: Whether fewer steps are measured where those of the warm-up are long.
-        key: What its messages are signed with (:mod:`hvd_autosync.runtime.wire`); drawn for it.
+        key: What its messages are signed with (:mod:`hvd_autosync.runtime.driver.wire`); drawn for
+            it.
     """
 
     trial_id: str

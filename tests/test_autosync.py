@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hvd_autosync.launch.trial_files import offline_trackers
-from hvd_autosync.launch.worker_environment import TRIAL_VARIABLE, spec_from_environment
+from hvd_autosync.runtime.driver.environment import TRIAL_VARIABLE, spec_from_environment
 from hvd_autosync.search_space import Strategy, build_space
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.values import Conclusion

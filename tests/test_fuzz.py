@@ -45,7 +45,7 @@ from hvd_autosync.launch.masking import redact
 from hvd_autosync.reporting.closing import closing_lines
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.listing import studies_table, trials_table
-from hvd_autosync.runtime.wire import MessageDecoder, encode_message
+from hvd_autosync.runtime.driver.wire import MessageDecoder, encode_message
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,

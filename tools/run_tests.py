@@ -22,10 +22,9 @@ import time
 _JOBS = "browser or cluster or mpi or notebook or root or slow"
 #: Of these the files that run in the second row.
 _BESIDE = (
-    "tests/docs", "tests/test_jupyterlab.py", "tests/api/test_notebook.py", "tests/test_notebooks.py",
-    "tests/faults/test_driver.py", "tests/faults/test_store.py", "tests/recurring",
-    "tests/test_autosync.py", "tests/engine/test_replay.py", "tests/test_strategies.py",
-    "tests/engine/test_training.py",
+    "tests/api", "tests/docs", "tests/engine", "tests/faults/test_driver.py",
+    "tests/faults/test_store.py", "tests/recurring", "tests/test_autosync.py",
+    "tests/test_jupyterlab.py", "tests/test_notebooks.py", "tests/test_strategies.py",
 )  # fmt: skip
 _PYTEST = [sys.executable, "-m", "pytest"]
 

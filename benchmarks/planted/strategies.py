@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from hvd_autosync.runtime import codecs
+from hvd_autosync.runtime.exchange import codecs
 from hvd_autosync.search_space import Value
 
 

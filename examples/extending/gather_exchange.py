@@ -11,7 +11,7 @@ import torch
 from horovod.torch.mpi_ops import global_process_set, size
 
 from hvd_autosync.extensions import add_exchange
-from hvd_autosync.runtime.exchanges import Scaling, Steps, gather_into
+from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps, gather_into
 
 
 class Gather:

@@ -11,8 +11,8 @@ import torch
 from horovod.torch.mpi_ops import ProcessSet, allgather_async
 
 from hvd_autosync.extensions import add_codec
-from hvd_autosync.runtime.codecs import Codec
-from hvd_autosync.runtime.exchanges import Scaling, Steps
+from hvd_autosync.runtime.exchange.codecs import Codec
+from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps
 from hvd_autosync.search_space.exchange_plan import ClassPlan
 
 #: Bytes of the scale, a float32.

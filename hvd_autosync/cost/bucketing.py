@@ -1,4 +1,4 @@
-"""Gradients that travel together, as :mod:`hvd_autosync.runtime.planning` puts them in buckets.
+"""Buckets of gradients, as :mod:`hvd_autosync.runtime.exchange.planning` makes them.
 
 Gradients of classes with the same plan share buckets; what travels by rows, is cut into slices or
 coded by PowerSGD travels by itself. Arrays are ``k x c``: gradients in the order of their arrival,
@@ -18,7 +18,7 @@ from hvd_autosync.cost.timeline import FloatArray, Items
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
 
 #: Bytes of a bucket of what Horovod cannot fuse, where no number is asked for
-#: (``runtime/planning.py``).
+#: (``runtime/exchange/planning.py``).
 _BUCKET_BYTES = 8 * 1024 * 1024
 
 BoolArray = npt.NDArray[np.bool_]

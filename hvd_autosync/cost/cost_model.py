@@ -27,7 +27,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value
 from hvd_autosync.search_space.exchange_plan import LARGE, PARAMETER_CLASSES
 
-#: Passes over the parameters' memory that an average takes (``runtime/averaging.py``).
+#: Passes over the parameters' memory that an average takes (``runtime/sync/averaging.py``).
 _AVERAGE_PASSES = 8.0
 #: A simulation keeps about ten numbers for each gradient, strategy and set of coefficients.
 _CELLS_AT_ONCE = 4_000_000

@@ -20,7 +20,8 @@ from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Resources
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
 
-#: Of int8: one byte for four, and a scale of four bytes for 256 elements (``runtime/codecs.py``).
+#: Of int8: one byte for four, and a scale of four bytes for 256 elements
+#: (``runtime/exchange/codecs.py``).
 _INT8_SHARE = (1 + 4 / 256) / 4
 #: Of topk: a place and a value for each element that is sent.
 _TOPK_BYTES = 8
@@ -32,7 +33,7 @@ _PASSES = {"fp16": 8.0, "bf16": 2.0, "int8": 10.0, "powersgd": 4.0}
 _ROWS_PASSES = 1.5
 #: Of topk: for a thousandth of the elements, and for each ten times as many.
 _TOPK_PASSES = 3.5, 5.5
-#: Operations that follow each other, the census of ``runtime/dispatcher.py`` among them.
+#: Operations that follow each other, the census of ``runtime/exchange/dispatcher.py`` among them.
 _OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
 #: An alltoall is never fused, and tells each rank beforehand how much it will get (``Alltoall`` in
 #: ``horovod/common/controller.cc``).

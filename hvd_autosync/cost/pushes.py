@@ -1,7 +1,7 @@
 """What travels in a step without a barrier: gradients to the owners, whose answers come back.
 
 Each rank sends a bucket's gradient as soon as it is complete in backward, each owner its share;
-the owner steps that and answers with its parameters (``runtime/asynchronous.py``). Nothing is
+the owner steps that and answers with its parameters (``runtime/sync/asynchronous.py``). Nothing is
 negotiated or fused, no codec is used, and before its next forward a rank waits for its own answers.
 """
 

@@ -18,7 +18,7 @@ from hvd_autosync.doctor.finding import Finding, Severity
 from hvd_autosync.doctor.hosts import check_hosts
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.command import OPEN_MPI_5_BINDING, launcher_environment, open_mpi_major
-from hvd_autosync.launch.worker_environment import DISABLE_VARIABLE
+from hvd_autosync.runtime.driver.environment import DISABLE_VARIABLE
 from hvd_autosync.search_space import HorovodBuild
 from hvd_autosync.util.versions import versions
 

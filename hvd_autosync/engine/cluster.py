@@ -46,7 +46,7 @@ def links_of(
     Args:
         job: The job.
         store: Where they are kept.
-        runner: Runs the probe (:mod:`hvd_autosync.runtime.probe`).
+        runner: Runs the probe (:mod:`hvd_autosync.runtime.trial.probe`).
         say: Takes a line for the user.
         progress: Called several times a second meanwhile.
         anew: Measure also when they are known.

@@ -12,20 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hvd_autosync.runtime.activation import activate
     from hvd_autosync.runtime.current import average, in_trial, mark_step, outcome, report
-    from hvd_autosync.runtime.hooks import install
-    from hvd_autosync.runtime.optimizer import DistributedOptimizer
+    from hvd_autosync.runtime.install.activation import activate
+    from hvd_autosync.runtime.install.hooks import install
+    from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer", "activate", "average", "in_trial", "install", "mark_step",
            "outcome", "report"]
 
 _MODULES = {
-    "DistributedOptimizer": "optimizer",
-    "activate": "activation",
+    "DistributedOptimizer": "optimizer.optimizer",
+    "activate": "install.activation",
     "average": "current",
     "in_trial": "current",
-    "install": "hooks",
+    "install": "install.hooks",
     "mark_step": "current",
     "outcome": "current",
     "report": "current",

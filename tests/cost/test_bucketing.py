@@ -10,7 +10,7 @@ import pytest
 from hvd_autosync.cost import CostModel
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.learner.points import sobol_points
-from hvd_autosync.runtime.buckets import split_evenly
+from hvd_autosync.runtime.exchange.buckets import split_evenly
 from hvd_autosync.search_space import ModelProfile, Resources, Strategy, build_space
 from hvd_autosync.search_space.exchange_plan import (
     ClassPlan,
@@ -24,7 +24,7 @@ _BUCKET_BYTES = 8 * 1024 * 1024
 
 
 def sizes_sent(model: ModelProfile, strategy: Strategy) -> list[int]:
-    """Bytes of each bucket, by the rules of ``runtime/planning.py``; pieces count as one."""
+    """Bytes of each bucket, by the rules of ``runtime/exchange/planning.py``; pieces are one."""
     plan = exchange_plan(strategy) or ExchangePlan()
     classes = parameter_classes(model)
     lanes: dict[ClassPlan, list[int]] = {}

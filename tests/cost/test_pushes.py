@@ -11,7 +11,7 @@ import torch
 from hvd_autosync.cost import Coefficients, CostModel, calibrate
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.pushes import pushes
-from hvd_autosync.runtime.shards import make_buckets
+from hvd_autosync.runtime.sync.shards import make_buckets
 from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
 
 ASP: dict[str, Value] = {"protocol": "asp"}

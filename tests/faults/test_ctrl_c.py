@@ -96,7 +96,7 @@ def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: 
 #: What each rank of the training runs; rank 0 shows what it runs under.
 SHOW = """
 import os, json
-from hvd_autosync.launch.worker_environment import spec_from_environment
+from hvd_autosync.runtime.driver.environment import spec_from_environment
 if os.environ["HOROVOD_RANK"] == "0":
     print("under", json.dumps(dict(spec_from_environment().strategy)))
 """

@@ -7,7 +7,7 @@ import zlib
 
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.limits import Limits
-from hvd_autosync.runtime.wire import encode_message
+from hvd_autosync.runtime.driver.wire import encode_message
 from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
 
 SPEC = TrialSpec("t", Strategy(), 2, 10)

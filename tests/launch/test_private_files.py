@@ -20,8 +20,8 @@ from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder
 from hvd_autosync.launch.shared_paths import shared_paths
 from hvd_autosync.launch.stage import make_stage
 from hvd_autosync.launch.sweep import sweep
-from hvd_autosync.launch.worker_environment import TRIAL_ID_VARIABLE
-from hvd_autosync.runtime.wire import Message, MessageDecoder
+from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
+from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
 
 PACKAGE = Path(__file__).parents[2] / "hvd_autosync"
 ENCLOSED = [sys.executable, "-I", "-S", str(PACKAGE / "launch" / "enclosed.py")]

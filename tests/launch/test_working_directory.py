@@ -21,7 +21,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
-from hvd_autosync.runtime import tuned
+from hvd_autosync.runtime.optimizer import tuned
 from hvd_autosync.search_space import Host, Strategy, TrialSpec, TrialStatus
 from hvd_autosync.testing import keeper
 from hvd_autosync.util.program import run_code

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.runtime.wire import Message, MessageDecoder
+from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
 from hvd_autosync.search_space import Strategy, TrialSpec
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of recorders and profilers, which knows of no busy machine."""
     clock = Clock()
     for module in ("recorder", "profiler"):
-        monkeypatch.setattr(f"hvd_autosync.runtime.{module}.perf_counter", clock)
+        monkeypatch.setattr(f"hvd_autosync.runtime.measure.{module}.perf_counter", clock)
     return clock
 
 

@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 import hvd_autosync
-from hvd_autosync.launch.worker_environment import spec_from_environment
+from hvd_autosync.runtime.driver.environment import spec_from_environment
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--metric", default="")

@@ -3,7 +3,7 @@
 import horovod.torch as hvd
 import torch
 
-from hvd_autosync.runtime.levels import two_levels
+from hvd_autosync.runtime.collectives.levels import two_levels
 
 
 def case_levels_are_added():

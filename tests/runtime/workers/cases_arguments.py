@@ -10,7 +10,7 @@ import torch
 from common import HOROVODS, OURS, mlp, raises, strategy, wrap
 from torch import nn
 
-from hvd_autosync.runtime.dispatcher import Dispatcher
+from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 
 
 def _both_raise(error, text, **options):

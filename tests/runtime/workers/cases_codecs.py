@@ -16,8 +16,8 @@ from common import HOROVODS, OURS, assert_identical, raises
 from horovod.torch.mpi_ops import global_process_set, synchronize
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.codecs import Half, make_codec
-from hvd_autosync.runtime.exchanges import Scaling
+from hvd_autosync.runtime.exchange.codecs import Half, make_codec
+from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 SIZE, COLUMNS = 3000, 50

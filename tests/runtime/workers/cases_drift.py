@@ -11,7 +11,8 @@ import time
 import horovod.torch as hvd
 from common import OURS, batch, mlp, strategy, wrap
 
-from hvd_autosync.runtime import current, drift
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.measure import drift
 
 WINDOW = drift._WINDOW_STEPS = 16
 

@@ -12,7 +12,7 @@ from common import HOROVODS, HOROVODS_BROADCAST, RUN, assert_close, batch, mlp, 
 
 import hvd_autosync.torch as hvd
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS
+from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS
 
 BUCKETS = {"buckets": 2, "large_slices": 3}
 CLASSES = {"large": ("*.weight",)}

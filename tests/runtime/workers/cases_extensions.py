@@ -11,7 +11,7 @@ from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, raise
 
 from hvd_autosync import extensions
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.runtime.codecs import make_codec
+from hvd_autosync.runtime.exchange.codecs import make_codec
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "extending"

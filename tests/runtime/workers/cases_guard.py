@@ -12,8 +12,9 @@ import torch
 from cases_local_steps import loader, local, together
 from common import batch, mlp
 
-from hvd_autosync.runtime import current, planned
-from hvd_autosync.runtime.losses import Losses
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.optimizer import planned
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LossPrediction

@@ -7,10 +7,11 @@ import torch
 from common import OURS, RUN, batch, mlp, strategy, wrap
 from torch import nn
 
-from hvd_autosync.runtime import agreement, ending
-from hvd_autosync.runtime.arguments import EXCHANGE_KNOBS
-from hvd_autosync.runtime.counting import StepCounting
-from hvd_autosync.runtime.profiler import Profiler
+from hvd_autosync.runtime.collectives import agreement
+from hvd_autosync.runtime.measure.counting import StepCounting
+from hvd_autosync.runtime.measure.profiler import Profiler
+from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS
+from hvd_autosync.runtime.trial import ending
 
 
 def case_steps_and_waiting():

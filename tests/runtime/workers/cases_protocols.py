@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import hvd_autosync
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.states import decode_entries
+from hvd_autosync.runtime.state.states import decode_entries
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule

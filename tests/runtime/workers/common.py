@@ -6,7 +6,8 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from hvd_autosync.runtime import current, optimizer
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.optimizer import optimizer
 from hvd_autosync.search_space.exchange_plan import exchange_plan
 
 OURS = hvd.DistributedOptimizer

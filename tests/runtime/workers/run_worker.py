@@ -4,7 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from hvd_autosync.runtime.hooks import install
+from hvd_autosync.runtime.install.hooks import install
 from hvd_autosync.search_space import TrialSpec
 
 if __name__ == "__main__":

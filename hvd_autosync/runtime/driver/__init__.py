@@ -1,0 +1,1 @@
+"""How a worker reaches its driver: the variables it is told by, the lines that it sends."""

@@ -1,0 +1,89 @@
+"""Speaks to the driver through the error output that the process was started with.
+
+See :mod:`hvd_autosync.runtime.driver.wire` for the messages. When nobody reads them any more, the
+launcher or the driver has died, perhaps on another host: the process then ends itself, so that
+nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+
+from hvd_autosync.runtime.driver.processes import exit_with_children
+from hvd_autosync.runtime.driver.wire import Message, encode_message
+
+_INTERVAL_S = 1.0
+#: Exit status of a rank that nobody listens to (EX_UNAVAILABLE of sysexits.h).
+_UNHEARD_STATUS = 69
+
+
+class Sender:
+    """Sends messages of one rank, each as a whole, in the order of the calls.
+
+    Methods may be called from any thread.
+
+    Args:
+        fd: Descriptor to write to; a duplicate of the process's error output.
+        key: The trial's.
+        rank: Rank of this process, where it is known yet.
+    """
+
+    def __init__(self, fd: int, key: str, rank: int = 0) -> None:
+        self._fd = fd
+        self._key = key
+        self._rank = rank
+        self._number = 0
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def start(self, rank: int, news: Callable[[], Message]) -> None:
+        """Send what ``news`` returns about every second from now on.
+
+        The thread waits for nothing but its clock and the pipe, and holds no lock but its own:
+        data loaders may be forked at any time.
+
+        Args:
+            rank: Rank of this process.
+            news: Called in a thread of its own.
+        """
+        self._rank = rank
+        threading.Thread(
+            target=self._repeat, args=(news,), name="hvd-autosync-sender", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        """Send no more news; messages can still be sent."""
+        self._stopped.set()
+
+    def send(self, compose: Callable[[], Message]) -> None:
+        """Send one message.
+
+        Args:
+            compose: Returns the message. It is called when the message's turn has come, so that
+                the contents of two messages are in the same order as the messages.
+        """
+        with self._lock:
+            data = encode_message(self._key, self._rank, self._number, compose())
+            self._number += 1
+            try:
+                # Each line in one write of less than PIPE_BUF bytes: what the script writes
+                # meanwhile cannot get into it.
+                for line in filter(None, data.split(b"\n")):
+                    self._write(b"\n" + line + b"\n")
+            except OSError:
+                exit_with_children(_UNHEARD_STATUS)
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(self._fd, line) :]
+            except BlockingIOError:
+                # Someone made the description that we share with the script non-blocking.
+                select.select([], [self._fd], [])
+
+    def _repeat(self, news: Callable[[], Message]) -> None:
+        while not self._stopped.wait(_INTERVAL_S):
+            self.send(news)

@@ -1,0 +1,1 @@
+"""How gradients travel: buckets, exchanges, codecs, who steps what and when."""

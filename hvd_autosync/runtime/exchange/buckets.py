@@ -1,0 +1,217 @@
+"""Buckets: the gradients that travel together, and the one piece of memory that carries them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.exchange.codecs import Codec
+from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling, Steps
+
+#: Types that Horovod's reductions know (``horovod/torch/mpi_ops_v2.cc``); bfloat16 is none of them
+#: and travels as float32.
+_REDUCIBLE = (torch.float16, torch.float32, torch.float64)
+
+
+def split_evenly(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Indices of ``sizes`` in order, in at most ``count`` groups of about equal sums.
+
+    A group is closed when all groups so far have reached their share of the total
+    ("ordered-balanced" in AutoSync's code).
+
+    Args:
+        sizes: Bytes of each.
+        count: Number of groups wanted, at least 1.
+    """
+    total, reached = sum(sizes), 0
+    groups: list[list[int]] = [[]]
+    for index, size in enumerate(sizes):
+        groups[-1].append(index)
+        reached += size
+        if reached * count >= total * len(groups) and index + 1 < len(sizes):
+            groups.append([])
+    return groups
+
+
+def slice_bounds(size: int, count: int, unit: int = 1) -> list[tuple[int, int]]:
+    """``size`` elements in at most ``count`` slices of about equal length, none of them empty.
+
+    Args:
+        size: Elements to cut.
+        count: Number of slices wanted.
+        unit: Elements that stay together, as those of a matrix's row.
+    """
+    units = -(-size // unit)
+    count = min(count, max(units, 1))
+    bounds = [min(units * index // count * unit, size) for index in range(count + 1)]
+    return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+class Bucket(ABC):
+    """Gradients that are exchanged together, step after step.
+
+    Args:
+        name: Name of its operations, equal on all ranks.
+        parameters: Those whose gradients travel in it, in its order.
+
+    Attributes:
+        needs_all: Whether its exchange is more than plain allreduces, which ranks that wait in
+            ``hvd.join()`` cannot take part in.
+        codec: The codec of its exchange, if any.
+        may_be_late: Whether it is one plain allreduce of whole gradients, which ends by itself.
+        size_bytes: Bytes of its gradients.
+        missing: How many of its gradients have not arrived in this step.
+        started: Whether its exchange is under way or done in this step.
+    """
+
+    needs_all = False
+    may_be_late = False
+    codec: Codec | None = None
+
+    def __init__(self, name: str, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.name = name
+        self.parameters = tuple(parameters)
+        self.size_bytes = sum(p.numel() * p.element_size() for p in self.parameters)
+        self.rest()
+
+    def rest(self) -> None:
+        """Be ready for the next step."""
+        self.missing = len(self.parameters)
+        self.started = False
+
+    @abstractmethod
+    def send(self) -> Steps:
+        """Exchange the gradients; those that did not arrive count as zeros."""
+
+    @abstractmethod
+    def send_plainly(self) -> Steps:
+        """The same by plain allreduces."""
+
+
+class GradientBucket(Bucket):
+    """One whole gradient by one plain allreduce: what Horovod's own optimizer does, and no more.
+
+    Args:
+        name: As of any bucket.
+        parameter: Its gradient is of a type that Horovod can reduce.
+        scaling: Factors of the reduction.
+    """
+
+    may_be_late = True
+
+    def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
+        super().__init__(name, (parameter,))
+        self._parameter = parameter
+        self._factors = {
+            "prescale_factor": scaling.before, "postscale_factor": scaling.after,
+        }  # fmt: skip
+
+    def start(self) -> int:
+        """The handle of the only operation, which is begun."""
+        gradient = dense_gradient(self._parameter)
+        handle: int = allreduce_async_(gradient, name=self.name, op=Sum, **self._factors)
+        return handle
+
+    def send(self) -> Steps:
+        yield self.start()
+
+    def send_plainly(self) -> Steps:
+        return self.send()
+
+
+class FlatBucket(Bucket):
+    """Dense gradients of one type on one device, as one flat tensor.
+
+    A single gradient travels in its own memory, several in memory that is allocated once.
+
+    Args:
+        name: As of any bucket.
+        parameters: As of any bucket.
+        plain: Makes the flat tensor equal on all ranks, in place, by allreduces.
+        exchange: The same in another way, if it is to be used.
+        codec: The codec that takes part in that, if any.
+        bounds: The elements that travel, where it is a slice of a single parameter.
+    """
+
+    def __init__(
+        self, name: str, parameters: Sequence[torch.nn.Parameter], plain: Exchange,
+        exchange: Exchange | None = None, codec: Codec | None = None,
+        bounds: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, parameters)
+        self.needs_all = exchange is not None
+        self.may_be_late = exchange is None and bounds is None
+        self.codec = codec
+        self._plain = plain
+        self._exchange = exchange or plain
+        self._slice = slice(*bounds) if bounds else slice(None)
+        own = self.parameters[0].dtype
+        self._in_place = len(self.parameters) == 1 and wire_dtype(own) == own
+        self._flat: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+
+    def send(self) -> Steps:
+        return self._send(self._exchange)
+
+    def send_plainly(self) -> Steps:
+        return self._send(self._plain)
+
+    def drop_codec(self) -> None:
+        """Exchange the gradients as they are from now on."""
+        if self.codec is not None:
+            self.codec, self._exchange = None, self._plain
+
+    def _send(self, exchange: Exchange) -> Steps:
+        gradients = [dense_gradient(parameter) for parameter in self.parameters]
+        if self._in_place:
+            yield from exchange(gradients[0].view(-1)[self._slice], self.name)
+            return
+        if len(gradients) == 1:
+            gradients = [gradients[0].view(-1)[self._slice]]
+        if self._flat is None:
+            self._flat = self._allocate(gradients)
+        torch._foreach_copy_(self._views, gradients)
+        yield from exchange(self._flat, self.name)
+        torch._foreach_copy_(gradients, self._views)
+
+    def _allocate(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        size = sum(gradient.numel() for gradient in gradients)
+        flat = gradients[0].new_empty(size, dtype=wire_dtype(gradients[0].dtype))
+        begin = 0
+        for gradient in gradients:
+            self._views.append(flat[begin : begin + gradient.numel()].view_as(gradient))
+            begin += gradient.numel()
+        return flat
+
+
+def wire_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which gradients of a type are reduced.
+
+    Raises:
+        SpaceError: They cannot be.
+    """
+    if dtype in _REDUCIBLE:
+        return dtype
+    if dtype is not torch.bfloat16:
+        raise SpaceError(
+            f"gradients of type {dtype} cannot be reduced", hint="Use a floating-point type."
+        )
+    return torch.float32
+
+
+def dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The gradient, contiguous; zeros where there is none, as Horovod's optimizer takes it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    if parameter.grad.is_sparse:
+        raise SpaceError(
+            "a gradient that was dense in the first step is sparse now",
+            hint="Put this parameter into the class 'embedding' with the exchange 'rows'.",
+        )
+    if not parameter.grad.is_contiguous():
+        parameter.grad = parameter.grad.contiguous()
+    return parameter.grad

@@ -1,0 +1,259 @@
+"""Sends gradients off in buckets as they arrive in backward, and waits for all before the step."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
+
+from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, GradientBucket
+from hvd_autosync.runtime.exchange.exchanges import Steps
+
+#: Makes the buckets, given the parameters in the order in which their gradients arrived.
+MakeBuckets = Callable[[Sequence[torch.nn.Parameter]], list[Bucket]]
+#: Pause between two looks at exchanges that cannot go on yet.
+_PAUSE_S = 5e-5
+#: In priority order, so much may be under way while backward goes on.
+_UNDER_WAY_BYTES = 4 * 1024 * 1024
+
+
+class Dispatcher:
+    """The exchanges of one optimizer's gradients.
+
+    In the first step nothing is sent before the end: the order in which gradients arrive is not
+    known yet, and buckets follow it.
+
+    A rank that waits in ``hvd.join()`` takes part in plain allreduces only, where Horovod puts in
+    zeros for it. So each step begins with a census, if any bucket needs all ranks, and while some
+    are missing everything travels by plain allreduces.
+
+    Args:
+        name: Tells the operations of this dispatcher from those of others; equal on all ranks.
+        make_buckets: Called once, at the end of the first step, on all ranks.
+        plain: Buckets that need nothing but plain allreduces, for first steps without some rank.
+        absence: Called when some rank does not take part in a step, before anything is sent in it.
+        priority: Send what arrives last first, and hold back the rest in backward: the gradients
+            of first layers, which the next forward needs first.
+
+    Attributes:
+        buckets: All of them, from the end of the first step with all ranks on.
+    """
+
+    def __init__(
+        self, name: str, make_buckets: MakeBuckets, plain: list[Bucket],
+        absence: Callable[[], None], *, priority: bool = False,
+    ) -> None:  # fmt: skip
+        self._make_buckets = make_buckets
+        self._plain = plain
+        self._absence = absence
+        self._priority = priority
+        self._first_arrivals: list[torch.nn.Parameter] = []
+        self.buckets: list[Bucket] = []
+        self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
+        self._place: dict[Bucket, int] = {}
+        self._ready: list[Bucket] = []
+        #: Exchanges of one operation, which end by themselves, and of several that follow each
+        #: other.
+        self._single: dict[Bucket, tuple[int, Steps | None]] = {}
+        self._staged: deque[tuple[int, Steps]] = deque()
+        self._census = _Census(name)
+        self._codec_states: dict[str, dict[str, torch.Tensor]] = {}
+        self._codecs_dropped = False
+        # Backward runs hooks in one thread for each device.
+        self._lock = threading.RLock()
+
+    def arrived(self, parameter: torch.nn.Parameter) -> None:
+        """The gradient of ``parameter`` is complete."""
+        with self._lock:
+            if not self.buckets:
+                self._first_arrivals.append(parameter)
+                return
+            for bucket in self._of[parameter]:
+                bucket.missing -= 1
+                if bucket.missing == 0 and not bucket.started:
+                    self._ready.append(bucket)
+            self._census.begin()
+            self._start_ready(wait=False)
+            if self._staged and poll(self._staged[0][0]):
+                self._advance()
+
+    def finish(self, late: Collection[Bucket] = ()) -> None:
+        """Send what was not sent yet, and wait until every gradient is the same on all ranks.
+
+        Args:
+            late: Buckets that :meth:`finish_late` waits for; they ``may_be_late``.
+        """
+        with self._lock:
+            self._census.begin()
+            buckets = self.buckets or self._first_buckets()
+            self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
+            self._start_ready(wait=True)
+            self._finish_staged()
+            for bucket in [b for b in self._single if b not in late]:
+                self.finish_late(bucket)
+            self._rest(buckets)
+
+    def finish_late(self, bucket: Bucket) -> None:
+        """Wait for the exchange of one bucket."""
+        with self._lock:
+            handle, steps = self._single.pop(bucket)
+            output = synchronize(handle)
+            if steps is not None:
+                with contextlib.suppress(StopIteration):
+                    steps.send(output)
+
+    def finish_if_started(self) -> None:
+        """The same, if anything has arrived in this step, which is so on all ranks or on none."""
+        with self._lock:
+            if any(bucket.missing < len(bucket.parameters) for bucket in self.buckets):
+                self.finish()
+
+    def run(self, exchanges: Iterable[Steps]) -> None:
+        """Begin exchanges, and wait until all are done."""
+        with self._lock:
+            for steps in exchanges:
+                self._begin(steps)
+            self._finish_staged()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything was sent in this step, and its end is still to come."""
+        return any(bucket.started for bucket in self.buckets)
+
+    def drop_codecs(self) -> None:
+        """Exchange everything as it is from now on."""
+        self._codecs_dropped = True
+        for bucket in self.buckets:
+            if isinstance(bucket, FlatBucket):
+                bucket.drop_codec()
+
+    def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What codecs carry from step to step on this rank, by bucket."""
+        states = {b.name: b.codec.state() for b in self.buckets if b.codec is not None}
+        return {name: state for name, state in states.items() if state} or self._codec_states
+
+    def load_codec_states(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Take over what :meth:`codec_states` returned, now or as soon as there are buckets."""
+        self._codec_states = states
+        for bucket in self.buckets:
+            if bucket.codec is not None:
+                bucket.codec.load(states.get(bucket.name, {}))
+
+    def _first_buckets(self) -> list[Bucket]:
+        if not self._census.all_here(wait=True):
+            return self._plain
+        self.buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
+        self._first_arrivals.clear()
+        self._census.needed = any(bucket.needs_all for bucket in self.buckets)
+        for place, bucket in enumerate(self.buckets):
+            self._place[bucket] = place
+            for parameter in bucket.parameters:
+                self._of.setdefault(parameter, []).append(bucket)
+        if self._codec_states:
+            self.load_codec_states(self._codec_states)
+        if self._codecs_dropped:
+            self.drop_codecs()
+        return self.buckets
+
+    def _rest(self, buckets: list[Bucket]) -> None:
+        self._census.rest()
+        for bucket in buckets:
+            bucket.rest()
+
+    def _start_ready(self, *, wait: bool) -> None:
+        all_here = self._census.all_here(wait=wait) if self._ready else None
+        if all_here is None:
+            return
+        if not all_here and not self.busy:
+            self._absence()
+        if self._priority:
+            self._ready.sort(key=self._place.__getitem__, reverse=True)
+        while self._ready and (wait or not self._priority or self._room()):
+            bucket = self._ready.pop(0)
+            bucket.started = True
+            if isinstance(bucket, GradientBucket):
+                self._single[bucket] = (bucket.start(), None)
+                continue
+            steps = bucket.send() if all_here else bucket.send_plainly()
+            if bucket.needs_all:
+                self._begin(steps)
+            else:
+                self._single[bucket] = (next(steps), steps)
+
+    def _room(self) -> bool:
+        """Whether little enough is under way for what comes later to overtake the rest."""
+        under_way = sum(b.size_bytes for b, (handle, _) in self._single.items() if not poll(handle))
+        return under_way < _UNDER_WAY_BYTES
+
+    def _begin(self, steps: Steps) -> None:
+        handle = next(steps, None)
+        if handle is not None:
+            self._staged.append((handle, steps))
+
+    def _finish_staged(self) -> None:
+        """Let each go on as soon as it can.
+
+        Waiting for one of them would be wrong while there are others: where ranks began in
+        different orders, what one waits for may wait for the next operation of another.
+        """
+        while self._staged:
+            before = len(self._staged)
+            done = [entry for entry in self._staged if before == 1 or poll(entry[0])]
+            if not done:
+                time.sleep(_PAUSE_S)
+                continue
+            self._staged = deque(entry for entry in self._staged if entry not in done)
+            for entry in done:
+                self._staged.appendleft(entry)
+                self._advance()
+
+    def _advance(self) -> None:
+        """Wait for the first staged exchange's operation, and let the exchange go on."""
+        handle, steps = self._staged.popleft()
+        output = synchronize(handle)
+        with contextlib.suppress(StopIteration):
+            self._staged.append((steps.send(output), steps))
+
+
+class _Census:
+    """Counts in each step which ranks take part in it.
+
+    Args:
+        name: Of whom it is.
+
+    Attributes:
+        needed: Whether it matters who does.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.needed = True
+        self._name = f"hvd_autosync.census.{name}"
+        self._count = torch.ones(1)
+        self._handle: int | None = None
+        self._all_here: bool | None = None
+
+    def begin(self) -> None:
+        """This rank is about to take part: from here on it makes the whole step."""
+        if self.needed and self._handle is None and self._all_here is None:
+            self._count.fill_(1)
+            self._handle = allreduce_async_(self._count, name=self._name, op=Sum)
+
+    def all_here(self, *, wait: bool) -> bool | None:
+        """Whether all ranks take part; ``None`` while it is not known."""
+        if not self.needed:
+            return True
+        if self._handle is not None and (wait or poll(self._handle)):
+            self._all_here = bool(synchronize(self._handle).item() == size())
+            self._handle = None
+        return self._all_here
+
+    def rest(self) -> None:
+        """Be ready for the next step."""
+        if self._handle is not None:
+            synchronize(self._handle)
+        self._handle = self._all_here = None

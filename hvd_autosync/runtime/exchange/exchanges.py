@@ -1,0 +1,145 @@
+"""Exchanges: how one bucket of gradients is made equal on all ranks.
+
+An exchange is a generator. It yields the handle of each asynchronous Horovod operation that it has
+started, is sent that operation's output once it is done, and has left the result in its tensor when
+it ends. Several exchanges are under way at once that way, without threads of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from horovod.torch import mpi_ops
+from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce_async_, global_process_set
+
+from hvd_autosync.runtime.collectives.levels import Levels
+
+#: What an exchange yields and is sent.
+Steps: TypeAlias = Generator[int, torch.Tensor, None]
+#: Makes a flat tensor equal on all ranks, in place, under a name.
+Exchange: TypeAlias = Callable[[torch.Tensor, str], Steps]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Factors of a reduction: each rank's gradient before the sum, and the sum.
+
+    Horovod's average of n ranks with ``gradient_predivide_factor`` f multiplies by 1 / f before and
+    by f / n after the sum (``horovod/torch/optimizer.py``, ``horovod/torch/mpi_ops.py``).
+    """
+
+    before: float = 1.0
+    after: float = 1.0
+
+
+#: Sums a flat tensor over some ranks, in place, with a name and factors.
+Reduction: TypeAlias = Callable[[torch.Tensor, str, Scaling, ProcessSet], Steps]
+
+
+def allreduce(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> Steps:
+    """One allreduce of Horovod's."""
+    yield allreduce_async_(
+        tensor, name=name, op=Sum, process_set=among,
+        prescale_factor=scaling.before, postscale_factor=scaling.after,
+    )  # fmt: skip
+
+
+class Flat:
+    """One reduction among all ranks.
+
+    Args:
+        scaling: Its factors.
+        reduction: How it is done.
+    """
+
+    def __init__(self, scaling: Scaling, reduction: Reduction = allreduce) -> None:
+        self._scaling = scaling
+        self._reduction = reduction
+
+    def __call__(self, tensor: torch.Tensor, name: str) -> Steps:
+        return self._reduction(tensor, name, self._scaling, global_process_set)
+
+
+class Hierarchical:
+    """A reduction in two levels: a sum within each host, one across hosts, a gather within.
+
+    Only the second step uses the network, and there each of a host's L ranks carries 1 / L of the
+    bytes: 2 (h - 1) / h of the tensor leave each of h hosts, where a ring of all n = h L ranks
+    sends 2 (n - 1) / n of it from host to host.
+
+    Args:
+        levels: The two levels.
+        bounds: The elements that this rank carries across hosts (:func:`own_bounds`).
+        like: A tensor of the type and on the device of what is reduced.
+        scaling: Factors of the whole.
+        reduction: How the step across hosts is done.
+    """
+
+    def __init__(
+        self, levels: Levels, bounds: tuple[int, int], like: torch.Tensor, scaling: Scaling,
+        reduction: Reduction = allreduce,
+    ) -> None:  # fmt: skip
+        self._levels = levels
+        self._own = slice(*bounds)
+        self._piece = like.new_empty(bounds[1] - bounds[0])
+        self._within = Scaling(before=scaling.before)
+        self._across = Scaling(after=scaling.after)
+        self._reduction = reduction
+
+    def __call__(self, tensor: torch.Tensor, name: str) -> Steps:
+        within = self._levels.within
+        yield from allreduce(tensor, f"{name}.within", self._within, within)
+        self._piece.copy_(tensor[self._own])
+        if len(self._piece):
+            yield from self._reduction(
+                self._piece, f"{name}.across", self._across, self._levels.across
+            )
+        yield gather_into(tensor, self._piece, f"{name}.gather", within)
+
+
+def own_bounds(size: int, unit: int, levels: Levels) -> tuple[int, int]:
+    """The elements of a tensor that this rank carries across hosts.
+
+    Args:
+        size: Elements of the tensor.
+        unit: Elements that stay together, as those of a matrix's row.
+        levels: The two levels.
+    """
+    ranks, place, units = levels.within.size(), levels.within.rank(), -(-size // unit)
+    begin, end = (min(units * each // ranks * unit, size) for each in (place, place + 1))
+    return begin, end
+
+
+def add_at(sums: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
+    """Add ``values[i]`` to ``sums[places[i]]`` for each i, in the same order on every rank.
+
+    Args:
+        sums: Shape ``(n,)`` or ``(n, columns)``.
+        places: Shape ``(k,)``; they may repeat.
+        values: Shape ``(k,)`` or ``(k, columns)``.
+    """
+    if sums.is_cuda:
+        # Sorts, where scatter_add_ adds in the order in which threads come: replicas would drift.
+        sums.index_put_((places,), values, accumulate=True)
+    else:
+        sums.scatter_add_(0, places.view(-1, *[1] * (values.dim() - 1)).expand_as(values), values)
+
+
+def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: ProcessSet) -> int:
+    """An allgather into memory that exists, where Horovod's own would allocate every time.
+
+    Args:
+        output: Has as many elements as the pieces of all ranks together; it must stay unused until
+            the operation is done.
+        tensor: This rank's piece.
+        name: Name of the operation.
+        among: The ranks that take part.
+
+    Returns:
+        The operation's handle.
+    """
+    handle: Any = mpi_ops._allgather_async(tensor, output, name, among)
+    return int(handle)

@@ -1,0 +1,159 @@
+"""Makes the buckets of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from horovod.torch.mpi_ops import size
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.extensions import EXCHANGES
+from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.exchange.buckets import (
+    Bucket,
+    FlatBucket,
+    GradientBucket,
+    slice_bounds,
+    split_evenly,
+    wire_dtype,
+)
+from hvd_autosync.runtime.exchange.codecs import make_codec
+from hvd_autosync.runtime.exchange.exchanges import (
+    Exchange,
+    Flat,
+    Hierarchical,
+    Scaling,
+    allreduce,
+    own_bounds,
+)
+from hvd_autosync.runtime.exchange.rows import RowsBucket
+from hvd_autosync.runtime.exchange.sharded import ShardedBucket, even_shares
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
+
+#: Without a number of buckets, what Horovod cannot fuse is put into buckets of so many bytes.
+_BUCKET_BYTES = 8 * 1024 * 1024
+
+#: What travels together has these in common.
+_Lane: TypeAlias = tuple[ClassPlan, torch.dtype, torch.device]
+
+
+class Planning:
+    """Makes buckets.
+
+    Args:
+        plan: The plan.
+        names: Parameter -> its name and its class.
+        scaling: Factors of the reductions.
+    """
+
+    def __init__(
+        self, plan: ExchangePlan, names: Mapping[torch.nn.Parameter, tuple[str, str]],
+        scaling: Scaling,
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._names = names
+        self._scaling = scaling
+
+    def buckets(
+        self, order: Sequence[torch.nn.Parameter], sparse: Collection[torch.nn.Parameter]
+    ) -> list[Bucket]:
+        """The buckets for parameters in the order in which their gradients arrive.
+
+        Args:
+            order: Every parameter, once.
+            sparse: Those whose gradients are sparse tensors.
+        """
+        lanes: dict[_Lane, list[torch.nn.Parameter]] = {}
+        buckets: list[Bucket] = []
+        for parameter in order:
+            plan = self._plan.of(self._names[parameter][1])
+            if plan.exchange == "sharded" and not (parameter.dim() and parameter.is_contiguous()):
+                plan = ClassPlan()  # it has no elements in order that could be shared out
+            if plan.exchange == "rows" or parameter in sparse:
+                is_sparse = parameter in sparse
+                name = self._name(parameter)
+                buckets.append(RowsBucket(name, parameter, self._scaling, sparse=is_sparse))
+            else:
+                lane = (plan, parameter.dtype, parameter.device)
+                lanes.setdefault(lane, []).append(parameter)
+        total = sum(_bytes(parameter) for members in lanes.values() for parameter in members)
+        for (plan, _, _), members in lanes.items():
+            buckets += self._of_lane(plan, members, total)
+        return buckets
+
+    def _of_lane(
+        self, plan: ClassPlan, members: list[torch.nn.Parameter], total: int
+    ) -> list[Bucket]:
+        if plan.slices > 1:
+            return [piece for parameter in members for piece in self._slices(plan, parameter)]
+        own = sum(map(_bytes, members))
+        if self._plan.buckets and plan.codec != "powersgd":  # which takes single matrices
+            count = max(round(self._plan.buckets * own / total), 1)
+        elif plan.codec == "powersgd" or (plan.exchange, plan.codec) == ("allreduce", "none"):
+            count = len(members)
+        else:
+            count = math.ceil(own / _BUCKET_BYTES)
+        if self._plan.rule == "size":
+            members = sorted(members, key=_bytes, reverse=True)
+        if count >= len(members):
+            groups = [[parameter] for parameter in members]
+        else:
+            indices = split_evenly([_bytes(parameter) for parameter in members], count)
+            groups = [[members[index] for index in group] for group in indices]
+        return [self._bucket(plan, self._name(*group), group) for group in groups]
+
+    def _slices(self, plan: ClassPlan, parameter: torch.nn.Parameter) -> list[Bucket]:
+        unit = matrix_shape(parameter.shape)[1] if plan.codec == "powersgd" else 1
+        return [
+            self._bucket(plan, f"{self._name(parameter)}[{index}]", [parameter], piece)
+            for index, piece in enumerate(slice_bounds(parameter.numel(), plan.slices, unit))
+        ]
+
+    def _bucket(
+        self, plan: ClassPlan, name: str, group: Sequence[torch.nn.Parameter],
+        bounds: tuple[int, int] | None = None,
+    ) -> Bucket:  # fmt: skip
+        first = group[0]
+        whole = len(group) == 1 and bounds is None
+        if whole and plan == ClassPlan() and wire_dtype(first.dtype) == first.dtype:
+            return GradientBucket(name, first, self._scaling)
+        count = bounds[1] - bounds[0] if bounds else sum(p.numel() for p in group)
+        if plan.exchange == "sharded":
+            shares = even_shares(count, size())
+            return ShardedBucket(name, group, self._scaling, shares, bounds)
+        like = first.new_empty(0, dtype=wire_dtype(first.dtype))
+        columns = matrix_shape(first.shape)[1] if len(group) == 1 else 1
+        plain = Flat(self._scaling)
+        exchange: Exchange | None = None
+        if plan.exchange == "hierarchical":
+            levels = two_levels()
+            own = own_bounds(count, columns, levels)
+            codec = make_codec(plan, own[1] - own[0], like, levels.across.size(), columns)
+            exchange = Hierarchical(levels, own, like, self._scaling, codec or allreduce)
+        elif plan.exchange in EXCHANGES:
+            codec, exchange = None, EXCHANGES[plan.exchange](count, like, self._scaling)
+        elif plan.exchange != "allreduce":
+            raise SpaceError(
+                f"no exchange is called {plan.exchange!r} on this rank",
+                hint="Load the file that adds it on every rank: HVD_AUTOSYNC_EXTENSIONS=FILE.",
+            )
+        else:
+            codec = make_codec(plan, count, like, size(), columns)
+            exchange = Flat(self._scaling, codec) if codec else None
+        return FlatBucket(name, group, plain, exchange, codec, bounds)
+
+    def plain(self, parameters: Sequence[torch.nn.Parameter]) -> list[Bucket]:
+        """Buckets of one gradient each, for plain allreduces."""
+        scaling = self._scaling
+        return [FlatBucket(self._name(p), (p,), Flat(scaling)) for p in parameters]
+
+    def _name(self, *parameters: torch.nn.Parameter) -> str:
+        first = self._names[parameters[0]][0]
+        return first if len(parameters) == 1 else f"{first}+{len(parameters) - 1}"
+
+
+def _bytes(parameter: torch.nn.Parameter) -> int:
+    return parameter.numel() * parameter.element_size()

@@ -1,0 +1,114 @@
+"""The exchange ``rows``: of an embedding's gradient only the rows that some batch touched travel.
+
+The gradient of ``nn.Embedding`` is a dense matrix that is zero but for the rows of the batch, or a
+sparse tensor. Every rank gathers the numbers of all touched rows, then the rows. Whether that is
+less than the whole matrix is seen from the numbers, which all ranks have: so all decide alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from horovod.torch.mpi_ops import allgather_async
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
+from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, add_at
+from hvd_autosync.runtime.measure.touched import touched_rows
+
+#: After a step in which the whole matrix travelled, so many do without looking, doubled each time.
+_LONGEST_REST = 64
+
+
+class RowsBucket(Bucket):
+    """The gradient of one table.
+
+    Args:
+        name: As of any bucket.
+        parameter: The table, shape ``(rows, ...)``.
+        scaling: Factors of the reduction.
+        sparse: Whether its gradients are sparse tensors.
+    """
+
+    needs_all = True
+
+    def __init__(
+        self, name: str, parameter: torch.nn.Parameter, scaling: Scaling, *, sparse: bool
+    ) -> None:
+        super().__init__(name, (parameter,))
+        self._sparse = sparse
+        self._scaling = scaling
+        self._whole = FlatBucket(name, (parameter,), Flat(scaling))
+        self._dense_steps = 0
+        self._next_rest = 1
+
+    def send(self) -> Steps:
+        (table,) = self.parameters
+        if self._sparse:
+            yield from self._send_sparse(table)
+        elif self._dense_steps > 0:
+            self._dense_steps -= 1
+            yield from self._whole.send()
+        else:
+            yield from self._send_touched(dense_gradient(table))
+
+    def send_plainly(self) -> Steps:
+        (table,) = self.parameters
+        if self._sparse and table.grad is not None:
+            table.grad = table.grad.to_dense()
+        yield from self._whole.send()
+        if self._sparse and table.grad is not None:
+            table.grad = table.grad.to_sparse(1)
+
+    def _send_touched(self, gradient: torch.Tensor) -> Steps:
+        own = touched_rows(gradient)
+        told = own if len(own) else own.new_zeros(1)  # an untouched row adds nothing
+        numbers = yield allgather_async(told.to(torch.int32), name=f"{self.name}.numbers")
+        # A ring gathers K rows with half of the bytes that it reduces K rows with; the other half
+        # pays for picking them out.
+        if len(numbers) > len(gradient):
+            self._dense_steps = self._next_rest - 1
+            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+            yield from self._whole.send()
+            return
+        self._next_rest = 1
+        rows = gradient.index_select(0, told).to(wire_dtype(gradient.dtype))
+        rows = yield allgather_async(rows, name=f"{self.name}.rows")
+        put_rows(gradient, numbers, rows.mul_(self._scaling.before * self._scaling.after))
+
+    def _send_sparse(self, table: torch.nn.Parameter) -> Steps:
+        if table.grad is None:
+            nothing = (torch.zeros(1, 0, dtype=torch.int64), table.new_zeros(0, *table.shape[1:]))
+            table.grad = torch.sparse_coo_tensor(*nothing, table.shape, device=table.device)
+        gradient = (table.grad if table.grad.is_sparse else table.grad.to_sparse(1)).coalesce()
+        if gradient.sparse_dim() != 1:
+            raise SpaceError(
+                f"the gradient of {self.name} is sparse in {gradient.sparse_dim()} dimensions",
+                hint="Only rows can be sparse; leave this script's exchange to Horovod.",
+            )
+        numbers, values = gradient.indices()[0], gradient.values()
+        if not len(numbers):
+            numbers, values = numbers.new_zeros(1), values.new_zeros(1, *values.shape[1:])
+        numbers = yield allgather_async(numbers, name=f"{self.name}.numbers")
+        values = yield allgather_async(values, name=f"{self.name}.rows")
+        values.mul_(self._scaling.before * self._scaling.after)
+        table.grad = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
+
+
+def put_rows(gradient: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
+    """Let each row of ``gradient`` that is among ``numbers`` be the sum of its ``rows``.
+
+    Args:
+        gradient: Shape ``(n, ...)``.
+        numbers: Rows' numbers, shape ``(k,)``; they may repeat.
+        rows: Shape ``(k, ...)``, of a type in which sums are made.
+    """
+    flat, rows = gradient.view(len(gradient), -1), rows.view(len(rows), -1)
+    if flat.dtype == rows.dtype:
+        sums, places = flat, numbers.to(torch.int64)
+        sums[places] = 0
+    else:
+        numbers, places = torch.unique(numbers, return_inverse=True)
+        sums = rows.new_zeros(len(numbers), rows.shape[1])
+    add_at(sums, places, rows)
+    if sums is not flat:
+        flat[numbers.to(torch.int64)] = sums.to(flat.dtype)

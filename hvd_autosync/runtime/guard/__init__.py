@@ -1,0 +1,1 @@
+"""Tests the loss of a real training under a lossy strategy, and falls back to exact steps."""

@@ -1,0 +1,239 @@
+"""Watches the loss of a real training under a lossy strategy, and goes back to exact steps in time.
+
+Ranks add up their losses over windows of steps and look at the mean of all ranks a window later, so
+nobody ever waits for it::
+
+    | window            | window            | window            |
+      losses add up ... ^ sum is sent       ^ mean is judged, a snapshot is taken
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, synchronize
+
+from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
+from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
+from hvd_autosync.runtime.guard.snapshots import Snapshots
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.patches.joining import Joiner, tell_of_joins
+from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
+
+#: Windows between two snapshots: more than a loss takes to be judged.
+_SNAPSHOT_EVERY = 8
+
+
+class Guard(Joiner):
+    """Guards one optimizer.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+        prediction: Of its losses (:class:`LossEnvelope`).
+
+    Attributes:
+        step: Steps so far.
+        verdict: What is wrong, once something is.
+        keeps: Whether what was learned since the snapshot is better than that, all the same.
+    """
+
+    def __init__(self, name: str, prediction: LossPrediction | None = None) -> None:
+        self.step = 0
+        self.verdict = ""
+        self.keeps = False
+        self._name = f"hvd_autosync.guard.{name}"
+        self._prediction = prediction
+        self._envelope = LossEnvelope(prediction)
+        #: Losses of this window: of all steps, and of those that began at an average.
+        self._all, self._of_averages = _Sum(), _Sum()
+        self._at_average = True
+        self._seen = 0
+        #: What was sent of the window before, and its handle.
+        self._sent: tuple[torch.Tensor, int] | None = None
+        #: Losses of any rank that were not judged yet, and windows of such since :attr:`step`.
+        self._loose: list[float] = []
+        self._loose_windows = 0
+        self._snapshots = Snapshots()
+        #: Step of a snapshot -> mean loss of the window in which it was taken.
+        self._losses: dict[int, float] = {}
+        self._blind = False
+        tell_of_joins(self)
+
+    def about_to_join(self) -> None:
+        """Wait for what was sent of the last window."""
+        self._await_sent()
+
+    def all_joined(self) -> None:
+        """All ranks have just left ``join()``; a collective.
+
+        Those with less data have missed windows: all begin anew. They may have missed snapshots.
+        """
+        self._begin_anew()
+        if not same_on_all(self._snapshots.steps, f"{self._name}.snapshots"):
+            self._snapshots.forget()
+        self.step = agree_steps(self.step, self._name)
+
+    def stepped(self, losses: Losses, step: int | None = None, *, average: bool = True) -> bool:
+        """A step was made; a collective after each window.
+
+        Args:
+            losses: Those of this rank.
+            step: Its number, where somebody counts them for all ranks.
+            average: Whether parameters are the average of all ranks' after it, or near it.
+
+        Returns:
+            Whether the training is as it should be.
+        """
+        window = self.step // LOSS_WINDOW
+        self.step = self.step + 1 if step is None else step
+        loss = losses.since(self._seen)
+        self._seen = losses.count
+        if loss is not None:
+            self._all.add(loss)
+            if self._at_average:
+                self._of_averages.add(loss)
+        self._at_average = average
+        return self.step // LOSS_WINDOW == window or self._judged()
+
+    def bears_one(self, loss: float) -> bool:
+        """Whether one rank's loss is well, in steps that ranks make without waiting for others.
+
+        One rank looks at the losses of all; it tells them what it finds.
+        """
+        if not math.isfinite(loss):
+            self.verdict = f"a loss of {loss:.4g} is not finite"
+            return False
+        self._loose.append(loss)
+        if len(self._loose) < LOSS_WINDOW * size():
+            return True
+        mean = math.fsum(self._loose) / len(self._loose)
+        self._loose.clear()
+        self._loose_windows += 1
+        window = self.step // LOSS_WINDOW + self._loose_windows - 1
+        self.verdict = self._envelope.accepts(mean, window)
+        return not self.verdict
+
+    def at_rest(self, step: int, *, waiting: bool) -> None:
+        """Ranks stop together, after steps that they made without waiting for each other.
+
+        Args:
+            step: Steps of the training so far; the same on all ranks.
+            waiting: Whether they wait for each other from now on. Their envelopes begin anew then,
+                for one of them has seen what the others have not.
+        """
+        self.step = step
+        self._loose_windows = 0
+        if waiting:
+            self._await_sent()
+            self._begin_anew()
+            self._loose.clear()
+
+    def forget_prediction(self) -> None:
+        """Judge this training by itself alone, as where several optimizers have losses."""
+        self._prediction = None
+        self._envelope.forget_prediction()
+
+    @property
+    def predicted_steps(self) -> int:
+        """So many steps of the training have predicted losses."""
+        return 0 if self._prediction is None else LOSS_WINDOW * len(self._prediction.levels)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the last snapshot is old."""
+        last = self._snapshots.steps[-1] if self._snapshots.steps else -math.inf
+        return self.step - last >= _SNAPSHOT_EVERY * LOSS_WINDOW
+
+    def take_snapshot(self, optimizer: Any) -> None:
+        """Remember parameters, the same on all ranks, with states and statistics."""
+        self._snapshots.take(self.step, optimizer)
+
+    def restore(self, optimizer: Any) -> int:
+        """Go back to the last snapshot that is surely healthy; returns its step."""
+        return self._snapshots.restore(optimizer)
+
+    def _begin_anew(self) -> None:
+        self._all, self._of_averages = _Sum(), _Sum()
+        self._envelope = LossEnvelope(self._prediction)
+
+    def _await_sent(self) -> None:
+        if self._sent is not None:
+            synchronize(self._sent[1])
+        self._sent = None
+
+    def _judged(self) -> bool:
+        total = self._exchange()
+        if total is None:
+            return True
+        loss, count, loss_of_averages, count_of_averages, ranks = total
+        if ranks < size():
+            return True  # some wait in join(): they cannot heed it
+        if not count:
+            self._say_that_it_is_blind()
+            return True
+        # Of the last two that are complete, the first has arrived.
+        window = max(self.step // LOSS_WINDOW - 2, 0)
+        mean = loss / count
+        wrong = self._envelope.accepts(mean, window)
+        if not wrong:
+            taken = self._snapshots.steps
+            found = {step: mean for step in taken if step // LOSS_WINDOW == window}
+            self._losses = {k: v for k, v in {**self._losses, **found}.items() if k in taken}
+        if not wrong and 0 < count_of_averages < count:
+            mean = loss_of_averages / count_of_averages
+            wrong = self._envelope.accepts_average(mean, count_of_averages, count)
+        if not wrong or not self._snapshots.steps:
+            return True
+        # All ranks come to the same verdict, but for those that have gone to join() since.
+        heeding = allreduce(torch.ones(1), op=Sum, name=f"{self._name}.verdict")
+        if heeding.item() < size():
+            return True
+        self.verdict = wrong
+        self.keeps = mean < self._losses.get(self._snapshots.steps[0], -math.inf)
+        return False
+
+    def _exchange(self) -> list[float] | None:
+        """Sums and numbers of losses of the window before the last, and ranks; sends the last."""
+        arrived = None
+        sums = torch.tensor(
+            [*self._all.taken(), *self._of_averages.taken(), 1], dtype=torch.float64
+        )
+        sent, self._sent = self._sent, None
+        try:
+            if sent is not None:
+                synchronize(sent[1])
+                arrived = sent[0].tolist()
+            self._sent = sums, allreduce_async_(sums, name=self._name, op=Sum)
+        except HorovodInternalError:
+            return None  # others have made their last step and are gone; whoever is needed raises
+        return arrived
+
+    def _say_that_it_is_blind(self) -> None:
+        if not self._blind and rank() == 0:
+            self._blind = True
+            print(
+                "hvd-autosync: no loss is seen, so nobody guards this training; call "
+                "hvd_autosync.report(loss) in every step", file=sys.stderr,
+            )  # fmt: skip
+
+
+class _Sum:
+    """A sum of losses on their device, so that nobody waits for that in every step."""
+
+    def __init__(self) -> None:
+        self._sum: torch.Tensor | None = None
+        self._count = 0
+
+    def add(self, loss: torch.Tensor) -> None:
+        self._sum = loss.float() if self._sum is None else self._sum + loss.float()
+        self._count += 1
+
+    def taken(self) -> tuple[float, int]:
+        """Sum and number so far; both begin anew."""
+        taken = 0.0 if self._sum is None else float(self._sum), self._count
+        self._sum, self._count = None, 0
+        return taken

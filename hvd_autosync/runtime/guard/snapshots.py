@@ -1,0 +1,122 @@
+"""Copies of what a training has learned, to go back to.
+
+Two of them: what comes after the older one was found healthy, what comes after the newer one is
+still being judged. Memory is taken once for each, and written again.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from hvd_autosync.runtime.state.normalization import statistics_beside
+from hvd_autosync.runtime.state.rank_states import parameters_of
+
+_KEPT = 2
+
+
+class Snapshots:
+    """The last two snapshots of one optimizer.
+
+    Attributes:
+        steps: After which they were taken, the older one first.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self._held: list[_Snapshot] = []
+        self._statistics: list[torch.Tensor] | None = None
+
+    def take(self, step: int, optimizer: Any) -> None:
+        """Remember parameters, states and running statistics in place of the oldest ones."""
+        if self._statistics is None:
+            self._statistics = statistics_beside(parameters_of(optimizer))
+        snapshot = self._held.pop(0) if len(self._held) == _KEPT else _Snapshot()
+        snapshot.take([*parameters_of(optimizer), *self._statistics], optimizer)
+        self._held.append(snapshot)
+        self.steps = [*self.steps, step][-_KEPT:]
+
+    def restore(self, optimizer: Any) -> int:
+        """Give the older one to the optimizer, and forget both; returns its step."""
+        assert self._statistics is not None, "one was taken"
+        step = self.steps[0]
+        self._held[0].give([*parameters_of(optimizer), *self._statistics], optimizer)
+        self.forget()
+        return step
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return sum(each.nbytes for each in self._held)
+
+    def forget(self) -> None:
+        """Have none."""
+        self.steps, self._held = [], []
+
+
+class _Snapshot:
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+        #: Of each parameter.
+        self._states: list[dict[str, Any]] = []
+
+    @torch.no_grad()
+    def take(self, tensors: list[torch.Tensor], optimizer: Any) -> None:
+        states = [optimizer.state.get(each, {}) for each in parameters_of(optimizer)]
+        old = self._states or [{} for _ in states]
+        self._tensors = _copied([each.detach() for each in tensors], self._tensors)
+        names = [
+            (place, name)
+            for place, state in enumerate(states)
+            for name, value in state.items()
+            if _plain(value)
+        ]
+        copies = _copied(
+            [states[i][name].detach() for i, name in names],
+            [old[i].get(name) for i, name in names],
+        )
+        self._states = [
+            {name: None if _plain(value) else copy.deepcopy(value) for name, value in state.items()}
+            for state in states
+        ]
+        for (i, name), value in zip(names, copies, strict=True):
+            self._states[i][name] = value
+
+    @property
+    def nbytes(self) -> int:
+        states = (value for state in self._states for value in state.values())
+        tensors = [each for each in states if isinstance(each, torch.Tensor)]
+        return sum(each.nbytes for each in (*self._tensors, *tensors))
+
+    @torch.no_grad()
+    def give(self, tensors: list[torch.Tensor], optimizer: Any) -> None:
+        torch._foreach_copy_([each.detach() for each in tensors], self._tensors)
+        for parameter, state in zip(parameters_of(optimizer), self._states, strict=True):
+            if state:
+                optimizer.state[parameter] = state
+            else:
+                optimizer.state.pop(parameter, None)
+
+
+def _plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout is torch.strided
+
+
+def _copied(tensors: list[torch.Tensor], memory: list[Any]) -> list[torch.Tensor]:
+    """Copies, in ``memory`` where that fits."""
+    into = [
+        old if _fits(old, new) else torch.empty_like(new)
+        for old, new in zip(memory or [None] * len(tensors), tensors, strict=True)
+    ]
+    if tensors:
+        torch._foreach_copy_(into, tensors)
+    return into
+
+
+def _fits(old: Any, new: torch.Tensor) -> bool:
+    return (
+        isinstance(old, torch.Tensor) and old.shape == new.shape and old.dtype == new.dtype
+        and old.device == new.device
+    )  # fmt: skip

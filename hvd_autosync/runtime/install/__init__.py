@@ -1,0 +1,1 @@
+"""Gets into a worker before its script does."""

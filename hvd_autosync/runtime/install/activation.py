@@ -1,0 +1,82 @@
+"""What happens right after ``horovod.torch`` was imported in a worker."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from types import ModuleType
+
+from horovod.torch import functions as horovod_functions
+from horovod.torch import mpi_ops
+from horovod.torch import optimizer as horovod_optimizer
+
+from hvd_autosync import extensions
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.driver.sender import Sender
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer, broadcast_optimizer_state
+from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.joining import watch_join
+from hvd_autosync.runtime.patches.seeds import seed_everything
+from hvd_autosync.runtime.trial.ending import leaving_join
+from hvd_autosync.runtime.trial.trial_run import TrialRun
+from hvd_autosync.search_space.exchange_plan import exchange_plan
+from hvd_autosync.search_space.protocol import protocol_of
+from hvd_autosync.search_space.schedule import schedule_of
+from hvd_autosync.search_space.trial import TrialSpec
+
+
+def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) -> None:
+    """Put our ``DistributedOptimizer`` in place of Horovod's and, in a trial, start measuring.
+
+    Doing it again, as after a reload of ``horovod.torch``, changes nothing.
+
+    Args:
+        module: ``horovod.torch``.
+        spec: The trial; ``measured_steps == 0`` means the real training.
+        sender: Speaks to the driver; needed by a trial only.
+    """
+    extensions.load()
+    current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
+    current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
+    current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.drift_folder
+    # Scripts may also import it from where it is defined.
+    for owner in (module, horovod_optimizer):
+        vars(owner)["DistributedOptimizer"] = DistributedOptimizer
+    for owner in (module, horovod_functions):
+        vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
+    if current.plan is not None and current.plan.two_levels:
+        from hvd_autosync.runtime.collectives.levels import prepare_levels  # few strategies need it
+
+        prepare_levels(module)
+    if current.schedule is not None or current.protocol is not None:
+        watch_join()
+    if current.protocol is not None:
+        from hvd_autosync.runtime.collectives.mail import prepare_mail  # few strategies need it
+
+        prepare_mail()
+    if spec.watched and current.watch is None:
+        from hvd_autosync.runtime.measure.drift import DriftWatch  # trials need it not
+
+        current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
+        os.register_at_fork(after_in_child=current.forget_run)
+    if spec.tallied and current.tally is None:
+        from hvd_autosync.runtime.trial.tally import Tally  # trials need it not
+
+        if current.losses is None:
+            current.losses = Losses()
+            watch_backward(current.losses)
+        current.tally = Tally(current.losses, spec.drift_folder)
+        atexit.register(current.tally.write)
+        os.register_at_fork(after_in_child=current.forget_run)
+    if sender is None or current.run is not None:
+        return
+    if spec.seed:
+        seed_everything(spec.seed)
+    current.run = run = TrialRun(spec, sender)
+    current.losses = run.recorder.losses
+    os.register_at_fork(after_in_child=current.forget_run)
+    watch_backward(current.losses, lambda: run.profiler)
+    join = leaving_join(mpi_ops.join, current.run)
+    for owner in (module, mpi_ops):
+        vars(owner)["join"] = join

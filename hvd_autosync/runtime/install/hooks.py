@@ -1,0 +1,54 @@
+"""The way into a worker: wait for ``horovod.torch``, then take part.
+
+Only the standard library, numpy and the language are imported here, so that a process that never
+imports Horovod pays a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.driver.sender import Sender
+from hvd_autosync.search_space.schedule import beyond_horovod
+from hvd_autosync.util.import_hook import when_imported
+
+if TYPE_CHECKING:
+    from hvd_autosync.search_space import TrialSpec
+
+
+def install(spec: TrialSpec) -> None:
+    """Take part in the job as ``spec`` says, as soon as ``horovod.torch`` is imported.
+
+    A training that is not watched or tallied, under a strategy without an exchange plan, is left
+    untouched: everything it needs is in its environment already.
+
+    Args:
+        spec: The trial; ``measured_steps == 0`` means the real training.
+    """
+    current.began_at = time.monotonic()
+    current.trial = spec.measured_steps > 0
+    needed = current.trial or spec.watched or spec.tallied
+    if not needed and not beyond_horovod(spec.strategy):
+        return
+    # Taken before the script can redirect or close its error output.
+    sender = Sender(os.dup(2), spec.key) if current.trial else None
+
+    def activate(module: ModuleType) -> None:
+        from hvd_autosync.runtime.install import activation
+
+        activation.activate(module, spec, sender)
+
+    when_imported("horovod.torch", activate)
+    if not current.trial and beyond_horovod(spec.strategy):
+        when_imported("torch.nn.modules.batchnorm", _count_layers)
+
+
+def _count_layers(_: ModuleType) -> None:
+    """For the guard's snapshots; as soon as such layers can be made."""
+    from hvd_autosync.runtime.state.normalization import count_layers
+
+    count_layers()

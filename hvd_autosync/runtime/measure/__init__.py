@@ -1,0 +1,1 @@
+"""What is measured in a worker: steps, waiting, compute, losses, gradients."""

@@ -1,0 +1,155 @@
+"""Records what the model asks of synchronization, during some steps of the warm-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hvd_autosync.runtime.measure.touched import touched_rows
+from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
+
+
+class _HostClock:
+    """Times what the host does."""
+
+    def now(self) -> Any:
+        return perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return float(end - start)
+
+
+class _DeviceClock:
+    """Times what an accelerator does, which runs behind the host."""
+
+    def now(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1000
+
+
+@dataclass
+class _Step:
+    """Clock readings of one step; with several backward passes, those of the last count."""
+
+    begin: Any
+    backward: tuple[Any, Any] | None = None
+    #: Index of parameter -> position in the step, begin of its backward, arrival.
+    arrivals: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
+
+
+class Profiler:
+    """Profiles the parameters of the given optimizers from its creation to :meth:`finish`.
+
+    Args:
+        optimizers: Optimizers that Horovod wrapped, in the order of their creation; none for a
+            script that reduces gradients by hand.
+    """
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        # What add_param_group() brought later has no name there, and is not synchronized.
+        self._parameters = [
+            (str(optimizer._parameter_names[parameter]), parameter)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter in optimizer._parameter_names
+        ]
+        self._wrapped = bool(optimizers)
+        devices = {parameter.device for _, parameter in self._parameters}
+        on_cuda = len(devices) == 1 and next(iter(devices)).type == "cuda"
+        self._clock = _DeviceClock() if on_cuda else _HostClock()
+        self._sparse: set[int] = set()
+        self._touched: dict[int, float] = {}
+        self._position = 0
+        self._backward_begin: Any = self._clock.now()
+        self._steps: list[_Step] = []
+        self._step = _Step(self._clock.now())
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, (_, parameter) in enumerate(self._parameters)
+            if parameter.requires_grad
+        ]
+
+    def _hook(self, index: int) -> Any:
+        def arrived(parameter: torch.Tensor) -> None:
+            self._position += 1
+            self._step.arrivals[index] = (self._position, self._backward_begin, self._clock.now())
+            if parameter.grad is not None:
+                self._look_at(index, parameter.grad)
+
+        return arrived
+
+    def _look_at(self, index: int, gradient: torch.Tensor) -> None:
+        """Note what kind of gradient a parameter gets, before anything is added to it."""
+        if gradient.is_sparse:
+            self._sparse.add(index)
+            if not self._steps and gradient.sparse_dim() == 1:
+                touched = len(gradient._indices()[0].unique())
+                self._touched[index] = touched / max(len(gradient), 1)
+        elif gradient.dim() == 2 and not self._steps:
+            self._touched[index] = len(touched_rows(gradient)) / max(len(gradient), 1)
+
+    def backward_begins(self) -> None:
+        """A backward pass begins."""
+        self._backward_begin = self._clock.now()
+
+    def backward_ends(self) -> None:
+        """The backward pass that began last ends."""
+        self._step.backward = (self._backward_begin, self._clock.now())
+
+    def step_ends(self) -> None:
+        """A step ends, and the next begins."""
+        self._steps.append(self._step)
+        self._step = _Step(self._clock.now())
+        self._position = 0
+
+    def finish(self) -> ModelProfile:
+        """Remove every hook and say what was seen."""
+        for hook in self._hooks:
+            hook.remove()
+        if isinstance(self._clock, _DeviceClock):
+            torch.cuda.synchronize()
+        seconds = self._clock.seconds
+        passes = [(step.begin, *step.backward) for step in self._steps if step.backward]
+        return ModelProfile(
+            parameters=self._parameter_profiles(),
+            forward_s=_median([seconds(begin, start) for begin, start, _ in passes]),
+            backward_s=_median([seconds(start, end) for _, start, end in passes]),
+            wrapped=self._wrapped,
+        )
+
+    def _parameter_profiles(self) -> tuple[ParameterProfile, ...]:
+        arrivals: dict[int, list[tuple[int, Any, Any]]] = {}
+        for step in self._steps:
+            for index, arrival in step.arrivals.items():
+                arrivals.setdefault(index, []).append(arrival)
+        positions = {index: median(a[0] for a in seen) for index, seen in arrivals.items()}
+        order = {index: i for i, index in enumerate(sorted(positions, key=positions.__getitem__))}
+        return tuple(
+            ParameterProfile(
+                name=name,
+                shape=tuple(parameter.shape),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                sparse=index in self._sparse,
+                ready_order=order.get(index, -1),
+                ready_s=_median(
+                    [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
+                ),
+                touched_rows=self._touched.get(index, 1.0),
+            )
+            for index, (name, parameter) in enumerate(self._parameters)
+        )
+
+
+def _median(values: list[float]) -> float:
+    return median(values) if values else math.nan

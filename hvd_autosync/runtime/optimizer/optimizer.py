@@ -1,0 +1,201 @@
+"""``DistributedOptimizer``: Horovod's own, under this job's strategy and under our clock.
+
+Horovod creates a class per call and calls ``super(self.__class__, self)`` in it, so that a subclass
+of ours would recurse forever; our methods are therefore set on that very class. They are functions
+of this module and find the trial through :mod:`hvd_autosync.runtime.current`: an optimizer stays
+as picklable as Horovod's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+from horovod.torch import functions as horovod_functions
+from horovod.torch import optimizer as horovod_optimizer
+from horovod.torch.compression import Compression
+from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, rank, size
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.optimizer.arguments import owned_knobs
+from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.schedule import Schedule
+
+_horovods_own = horovod_optimizer.DistributedOptimizer
+_horovods_broadcast = horovod_functions.broadcast_optimizer_state
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """An optimizer that reduces gradients across ranks before it applies them.
+
+    Arguments, errors and behaviour are those of ``horovod.torch.DistributedOptimizer``
+    (``horovod/torch/optimizer.py``). Gradients travel as the job's strategy says, unless the script
+    itself says how.
+
+    Returns:
+        An instance of a class that inherits from the class of ``optimizer``.
+    """
+    arguments = {
+        "compression": compression,
+        "backward_passes_per_step": backward_passes_per_step,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "num_groups": num_groups,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+    }
+    return distribute(
+        optimizer, named_parameters, arguments, current.plan, current.classes,
+        owned_knobs(arguments), current.schedule, current.protocol,
+    )  # fmt: skip
+
+
+def distribute(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    arguments: dict[str, Any],
+    plan: ExchangePlan | None,
+    classes: Classes,
+    owned: frozenset[str],
+    schedule: Schedule | None = None,
+    protocol: Protocol | None = None,
+) -> torch.optim.Optimizer:
+    """Wrap ``optimizer``, and put it under our clock in a trial.
+
+    Args:
+        optimizer: The optimizer to be wrapped.
+        named_parameters: Its parameters with their names.
+        arguments: All other arguments of ``horovod.torch.DistributedOptimizer``.
+        plan: How gradients travel; ``None``: as Horovod's own optimizer sends them, which is the
+            case too where the arguments decide it.
+        classes: Which parameters are in which class of the plan.
+        owned: Knobs that the script decides.
+        schedule: When replicas are made equal; ``None``: after every step.
+        protocol: Whether ranks wait for each other; ``None``: in every step.
+    """
+    distributed: torch.optim.Optimizer
+    decided = owned_knobs(arguments)
+    if "local_steps" in decided:
+        schedule = None
+    ours = (plan, schedule, protocol)
+    if "buckets" in decided or all(each is None for each in ours):
+        if "buckets" in decided and any(each is not None for each in ours) and rank() == 0:
+            print(
+                "hvd-autosync: the script's own call of DistributedOptimizer says how gradients "
+                "travel, so that what the strategy says of exchanges, local steps and protocols "
+                "is not used", file=sys.stderr,
+            )  # fmt: skip
+        distributed = _horovods_own(optimizer, named_parameters, **arguments)
+    else:
+        from hvd_autosync.runtime.optimizer.planned import planned_optimizer
+
+        distributed = planned_optimizer(
+            optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule,
+            protocol,
+        )  # fmt: skip
+    if current.run is not None or current.watch is not None or current.tally is not None:
+        adasum = arguments["op"] == Adasum and size() > 1
+        _put_under_clock(type(distributed), adasum=adasum)
+    if current.run is not None:
+        current.run.optimizer_created(distributed, owned)
+    return distributed
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """``horovod.torch.broadcast_optimizer_state``, also where ranks have states of their own.
+
+    Horovod writes into what ``state_dict()`` returns (``horovod/torch/functions.py``), so the
+    state itself has to be there.
+
+    Args:
+        optimizer: As there.
+        root_rank: As there.
+        model: As there.
+    """
+    owners = getattr(optimizer, "_owners", None)
+    if owners is not None:
+        owners.collect()
+    protocols = getattr(optimizer, "_protocols", None)
+    if protocols is not None:
+        protocols.leave()
+    _horovods_broadcast(optimizer, root_rank, model)
+    local = getattr(optimizer, "_local", None)
+    if local is not None:
+        local.share(root_rank)
+    if protocols is not None:
+        protocols.share(root_rank)
+    if hasattr(optimizer, "_exact"):
+        from hvd_autosync.runtime.guard.fallback import go_exactly
+
+        exact = torch.tensor([float(optimizer._exact)])
+        horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")
+        if exact.item():
+            go_exactly(optimizer)
+
+
+# broadcast_optimizer_state compares this with the module of the optimizer's class, to tell
+# whether step() would reduce gradients (horovod/torch/functions.py).
+DistributedOptimizer.__module__ = horovod_optimizer.__name__
+
+
+def _put_under_clock(cls: Any, *, adasum: bool) -> None:
+    """Put our ``step`` and ``synchronize`` before those of a class that Horovod created."""
+    cls._horovod_step = cls.step
+    if adasum:
+        cls.step = timed_adasum_step
+    else:
+        cls.step = timed_step
+        cls._horovod_synchronize = cls.synchronize
+        cls.synchronize = timed_synchronize
+
+
+def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """Horovod's ``step``, then the end of a training step."""
+    result = type(self)._horovod_step(self, closure)
+    _stepped(self)
+    return result
+
+
+def timed_synchronize(self: Any) -> None:
+    """Horovod's ``synchronize``; its time is time spent waiting."""
+    started = perf_counter()
+    type(self)._horovod_synchronize(self)
+    current.waited(perf_counter() - started)
+
+
+def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """The same for Adasum, which waits inside ``step``."""
+    started = perf_counter()
+    result = type(self)._horovod_step(self, closure)
+    current.waited(perf_counter() - started)
+    _stepped(self)
+    return result
+
+
+def _stepped(optimizer: Any) -> None:
+    for watcher in (current.run, current.watch, current.tally):
+        if watcher is not None:
+            watcher.optimizer_stepped(optimizer)
+
+
+for _step in (timed_step, timed_adasum_step):
+    # Horovod's step below is hooked already; torch must not run the step hooks once more.
+    _step.__dict__["hooked"] = True

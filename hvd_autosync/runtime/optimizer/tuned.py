@@ -1,0 +1,117 @@
+"""A strategy that rank 0 reads for all: from a file, or the best that is known for a model.
+
+The store's libraries are none of a worker's: a process of its own reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import allgather, local_rank, local_size, rank
+
+from hvd_autosync.errors import AutosyncError, ConfigurationError
+from hvd_autosync.runtime.collectives.agreement import tell_all
+from hvd_autosync.runtime.trial.trial_run import device_name
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.exchange_plan import Classes
+from hvd_autosync.search_space.strategy_file import read_strategy
+from hvd_autosync.util.program import run_main
+
+_LOOK_UP = run_main("hvd_autosync.traces.best_known")
+_LIMIT_S = 60.0
+#: Variables of this process that the look-up gets: it is no rank.
+_KEPT = ("HOME", "HVD_AUTOSYNC_STORE", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "XDG_DATA_HOME")
+
+
+def of_rank_0(
+    read: Callable[[], tuple[Strategy, Classes]], name: str
+) -> tuple[Strategy, Classes]:
+    """What ``read`` gives on rank 0, on every rank; a collective.
+
+    Args:
+        read: Reads the strategy; called on rank 0 alone.
+        name: Name of the operation.
+
+    Raises:
+        ConfigurationError: It raised one, on every rank.
+    """
+    said = b""
+    if rank() == 0:
+        try:
+            strategy, classes = read()
+            said = json.dumps({"knobs": dict(strategy), "classes": classes}).encode()
+        except AutosyncError as error:
+            said = json.dumps({"message": error.message, "hint": error.hint}).encode()
+    document = json.loads(tell_all(said, name))
+    if "message" in document:
+        raise ConfigurationError(document["message"], hint=document["hint"])
+    return read_strategy(document)
+
+
+def best_known(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]] | None
+) -> tuple[Strategy, Classes]:
+    """The winner of the newest study of this model on such a layout of ranks; a collective.
+
+    Without one the strategy is empty, and rank 0 says so.
+
+    Args:
+        optimizer: Holds the parameters.
+        named: Their names, as given to ``DistributedOptimizer``.
+    """
+    own = torch.tensor([local_size() if local_rank() == 0 else 0])
+    slots = [count for count in allgather(own, name="hvd_autosync.slots").tolist() if count]
+    device = next(p.device for group in optimizer.param_groups for p in group["params"])
+    question = {"parameters": _parameters(optimizer, named), "slots": slots,
+                "device": device_name(device)}  # fmt: skip
+    return of_rank_0(lambda: read_strategy(_look_up(question)), "tuned")
+
+
+def _parameters(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]] | None
+) -> list[list[Any]]:
+    """Name, shape and type of each parameter; names as Horovod's optimizer gives them."""
+    names = {id(parameter): name for name, parameter in named or ()}
+    return [
+        [
+            names.get(id(parameter), f"allreduce.noname.{i}.{j}"), list(parameter.shape),
+            str(parameter.dtype).removeprefix("torch."),
+        ]
+        for i, group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(group["params"])
+    ]  # fmt: skip
+
+
+def _look_up(question: dict[str, Any]) -> dict[str, Any]:
+    """The document of the best known strategy; empty where none is known.
+
+    Raises:
+        ConfigurationError: The store cannot be used.
+    """
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    try:
+        done = subprocess.run(
+            _LOOK_UP, input=json.dumps(question).encode(), env=environment,
+            stdout=subprocess.PIPE, timeout=_LIMIT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(
+            f"the best known strategy could not be looked up: {error}",
+            hint="See what hvd-autosync traces list says.",
+        ) from None
+    if not done.stdout:
+        print(
+            "hvd-autosync: no strategy is known for this model on these hosts; "
+            "tune it with horovodrun --autosync", file=sys.stderr,
+        )  # fmt: skip
+        return {}
+    found: dict[str, Any] = json.loads(done.stdout)
+    if "message" in found:
+        raise ConfigurationError(found["message"], hint=found["hint"])
+    return found

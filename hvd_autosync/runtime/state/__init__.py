@@ -1,0 +1,1 @@
+"""States of optimizers and replicas: cut, put together, swapped, made equal."""

@@ -1,0 +1,117 @@
+"""Optimizer states that each rank has for itself while replicas train apart.
+
+A script saves the optimizer on one rank. That rank asks the others for theirs, and each gets its
+own back when the checkpoint is loaded.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import rank, size
+
+from hvd_autosync.runtime.collectives.agreement import tell_all
+from hvd_autosync.runtime.collectives.peers import Peers
+from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries
+
+#: Place of a parameter among those of the optimizer -> its state.
+States = dict[int, dict[str, Any]]
+
+
+class RankStates:
+    """The states of one optimizer on all ranks; a collective when it is made.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+        optimizer: The optimizer.
+
+    Attributes:
+        lock: Held while the optimizer changes its state.
+    """
+
+    def __init__(self, name: str, optimizer: Any) -> None:
+        self.lock = threading.Lock()
+        self._name = f"states.{name}"
+        self._optimizer = weakref.ref(optimizer)
+        self._loaded: dict[int, States] = {}
+        self._peers = Peers(self._name, self._answer)
+        weakref.finalize(optimizer, self._peers.retire).atexit = False
+
+    def save(self) -> dict[int, States]:
+        """The states of all ranks by rank, this one's as it is.
+
+        Raises:
+            AutosyncError: A rank cannot be reached.
+        """
+        others = [each for each in range(size()) if each != rank()]
+        answers = zip(others, self._peers.ask_all(), strict=True)
+        return {rank(): self._own(), **{other: _states(answer) for other, answer in answers}}
+
+    def load(self, saved: dict[int, States]) -> States | None:
+        """This rank's states of a checkpoint; ``None`` where it has none.
+
+        Args:
+            saved: What :meth:`save` returned.
+        """
+        self._loaded = saved
+        return saved.get(rank())
+
+    def share(self, root: int) -> None:
+        """Let every rank have its states of the checkpoint that rank ``root`` has loaded.
+
+        A collective.
+
+        Args:
+            root: The rank.
+        """
+        for each in range(size()):
+            states = self._loaded.get(each, {}) if rank() == root else {}
+            text = tell_all(_encoded(states), f"{self._name}.{each}", root)
+            if each == rank() != root:
+                self._take(_states(text))
+        self.forget_loaded()
+
+    def forget_loaded(self) -> None:
+        """A checkpoint's states are those of a former time."""
+        self._loaded = {}
+
+    def _take(self, states: States) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None, "its owner is alive"
+        for place, parameter in enumerate(parameters_of(optimizer)):
+            own = optimizer.state.get(parameter, {})
+            for name, value in states.get(place, {}).items():
+                if isinstance(own.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
+                    own[name].copy_(value)
+                else:
+                    own[name] = value
+
+    def _own(self) -> States:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return {}
+        return {
+            place: dict(optimizer.state[parameter])
+            for place, parameter in enumerate(parameters_of(optimizer))
+            if optimizer.state.get(parameter)
+        }
+
+    def _answer(self) -> bytes:
+        with self.lock:
+            return _encoded(self._own())
+
+
+def parameters_of(optimizer: Any) -> list[torch.nn.Parameter]:
+    """The parameters of an optimizer, in its order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _encoded(states: States) -> bytes:
+    return encode_entries([Entry(place, 0, state) for place, state in states.items()])
+
+
+def _states(data: bytes) -> States:
+    return {entry.place: entry.state for entry in decode_entries(data)}

@@ -1,0 +1,139 @@
+"""Makes whole replicas equal, after steps that not all ranks have made."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from typing import Any
+
+import torch
+from horovod.torch import mpi_ops
+from horovod.torch.mpi_ops import Sum, allreduce, broadcast_, rank, size
+from torch.optim.lr_scheduler import LRScheduler
+
+from hvd_autosync.runtime.collectives.agreement import tell_all
+from hvd_autosync.runtime.state.normalization import running_statistics
+from hvd_autosync.runtime.state.rank_states import parameters_of
+from hvd_autosync.runtime.state.states import (
+    Entry,
+    decode_entries,
+    encode_entries,
+    flat_state,
+    put_together,
+    take_states,
+)
+
+#: Learning rates of an optimizer, and the states of their schedulers.
+Rates = dict[str, Any]
+
+
+class Replicas:
+    """The replicas of one optimizer's parameters, with all that belongs to them.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, name: str, optimizer: Any) -> None:
+        self._name = f"hvd_autosync.replicas.{name}"
+        self._reference = weakref.ref(optimizer)
+        self._known_statistics: list[torch.Tensor] | None = None
+
+    def average_statistics(self) -> None:
+        """Let running statistics be the mean of all ranks'; a collective."""
+        statistics = self._statistics()
+        if not statistics:
+            return
+        flat = torch.cat([each.detach().double().cpu().view(-1) for each in statistics])
+        mean = allreduce(flat, op=Sum, name=f"{self._name}.statistics") / size()
+        parts = mean.split([each.numel() for each in statistics])
+        for statistic, part in zip(statistics, parts, strict=True):
+            statistic.detach().copy_(part.view(statistic.shape))
+
+    def catch_up(self) -> Rates:
+        """Wait until all ranks are here, and have what the last of them has; a collective.
+
+        Who waits takes no part in the others' steps, as Horovod's ``join()`` has it.
+
+        Returns:
+            The last one's learning rates, for :meth:`take_rates`.
+        """
+        last = mpi_ops.join()
+        optimizer = self._optimizer
+        parameters = parameters_of(optimizer)
+        for place, tensor in enumerate([*parameters, *self._statistics()]):
+            broadcast_(tensor.detach(), last, name=f"{self._name}.last.{place}")
+        states, rates = b"", b""
+        if rank() == last:
+            entries = [
+                Entry(place, 0, flat_state(optimizer.state[each], each))
+                for place, each in enumerate(parameters) if optimizer.state.get(each)
+            ]  # fmt: skip
+            states, rates = encode_entries(entries), json.dumps(_rates(optimizer)).encode()
+        states = tell_all(states, f"{self._name}.states", last)
+        take_states(optimizer, put_together(decode_entries(states), parameters))
+        return dict(json.loads(tell_all(rates, f"{self._name}.rates", last)))
+
+    def take_rates(self, rates: Rates) -> None:
+        """Take over learning rates, and what schedulers have counted."""
+        _take_rates(self._optimizer, rates)
+
+    @property
+    def _optimizer(self) -> Any:
+        optimizer = self._reference()
+        assert optimizer is not None, "its owner is alive"
+        return optimizer
+
+    def _statistics(self) -> list[torch.Tensor]:
+        if self._known_statistics is None:
+            self._known_statistics = running_statistics(parameters_of(self._optimizer))
+        return self._known_statistics
+
+
+def _rates(optimizer: Any) -> Rates:
+    """The learning rates, and what their schedulers count.
+
+    A scheduler that counts steps would go on from fewer on a rank that has made fewer.
+    """
+    schedulers = [
+        {name: value for name, value in vars(each).items() if _plain(value)}
+        for each in _schedulers(optimizer)
+    ]
+    return {
+        "rates": [float(group["lr"]) for group in optimizer.param_groups],
+        "schedulers": schedulers,
+    }
+
+
+def _take_rates(optimizer: Any, told: Rates) -> None:
+    own = _schedulers(optimizer)
+    if len(own) == len(told["schedulers"]):
+        for scheduler, counts in zip(own, told["schedulers"], strict=True):
+            vars(scheduler).update(counts)
+    for group, rate in zip(optimizer.param_groups, told["rates"], strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _schedulers(optimizer: Any) -> list[LRScheduler]:
+    """Those of an optimizer, also of the one that it was made from, in order of their names.
+
+    Horovod's optimizer has the same groups as the script's (``horovod/torch/optimizer.py``).
+    """
+    first = optimizer.param_groups[0]
+    found = [
+        each for each in gc.get_objects()
+        if issubclass(type(each), LRScheduler) and each.optimizer.param_groups
+        and each.optimizer.param_groups[0] is first
+    ]  # fmt: skip
+    return sorted(found, key=lambda each: type(each).__qualname__)
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))

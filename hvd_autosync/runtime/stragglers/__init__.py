@@ -1,0 +1,1 @@
+"""Which ranks are slow, and what is done about it."""

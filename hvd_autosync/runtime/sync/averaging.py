@@ -1,0 +1,123 @@
+"""Averages parameters: each rank's change since they were equal, by any exchange, with any codec.
+
+``x = anchor + mean over ranks of (x_i - anchor)``, which is the mean of x_i. A change has zeros
+where nothing was trained, it is what codecs with error feedback are for, and the anchor is there to
+return to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
+
+from hvd_autosync.runtime.exchange.buckets import Bucket, wire_dtype
+from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
+from hvd_autosync.runtime.exchange.exchanges import Scaling
+from hvd_autosync.runtime.exchange.planning import Planning
+from hvd_autosync.runtime.state.rank_states import parameters_of
+from hvd_autosync.search_space.exchange_plan import ExchangePlan
+
+
+class Averaging:
+    """The parameters of one optimizer, which ranks change apart and make equal again.
+
+    Takes twice the memory of the parameters beside them.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+        named: Parameter -> its name and its class; the same on all ranks, in the same order.
+        plan: How the changes travel.
+
+    Attributes:
+        parameters: In their order.
+        dispatcher: Of the changes.
+    """
+
+    def __init__(
+        self, name: str, named: Mapping[torch.nn.Parameter, tuple[str, str]], plan: ExchangePlan
+    ) -> None:
+        self._name = f"hvd_autosync.average.{name}"
+        self.parameters = tuple(named)
+        self._anchors = [parameter.detach().clone() for parameter in named]
+        # Contiguous, whatever parameters are: buckets would replace others by copies.
+        self._changes = [
+            torch.zeros_like(anchor, memory_format=torch.contiguous_format)
+            for anchor in self._anchors
+        ]
+        # What buckets carry is a parameter's gradient: here, that of a twin in the same memory.
+        self._twins = [torch.nn.Parameter(each.detach(), requires_grad=False) for each in named]
+        for twin, change in zip(self._twins, self._changes, strict=True):
+            twin.grad = change
+        names = {
+            twin: (f"average.{own}", parameter_class)
+            for twin, (own, parameter_class) in zip(self._twins, named.values(), strict=True)
+        }
+        planning = Planning(plan, names, Scaling(1.0, 1.0 / size()))
+
+        def make_buckets(_: Any) -> list[Bucket]:
+            return planning.buckets(self._twins, set())
+
+        self.dispatcher = Dispatcher(
+            self._name, make_buckets, planning.plain(self._twins), lambda: None
+        )
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Parameters are equal now."""
+        torch._foreach_copy_(self._anchors, self._data())
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Add up the changes of all ranks; a collective."""
+        torch._foreach_copy_(self._changes, self._data())
+        torch._foreach_sub_(self._changes, self._anchors)
+        for twin in self._twins:
+            self.dispatcher.arrived(twin)
+        self.dispatcher.finish()
+
+    @torch.no_grad()
+    def take(self, ranks: int) -> None:
+        """Take over the mean of the changes: parameters are equal.
+
+        Args:
+            ranks: How many ranks took part; those that wait in ``hvd.join()`` do not.
+        """
+        if ranks < size():
+            torch._foreach_mul_(self._changes, size() / ranks)
+        torch._foreach_add_(self._anchors, self._changes)
+        torch._foreach_copy_(self._data(), self._anchors)
+
+    def _data(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self.parameters]
+
+    def average_tensors(self, what: str, tensors: Sequence[torch.Tensor], ranks: int) -> None:
+        """Make other tensors of floating-point numbers equal, each by its mean; a collective.
+
+        Args:
+            what: Names the operations.
+            tensors: The same on all ranks, in the same order.
+            ranks: As of :meth:`take`.
+        """
+        sent = [
+            each.detach().to(wire_dtype(each.dtype), copy=True).contiguous() for each in tensors
+        ]
+        handles = [
+            allreduce_async_(each, name=f"{self._name}.{what}.{i}", op=Sum)
+            for i, each in enumerate(sent)
+        ]
+        for tensor, total, handle in zip(tensors, sent, handles, strict=True):
+            synchronize(handle)
+            tensor.detach().copy_(total.div_(ranks))
+
+
+def moments(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
+    """The numbers that an optimizer carries from step to step, each with a name, in order."""
+    return [
+        (f"{place}.{name}", value)
+        for place, parameter in enumerate(parameters_of(optimizer))
+        for name, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]

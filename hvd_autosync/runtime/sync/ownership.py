@@ -1,0 +1,147 @@
+"""What the owner of shares does with the gradients that reach it, and whom it answers when.
+
+Under ASP it makes a step of every gradient as it comes, and answers at once. Under SSP(s) it keeps
+back the answer to a rank that is more than s steps ahead of the slowest. Under SSP(0) ranks are all
+at the same step, so it makes one step of the mean of their gradients, which is the step of BSP.
+A rank that has said that it rests is waited for by nobody until the next stretch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hvd_autosync.runtime.sync.shards import Share
+from hvd_autosync.search_space.protocol import Protocol
+
+#: Steps of a rank until a ramped momentum is whole again.
+_RAMP = 100
+
+
+@dataclass(frozen=True)
+class Push:
+    """A gradient of one rank for one bucket.
+
+    Attributes:
+        source: The rank.
+        bucket: Number of the bucket.
+        clock: The rank's step in this stretch, from 1.
+        version: Of the parameters that the gradient was computed with; -1: the first ones.
+        rates: The learning rates of that step, by group of the optimizer.
+        absent: Places in the bucket of parameters without a gradient.
+    """
+
+    source: int
+    bucket: int
+    clock: int
+    version: int
+    rates: Sequence[float]
+    absent: Collection[int] = ()
+
+
+@dataclass
+class _Owned:
+    """One share, and what is known of the ranks that send it gradients.
+
+    Attributes:
+        share: The share.
+        clocks: Rank -> its last step in this stretch.
+        unanswered: Rank -> what it sent last and got no answer to.
+    """
+
+    share: Share
+    clocks: dict[int, int] = field(default_factory=dict)
+    unanswered: dict[int, Push] = field(default_factory=dict)
+
+
+class Ownership:
+    """All that one rank owns.
+
+    Args:
+        shares: By bucket.
+        ranks: The number of ranks.
+        protocol: The protocol.
+        summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
+
+    Attributes:
+        staleness: By how many steps of other ranks the parameters had moved on when a gradient of
+            them arrived -> how often that was so.
+    """
+
+    def __init__(
+        self, shares: Sequence[Share], ranks: int, protocol: Protocol, *, summed: bool
+    ) -> None:
+        self.staleness: Counter[int] = Counter()
+        self._owned = [_Owned(share) for share in shares]
+        self._ranks = ranks
+        self._protocol = protocol
+        self._most_ahead = protocol.staleness if protocol.kind == "ssp" else None
+        divided = ranks if protocol.rate == "divided" else 1
+        self._rate = (ranks if summed else 1) / divided
+        self._summed = summed
+        self._resting: set[int] = set()
+
+    @property
+    def shares(self) -> list[Share]:
+        """By bucket."""
+        return [owned.share for owned in self._owned]
+
+    @property
+    def all_rest(self) -> bool:
+        """Whether every rank has made its last step of this stretch."""
+        return len(self._resting) == self._ranks
+
+    def begin_stretch(self) -> None:
+        """All ranks make steps again, each its first one of the stretch."""
+        self._resting.clear()
+        for owned in self._owned:
+            owned.clocks.clear()
+
+    def pushed(self, push: Push, gradient: torch.Tensor) -> Iterator[Push]:
+        """A gradient has arrived; gives those that can be answered now."""
+        owned = self._owned[push.bucket]
+        owned.clocks[push.source] = push.clock
+        owned.unanswered[push.source] = push
+        share = owned.share
+        share.add(gradient, push.absent)
+        if self._most_ahead != 0:
+            self.staleness[share.version - max(push.version, 0)] += 1
+            steps = share.version // self._ranks
+            momentum = self._protocol.momentum_factor(steps, self._ranks, _RAMP)
+            share.step([rate * self._rate for rate in push.rates], momentum)
+        yield from self._answered(owned)
+
+    def rested(self, rank: int) -> Iterator[Push]:
+        """A rank has made its last step of this stretch; gives those that can be answered now."""
+        self._resting.add(rank)
+        for owned in self._owned:
+            yield from self._answered(owned)
+
+    def _answered(self, owned: _Owned) -> list[Push]:
+        awaited = set(range(self._ranks)) - self._resting
+        if self._most_ahead is None:
+            ready = list(owned.unanswered.values())
+        elif self._most_ahead == 0:
+            ready = self._step_of_all(owned, awaited)
+        else:
+            slowest = min((owned.clocks.get(each, 0) for each in awaited), default=None)
+            ready = [
+                push for push in owned.unanswered.values()
+                if slowest is None or push.clock - slowest <= self._most_ahead
+            ]  # fmt: skip
+        for push in ready:
+            del owned.unanswered[push.source]
+        return ready
+
+    def _step_of_all(self, owned: _Owned, awaited: set[int]) -> list[Push]:
+        """Make the step of BSP if the gradients of all ranks that make one are here."""
+        here = owned.unanswered
+        if not here or not awaited <= set(here):
+            return []
+        self.staleness[0] += len(here)
+        rates = here[min(here)].rates
+        owned.share.step(rates, scale=1.0 if self._summed else 1 / len(here))
+        return list(here.values())

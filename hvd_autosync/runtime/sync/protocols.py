@@ -1,0 +1,437 @@
+"""Phases of a training: steps that all ranks make together, and steps without a barrier.
+
+All ranks go from one phase to the other at once. From BSP they do so after a vote in some step;
+without a barrier only where all of them stop: at the end of a pass over the training data, or when
+rank 0 has told them to. What a script evaluates or saves after a pass is the same on all ranks::
+
+    BSP ... | vote: begin | steps without a barrier | meet: all have ended the pass, or end | ...
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import Sum, allreduce, rank, size
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.agreement import (
+    add_up,
+    agree_steps,
+    gather_bytes,
+    same_on_all,
+    tell_all,
+)
+from hvd_autosync.runtime.collectives.peers import Peers
+from hvd_autosync.runtime.collectives.remarks import Remark, say_of_all
+from hvd_autosync.runtime.guard.supervision import Supervision
+from hvd_autosync.runtime.measure.pace import Pace
+from hvd_autosync.runtime.patches.joining import Joiner, tell_of_joins
+from hvd_autosync.runtime.patches.passes import Passes
+from hvd_autosync.runtime.state.rank_states import parameters_of
+from hvd_autosync.runtime.state.replicas import Replicas
+from hvd_autosync.runtime.state.states import (
+    decode_entries,
+    encode_entries,
+    put_together,
+    take_states,
+)
+from hvd_autosync.runtime.stragglers.attendance import Attendance
+from hvd_autosync.runtime.stragglers.balancing import Balancing
+from hvd_autosync.runtime.stragglers.straggling import Stragglers
+from hvd_autosync.runtime.sync.asynchronous import Asynchronous, Letter
+from hvd_autosync.runtime.sync.local_steps import LocalSteps
+from hvd_autosync.runtime.sync.stopping import Stopping
+from hvd_autosync.runtime.sync.suitability import check_alone
+from hvd_autosync.runtime.sync.work import Work
+from hvd_autosync.search_space.protocol import Protocol
+
+#: Steps between two votes on the phase.
+_VOTE_EVERY = 8
+
+
+class Protocols(Joiner):
+    """The phases of one optimizer; a collective when it is made.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+        optimizer: Horovod's optimizer, of our class.
+        protocol: What the phases are.
+        supervision: Its guard's side.
+        local: Its rounds in the phase with barriers, if it has any.
+        summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
+
+    Attributes:
+        running: Whether steps have no barrier now.
+        step: Steps of this rank so far.
+    """
+
+    def __init__(
+        self, name: str, optimizer: Any, protocol: Protocol, supervision: Supervision,
+        local: LocalSteps | None, *, summed: bool,
+    ) -> None:  # fmt: skip
+        self.running = False
+        self.step = 0
+        self._name = f"hvd_autosync.protocols.{name}"
+        self._own_name = name
+        self._optimizer = weakref.ref(optimizer)
+        self._protocol = protocol
+        self._supervision = supervision
+        self._summed = summed
+        self._local = local
+        self._passes = Passes(self)
+        self._balancing: Balancing | None = None
+        if protocol.stragglers == "balance":
+            self._balancing = Balancing(rank(), size(), self._passes)
+        tell_of_joins(self)
+        self._peers = Peers(f"protocols.{name}", self._answer)
+        weakref.finalize(optimizer, self._peers.retire).atexit = False
+        self._asynchronous: Asynchronous | None = None
+        #: Gradients in the order in which they arrived in the first step.
+        self._order: dict[torch.nn.Parameter, None] = {}
+        #: Whether the script looks at gradients before the optimizer uses them.
+        self._looks = False
+        self._script_averages = False
+        self._work = Work(protocol, self._passes)
+        self._voted = 0
+        #: Whether ranks wait for each other for good.
+        self._stopped = False
+        #: Whether this stretch began in the middle of passes, whose ends are still to come.
+        self._interrupted = False
+        self._no_ends = Remark(
+            "ranks go on to wait for each other until an end of a pass is known; feed the training "
+            "by a torch.utils.data.DataLoader that has a length, or call "
+            "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
+        )
+        self._replicas = Replicas(name, optimizer)
+        self._attendance = Attendance(self._replicas, summed=summed)
+        self._stragglers = Stragglers(protocol.stragglers, size())
+        self._stopping = Stopping(supervision, self._stragglers)
+        self.pace = Pace()
+
+    @property
+    def equal(self) -> bool:
+        """Whether parameters are the same on all ranks, and all have made the same steps."""
+        if self._asynchronous is not None and self.running:
+            return self._asynchronous.clock == 0
+        return self._attendance.equal
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """By how many steps of others the parameters of a gradient were old -> how often."""
+        return {} if self._asynchronous is None else self._asynchronous.staleness
+
+    @property
+    def straggler_noticed(self) -> bool:
+        """Whether something is done about a straggler now."""
+        return bool(self._attendance.absent) or self._stragglers.present or self.balanced
+
+    @property
+    def balanced(self) -> bool:
+        """Whether ranks have batches of different sizes."""
+        return self._balancing is not None and self._balancing.unequal
+
+    def arrived(self, parameter: torch.nn.Parameter) -> None:
+        """A gradient is complete."""
+        if self.running:
+            assert self._asynchronous is not None, "it runs"
+            if not self._looks:
+                self._asynchronous.arrived(parameter)
+        elif self._asynchronous is None:
+            self._order[parameter] = None  # the first step's order, others change nothing
+
+    def looked_at(self) -> None:
+        """The script looks at gradients itself: from now on they are sent when it is done."""
+        self._looks = True
+
+    def await_device(self) -> None:
+        """Let what an accelerator still computes of this step count as computing, not waiting."""
+        if self._protocol.stragglers != "none" and torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+
+    def exchange(self) -> None:
+        """The optimizer's turn, in a step without a barrier.
+
+        Raises:
+            AutosyncError: Another rank is gone.
+        """
+        assert self._asynchronous is not None, "it runs"
+        self._asynchronous.exchange()
+
+    def stepped(self) -> None:
+        """A step was made."""
+        self.step += 1
+        check_alone(self, self._protocol)
+        computed_s = self.pace.stepped()
+        self._passes.stepped()
+        if self._balancing is not None:
+            self._balancing.stepped(computed_s)
+        began = perf_counter()
+        if self._passes.at_end and not self.equal:
+            self.average()
+        elif self.running:
+            self._step_without_barrier(computed_s)
+        elif (self._local is None or self._local.equal) and self._due():
+            self._vote()
+        self.pace.waited(perf_counter() - began)
+
+    def interrupt(self) -> None:
+        """Another pass begins in the middle of one, as for an evaluation; a collective.
+
+        Raises:
+            ConfigurationError: Only some ranks are there.
+        """
+        if self.running:
+            self._meet(ended=True, interrupted=True)
+        # Else those that make steps together have the same parameters.
+
+    def average(self) -> None:
+        """A pass is over: stop where all ranks do; a collective."""
+        if self._optimizer() is None:
+            return  # it was dropped before the iterator that fed it
+        if self.running:
+            # One that was interrupted is still to be ended where some ranks have no step left.
+            if self._interrupted or not self.equal:
+                self._meet(ended=True)
+        else:
+            self._attendance.pass_ended()
+
+    def average_for_script(self) -> None:
+        """The script says that parameters must be the same; it need not have passes."""
+        self._script_averages = True
+        self.average()
+
+    def all_joined(self) -> None:
+        """All ranks have just left ``join()``; a collective."""
+        self._attendance.unequal = False
+        self.step = agree_steps(self.step, self._name)
+        self._voted = self.step
+        # Who waited there has missed votes.
+        self._work.agree(f"{self._name}.samples")
+        if not same_on_all([self._stragglers.windows], f"{self._name}.windows"):
+            self._stragglers.forget()
+        if self._balancing is not None:
+            self._balancing.forget()
+
+    def equalize(self) -> None:
+        """Let batches of ranks be equal from now on; a collective."""
+        if self._balancing is not None:
+            planned = agree_steps(self._balancing.planned, f"{self._name}.planned")
+            self._balancing.end(planned)
+
+    def stop(self) -> None:
+        """Let ranks wait for each other for good."""
+        self._stopped = True
+
+    def leave(self) -> None:
+        """Let parameters and states be whole on all ranks; a collective."""
+        if self.running:
+            self._meet(ended=False, leaving=True)
+
+    def whole_states(self) -> dict[int, dict[str, Any]]:
+        """The states that owners have: place of the parameter -> its state.
+
+        Raises:
+            AutosyncError: A rank cannot be reached.
+        """
+        if not self.running:
+            return {}
+        answers = [self._answer(), *self._peers.ask_all()]
+        entries = [entry for answer in answers for entry in decode_entries(answer)]
+        return put_together(entries, parameters_of(self._owner))
+
+    def save(self) -> dict[str, Any]:
+        """What has to be saved for the phases to go on."""
+        return {"step": self.step, "samples": self._work.save()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on where :meth:`save` was called, whose states the optimizer loads, too."""
+        self._attendance.unequal = False
+        self.step = saved["step"]
+        self._work.load(saved["samples"])
+        self._voted = self.step - _VOTE_EVERY
+
+    def share(self, root: int) -> None:
+        """Let all ranks go on where rank ``root`` is; a collective."""
+        told = tell_all(json.dumps(self.save()).encode(), f"{self._name}.place", root)
+        self.load(json.loads(told))
+
+    def _answer(self) -> bytes:
+        asynchronous = self._asynchronous
+        return encode_entries([] if asynchronous is None else asynchronous.entries())
+
+    @property
+    def _owner(self) -> Any:
+        optimizer = self._optimizer()
+        assert optimizer is not None, "its owner is alive"
+        return optimizer
+
+    def _due(self) -> bool:
+        if self._stopped:
+            return False
+        watched = self._protocol.stragglers != "none"
+        if self._protocol.needs_total and not self._protocol.total and not watched:
+            if self.step == 1:
+                say_of_all(
+                    "how many samples this training takes is not known yet, so that ranks wait for "
+                    "each other all the time; set total_samples"
+                )
+            return False
+        return self.step == 1 or self.step - self._voted >= _VOTE_EVERY
+
+    def _vote(self) -> None:
+        """Begin steps without a barrier if it is time; a collective."""
+        self._voted = self.step
+        # Elastic ends a straggler's pass, and where a script averages itself there is none to end.
+        known = self._passes.seen or (
+            self._script_averages and self._protocol.stragglers != "elastic"
+        )
+        own = [known, self._work.new_samples(), self.pace.seconds]
+        if self._balancing is not None:
+            own += self._balancing.vote()
+        votes = torch.zeros(size(), len(own), dtype=torch.float64)
+        votes[rank()] = torch.tensor(own, dtype=torch.float64)
+        told = allreduce(votes, op=Sum, name=f"{self._name}.vote")
+        in_favour, samples = told[:, :2].sum(0).tolist()
+        seconds = told[:, 2].tolist()
+        self._work.add(samples, self.step)
+        if self._balancing is not None and not self._attendance.unequal:
+            self._balancing.voted(told[:, 3:].tolist())
+        waiting = self._work.synchronous
+        # Those who are left out do not vote: the others must not learn what they cannot know.
+        slow = frozenset() if self._attendance.unequal else self._stragglers.window(seconds)
+        if self._attendance.unequal or (waiting and not slow):
+            return
+        if in_favour == size():
+            if waiting and self._protocol.stragglers == "elastic":
+                if self._attendance.leave_out(slow):
+                    self._passes.cut()
+            else:
+                self._begin()
+        elif not known:
+            self._no_ends.seen(self.step)
+        if known:
+            self._no_ends.gone()
+
+    def _begin(self) -> None:
+        if self._local is not None:
+            self._local.pause()
+        self._supervision.at_rest(self.step, waiting=True)
+        if self._asynchronous is None:
+            watched = self._owner._requires_update
+            everything = [each for each in parameters_of(self._owner) if each in watched]
+            self._asynchronous = Asynchronous(
+                self._own_name, self._owner, self._protocol, summed=self._summed,
+                order=list(dict.fromkeys([*self._order, *everything])), heed=self._heed,
+            )  # fmt: skip
+        self._asynchronous.begin()
+        self.running = self._interrupted = True
+        if current.tally is not None:
+            current.tally.without_barrier = True
+
+    def rescale(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Make means of all ranks those of the ranks that took part."""
+        self._attendance.rescale(gradients)
+
+    def _step_without_barrier(self, computed_s: float) -> None:
+        assert self._asynchronous is not None, "it runs"
+        if self._stopping.stepped(self._asynchronous, computed_s):
+            self._meet(ended=False, leaving=True)
+
+    def _heed(self, source: int, letter: Letter) -> None:
+        """A letter that is not about parameters; called in the thread that reads them."""
+        if self._asynchronous is not None:
+            self._stopping.heed(self._asynchronous, source, letter)
+
+    def _meet(self, *, ended: bool, leaving: bool = False, interrupted: bool = False) -> None:
+        """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
+
+        Args:
+            ended: Whether this rank's pass is over.
+            leaving: Whether this phase is.
+            interrupted: Whether this rank's pass goes on later.
+
+        Raises:
+            AutosyncError: Another rank is gone.
+            ConfigurationError: Some ranks have ended their passes, others interrupt them.
+        """
+        asynchronous = self._asynchronous
+        assert asynchronous is not None, "it runs"
+        self._interrupted = interrupted
+        asynchronous.rest()
+        at_their_end, leaving_ranks, interrupting, samples, steps, clocks = add_up(
+            [
+                ended, leaving, interrupted, self._work.new_samples(), self.step,
+                asynchronous.clock,
+            ],
+            f"{self._name}.meet", asynchronous.check,
+        )  # fmt: skip
+        if not leaving_ranks:
+            _check_interrupting(interrupting)
+        self._work.add(samples, self.step)
+        asynchronous.refresh()
+        self._replicas.average_statistics()
+        asynchronous.await_rest()  # after their losses
+        # Nobody changes what another is about to take.
+        broken_ranks, slow, behind, gradients = self._met()
+        self._stragglers.present = slow > 0
+        due = self._work.synchronous and not slow
+        waiting = leaving_ranks + broken_ranks > 0 or due
+        if gradients and (waiting or asynchronous.stretch == 1):
+            say_of_all(
+                f"without a barrier gradients were {behind / gradients:.1f} steps of other ranks "
+                "old on average"
+            )
+        if waiting:
+            self._take_back(asynchronous)
+        self._supervision.at_rest(
+            round(steps / size()), waiting=waiting, healthy=broken_ranks == 0
+        )
+        if not waiting:
+            asynchronous.go_on()
+            return
+        self._stragglers.forget()
+        self.step = self._voted = agree_steps(self.step, self._name)
+        if self._local is not None:
+            self._local.resume()
+        if broken_ranks:
+            self._supervision.fall_back()
+        # In the middle of their passes ranks have different numbers of steps before them.
+        self._attendance.unequal = at_their_end < size() and clocks > 0
+        if self._attendance.unequal and ended and not interrupted:
+            self._attendance.catch_up()
+
+    def _met(self) -> list[float]:
+        """Sums over ranks: broken; slow; steps that gradients were old; gradients."""
+        own = [
+            self._stopping.broken, self._stragglers.present and rank() == 0,
+            sum(age * count for age, count in self.staleness.items()),
+            sum(self.staleness.values()),
+        ]  # fmt: skip
+        sums = allreduce(
+            torch.tensor(own, dtype=torch.float64), op=Sum, name=f"{self._name}.met"
+        )
+        return [float(each) for each in sums]
+
+    def _take_back(self, asynchronous: Asynchronous) -> None:
+        """Have all states on all ranks again; a collective."""
+        texts = gather_bytes(self._answer(), f"{self._name}.states")
+        entries = [entry for text in texts for entry in decode_entries(text)]
+        take_states(self._owner, put_together(entries, parameters_of(self._owner)))
+        asynchronous.end()
+        self.running = False
+
+
+def _check_interrupting(ranks: float) -> None:
+    if ranks not in (0, size()):
+        raise ConfigurationError(
+            f"{ranks:.0f} of {size()} ranks begin another pass in the middle of one, where nobody "
+            "waits for the others",
+            hint="Evaluate on all ranks or between passes, or leave protocol knobs out of the "
+            "strategy.",
+        )

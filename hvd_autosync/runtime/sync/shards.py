@@ -1,0 +1,284 @@
+"""Shards: what each rank owns of the parameters where no rank waits for others, and its steps.
+
+Parameters are gathered in buckets, and each bucket is cut into as many shares of about equal size
+as there are ranks, so that owners have the same bytes, and the same work at every moment of a
+backward. A share is stepped whenever a gradient of it arrives, by an optimizer of the script's own
+class with the options of the script's own, which holds nothing but the share; momentum and all
+other states are kept with it. (Parameter servers with all ranks as servers; Li et al., OSDI 2014.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvd_autosync.runtime.exchange.buckets import split_evenly
+from hvd_autosync.runtime.exchange.sharded import even_shares
+from hvd_autosync.runtime.state.states import Entry, flat_state
+from hvd_autosync.runtime.state.substitution import own_class, steps_by_element
+from hvd_autosync.search_space.protocol import push_count
+
+#: Options of an optimizer that need parameters on a device.
+_ON_DEVICES = frozenset({"capturable", "fused"})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a parameter.
+
+    Attributes:
+        place: Its place in the bucket.
+        whole: The parameter.
+        begin: Its first element of ``whole``, flattened.
+        count: Number of its elements.
+    """
+
+    place: int
+    whole: torch.nn.Parameter
+    begin: int
+    count: int
+
+
+class Bucket:
+    """Parameters of one type, in the order in which their gradients arrive.
+
+    Args:
+        number: Its place among the buckets.
+        parameters: Its parameters.
+        shares: Elements that each rank owns of it, in order of rank.
+
+    Attributes:
+        parameters: Its parameters.
+        flat: This rank's gradients, ready to be sent.
+        fresh: The parameters as their owners have sent them last.
+    """
+
+    def __init__(
+        self, number: int, parameters: Sequence[torch.nn.Parameter], shares: Sequence[int]
+    ) -> None:
+        self.number = number
+        self.parameters = tuple(parameters)
+        first = self.parameters[0]
+        # Messages are read and written by the processor, wherever parameters are.
+        self.flat = torch.zeros(sum(shares), dtype=first.dtype)
+        self.fresh = torch.zeros_like(self.flat)
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self._places = dict(zip(self.parameters, self.flat.split(sizes), strict=True))
+        self._fresh = self.fresh.split(sizes)
+        #: Versions of the parameters when the model was last given what has arrived.
+        self._written: list[int] = []
+        ends = list(itertools.accumulate(shares))
+        self._bounds = [(end - count, end) for end, count in zip(ends, shares, strict=True)]
+
+    def keep_gradient(self, parameter: torch.nn.Parameter) -> None:
+        """Copy the gradient of one parameter to where it is sent from; zeros if it has none."""
+        gradient = parameter.grad
+        if gradient is None:
+            self._places[parameter].zero_()
+            return
+        dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+        self._places[parameter].copy_(dense.reshape(-1))
+
+    def share_of(self, owner: int, tensor: torch.Tensor) -> torch.Tensor:
+        """What ``owner`` has of ``tensor``, which is as long as the bucket."""
+        begin, end = self._bounds[owner]
+        return tensor[begin:end]
+
+    def moved(self) -> bool:
+        """Whether somebody has written to a parameter since, other than by ``.data``."""
+        return self._written != [parameter._version for parameter in self.parameters]
+
+    def untouched(self) -> bool:
+        """Whether the model's parameters are what has arrived; numbers that are none count not."""
+        return all(
+            torch.equal(parameter.detach().reshape(-1).cpu(), values) or not values.isfinite().all()
+            for parameter, values in zip(self.parameters, self._fresh, strict=True)
+        )
+
+    @torch.no_grad()
+    def take_fresh(self) -> None:
+        """Let the model have the parameters that have arrived."""
+        for parameter, values in zip(self.parameters, self._fresh, strict=True):
+            parameter.detach().copy_(values.view(parameter.shape))
+        self._written = [parameter._version for parameter in self.parameters]
+
+    @torch.no_grad()
+    def keep_parameters(self) -> None:
+        """The model's parameters are what owners have."""
+        for parameter, values in zip(self.parameters, self._fresh, strict=True):
+            values.copy_(parameter.detach().reshape(-1))
+        self._written = [parameter._version for parameter in self.parameters]
+
+    def pieces(self, owner: int) -> list[Piece]:
+        """What ``owner`` has, in order."""
+        begin, end = self._bounds[owner]
+        found, offset = [], 0
+        for place, parameter in enumerate(self.parameters):
+            first, last = max(begin - offset, 0), min(end - offset, parameter.numel())
+            if first < last:
+                found.append(Piece(place, parameter, first, last - first))
+            offset += parameter.numel()
+        return found
+
+
+def make_buckets(optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int) -> list[Bucket]:
+    """The buckets of an optimizer's parameters.
+
+    Args:
+        optimizer: The wrapped optimizer.
+        order: Its parameters, in the order in which gradients arrive; the same on all ranks.
+        ranks: The number of ranks.
+    """
+    whole = sum(parameter.numel() * parameter.element_size() for parameter in order)
+    buckets: list[Bucket] = []
+    for dtype in dict.fromkeys(parameter.dtype for parameter in order):
+        own = [parameter for parameter in order if parameter.dtype is dtype]
+        sizes = [parameter.numel() * parameter.element_size() for parameter in own]
+        count = max(round(push_count(whole) * sum(sizes) / max(whole, 1)), 1)
+        for group in split_evenly(sizes, count):
+            members = [own[i] for i in group]
+            counts = [parameter.numel() for parameter in members]
+            even = even_shares(sum(counts), ranks)
+            shares = even if steps_by_element(optimizer) else _whole_tensors(counts, even)
+            buckets.append(Bucket(len(buckets), members, shares))
+    return buckets
+
+
+def _whole_tensors(counts: Sequence[int], even: Sequence[int]) -> list[int]:
+    """Shares near ``even`` that cut no tensor, for optimizers that look at whole ones."""
+    ends = [0, *itertools.accumulate(counts)]
+    cuts = [min(ends, key=lambda end: abs(end - wanted)) for wanted in itertools.accumulate(even)]
+    return [end - begin for begin, end in zip([0, *cuts[:-1]], cuts, strict=True)]
+
+
+class Share:
+    """What this rank owns of one bucket, with the optimizer that steps it.
+
+    Args:
+        bucket: The bucket, whose ``fresh`` are the parameters now.
+        owner: This rank.
+        optimizer: The wrapped optimizer, whose states are the same on all ranks now.
+
+    Attributes:
+        values: The parameters as they are now.
+        version: How many steps it has made.
+    """
+
+    def __init__(self, bucket: Bucket, owner: int, optimizer: Any) -> None:
+        self.values = bucket.share_of(owner, bucket.fresh).clone()
+        self.version = 0
+        self._gradient = torch.zeros_like(self.values)
+        self._pieces = bucket.pieces(owner)
+        # A piece that is a whole parameter keeps its shape, for optimizers that look at it.
+        self._parts = [torch.nn.Parameter(cut) for cut in self._cut(self.values)]
+        self._gradients = self._cut(self._gradient)
+        self._present: set[int] = set()
+        # Threads know the shares, and must not keep an optimizer that the script has dropped.
+        self._script = weakref.ref(optimizer)
+        self._optimizer = self._like(optimizer)
+        for part, piece in zip(self._parts, self._pieces, strict=True):
+            if state := optimizer.state.get(piece.whole):
+                self._optimizer.state[part] = {
+                    name: _part_of(value, piece, part) for name, value in state.items()
+                }
+
+    def _cut(self, values: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            cut.view(piece.whole.shape) if piece.count == piece.whole.numel() else cut
+            for piece, cut in zip(
+                self._pieces, values.split([piece.count for piece in self._pieces]), strict=True
+            )
+        ]
+
+    def _like(self, optimizer: Any) -> Any:
+        """An optimizer of the script's class for the parts, made as unpickling makes one."""
+        part_of = {
+            piece.whole: part for piece, part in zip(self._pieces, self._parts, strict=True)
+        }
+        groups = [
+            {**group, "params": [part_of[each] for each in group["params"] if each in part_of]}
+            for group in optimizer.param_groups
+        ]
+        cls = own_class(optimizer)
+        own = cls.__new__(cls)
+        # What its constructor has set, as some do; a step in the class's place is a scheduler's.
+        own.__dict__.update(
+            (name, value) for name, value in vars(optimizer).items()
+            if not name.startswith("_") and not hasattr(cls, name)
+        )  # fmt: skip
+        own.__setstate__(
+            {"defaults": optimizer.defaults, "state": defaultdict(dict), "param_groups": groups}
+        )
+        return own
+
+    def entries(self, places: Mapping[torch.nn.Parameter, int]) -> list[Entry]:
+        """The states of the parts, for other ranks to put together.
+
+        Args:
+            places: Parameter -> its place among those of the optimizer.
+        """
+        return [
+            Entry(places[piece.whole], piece.begin, flat_state(self._optimizer.state[part], part))
+            for part, piece in zip(self._parts, self._pieces, strict=True)
+            if self._optimizer.state.get(part)
+        ]
+
+    def add(self, gradient: torch.Tensor, absent: Collection[int] = ()) -> None:
+        """Add to the gradient of the next step.
+
+        Args:
+            gradient: As long as the share.
+            absent: Places in the bucket of parameters that have none.
+        """
+        self._gradient.add_(gradient)
+        self._present.update(piece.place for piece in self._pieces if piece.place not in absent)
+
+    def step(self, rates: Sequence[float], momentum: float = 1.0, scale: float = 1.0) -> None:
+        """Make a step of what was added.
+
+        Args:
+            rates: The learning rate of each group of the script's optimizer.
+            momentum: What the momentum's coefficient is multiplied by.
+            scale: What the gradient is multiplied by.
+        """
+        if scale != 1:
+            self._gradient.mul_(scale)
+        chosen = self._script()
+        own_groups = self._optimizer.param_groups
+        groups = own_groups if chosen is None else chosen.param_groups
+        for own, group, rate in zip(own_groups, groups, rates, strict=True):
+            own.update({name: value for name, value in group.items() if name != "params"})
+            own["lr"] = rate
+            for name in _ON_DEVICES & own.keys():
+                own[name] = False  # shares are in the processor's memory
+            if momentum != 1:
+                _scale_momentum(own, momentum)
+        for part, gradient, piece in zip(self._parts, self._gradients, self._pieces, strict=True):
+            part.grad = gradient if piece.place in self._present else None
+        self._optimizer.step()
+        self._gradient.zero_()
+        self._present.clear()
+        self.version += 1
+
+
+def _scale_momentum(group: dict[str, Any], factor: float) -> None:
+    if "momentum" in group:
+        group["momentum"] *= factor
+    elif "betas" in group:
+        group["betas"] = (group["betas"][0] * factor, *group["betas"][1:])
+
+
+def _part_of(value: Any, piece: Piece, part: torch.nn.Parameter) -> Any:
+    """What a part has of the state of its whole."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != piece.whole.shape:
+        return value.to("cpu", copy=True)
+    own = value.detach().reshape(-1)[piece.begin : piece.begin + piece.count]
+    return own.to("cpu", copy=True).view(part.shape)

@@ -1,0 +1,129 @@
+"""Ends a run on all ranks together, at a step boundary, leaving nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import resource
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.mpi_ops import Sum, allreduce, shutdown, size
+
+from hvd_autosync.runtime.driver.processes import exit_with_children
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, StepTime, enough_steps
+
+if TYPE_CHECKING:
+    from hvd_autosync.runtime.trial.trial_run import TrialRun
+
+#: Standard errors by which a step time must miss the threshold to count as hopeless.
+_CONFIDENCE = 3.0
+#: Longest wait for the other ranks and for Horovod's own end.
+_SHUTDOWN_LIMIT_S = 10.0
+
+
+def is_hopeless(step_s: Sequence[float], above_s: float) -> bool:
+    """Whether measured steps, in seconds, exclude a step time below ``above_s``."""
+    if len(step_s) < MIN_MEASURED_STEPS:
+        return False
+    estimate = StepTime.from_steps(step_s)
+    return estimate.mean_s - _CONFIDENCE * estimate.standard_error_s > above_s
+
+
+def agree_hopeless(step_s: Sequence[float], above_s: float) -> bool:
+    """Whether every rank finds its steps hopeless (:func:`is_hopeless`).
+
+    A collective: all ranks ask after the same number of steps. A rank that waits in ``join()``
+    counts as not convinced.
+
+    Args:
+        step_s: This rank's measured steps, seconds.
+        above_s: The threshold, seconds.
+    """
+    hopeless = float(is_hopeless(step_s, above_s))
+    votes = allreduce(torch.tensor([hopeless]), name="hvd_autosync.hopeless", op=Sum)
+    return bool(votes.item() == size())
+
+
+def agree_enough(step_s: Sequence[float], most: int) -> int:
+    """How many steps are measured, of ``most`` (:func:`enough_steps`).
+
+    A collective: all ranks ask after the same number of steps. For a rank that waits in ``join()``
+    steps take no time, so that rather more are measured.
+
+    Args:
+        step_s: Steps of this rank before the measured ones, seconds.
+        most: Largest number.
+    """
+    # Whole numbers add up to the same on all ranks.
+    usual_us = torch.tensor([round(1e6 * statistics.median(step_s or [0.0]))])
+    total_us = allreduce(usual_us, name="hvd_autosync.enough", op=Sum)
+    return enough_steps(1e-6 * total_us.item() / size(), most)
+
+
+def leave() -> NoReturn:
+    """End this process with status 0 together with the other ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        # The script may have closed or replaced them.
+        with contextlib.suppress(Exception):
+            stream.flush()
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+    # Horovod can get stuck in its own end. The limit ends the process all the same.
+    thread = threading.Thread(target=_leave_horovod, daemon=True)
+    thread.start()
+    thread.join(_SHUTDOWN_LIMIT_S)
+    exit_with_children(0)
+
+
+def _leave_horovod() -> None:
+    # Whoever is through this has everyone past the last collective of the training. Without it a
+    # fast rank's shutdown could fail one that a slow rank still waits for. It fails itself when
+    # another rank has left already, or the script has shut Horovod down.
+    with contextlib.suppress(HorovodInternalError, ValueError):
+        allreduce(torch.zeros(1), name="hvd_autosync.end", op=Sum)
+    mailboxes = sys.modules.get("hvd_autosync.runtime.collectives.mailbox")
+    if mailboxes is not None:
+        mailboxes.abandon_all("the run has ended")
+    shutdown()
+    mpi = sys.modules.get("mpi4py.MPI")
+    # Horovod finalizes MPI only if it initialized it; mpirun reports a rank that does not.
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def leaving_join(join: Callable[..., int], run: TrialRun) -> Callable[..., int]:
+    """Horovod's ``join``, from which a rank leaves too when the others end the run.
+
+    When they shut Horovod down while a rank waits in ``join()``, that fails, which must not look
+    like a crash.
+
+    Args:
+        join: ``horovod.torch.join``.
+        run: The trial.
+    """
+
+    @functools.wraps(join)
+    def joined(device: int = -1) -> int:
+        try:
+            last = join(device)
+        except HorovodInternalError:
+            run.leave("steps")
+        run.all_joined()
+        return last
+
+    return joined
+
+
+def peak_memory_bytes() -> int:
+    """Peak resident memory of this process, plus the accelerator's."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if torch.cuda.is_initialized():
+        resident += torch.cuda.max_memory_allocated()
+    return resident

@@ -1,0 +1,224 @@
+"""One rank's part in a trial: what happens at which step.
+
+The steps of a trial, with what is done at their ends, outside of any measured time::
+
+    | warm-up                    | measured                                  |
+    |            | profiled  |   |       8       16       24      ...        |
+    hello                profile |      vote    vote    vote     end, exit
+                                 how many
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from horovod.torch.mpi_ops import rank
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.agreement import agree_steps
+from hvd_autosync.runtime.driver.sender import Sender
+from hvd_autosync.runtime.measure.counting import StepCounting
+from hvd_autosync.runtime.measure.recorder import Recorder
+from hvd_autosync.runtime.trial import ending
+from hvd_autosync.search_space.trial import TrialSpec
+
+if TYPE_CHECKING:
+    from hvd_autosync.runtime.measure.profiler import Profiler
+
+#: Measured steps between two votes on whether the trial is hopeless.
+_VOTE_EVERY = 8
+
+
+class TrialRun:
+    """Takes the events of the training and does what is due.
+
+    The decisions depend only on the number of steps and on votes, so all ranks take the same.
+
+    Args:
+        spec: The trial.
+        sender: Speaks to the driver.
+
+    Attributes:
+        recorder: The steps so far.
+        profiler: Set while the model is profiled.
+    """
+
+    def __init__(self, spec: TrialSpec, sender: Sender) -> None:
+        self.recorder = Recorder()
+        self.profiler: Profiler | None = None
+        self._spec = spec
+        self._sender = sender
+        # Weakly, so that what the script drops is gone.
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._owned: list[frozenset[str]] = []
+        self._counting = StepCounting()
+        self._begun = False
+        self._steps = 0
+        self._last_step = spec.warmup_steps + spec.measured_steps
+        self._due = self._schedule()
+
+    def _schedule(self) -> dict[int, list[Callable[[], None]]]:
+        """Number of steps -> what is due after them."""
+        due: dict[int, list[Callable[[], None]]] = {}
+        warmup, measured = self._spec.warmup_steps, self._spec.measured_steps
+        if self._spec.profile and warmup > 0:
+            # One step before the measured ones: the other ranks wait while rank 0 reports.
+            begin = warmup // 2
+            due.setdefault(begin, []).append(self._begin_profile)
+            due.setdefault(max(warmup - 1, begin + 1), []).append(self._end_profile)
+        if math.isfinite(self._spec.hopeless_above_s):
+            for steps in range(_VOTE_EVERY, measured, _VOTE_EVERY):
+                due.setdefault(warmup + steps, []).append(self._vote)
+        if self._spec.fewer and warmup > 1:
+            due.setdefault(warmup, []).append(self._measure_fewer)
+        due.setdefault(self._last_step, []).append(lambda: self.leave("steps"))
+        return due
+
+    # What the training does
+
+    def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
+        """The script wrapped an optimizer; it owns the knobs ``owned`` there."""
+        self._optimizers.append(weakref.ref(optimizer))
+        self._owned.append(owned)
+        if not self._begun:
+            self._begin()
+            self.recorder.restart_clock()
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """A wrapped optimizer finished a step."""
+        if self._counting.is_step(optimizer):
+            self._end_step()
+
+    def mark(self) -> None:
+        """The script says that a step ends; from the first time on nothing else is counted."""
+        if not self._begun:
+            self._begin()
+        first, self._counting.marked = not self._counting.marked, True
+        # The step that the first mark ends may have been counted at its optimizer's step.
+        if not first or not self.recorder.step_s:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        recorder = self.recorder
+        self._steps = steps = self._steps + 1
+        if steps == self._spec.warmup_steps or steps == self._last_step:
+            _wait_for_device()
+        recorder.end_step()
+        if self.profiler is not None:
+            self.profiler.step_ends()
+        due = self._due.get(steps)
+        if due is not None:
+            for action in due:
+                action()
+            recorder.restart_clock()
+
+    def all_joined(self) -> None:
+        """All ranks have just left ``join()``; a collective.
+
+        A rank with less data has made fewer steps. It takes over the others' count, so that all
+        do again after the same step what they must do together.
+        """
+        agreed = agree_steps(self._steps, "trial")
+        for steps in range(self._steps + 1, agreed + 1):
+            for action in self._due.get(steps, []):
+                # The others have agreed meanwhile; join() stood in for us.
+                if action not in (self._vote, self._measure_fewer):
+                    action()
+        self._steps = agreed
+        if self._spec.fewer:
+            self._end_after(-agree_steps(-self._last_step, "trial.last"))
+        self.recorder.restart_clock()
+
+    # What is due
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
+        device = device_name(self._device())
+        hello: dict[str, Any] = {"type": "hello", "host": socket.gethostname(), "device": device}
+        if current.began_at is not None:
+            hello["script_s"] = time.monotonic() - current.began_at
+        self._sender.send(lambda: hello)
+        # Registered after Horovod's own, so called before it: Horovod's may get stuck.
+        atexit.register(self._script_ended)
+        for action in self._due.get(0, []):
+            action()
+
+    def _begin_profile(self) -> None:
+        if rank() == 0:
+            from hvd_autosync.runtime.measure.profiler import (
+                Profiler,  # one trial of a study needs it
+            )
+
+            self.profiler = Profiler(self._living())
+
+    def _end_profile(self) -> None:
+        if self.profiler is None:
+            return
+        profile = self.profiler.finish()
+        self.profiler = None
+        owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
+        message = {"type": "profile", "profile": profile.to_json(), "owned": sorted(owned)}
+        self._sender.send(lambda: message)
+
+    def _vote(self) -> None:
+        measured = self.recorder.step_s[self._spec.warmup_steps :]
+        if ending.agree_hopeless(measured, self._spec.hopeless_above_s):
+            self.leave("hopeless")
+
+    def _measure_fewer(self) -> None:
+        """Where steps are long, some tell enough; the first one has the set-up in it."""
+        enough = ending.agree_enough(self.recorder.step_s[1:], self._spec.measured_steps)
+        self._end_after(self._spec.warmup_steps + enough)
+
+    def _end_after(self, steps: int) -> None:
+        """End after so many steps, not as many as were asked for."""
+        if steps < self._last_step:
+            self._due.setdefault(steps, []).extend(self._due.pop(self._last_step))
+            self._last_step = steps
+
+    def leave(self, cause: str) -> NoReturn:
+        """Report, then end the process; all ranks do so after the same step."""
+        self._report_end(cause)
+        ending.leave()
+
+    def _script_ended(self) -> None:
+        if current.run is self:  # not in a forked child
+            self._report_end("script")
+
+    def _report_end(self, cause: str) -> None:
+        self._sender.stop()
+        self._sender.send(lambda: self.recorder.take_news(wait_for_device=True))
+        end = {"type": "end", "cause": cause, "peak_memory_bytes": ending.peak_memory_bytes()}
+        self._sender.send(lambda: end)
+
+    def _living(self) -> list[Any]:
+        """The optimizers that the script still has."""
+        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+
+    def _device(self) -> torch.device:
+        """Where the gradients are."""
+        for optimizer in self._living():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    device: torch.device = parameter.device
+                    return device
+        return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """What the trace calls a device: ``cpu``, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _wait_for_device() -> None:
+    """Let the clock see the work that was queued on an accelerator."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

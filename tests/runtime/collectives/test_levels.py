@@ -1,0 +1,103 @@
+"""Process sets that ``hvd.init()`` makes, where ranks know their places before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from horovod.torch import mpi_ops
+
+from hvd_autosync.runtime.collectives import levels
+from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
+
+#: Rank 3 of two hosts with two slots each.
+PLACE = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
+
+
+@pytest.fixture
+def init(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``init(place, *arguments)``: the process sets with which Horovod's is called then."""
+
+    def run(place: dict[str, int], *arguments: Any, variable: str = OURS_ALONE) -> Any:
+        for name in PLACE:
+            monkeypatch.delenv(f"HOROVOD_{name}", raising=False)
+        for name, value in place.items():
+            monkeypatch.setenv(f"HOROVOD_{name}", str(value))
+        monkeypatch.setenv(PROCESS_SETS_VARIABLE, variable)
+        monkeypatch.setattr(mpi_ops, "init", mpi_ops.init)
+        monkeypatch.setattr(levels, "_MADE", {})
+        called = []
+
+        def horovods(comm: Any = None, process_sets: Any = None) -> None:
+            dynamic = PROCESS_SETS_VARIABLE in levels.os.environ
+            called.append((comm, process_sets, dynamic))
+
+        module: Any = SimpleNamespace(init=horovods)
+        levels.prepare_levels(module)
+        module.init(*arguments)
+        comm, sets, dynamic = called[0]
+        assert levels.os.environ[PROCESS_SETS_VARIABLE] == variable
+        assert comm is (arguments[0] if arguments else None)
+        return sets if dynamic else [each.ranks for each in sets]
+
+    return run
+
+
+def test_sets_of_both_levels_are_made(init: Any) -> None:
+    assert init(PLACE) == [[0, 1], [2, 3], [0, 2], [1, 3]]
+
+
+def test_sets_of_three_hosts(init: Any) -> None:
+    place = {**PLACE, "SIZE": 6, "CROSS_SIZE": 3}
+    assert init(place) == [[0, 1], [2, 3], [4, 5], [0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {},
+        {**PLACE, "SIZE": 5},
+        {**PLACE, "RANK": 2},
+        {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 0, "CROSS_SIZE": 1},
+    ],
+    ids=["MPI", "unequal hosts", "another order", "one host"],
+)
+def test_elsewhere_they_are_added_later(init: Any, place: dict[str, int]) -> None:
+    assert init(place) is None
+
+
+@pytest.mark.parametrize("arguments", [([0, 1],), (None, "dynamic")])
+def test_who_asks_for_something_else_gets_that(init: Any, arguments: tuple[Any, ...]) -> None:
+    assert init(PLACE, *arguments) == (arguments[1] if len(arguments) > 1 else None)
+
+
+def test_a_script_that_adds_process_sets_still_can(init: Any) -> None:
+    assert init(PLACE, variable="1") is None
+
+
+def test_who_has_called_init_before_may_do_it_again(
+    init: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi_ops, "is_initialized", lambda: True)
+    assert init(PLACE) is None
+
+
+@pytest.mark.parametrize(("exchange", "sets"), [("hierarchical", 4), ("allreduce", 0)])
+def test_workers_make_them_where_their_strategy_has_two_levels(
+    run_python: Callable[[str], str], exchange: str, sets: int
+) -> None:
+    code = f"""
+import os
+os.environ |= {{f"HOROVOD_{{name}}": str(value) for name, value in {PLACE}.items()}}
+os.environ[{PROCESS_SETS_VARIABLE!r}] = {OURS_ALONE!r}
+import horovod.torch as hvd
+from hvd_autosync.runtime.install.activation import activate
+from hvd_autosync.search_space import Strategy, TrialSpec
+hvd.init = lambda comm=None, process_sets=None: print(len(process_sets or ()))
+strategy = Strategy({{"rest_exchange": {exchange!r}, "buckets": 2}})
+activate(hvd, TrialSpec("t", strategy, warmup_steps=0, measured_steps=0))
+hvd.init()
+"""
+    assert run_python(code).strip() == str(sets)

@@ -1,0 +1,95 @@
+"""What is gone back to, and the memory that it takes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hvd_autosync.runtime.guard.snapshots import Snapshots
+from hvd_autosync.runtime.state import normalization
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normalization, "_layers", None)
+    monkeypatch.setattr(normalization._NormBase, "__new__", object.__new__, raising=False)
+    normalization.count_layers()
+
+
+def step(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+
+
+def everything(model: nn.Module, optimizer: Any) -> list[torch.Tensor]:
+    states = [v for p in model.parameters() for v in optimizer.state.get(p, {}).values()]
+    return [torch.as_tensor(each).clone() for each in (*model.state_dict().values(), *states)]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_the_older_of_two_is_gone_back_to(counted: None, kind: Any) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    model[1].num_batches_tracked = None  # a count, which nothing is computed from
+    momentum = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(model.parameters(), lr=0.1, **momentum)
+    snapshots, wanted = Snapshots(), []
+    for number in range(1, 6):
+        step(model, optimizer)
+        snapshots.take(number, optimizer)
+        wanted.append(everything(model, optimizer))
+    assert snapshots.steps == [4, 5]
+    step(model, optimizer)
+    assert snapshots.restore(optimizer) == 4 and not snapshots.steps
+    found = everything(model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted[3], strict=True))
+    step(model, optimizer)
+    assert not torch.equal(found[0], model.state_dict()["0.weight"])
+
+
+def test_memory_is_taken_once_for_each(counted: None) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    snapshots, places = Snapshots(), []
+    for number in range(1, 7):
+        step(model, optimizer)
+        snapshots.take(number, optimizer)
+        held = [[*each._tensors, *(v for s in each._states for v in s.values())]
+                for each in snapshots._held]  # fmt: skip
+        places.append({tensor.data_ptr() for tensors in held for tensor in tensors})
+    # Parameters and two moments each, and a count of steps: twice.
+    assert places[1] == places[-1] and len(places[-1]) == 2 * 2 * 4
+    assert places[0] < places[1]
+
+
+def test_a_state_that_did_not_exist_is_gone_again(counted: None) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    snapshots = Snapshots()
+    snapshots.take(0, optimizer)
+    step(nn.Sequential(nn.Linear(4, 2), model), optimizer)
+    assert optimizer.state
+    snapshots.restore(optimizer)
+    assert not optimizer.state
+
+
+def test_statistics_are_those_of_layers_that_nobody_else_trains(counted: None) -> None:
+    model, other = (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)) for _ in range(2))
+    plain, frozen = nn.BatchNorm1d(6, affine=False), nn.BatchNorm1d(6).requires_grad_(False)
+    copied = copy.deepcopy(model)
+
+    def found(trained: nn.Module) -> set[int]:
+        return {id(each) for each in normalization.statistics_beside(list(trained.parameters()))}
+
+    def of(layer: nn.Module) -> set[int]:
+        return {id(layer.running_mean), id(layer.running_var)}
+
+    assert found(model) == of(model[1]) | of(plain) | of(frozen)
+    assert found(copied) == of(copied[1]) | of(plain) | of(frozen), "no __init__ has made it"
+    del copied, other
+    assert len(normalization._layers or ()) == 3, "layers that are gone are forgotten"

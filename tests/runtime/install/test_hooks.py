@@ -1,0 +1,91 @@
+"""The way into a worker, each in a fresh interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+INSTALL = """
+import sys
+from hvd_autosync.runtime.install.hooks import install
+from hvd_autosync.search_space import Strategy, TrialSpec
+def start(measured_steps=10, **strategy):
+    install(TrialSpec("t", Strategy(strategy), measured_steps=measured_steps))
+"""
+
+
+def test_installing_imports_no_framework(run_python: Callable[[str], str]) -> None:
+    code = INSTALL + "start(); print('torch' in sys.modules, 'horovod' in sys.modules)"
+    assert run_python(code).split() == ["False", "False"]
+
+
+def test_package_is_light_and_names_its_contents(run_python: Callable[[str], str]) -> None:
+    code = (
+        "import sys, hvd_autosync.runtime as runtime\n"
+        "runtime.mark_step()\n"
+        "print('torch' in sys.modules, hasattr(runtime, 'nothing'))\n"
+        "print(all(getattr(runtime, name) for name in runtime.__all__))"
+    )
+    assert run_python(code).split() == ["False", "False", "True"]
+
+
+def test_a_trial_is_known_from_the_real_training(run_python: Callable[[str], str]) -> None:
+    code = INSTALL + "import hvd_autosync\nprint(hvd_autosync.in_trial())\n"
+    code += "start()\nprint(hvd_autosync.in_trial())\nstart(0)\nprint(hvd_autosync.in_trial())"
+    assert run_python(code).split() == ["False", "True", "False"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import horovod.torch as hvd",
+        "from horovod import torch as hvd",
+        "from horovod.torch import optimizer as hvd",
+        "import importlib; hvd = importlib.import_module('horovod.torch')",
+        "import horovod.torch as hvd; import importlib; hvd = importlib.reload(hvd)",
+    ],
+)
+def test_every_import_gets_our_optimizer(run_python: Callable[[str], str], statement: str) -> None:
+    code = INSTALL + f"start()\n{statement}\nfrom hvd_autosync.runtime import DistributedOptimizer"
+    code += "\nprint(hvd.DistributedOptimizer is DistributedOptimizer)"
+    assert run_python(code).split() == ["True"]
+
+
+def test_horovod_that_was_imported_before(run_python: Callable[[str], str]) -> None:
+    code = "import horovod.torch as hvd\n" + INSTALL + "start()\n"
+    code += "print(hvd.DistributedOptimizer.__code__.co_filename)"
+    assert run_python(code).strip().endswith("runtime/optimizer/optimizer.py")
+
+
+def test_finding_without_importing_changes_nothing(run_python: Callable[[str], str]) -> None:
+    code = INSTALL + "start()\nimport importlib.util\n"
+    code += "print(importlib.util.find_spec('horovod.torch').name, 'horovod.torch' in sys.modules)"
+    assert run_python(code).split() == ["horovod.torch", "False"]
+
+
+def test_training_without_a_plan_is_untouched(run_python: Callable[[str], str]) -> None:
+    code = INSTALL + "before = list(sys.meta_path); start(0, cycle_time_ms=5.0)\n"
+    code += "print(sys.meta_path == before)"
+    assert run_python(code).split() == ["True"]
+
+
+def test_training_with_a_plan_measures_nothing(run_python: Callable[[str], str]) -> None:
+    code = INSTALL + (
+        "start(0, buckets=4)\n"
+        "import torch; backward = torch.autograd.backward\n"
+        "import horovod.torch as hvd\n"
+        "from hvd_autosync.runtime import DistributedOptimizer, current\n"
+        "print(hvd.DistributedOptimizer is DistributedOptimizer, current.plan.buckets)\n"
+        "print(current.run is None and torch.autograd.backward is backward)\n"
+    )
+    assert run_python(code).splitlines() == ["True 4", "True"]
+
+
+def test_start_loads_no_driver(run_python: Callable[[str], str]) -> None:
+    code = (
+        "import sys, torch, horovod.torch\n" + INSTALL + "start()\n"
+        "heavy = {'botorch', 'gpytorch', 'pandas', 'sqlalchemy', 'rich', 'typer'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert run_python(code).strip() == "[]"

@@ -1,0 +1,227 @@
+"""Whether steps that became slower for good are noticed, and only those."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvd_autosync.runtime.measure import drift
+from hvd_autosync.runtime.measure.drift import FOR_GOOD, DriftWatch, Level
+from hvd_autosync.search_space.trial import DRIFT_FILE
+
+WINDOW = 64
+
+
+class Optimizer:
+    """Something that is not the other."""
+
+
+class Training:
+    """Steps of a training on a clock of its own."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, expected_s: float = 0.1
+    ) -> None:
+        monkeypatch.setattr(drift, "rank", lambda: rank)
+        self.now = 0.0
+        self.noise = np.random.default_rng(0)
+        self.optimizer = Optimizer()
+        self.watch = DriftWatch(expected_s, str(folder), clock=lambda: self.now)
+
+    def windows(self, count: int, computing: float = 0.06, waiting: float = 0.04) -> None:
+        for _ in range(count * WINDOW):
+            factor = float(np.exp(self.noise.normal(0, 0.1)))
+            self.now += factor * (computing + waiting)
+            self.watch.waited(factor * waiting)
+            self.watch.optimizer_stepped(self.optimizer)
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """What was said since the last call."""
+    return lambda: [
+        line.removeprefix("hvd-autosync: ") for line in capsys.readouterr().err.splitlines()
+    ]
+
+
+def numbers(said: str, pattern: str) -> list[float]:
+    found = re.match(pattern, said)
+    assert found is not None, said
+    return [float(each) for each in found.groups()]
+
+
+Said = Callable[[], list[str]]
+
+
+def test_steady_steps_are_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    Training(tmp_path, monkeypatch).windows(100)
+    assert said() == [] and list(tmp_path.iterdir()) == []
+
+
+def test_slower_steps_are_said_once_by_rank_0_and_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.windows(10)
+    training.windows(30, waiting=0.14)
+    (text,) = said()
+    assert numbers(text, "steps take (.*) ms for good, where tuning measured (.*) ms; ") == [
+        pytest.approx(200, rel=0.05), 100
+    ]  # fmt: skip
+    assert "another job may be on the network" in text
+    assert (tmp_path / DRIFT_FILE).read_text() == text
+
+
+def test_other_ranks_leave_that_to_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch, rank=1)
+    training.windows(10)
+    training.windows(30, waiting=0.14)
+    assert said() == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_computes_more_slowly_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch, rank=3)
+    training.windows(10)
+    training.windows(30, computing=0.15, waiting=0.0)
+    (text,) = said()
+    assert numbers(text, "rank 3 on .*: (.*) ms per step outside of waiting, (.*) ms at") == [
+        pytest.approx(150, rel=0.05), pytest.approx(60, rel=0.05)
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_makes_no_step_slower_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.windows(10, computing=0.001, waiting=0.1)
+    training.windows(30, computing=0.003, waiting=0.1)
+    assert said() == []
+
+
+def test_who_waits_more_is_not_the_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """Though it computes more slowly while it waits."""
+    training = Training(tmp_path, monkeypatch, rank=1)
+    training.windows(10)
+    training.windows(30, computing=0.08, waiting=0.14)
+    assert said() == []
+
+
+def test_rank_0_knows_its_own_slowness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.windows(10)
+    training.windows(30, computing=0.16)
+    own, steps = said()
+    assert own.startswith("rank 0 on ") and steps.startswith("steps take ")
+
+
+def test_what_passes_is_not_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    for _ in range(6):
+        training.windows(FOR_GOOD - 1, waiting=0.4)
+        training.windows(1)
+    assert said() == []
+
+
+def test_a_training_that_is_slow_from_its_beginning_is_told_from_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    Training(tmp_path, monkeypatch, expected_s=0.05).windows(20)
+    (text,) = said()
+    assert "where tuning measured 50 ms" in text
+
+
+def test_windows_last_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """Quick steps: a window of a millisecond would say nothing."""
+    training = Training(tmp_path, monkeypatch, expected_s=1e-5)
+    training.windows(60, computing=1e-3, waiting=1e-3)  # 8 s in all
+    assert said() == []
+
+
+def test_without_the_drivers_folder_it_is_said_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    Training(tmp_path / "elsewhere", monkeypatch).windows(30, waiting=0.14)
+    assert said()[0].startswith("steps take")
+
+
+def test_the_time_of_a_step_is_that_of_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """Three local steps in four are as quick as ever; the average takes longer."""
+    training = Training(tmp_path, monkeypatch)
+    training.watch = DriftWatch(0.1, str(tmp_path), 4, lambda: training.now)
+    for step in range(60 * WINDOW):
+        average = 0.16 if step < 20 * WINDOW else 0.56
+        training.now += 0.06 + (average if step % 4 == 3 else 0.0)
+        training.watch.waited(average if step % 4 == 3 else 0.0)
+        training.watch.optimizer_stepped(training.optimizer)
+    (text,) = said()
+    assert numbers(text, "steps take (.*) ms for good, where tuning measured (.*) ms; ") == [
+        pytest.approx(200, rel=0.01), 100
+    ]  # fmt: skip
+
+
+def test_marks_alone_count_once_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training = Training(tmp_path, monkeypatch, expected_s=0.5)
+    for _ in range(20 * WINDOW):
+        for _ in range(4):
+            training.now += 0.25
+            training.watch.optimizer_stepped(training.optimizer)
+        training.watch.mark()
+    (text,) = said()
+    assert text.startswith("steps take 1000 ms for good, where tuning measured 500 ms")
+
+
+def test_steps_of_a_second_optimizer_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    training, second = Training(tmp_path, monkeypatch, expected_s=0.5), Optimizer()
+    for _ in range(20 * WINDOW):
+        training.now += 1.0
+        training.watch.optimizer_stepped(training.optimizer)
+        training.watch.optimizer_stepped(second)
+    (text,) = said()
+    assert text.startswith("steps take 1000 ms for good")
+
+
+def levels(values: Iterable[float], expected: float | None = None) -> list[float]:
+    level = Level(expected)
+    return [moved for value in values if (moved := level.moved(value)) is not None]
+
+
+def test_levels() -> None:
+    assert levels([9.0] + [1.0] * 4 + [1.3] * 7) == []
+    assert levels([9.0] + [1.0] * 4 + [1.3] * 8) == [1.3]
+    assert levels([1.3] * 8, expected=1.0) == []
+    assert levels([1.3] * 9, expected=1.0) == [1.3]
+
+
+def test_a_level_does_not_grow_with_the_training() -> None:
+    level, sizes = Level(), []
+    for _ in range(2):
+        for _ in range(1000):
+            level.moved(0.1)
+        sizes.append(len(pickle.dumps(level)))
+    assert sizes[0] == sizes[1], "bytes after 1,000 and 2,000 windows"

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hvd_autosync.runtime.measure.profiler import Profiler, _DeviceClock
+from hvd_autosync.search_space import ModelProfile
+
+
+def wrapped(model: nn.Module) -> Any:
+    """An optimizer that looks like one that Horovod wrapped."""
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer._parameter_names = {parameter: name for name, parameter in model.named_parameters()}
+    return optimizer
+
+
+def profile(
+    model: nn.Module, steps: int = 3, passes: int = 1, load: Callable[[], None] = lambda: None
+) -> Any:
+    profiler = Profiler([wrapped(model)])
+    for _ in range(steps):
+        load()
+        for _ in range(passes):
+            loss = model(torch.randint(5, (3,))).sum()
+            profiler.backward_begins()
+            loss.backward()
+            profiler.backward_ends()
+        profiler.step_ends()
+    return profiler.finish()
+
+
+def test_order_and_times_of_arrival() -> None:
+    seen = profile(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3), nn.Linear(3, 2)))
+    by_order = sorted(seen.parameters, key=lambda p: p.ready_order)
+    assert by_order[-1].name == "0.weight"
+    assert {p.name for p in by_order[:2]} == {"2.weight", "2.bias"}
+    assert [p.name for p in seen.parameters][:2] == ["0.weight", "1.weight"]
+    times = [p.ready_s for p in by_order]
+    assert times == sorted(times)
+    assert 0 < times[0] < times[-1] < seen.backward_s
+    assert seen.parameters[1].shape == (3, 4)
+    assert seen.parameters[1].dtype == "float32"
+    assert ModelProfile.from_json(seen.to_json()) == seen
+
+
+def test_sparse_gradients() -> None:
+    seen = profile(nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)))
+    assert [p.sparse for p in seen.parameters] == [True, False, False]
+
+
+def test_parameters_without_gradient() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    model.add_module("unused", None)
+    model[1].bias.requires_grad_(False)
+    model.unused = nn.Linear(2, 2)  # type: ignore[assignment]
+    model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
+    orders = {p.name: p.ready_order for p in profile(model).parameters}
+    assert orders == {
+        "0.weight": 1, "1.weight": 0, "1.bias": -1, "unused.weight": -1, "unused.bias": -1,
+    }  # fmt: skip
+
+
+def test_parameters_that_were_added_later_are_left_out() -> None:
+    optimizer = wrapped(nn.Linear(4, 3))
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    assert [p.name for p in Profiler([optimizer]).finish().parameters] == ["weight", "bias"]
+
+
+def test_last_of_several_passes_counts(clock: Any) -> None:
+    seen = profile(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)), passes=3)
+    assert sorted(p.ready_order for p in seen.parameters) == [0, 1, 2]
+    assert sorted(p.ready_s for p in seen.parameters) == [1, 2, 3]
+    assert seen.backward_s == 4
+    # What comes before the last pass is time in which nothing is sent.
+    assert seen.forward_s == 11
+
+
+def test_forward_includes_loading(clock: Any) -> None:
+    def load() -> None:
+        clock.now += 20
+
+    assert profile(nn.Embedding(5, 4), load=load).forward_s == 21
+
+
+def test_leaves_no_hooks() -> None:
+    model = nn.Linear(2, 2)
+    profiler = Profiler([wrapped(model)])
+    assert model.weight._post_accumulate_grad_hooks
+    profiler.finish()
+    assert not model.weight._post_accumulate_grad_hooks
+
+
+@pytest.mark.parametrize("optimizers", [[], [wrapped(nn.Linear(2, 2))]])
+def test_nothing_seen(optimizers: list[Any]) -> None:
+    seen = Profiler(optimizers).finish()
+    assert seen.wrapped == bool(optimizers)
+    assert math.isnan(seen.forward_s) and math.isnan(seen.backward_s)
+    assert all(p.ready_order == -1 and math.isnan(p.ready_s) for p in seen.parameters)
+
+
+def test_device_clock_counts_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            pass
+
+        def elapsed_time(self, other: Event) -> float:
+            return 250.0  # milliseconds, as CUDA counts
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = _DeviceClock()
+    assert clock.seconds(clock.now(), clock.now()) == 0.25

@@ -1,0 +1,82 @@
+"""All random numbers of a trial that judges follow from its seed, its rank and its script's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+DRAWS = """
+import json, random, sys
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from hvd_autosync.runtime.patches.seeds import seed_everything
+
+seed_everything(int(sys.argv[1]))
+data = TensorDataset(torch.arange(12))
+
+def draw():
+    return {
+        "torch": torch.rand(1).item(), "numpy": np.random.rand(), "python": random.random(),
+        "fresh generator": np.random.default_rng().random(),
+        "fresh python": random.Random().random(),
+        "shuffled": [b[0].tolist() for b in DataLoader(data, batch_size=4, shuffle=True)],
+    }
+
+unseeded = draw()
+torch.manual_seed(3); np.random.seed(3); random.seed(3)
+own = torch.Generator()
+own.manual_seed(3)
+seeded = draw() | {
+    "own torch": torch.rand(1, generator=own).item(),
+    "own numpy": np.random.default_rng(3).random(),
+    "own state": np.random.RandomState(3).rand(), "own python": random.Random(3).random(),
+    "text": random.Random("three").random(), "sampler": list(DistributedSampler(data, 2, 0)),
+}
+del seeded["fresh generator"], seeded["fresh python"]
+kinds = [
+    isinstance(torch.default_generator, torch.Generator), isinstance(own, torch.Generator),
+    isinstance(np.random.mtrand._rand, np.random.RandomState),
+    isinstance(random._inst, random.Random),
+]
+print(json.dumps([unseeded, seeded, kinds]))
+"""
+
+
+@cache
+def draws(seed: int, rank: int, again: int = 0) -> tuple[dict, dict, list[bool]]:
+    done = subprocess.run(
+        [sys.executable, "-c", DRAWS, str(seed)], capture_output=True, text=True, check=True,
+        env={**os.environ, "HOROVOD_RANK": str(rank)},
+    )  # fmt: skip
+    unseeded, seeded, kinds = json.loads(done.stdout)
+    return unseeded, seeded, kinds
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_numbers() -> None:
+    assert draws(1, 0) == draws(1, 0, again=1)
+
+
+@pytest.mark.slow
+def test_another_seed_gives_others_everywhere() -> None:
+    for one, other in zip(draws(1, 0)[:2], draws(2, 0)[:2], strict=True):
+        assert [name for name in one if one[name] == other[name]] == []
+
+
+@pytest.mark.slow
+def test_what_the_script_seeds_is_alike_on_all_ranks_and_nothing_else_is() -> None:
+    unseeded, seeded, _ = draws(1, 0)
+    elsewhere, seeded_elsewhere, _ = draws(1, 1)
+    assert seeded == seeded_elsewhere
+    assert [name for name in unseeded if unseeded[name] == elsewhere[name]] == []
+
+
+@pytest.mark.slow
+def test_generators_are_still_what_they_are() -> None:
+    assert all(draws(1, 0)[2])

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries
+
+
+def test_everything_comes_back() -> None:
+    entries = [
+        Entry(0, 7, {"step": torch.tensor(3.0), "exp_avg": torch.randn(5), "lr": 0.1}),
+        Entry(2, 0, {"buffer": torch.randn(4).to(torch.bfloat16), "nothing": None}),
+        Entry(3, 1, {"buffer": torch.empty(0, dtype=torch.float64), "flag": True}),
+        Entry(4, 0, {}),
+    ]
+    for before, after in zip(entries, decode_entries(encode_entries(entries)), strict=True):
+        assert (after.place, after.begin) == (before.place, before.begin)
+        assert after.state.keys() == before.state.keys()
+        for name, value in before.state.items():
+            if isinstance(value, torch.Tensor):
+                assert after.state[name].dtype is value.dtype
+                assert torch.equal(after.state[name], value)
+            else:
+                assert after.state[name] == value
+    assert decode_entries(encode_entries([])) == []
+
+
+GOOD = encode_entries([Entry(0, 0, {"a": torch.ones(3)})])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0" * 7, GOOD[:-1], GOOD.replace(b"float32", b"floatXX"),
+     GOOD.replace(b"[[0,", b"{[0,"), GOOD.replace(b"[3]", b"[9]"),
+     GOOD.replace(b"float32", b"FloatTe")],
+    ids=["nothing", "short", "cut", "no such type", "no JSON", "too large", "no type"],
+)  # fmt: skip
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_entries(data)

@@ -1,0 +1,284 @@
+"""What is due at which step, without Horovod: its functions are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.trial import trial_run
+from hvd_autosync.runtime.trial.trial_run import TrialRun
+
+
+class Left(Exception):
+    """Thrown where the process would end."""
+
+
+class Spy:
+    """Takes the sender's place and notes what a run does."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.votes: list[int] = []
+        self.hopeless = False
+        self.most_steps = 0
+
+    def start(self, rank: int, news: Callable[[], Any]) -> None:
+        assert rank == 0
+
+    def stop(self) -> None:
+        pass
+
+    def send(self, compose: Callable[[], dict[str, Any]]) -> None:
+        self.messages.append(compose())
+
+    @property
+    def types(self) -> list[str]:
+        return [message["type"] for message in self.messages]
+
+    def vote(self, step_s: list[float], above_s: float) -> bool:
+        self.votes.append(len(step_s))
+        return self.hopeless
+
+
+def make_optimizer(*names: str) -> Any:
+    """Looks like one that Horovod wrapped."""
+    parameters = [torch.nn.Parameter(torch.ones(2, 1)) for _ in names]
+    optimizer: Any = torch.optim.SGD(parameters, lr=0.1)
+    optimizer._parameter_names = dict(zip(parameters, names, strict=True))
+    return optimizer
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    spy = Spy()
+
+    def leave() -> None:
+        raise Left
+
+    monkeypatch.setattr(trial_run, "rank", lambda: 0)
+    monkeypatch.setattr(trial_run.ending, "leave", leave)
+    monkeypatch.setattr(trial_run.ending, "agree_hopeless", spy.vote)
+    monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: spy.most_steps)
+    monkeypatch.setattr(trial_run.atexit, "register", lambda _: None)
+    return spy
+
+
+@pytest.fixture
+def start(make_spec: Any, spy: Spy) -> Callable[..., TrialRun]:
+    return lambda **spec: TrialRun(make_spec(**spec), spy)  # type: ignore[arg-type]
+
+
+Start = Callable[..., TrialRun]
+
+
+def test_ends_after_its_steps(start: Start, spy: Spy) -> None:
+    run, optimizer = start(warmup_steps=2, measured_steps=3), make_optimizer("w")
+    run.optimizer_created(optimizer, frozenset())
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.optimizer_stepped(optimizer)
+    assert spy.types == ["hello", "steps", "end"]
+    assert len(spy.messages[1]["step_s"]) == 5
+    assert spy.messages[2]["cause"] == "steps"
+    assert spy.messages[2]["peak_memory_bytes"] > 1_000_000
+
+
+def test_says_hello_once(start: Start, spy: Spy) -> None:
+    run = start()
+    run.optimizer_created(make_optimizer("a"), frozenset())
+    run.optimizer_created(make_optimizer("b"), frozenset())
+    run.mark()
+    assert spy.types == ["hello"]
+    assert spy.messages[0]["device"] == "cpu"
+    assert spy.messages[0]["host"]
+
+
+class Stepping:
+    """An optimizer that does nothing."""
+
+
+def test_votes_every_eight_measured_steps(start: Start, spy: Spy) -> None:
+    run, optimizer = start(warmup_steps=3, measured_steps=25, hopeless_above_s=1.0), Stepping()
+    run._begun = True
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.optimizer_stepped(optimizer)
+    assert spy.votes == [8, 16, 24]
+
+
+def test_ends_when_all_find_it_hopeless(start: Start, spy: Spy) -> None:
+    run, optimizer = start(warmup_steps=3, measured_steps=40, hopeless_above_s=1.0), Stepping()
+    spy.hopeless = True
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.optimizer_stepped(optimizer)
+    assert spy.messages[-1]["cause"] == "hopeless"
+    assert len(spy.messages[-2]["step_s"]) == 11
+
+
+def test_does_not_vote_without_threshold(start: Start, spy: Spy) -> None:
+    run = start(measured_steps=100)
+    for _ in range(90):
+        run.mark()
+    assert spy.votes == []
+
+
+@pytest.mark.parametrize(("agreed", "last"), [(12, 14), (40, 42)])
+def test_measures_as_few_steps_as_all_agree_on(
+    start: Start, spy: Spy, monkeypatch: pytest.MonkeyPatch, agreed: int, last: int
+) -> None:
+    run, optimizer, asked = start(warmup_steps=2, measured_steps=40, fewer=True), Stepping(), []
+    run._begun = True
+
+    def agree(step_s: list[float], most: int) -> int:
+        asked.append((len(step_s), most))
+        return agreed
+
+    monkeypatch.setattr(trial_run.ending, "agree_enough", agree)
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.optimizer_stepped(optimizer)
+    assert asked == [(1, 40)], "the first step has the set-up in it"
+    assert len(spy.messages[-2]["step_s"]) == last and spy.messages[-1]["cause"] == "steps"
+
+
+def test_who_was_in_join_ends_with_the_others(
+    start: Start, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have agreed meanwhile to end after 14 steps, and have made 5."""
+    run, optimizer = start(warmup_steps=2, measured_steps=40, fewer=True), Stepping()
+    run._begun = True
+    run.optimizer_stepped(optimizer)
+    agreed = {"trial": 5, "trial.last": -14}
+    monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: agreed[name])
+    run.all_joined()
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.optimizer_stepped(optimizer)
+    assert run._steps == 14
+
+
+def test_what_is_done_between_steps_is_not_timed(
+    start: Start, spy: Spy, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(warmup_steps=1, measured_steps=20, hopeless_above_s=1.0)
+
+    def slow_vote(step_s: list[float], above_s: float) -> bool:
+        clock.now += 100
+        return False
+
+    monkeypatch.setattr(trial_run.ending, "agree_hopeless", slow_vote)
+    for _ in range(12):
+        run.mark()
+    assert clock.now > 100
+    assert run.recorder.step_s == [1.0] * 12
+
+
+def test_first_optimizer_that_steps_is_counted(start: Start, spy: Spy) -> None:
+    run, first, second = start(), Stepping(), Stepping()
+    for _ in range(3):
+        run.optimizer_stepped(first)
+        for _ in range(5):
+            run.optimizer_stepped(second)
+    assert len(run.recorder.step_s) == 3
+
+
+def test_an_optimizer_that_is_no_longer_used_is_replaced(start: Start, spy: Spy) -> None:
+    run, first, second = start(measured_steps=100), Stepping(), Stepping()
+    run.optimizer_stepped(first)
+    for _ in range(31):
+        run.optimizer_stepped(second)
+    assert len(run.recorder.step_s) == 1
+    for _ in range(3):
+        run.optimizer_stepped(second)
+    assert len(run.recorder.step_s) == 4
+
+
+def test_an_optimizer_that_is_dropped_is_replaced_at_once(start: Start, spy: Spy) -> None:
+    run, second = start(measured_steps=100), Stepping()
+    run.optimizer_stepped(Stepping())
+    for _ in range(3):
+        run.optimizer_stepped(second)
+    assert len(run.recorder.step_s) == 4
+
+
+def test_marks_replace_automatic_counting(start: Start, spy: Spy) -> None:
+    run, optimizer = start(), Stepping()
+    run.optimizer_stepped(optimizer)
+    run.mark()  # of the step that was just counted
+    assert len(run.recorder.step_s) == 1
+    for _ in range(3):
+        run.optimizer_stepped(optimizer)
+        run.optimizer_stepped(optimizer)
+        run.mark()
+    assert len(run.recorder.step_s) == 4
+
+
+def test_marks_alone(start: Start, spy: Spy) -> None:
+    run = start(profile=True, warmup_steps=4, measured_steps=5)
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.mark()
+    assert spy.types == ["hello", "profile", "steps", "end"]
+    assert spy.messages[1]["profile"]["wrapped"] is False
+    assert len(spy.messages[2]["step_s"]) == 9
+
+
+@pytest.mark.parametrize("warmup_steps", [1, 2, 3, 10])
+def test_profile_leaves_measured_steps_alone(start: Start, spy: Spy, warmup_steps: int) -> None:
+    run, optimizer = start(profile=True, warmup_steps=warmup_steps), make_optimizer("a", "b")
+    run.optimizer_created(optimizer, frozenset({"rest_codec"}))
+    parameter = optimizer.param_groups[0]["params"][0]
+    profiled = []
+    for _ in range(warmup_steps):
+        profiled.append(bool(parameter._post_accumulate_grad_hooks))
+        parameter.sum().backward()
+        run.optimizer_stepped(optimizer)
+    assert any(profiled[warmup_steps // 2 :])
+    assert run.profiler is None
+    assert not parameter._post_accumulate_grad_hooks
+    assert spy.types == ["hello", "profile"]
+    assert spy.messages[1]["owned"] == ["rest_codec"]
+    names = [p["name"] for p in spy.messages[1]["profile"]["parameters"]]
+    assert names == ["a", "b"]
+
+
+def test_knobs_are_owned_that_all_optimizers_own(start: Start, spy: Spy) -> None:
+    run, optimizer = start(profile=True), make_optimizer("a")
+    run.optimizer_created(optimizer, frozenset({"rest_codec", "buckets"}))
+    run.optimizer_created(make_optimizer("b"), frozenset({"buckets"}))
+    for _ in range(4):
+        run.optimizer_stepped(optimizer)
+    assert spy.messages[1]["owned"] == ["buckets"]
+
+
+def test_catches_up_after_join(start: Start, spy: Spy) -> None:
+    run = start(profile=True, warmup_steps=4, measured_steps=20, hopeless_above_s=1.0)
+    for _ in range(2):
+        run.mark()
+    spy.most_steps = 13
+    run.all_joined()
+    assert spy.types == ["hello", "profile"]
+    assert spy.votes == []  # at step 12, without us
+    with pytest.raises(Left):
+        for _ in range(100):
+            run.mark()
+    assert spy.votes == [5]
+    assert len(spy.messages[-2]["step_s"]) == 2 + 11
+
+
+def test_end_of_the_script(start: Start, spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start()
+    for _ in range(3):
+        run.mark()
+    run._script_ended()
+    assert spy.types == ["hello"]  # a forked child says nothing
+    monkeypatch.setattr(current, "run", run)
+    run._script_ended()
+    assert spy.types == ["hello", "steps", "end"]
+    assert len(spy.messages[1]["step_s"]) == 3
+    assert spy.messages[2]["cause"] == "script"
