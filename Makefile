@@ -47,9 +47,10 @@ test: setup ## run the tests; of wide matrices some cases
 test-all: setup ## run every test
 	@$(IN_VENV) python tools/run_tests.py --all
 
-lint: setup ## check style and types
+lint: setup ## check style, types and the floors of the house
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 docs: setup ## build the documentation into build/site
 	$(BIN)/mkdocs build --strict
