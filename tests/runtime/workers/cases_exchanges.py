@@ -177,6 +177,22 @@ def case_gradients_kept_between_steps():
     compare(step=step, steps=FEW)
 
 
+def case_an_exchange_begins_in_the_midst_of_backward():
+    """What has arrived travels while earlier layers compute; not so in the first step."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    for name in ("ordered", "by size", "slices"):
+        with plan(PLANS[name], {"large": ("3.weight",)}):
+            distributed = OURS(OPTIMIZERS["SGD"](model.parameters()), model.named_parameters())
+        under_way = []
+        for _ in range(4):
+            distributed.zero_grad()
+            hidden = model[0](torch.randn(4, 8))
+            hidden.register_hook(lambda _: under_way.append(distributed._dispatcher.busy))  # noqa: B023
+            model[1:](hidden).pow(2).mean().backward()
+            distributed.step()
+        assert under_way == [False, True, True, True], (name, under_way)
+
+
 def case_gradients_of_earlier_steps_stay():
     """A gradient that the script keeps is not overwritten by the next step."""
     for name, chosen in plans():

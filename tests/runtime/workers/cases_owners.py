@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import threading
+import time
 
 import horovod.torch as hvd
 import torch
@@ -306,9 +307,12 @@ def case_a_state_in_the_midst_of_a_step_is_refused():
         step(model, distributed, number)
     distributed.zero_grad()
     model(batch(2)).pow(2).mean().backward()
-    deadline = threading.Event()
-    while not distributed._dispatcher.busy and not deadline.wait(0.01):
+    for _ in range(3000):  # of 0.01 s: the census may come late
+        if distributed._dispatcher.busy:
+            break
+        time.sleep(0.01)
         distributed._dispatcher.arrived(next(iter(model.parameters())))
+    assert distributed._dispatcher.busy
     with raises(AutosyncError, "between backward() and step()"):
         distributed.state_dict()
     distributed.step()
