@@ -33,7 +33,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_autosync.runtime.optimizer.planned import planned_optimizer
+from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 #: One step of a contender: the gradient that it leaves.

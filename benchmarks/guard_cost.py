@@ -34,7 +34,7 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     from exchanged.models import MODELS
     from exchanged.trainers import Trainer
 
-    from hvd_autosync.runtime.guard.supervision import Supervision
+    from hvd_autosync.runtime.guard.handler import Supervision
     from hvd_autosync.runtime.state.normalization import count_layers
     from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 

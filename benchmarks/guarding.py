@@ -217,7 +217,7 @@ class Bench:
 
         import hvd_autosync.torch
         from hvd_autosync.runtime import current
-        from hvd_autosync.runtime.optimizer import planned
+        from hvd_autosync.runtime.optimizer import strategy_optimizer as planned
 
         training = self._make(seed)
         before = training.held_out()

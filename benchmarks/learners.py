@@ -42,7 +42,7 @@ from rich.table import Table
 
 from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.similarity import similarity
-from hvd_autosync.study.relatives import LEAST_SIMILAR, MOST_RELATED
+from hvd_autosync.study.related_studies import LEAST_SIMILAR, MOST_RELATED
 
 ALL = {**CONTESTANTS, **MISLED}
 #: Forms with transfer, and what each plays where no table is related: the very same games.

@@ -67,7 +67,7 @@ def work(controller: str, rate: float, slots: int, models: list[str], rounds: in
     from exchanged.trainers import Trainer, sent_bytes
     from torch.utils.data import DataLoader
 
-    from hvd_autosync.runtime.collectives.mail import prepare_mail
+    from hvd_autosync.runtime.collectives.transport import prepare_mail
     from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
     prepare_mail()

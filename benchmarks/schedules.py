@@ -89,7 +89,7 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
     from exchanged.trainers import sent_bytes
     from scheduled.jobs import JOBS, rate_factor
 
-    from hvd_autosync.runtime.optimizer.planned import planned_optimizer
+    from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
     from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
     hvd.init()

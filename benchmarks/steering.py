@@ -40,9 +40,9 @@ from rich.progress import track
 from rich.table import Table
 
 from hvd_autosync.cost import CostModel
-from hvd_autosync.learner.admissibility import Admissibility
 from hvd_autosync.learner.points import FloatArray, distinct, encode_all, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.learner.quality_constraint import Admissibility
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hvd_autosync.runtime.stragglers.stragglers import Detector
+from hvd_autosync.runtime.stragglers.detector import Detector
 
 WINDOW = 8
 #: Windows before a rank becomes slow, and most windows that are waited for the alarm.

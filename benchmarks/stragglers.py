@@ -53,7 +53,7 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
     import torch
     from scheduled.jobs import JOBS, rate_factor
 
-    from hvd_autosync.runtime.optimizer.planned import planned_optimizer
+    from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
     from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
     hvd.init()

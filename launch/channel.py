@@ -2,8 +2,8 @@
 
 The receiver makes a secret, listens on one address, and accepts one peer: the one that proves to
 know the secret, which the driver has learnt over the job's own output (a pipe, or ssh). Strangers
-cannot keep it out (:mod:`hvd_autosync.util.admission`): where it has to make room for a crowd, it
-comes again until it is let in, which the receiver signs too.
+cannot keep it out (:mod:`hvd_autosync.util.authentication`): where it has to make room for a crowd,
+it comes again until it is let in, which the receiver signs too.
 
 Each message is a JSON object behind its length and an HMAC-SHA256 over everything that identifies
 it: the receiver's nonce of this connection, the message's number, and its text. So nothing can be
@@ -27,7 +27,7 @@ import struct
 from time import monotonic, sleep
 from typing import Any
 
-from hvd_autosync.util.admission import NONCE_BYTES, Admission
+from hvd_autosync.util.authentication import NONCE_BYTES, Admission
 from hvd_autosync.util.sockets import keep_alive, read_exactly, time_left
 
 _LENGTH = struct.Struct("!I")

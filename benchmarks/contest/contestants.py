@@ -19,7 +19,7 @@ from hvd_autosync.learner import BayesianLearner, Learner, Observation, RandomLe
 from hvd_autosync.learner.points import FloatArray, distinct, encode_all, keys
 from hvd_autosync.learner.pool import candidate_pool
 from hvd_autosync.learner.problem import Problem, Source
-from hvd_autosync.learner.translation import translated
+from hvd_autosync.learner.projection import translated
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 
 

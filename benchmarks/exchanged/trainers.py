@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_autosync.runtime.optimizer.planned import planned_optimizer
+from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
 

@@ -49,7 +49,7 @@ def _resident_bytes() -> int:
 def _queued() -> int:
     """Operations of Horovod's that nobody has waited for, and letters of ours on their way."""
     handles = sys.modules["horovod.torch.mpi_ops"]._handle_map
-    mailbox = sys.modules.get("hvd_autosync.runtime.collectives.mailbox")
+    mailbox = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
     mailboxes: list[Any] = [] if mailbox is None else list(mailbox._mailboxes)
     letters = 0
     for each in mailboxes:

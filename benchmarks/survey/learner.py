@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_autosync.learner import Observation, SobolLearner, Suggestion
-from hvd_autosync.learner.experts import cost_expert
 from hvd_autosync.learner.points import distinct, encode_all, keys, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
+from hvd_autosync.learner.prior_functions import cost_expert
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy
 

@@ -77,7 +77,7 @@ def show(
     """Explain a study: what won, why, and how to use it."""
     traces = open_store(store)
     if take is not None:
-        from hvd_autosync.reporting.taking import taken_file
+        from hvd_autosync.reporting.strategy_export import taken_file
 
         print(taken_file(traces, traces.study(study), take), end="")
         return

@@ -101,8 +101,8 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _run_file(job: Job, options: Options) -> int:
     """Run ``job`` under the strategy of a file."""
-    from hvd_autosync.engine.earlier import known_model, predicted_losses
     from hvd_autosync.engine.training import Known, run_training
+    from hvd_autosync.engine.training_context import known_model, predicted_losses
     from hvd_autosync.engine.tuning import tuning_keys
     from hvd_autosync.search_space.documents import read_toml
     from hvd_autosync.search_space.schedule import beyond_horovod
@@ -127,9 +127,9 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     """Run ``job`` under the winner of a study that was recorded, here or elsewhere."""
     from dataclasses import replace
 
-    from hvd_autosync.engine.earlier import known_of
-    from hvd_autosync.engine.fitting import classes_for, differences, winner_for
+    from hvd_autosync.engine.compatibility import classes_for, differences, winner_for
     from hvd_autosync.engine.training import run_training
+    from hvd_autosync.engine.training_context import known_of
     from hvd_autosync.reporting import answer_line
     from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.study.fallbacks import fallback_line

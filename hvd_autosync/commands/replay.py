@@ -125,9 +125,9 @@ def _rerun(
     trials: int | None, seeds: int,
 ) -> None:  # fmt: skip
     from hvd_autosync.engine.replay import rerun
-    from hvd_autosync.learner.by_name import named
+    from hvd_autosync.learner.registry import named
     from hvd_autosync.reporting.replayed import reruns_table
-    from hvd_autosync.study.turns import explored
+    from hvd_autosync.study.stage_budget import explored
 
     for name in learners:
         named(name)  # before minutes of thinking

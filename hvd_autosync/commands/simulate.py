@@ -59,7 +59,7 @@ def simulate(
       hvd-autosync simulate --hosts 64 --slots 8 --bandwidth 25gbit
       hvd-autosync simulate --hosts 8 --strategy asp.toml
     """
-    from hvd_autosync.cost.imagined import imagined_resources
+    from hvd_autosync.cost.hypothetical import imagined_resources
     from hvd_autosync.engine.simulation import simulate as predict
     from hvd_autosync.reporting.simulation import simulation_text
 

@@ -103,7 +103,7 @@ def export(
     store: StoreOption = None,
 ) -> None:  # fmt: skip
     """Write a study to a file that can be mailed, compared, replayed and imported elsewhere."""
-    from hvd_autosync.study.relatives import named_sources
+    from hvd_autosync.study.related_studies import named_sources
     from hvd_autosync.traces import export_study
 
     traces = open_store(store)

@@ -130,8 +130,8 @@ def _run_so_far(job: Job, options: Options, study: Study | None) -> int:
 
 def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     """Run the training with the winner of ``record``; say ``answer`` again after it."""
-    from hvd_autosync.engine.earlier import known_of
     from hvd_autosync.engine.training import run_training
+    from hvd_autosync.engine.training_context import known_of
 
     strategy = record.winner or Strategy()
     kept: list[str] = []

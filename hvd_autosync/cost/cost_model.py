@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hvd_autosync.cost.async_transfers import PUSH_PASSES, pushes
 from hvd_autosync.cost.bucketing import bucketed
 from hvd_autosync.cost.coefficients import (
     CONTENTION,
@@ -21,7 +22,6 @@ from hvd_autosync.cost.exchange_costs import exchange_costs
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.phases import Phases
 from hvd_autosync.cost.prepared import Prepared
-from hvd_autosync.cost.pushes import PUSH_PASSES, pushes
 from hvd_autosync.cost.timeline import FloatArray, Items, Loop
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value

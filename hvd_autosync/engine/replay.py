@@ -15,7 +15,7 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.replay import ReplayRunner, distances
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.learner import BayesianLearner, Observation
-from hvd_autosync.learner.by_name import named
+from hvd_autosync.learner.registry import named
 from hvd_autosync.search_space import (
     SearchSpace,
     Strategy,
@@ -227,7 +227,7 @@ def rerun(
         store: Where the study is, with those that it learned from.
         study: The study, with its space.
         trials: Its trials.
-        learner: Name of the learner (:mod:`hvd_autosync.learner.by_name`).
+        learner: Name of the learner (:mod:`hvd_autosync.learner.registry`).
         count: Most trials, the default's included.
         seed: Of the learner.
         progress: Told the number of each trial.

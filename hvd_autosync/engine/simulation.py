@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_autosync.cost import Calibration, CostModel, calibrate
-from hvd_autosync.cost.imagined import imagined_resources
+from hvd_autosync.cost.hypothetical import imagined_resources
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.points import distinct, sobol_points
@@ -21,7 +21,7 @@ from hvd_autosync.search_space import (
     Value,
     build_space,
 )
-from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
 _POINTS, _ROUNDS, _SCALES = 4096, 12, (0.3, 0.1, 0.03)

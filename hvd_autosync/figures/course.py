@@ -23,8 +23,8 @@ from hvd_autosync.figures.style import (
     nothing,
     wrapped,
 )
-from hvd_autosync.reporting.explain_experts import heard_by
-from hvd_autosync.study.turns import explored
+from hvd_autosync.reporting.explain_priors import heard_by
+from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.traces import TrialRecord
 
 #: Of strategies that are compared with the default.

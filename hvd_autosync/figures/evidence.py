@@ -12,7 +12,7 @@ from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.study.knob_order import with_knob_order
-from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
 

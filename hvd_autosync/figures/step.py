@@ -7,7 +7,7 @@ import math
 import plotly.graph_objects as go
 
 from hvd_autosync.cost import CostModel, calibrate
-from hvd_autosync.cost.anatomy import Anatomy, anatomy
+from hvd_autosync.cost.step_timeline import Anatomy, anatomy
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.figures.evidence import Evidence, step_ms
 from hvd_autosync.figures.style import BLACK, GREEN, ORANGE, RED, SKY, dressed, nothing

@@ -2,9 +2,9 @@
 
 ``n``: number of observations or strategies; ``d``: dimension of the space. The GP sees *speed*,
 minus the standardized logarithm of the step time, because BoTorch maximizes. It starts from what
-experts predict (:mod:`hvd_autosync.learner.experts`): the cost model, and related tasks, each of
-which is a model of its own; what they leave open is a GP of the knobs. So the target of this
-multi-task GP is a weighted sum of its sources' functions and a function of its own, with the
+experts predict (:mod:`hvd_autosync.learner.prior_functions`): the cost model, and related tasks,
+each of which is a model of its own; what they leave open is a GP of the knobs. So the target of
+this multi-task GP is a weighted sum of its sources' functions and a function of its own, with the
 sources' taken at their posterior means. Its noise is what each trial's own steps say
 (heteroscedastic, known) plus what launches of one strategy differ by (homoscedastic, learned).
 """
@@ -30,7 +30,13 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.learner.experts import (
+from hvd_autosync.learner.features import Features
+from hvd_autosync.learner.kernel import ExpertMean, MixedKernel
+from hvd_autosync.learner.numerics import isolated
+from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.outcome_transform import Targets
+from hvd_autosync.learner.points import FloatArray, encode_all
+from hvd_autosync.learner.prior_functions import (
     Expert,
     cost_expert,
     deviations,
@@ -41,15 +47,9 @@ from hvd_autosync.learner.experts import (
     weights,
     with_something_to_say,
 )
-from hvd_autosync.learner.features import Features
-from hvd_autosync.learner.kernel import ExpertMean, MixedKernel
-from hvd_autosync.learner.misleading import FEWEST_TO_JUDGE, misleading
-from hvd_autosync.learner.numerics import isolated
-from hvd_autosync.learner.observation import Observation
-from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.learner.source_selection import FEWEST_TO_JUDGE, misleading
 from hvd_autosync.learner.surrogate import Surrogate, model_inputs
-from hvd_autosync.learner.targets import Targets
 from hvd_autosync.search_space import SearchSpace
 
 #: Most iterations of the fit; more change the likelihood little and cost most of the time.

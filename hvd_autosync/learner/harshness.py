@@ -2,8 +2,8 @@
 
 In tolerances, of the middling training that ``benchmarks/guarding.py`` measured: a small language
 model, 1 % of what its loss falls. How much another training bears is learned from its verdicts
-(:mod:`hvd_autosync.learner.admissibility`); here only the order of what is mild and what is harsh
-matters, and about how much.
+(:mod:`hvd_autosync.learner.quality_constraint`); here only the order of what is mild and what is
+harsh matters, and about how much.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from hvd_autosync.learner.experts import COST_MODEL, Expert, opinions
 from hvd_autosync.learner.features import Features
 from hvd_autosync.learner.numerics import isolated
+from hvd_autosync.learner.outcome_transform import Targets
 from hvd_autosync.learner.points import FloatArray, encode_all
-from hvd_autosync.learner.targets import Targets
+from hvd_autosync.learner.prior_functions import COST_MODEL, Expert, opinions
 from hvd_autosync.search_space import Value
 
 #: Half the width of a 90 % interval of a normal distribution, in standard deviations.

@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_autosync.engine.earlier import known_of
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import Ended, Known, Reported, run_training
+from hvd_autosync.engine.training_context import known_of
 from hvd_autosync.engine.tuning import load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES

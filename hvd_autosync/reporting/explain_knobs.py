@@ -10,7 +10,7 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.reporting.words import LEVEL, interval_text, speedup_text
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.traces import TrialRecord
 
 

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from hvd_autosync.reporting.explain_experts import experts_table
 from hvd_autosync.reporting.explain_knobs import knob_table
+from hvd_autosync.reporting.explain_priors import experts_table
 from hvd_autosync.reporting.explain_quality import quality_lines
 from hvd_autosync.reporting.explain_task import task_table
 from hvd_autosync.reporting.explain_trials import (

@@ -12,7 +12,7 @@ from rich.table import Table
 from hvd_autosync.reporting.listing import plain_table
 from hvd_autosync.reporting.words import speedup_text
 from hvd_autosync.study.knob_order import with_knob_order
-from hvd_autosync.study.relatives import named_sources
+from hvd_autosync.study.related_studies import named_sources
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord
 
 if TYPE_CHECKING:

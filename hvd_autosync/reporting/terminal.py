@@ -19,10 +19,10 @@ from rich.text import Text
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.console import PrintableConsole
-from hvd_autosync.reporting.standing import EndedTrial, Standing
+from hvd_autosync.reporting.tuning_progress import EndedTrial, Standing
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
-from hvd_autosync.study.turns import explores
+from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Conclusion, Trial
 from hvd_autosync.util.printable import printable
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hvd_autosync.runtime.measure.drift import DriftWatch
     from hvd_autosync.runtime.measure.losses import Losses
-    from hvd_autosync.runtime.trial.tally import Tally
+    from hvd_autosync.runtime.trial.run_summary import Tally
     from hvd_autosync.runtime.trial.trial_run import TrialRun
     from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
     from hvd_autosync.search_space.protocol import Protocol

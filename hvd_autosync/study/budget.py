@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study.confirm import MIN_ROUNDS
 from hvd_autosync.study.quality import FIRST_SEEDS
-from hvd_autosync.study.turns import explored
+from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 

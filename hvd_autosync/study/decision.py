@@ -16,12 +16,12 @@ from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
+from hvd_autosync.study.candidate_selection import Finalists, admissibility, refuted
 from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_left
-from hvd_autosync.study.finalists import Finalists, admissibility, refuted
 from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict, losses_of
-from hvd_autosync.study.relatives import RELATED, observations_of
-from hvd_autosync.study.turns import explored, turn_to_explore
+from hvd_autosync.study.related_studies import RELATED, observations_of
+from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace, Strategy
-from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
 #: Entry of a finished study's outcome: the order, for faces that do not read its trials.

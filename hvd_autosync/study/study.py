@@ -31,11 +31,16 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.study.budget import Budget
+from hvd_autosync.study.candidate_selection import may_be_used
 from hvd_autosync.study.confirm import LAUNCHES_DIFFER
 from hvd_autosync.study.decision import Decision, Question
-from hvd_autosync.study.finalists import may_be_used
 from hvd_autosync.study.knob_order import KNOB_ORDER, knobs_by_effect
-from hvd_autosync.study.relatives import RELATED, load_sources, observations_of, related_studies
+from hvd_autosync.study.related_studies import (
+    RELATED,
+    load_sources,
+    observations_of,
+    related_studies,
+)
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import (
     StudyRecord,

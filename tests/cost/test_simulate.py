@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hvd_autosync.commands.cli import app
 from hvd_autosync.cost import Coefficients, CostModel
-from hvd_autosync.cost.imagined import imagined_resources
+from hvd_autosync.cost.hypothetical import imagined_resources
 from hvd_autosync.engine.simulation import simulate
 from hvd_autosync.search_space import (
     Host,

@@ -16,7 +16,7 @@ from hvd_autosync.commands.cli import app
 from hvd_autosync.engine.replay import distance, play, rerun, verify
 from hvd_autosync.errors import ConfigurationError, StudyError
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.learner.by_name import LEARNERS
+from hvd_autosync.learner.registry import LEARNERS
 from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.study.study import Study
 from hvd_autosync.study.values import StudySettings
@@ -165,7 +165,7 @@ def test_a_table_of_somebody_elses_learner_says_so() -> None:
 
 def test_a_winner_from_a_file_needs_names(tmp_path: Path) -> None:
     """Strategies of shared traces speak of classes of parameters without names."""
-    from hvd_autosync.engine.fitting import classes_for, differences
+    from hvd_autosync.engine.compatibility import classes_for, differences
     from hvd_autosync.launch.job import Job
     from hvd_autosync.search_space import Host
     from hvd_autosync.traces.opening import open_trace

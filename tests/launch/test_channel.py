@@ -11,7 +11,7 @@ import pytest
 
 from hvd_autosync.launch import channel
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender, new_secret
-from hvd_autosync.util import admission
+from hvd_autosync.util import authentication as admission
 
 SECRET = new_secret()
 

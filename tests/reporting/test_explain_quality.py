@@ -10,7 +10,7 @@ import pytest
 
 from hvd_autosync.errors import StudyError
 from hvd_autosync.reporting.explain_quality import trade_offs
-from hvd_autosync.reporting.taking import taken_file
+from hvd_autosync.reporting.strategy_export import taken_file
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,

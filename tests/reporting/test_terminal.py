@@ -161,7 +161,7 @@ def test_a_running_trial_is_redrawn_once_a_second_at_most(
 def test_the_table_has_the_default_the_best_and_the_last(author: Any) -> None:
     from rich.console import Console
 
-    from hvd_autosync.reporting.standing import Standing
+    from hvd_autosync.reporting.tuning_progress import Standing
 
     author.explore()
     for number in range(8):

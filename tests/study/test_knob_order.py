@@ -8,7 +8,7 @@ from pathlib import Path
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.listing import trials_table
-from hvd_autosync.reporting.standing import Standing
+from hvd_autosync.reporting.tuning_progress import Standing
 from hvd_autosync.search_space import (
     ModelProfile,
     RankReport,

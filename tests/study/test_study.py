@@ -25,10 +25,10 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
 from hvd_autosync.study import study as study_module
 from hvd_autosync.study.budget import FEWEST_TRIALS
-from hvd_autosync.study.finalists import Finalists, may_be_used, refuted
+from hvd_autosync.study.candidate_selection import Finalists, may_be_used, refuted
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
-from hvd_autosync.study.relatives import observations_of
+from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.study import Study
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
@@ -495,7 +495,7 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         import os, signal
         from test_study import SPACE, SimulatedJob, StudySettings
-        from hvd_autosync.study.relatives import observations_of
+        from hvd_autosync.study.related_studies import observations_of
         from hvd_autosync.study.study import Study
         study = Study.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
         job = SimulatedJob()

@@ -30,7 +30,7 @@ from hvd_autosync.runtime.exchange.exchanges import (
     own_bounds,
 )
 from hvd_autosync.runtime.exchange.rows import RowsBucket
-from hvd_autosync.runtime.exchange.sharded import ShardedBucket, even_shares
+from hvd_autosync.runtime.exchange.zero_bucket import ShardedBucket, even_shares
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
 #: Without a number of buckets, what Horovod cannot fuse is put into buckets of so many bytes.

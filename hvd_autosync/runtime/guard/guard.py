@@ -21,7 +21,7 @@ from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
 from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.runtime.guard.snapshots import Snapshots
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.runtime.patches.joining import Joiner, tell_of_joins
+from hvd_autosync.runtime.patches.join_hook import Joiner, tell_of_joins
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
 #: Windows between two snapshots: more than a loss takes to be judged.

@@ -16,7 +16,7 @@ from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer, broadcast_optimizer_state
 from hvd_autosync.runtime.patches.backward import watch_backward
-from hvd_autosync.runtime.patches.joining import watch_join
+from hvd_autosync.runtime.patches.join_hook import watch_join
 from hvd_autosync.runtime.patches.seeds import seed_everything
 from hvd_autosync.runtime.trial.ending import leaving_join
 from hvd_autosync.runtime.trial.trial_run import TrialRun
@@ -52,7 +52,9 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     if current.schedule is not None or current.protocol is not None:
         watch_join()
     if current.protocol is not None:
-        from hvd_autosync.runtime.collectives.mail import prepare_mail  # few strategies need it
+        from hvd_autosync.runtime.collectives.transport import (
+            prepare_mail,  # few strategies need it
+        )
 
         prepare_mail()
     if spec.watched and current.watch is None:
@@ -61,7 +63,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
         os.register_at_fork(after_in_child=current.forget_run)
     if spec.tallied and current.tally is None:
-        from hvd_autosync.runtime.trial.tally import Tally  # trials need it not
+        from hvd_autosync.runtime.trial.run_summary import Tally  # trials need it not
 
         if current.losses is None:
             current.losses = Losses()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import rank
 
-from hvd_autosync.runtime.measure.counting import StepCounting
+from hvd_autosync.runtime.measure.step_classifier import StepCounting
 from hvd_autosync.search_space.trial import DRIFT_FILE
 
 #: A window has at least so many steps, and lasts so many seconds.

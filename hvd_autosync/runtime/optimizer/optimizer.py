@@ -103,7 +103,7 @@ def distribute(
             )  # fmt: skip
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
-        from hvd_autosync.runtime.optimizer.planned import planned_optimizer
+        from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
 
         distributed = planned_optimizer(
             optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule,

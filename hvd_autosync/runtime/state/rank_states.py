@@ -14,7 +14,7 @@ import torch
 from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.runtime.collectives.agreement import tell_all
-from hvd_autosync.runtime.collectives.peers import Peers
+from hvd_autosync.runtime.collectives.state_rpc import Peers
 from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries
 
 #: Place of a parameter among those of the optimizer -> its state.

@@ -1,9 +1,9 @@
 """Steps without a barrier: each rank sends its gradients to the owners, and takes what they have.
 
 A rank sends a bucket's gradient as soon as that is complete in backward, each owner its share of
-it; the owner makes a step of it (:mod:`hvd_autosync.runtime.sync.ownership`) and answers with its
-parameters as they are then. Before the next forward the rank waits for its own answers, and for
-nothing else.
+it; the owner makes a step of it (:mod:`hvd_autosync.runtime.sync.parameter_server`) and answers
+with its parameters as they are then. Before the next forward the rank waits for its own answers,
+and for nothing else.
 
 Such steps come in stretches, between moments at which all ranks stop together::
 
@@ -23,10 +23,10 @@ from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_order
-from hvd_autosync.runtime.collectives.mail import Heed, open_mailbox
+from hvd_autosync.runtime.collectives.transport import Heed, open_mailbox
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.states import Entry
-from hvd_autosync.runtime.sync.ownership import Ownership, Push
+from hvd_autosync.runtime.sync.parameter_server import Ownership, Push
 from hvd_autosync.runtime.sync.shards import Bucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
 

@@ -20,9 +20,9 @@ from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, size, synchr
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all, tell_all
-from hvd_autosync.runtime.collectives.remarks import Remark
-from hvd_autosync.runtime.patches.joining import Joiner, tell_of_joins
-from hvd_autosync.runtime.patches.passes import Passes
+from hvd_autosync.runtime.collectives.warn_once import Remark
+from hvd_autosync.runtime.patches.epochs import Passes
+from hvd_autosync.runtime.patches.join_hook import Joiner, tell_of_joins
 from hvd_autosync.runtime.state.normalization import running_statistics
 from hvd_autosync.runtime.state.rank_states import RankStates, States
 from hvd_autosync.runtime.sync.averaging import Averaging, moments

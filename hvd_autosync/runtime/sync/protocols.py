@@ -27,12 +27,12 @@ from hvd_autosync.runtime.collectives.agreement import (
     same_on_all,
     tell_all,
 )
-from hvd_autosync.runtime.collectives.peers import Peers
-from hvd_autosync.runtime.collectives.remarks import Remark, say_of_all
-from hvd_autosync.runtime.guard.supervision import Supervision
-from hvd_autosync.runtime.measure.pace import Pace
-from hvd_autosync.runtime.patches.joining import Joiner, tell_of_joins
-from hvd_autosync.runtime.patches.passes import Passes
+from hvd_autosync.runtime.collectives.state_rpc import Peers
+from hvd_autosync.runtime.collectives.warn_once import Remark, say_of_all
+from hvd_autosync.runtime.guard.handler import Supervision
+from hvd_autosync.runtime.measure.compute_timer import Pace
+from hvd_autosync.runtime.patches.epochs import Passes
+from hvd_autosync.runtime.patches.join_hook import Joiner, tell_of_joins
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.replicas import Replicas
 from hvd_autosync.runtime.state.states import (
@@ -41,14 +41,14 @@ from hvd_autosync.runtime.state.states import (
     put_together,
     take_states,
 )
-from hvd_autosync.runtime.stragglers.attendance import Attendance
-from hvd_autosync.runtime.stragglers.balancing import Balancing
-from hvd_autosync.runtime.stragglers.straggling import Stragglers
+from hvd_autosync.runtime.stragglers.dynamic_batching import Balancing
+from hvd_autosync.runtime.stragglers.membership import Attendance
+from hvd_autosync.runtime.stragglers.policy import Stragglers
 from hvd_autosync.runtime.sync.asynchronous import Asynchronous, Letter
 from hvd_autosync.runtime.sync.local_steps import LocalSteps
+from hvd_autosync.runtime.sync.sample_counter import Work
 from hvd_autosync.runtime.sync.stopping import Stopping
 from hvd_autosync.runtime.sync.suitability import check_alone
-from hvd_autosync.runtime.sync.work import Work
 from hvd_autosync.search_space.protocol import Protocol
 
 #: Steps between two votes on the phase.

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from hvd_autosync.runtime.exchange.buckets import split_evenly
-from hvd_autosync.runtime.exchange.sharded import even_shares
+from hvd_autosync.runtime.exchange.zero_bucket import even_shares
+from hvd_autosync.runtime.state.group_swap import own_class, steps_by_element
 from hvd_autosync.runtime.state.states import Entry, flat_state
-from hvd_autosync.runtime.state.substitution import own_class, steps_by_element
 from hvd_autosync.search_space.protocol import push_count
 
 #: Options of an optimizer that need parameters on a device.

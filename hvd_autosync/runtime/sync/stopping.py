@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from horovod.torch.mpi_ops import size
 
-from hvd_autosync.runtime.guard.supervision import Supervision
-from hvd_autosync.runtime.stragglers.straggling import Stragglers
+from hvd_autosync.runtime.guard.handler import Supervision
+from hvd_autosync.runtime.stragglers.policy import Stragglers
 from hvd_autosync.runtime.sync.asynchronous import Asynchronous, Letter
 
 #: Kinds of letters: to rank 0, what it has to know of a step; from it, to stop at a later one.

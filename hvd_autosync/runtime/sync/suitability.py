@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.runtime.state.substitution import own_class
+from hvd_autosync.runtime.state.group_swap import own_class
 from hvd_autosync.search_space.protocol import Protocol
 
 _HINT = "Leave protocol knobs out of the strategy of such a script."

@@ -88,7 +88,7 @@ def _leave_horovod() -> None:
     # another rank has left already, or the script has shut Horovod down.
     with contextlib.suppress(HorovodInternalError, ValueError):
         allreduce(torch.zeros(1), name="hvd_autosync.end", op=Sum)
-    mailboxes = sys.modules.get("hvd_autosync.runtime.collectives.mailbox")
+    mailboxes = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
     if mailboxes is not None:
         mailboxes.abandon_all("the run has ended")
     shutdown()

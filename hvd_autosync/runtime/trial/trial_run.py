@@ -24,8 +24,8 @@ from horovod.torch.mpi_ops import rank
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps
 from hvd_autosync.runtime.driver.sender import Sender
-from hvd_autosync.runtime.measure.counting import StepCounting
 from hvd_autosync.runtime.measure.recorder import Recorder
+from hvd_autosync.runtime.measure.step_classifier import StepCounting
 from hvd_autosync.runtime.trial import ending
 from hvd_autosync.search_space.trial import TrialSpec
 

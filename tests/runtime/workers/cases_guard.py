@@ -14,7 +14,7 @@ from common import batch, mlp
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.runtime.optimizer import planned
+from hvd_autosync.runtime.optimizer import strategy_optimizer as planned
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LossPrediction

@@ -12,7 +12,7 @@ import torch
 from common import raises
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.mail import open_mailbox
+from hvd_autosync.runtime.collectives.transport import open_mailbox
 
 LONG_S = 60.0
 #: Rank ends the process with it open.

@@ -8,8 +8,8 @@ from common import OURS, RUN, batch, mlp, strategy, wrap
 from torch import nn
 
 from hvd_autosync.runtime.collectives import agreement
-from hvd_autosync.runtime.measure.counting import StepCounting
 from hvd_autosync.runtime.measure.profiler import Profiler
+from hvd_autosync.runtime.measure.step_classifier import StepCounting
 from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS
 from hvd_autosync.runtime.trial import ending
 

@@ -6,7 +6,7 @@ import horovod.torch as hvd
 from common import raises
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.mail import open_mailbox
+from hvd_autosync.runtime.collectives.transport import open_mailbox
 
 
 def case_mpi4py_has_to_be_imported_before_init():

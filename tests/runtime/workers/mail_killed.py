@@ -7,7 +7,7 @@ import time
 import horovod.torch as hvd
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.mail import open_mailbox
+from hvd_autosync.runtime.collectives.transport import open_mailbox
 
 hvd.init()
 mailbox = open_mailbox("killed", lambda *letter: None)

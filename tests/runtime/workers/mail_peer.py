@@ -5,8 +5,8 @@ import os
 import sys
 import time
 
-from hvd_autosync.runtime.collectives.mail_zmq import ZmqCarrier
-from hvd_autosync.runtime.collectives.mailbox import Mailbox
+from hvd_autosync.runtime.collectives.endpoint import Mailbox
+from hvd_autosync.runtime.collectives.transport_zmq import ZmqCarrier
 
 manner = sys.argv[1]
 

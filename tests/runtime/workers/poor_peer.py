@@ -4,7 +4,7 @@ import resource
 import sys
 import threading
 
-from hvd_autosync.runtime.collectives import peers as module
+from hvd_autosync.runtime.collectives import state_rpc as module
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

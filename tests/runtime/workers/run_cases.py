@@ -21,7 +21,7 @@ from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.levels import prepare_levels
-from hvd_autosync.runtime.collectives.mail import prepare_mail
+from hvd_autosync.runtime.collectives.transport import prepare_mail
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
 

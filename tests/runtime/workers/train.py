@@ -69,7 +69,7 @@ if args.close_stderr:
     sys.stderr.flush()
     os.close(2)
 if args.mail:
-    from hvd_autosync.runtime.collectives.mail import open_mailbox
+    from hvd_autosync.runtime.collectives.transport import open_mailbox
 
     mailbox = open_mailbox("train", lambda *letter: None)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))

@@ -1,0 +1,104 @@
+"""Whether the winner of a recorded study fits a job that was not tuned itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvd_autosync.engine.training_context import known_model
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.facts import horovod_build
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.masking import redact, without_digests
+from hvd_autosync.search_space import Host, ModelProfile, Strategy
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, parameter_classes
+from hvd_autosync.search_space.strategy_file import check_fits, check_model
+from hvd_autosync.traces import StudyRecord
+from hvd_autosync.traces.anonymous import is_anonymous
+from hvd_autosync.util.printable import shell_line
+from hvd_autosync.util.versions import other_versions
+
+
+def winner_for(study: StudyRecord, job: Job) -> Strategy:
+    """The winner of ``study``, which ``job`` can run under.
+
+    Raises:
+        ConfigurationError: It has none, or this Horovod has not its controller.
+        SpaceError: The job's hosts or options do not fit it.
+    """
+    if study.winner is None:
+        raise ConfigurationError(
+            f"study {study.study_id} has no winner: it is {study.status.value}",
+            hint="Name a finished study; hvd-autosync traces list shows them.",
+        )
+    held = dict(study.space.fixed) if study.space is not None else {}
+    controller = study.winner.get("controller", held.get("controller"))
+    build = horovod_build()
+    if (controller == "mpi" and not build.mpi) or (controller == "gloo" and not build.gloo):
+        raise ConfigurationError(
+            f"the winner runs under the controller {controller}, which this Horovod was not built "
+            "with",
+            hint="Build Horovod with it, or tune the job here.",
+        )
+    check_fits(study.winner, job.hosts, job.chosen)
+    return study.winner
+
+
+def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:
+    """The classes of the job's parameters that the winner of ``study`` speaks of.
+
+    Of a trace without names they are those of an earlier study of the same command here, if its
+    model has the same shapes in the same order.
+
+    Args:
+        study: The study.
+        job: The job.
+        location: Of the user's store.
+
+    Raises:
+        ConfigurationError: The trace has no names of parameters, and nobody knows them.
+        SpaceError: The job's model is known here, and does not fit the winner.
+    """
+    assert study.winner is not None, "it is run"
+    by_class = any(
+        knob.startswith(f"{name}_") for knob in study.winner for name in PARAMETER_CLASSES
+    )
+    if study.task is None or not by_class:
+        return {}
+    here = known_model(location, redact(job.command))
+    if not is_anonymous(study):
+        classes = parameter_classes(study.task.model)
+        if here is not None:
+            check_model(study.winner, classes, here)
+        return classes
+    if here is None or _shapes(here) != _shapes(study.task.model):
+        raise ConfigurationError(
+            f"the trace of study {study.study_id} was shared without names of parameters, and its "
+            "winner treats classes of them differently",
+            hint="Bring it into the store (hvd-autosync traces import) and tune: the first trials "
+            "will be its best.",
+        )
+    return parameter_classes(here)
+
+
+def _shapes(model: ModelProfile) -> list[tuple[tuple[int, ...], str]]:
+    return [(parameter.shape, parameter.dtype) for parameter in model.parameters]
+
+
+def differences(study: StudyRecord, job: Job) -> Iterator[str]:
+    """A line for each thing in which ``job`` is another than what ``study`` measured."""
+    line = without_digests(redact(job.command))
+    if not is_anonymous(study) and without_digests(study.command[-len(line) :]) != line:
+        yield f"the command is another: {shell_line(study.command)}"
+    if study.task is not None:
+        there, here = _layout(study.task.resources.hosts), _layout(job.hosts)
+        if there != here:
+            yield f"the layout is another: {there} there, {here} here"
+    yield from other_versions(study.versions)
+
+
+def _layout(hosts: tuple[Host, ...]) -> str:
+    """``2 x 4 ranks``, or ``4 + 2 ranks`` where hosts differ."""
+    slots = [host.slots for host in hosts]
+    if len(set(slots)) == 1:
+        return f"{len(hosts)} x {slots[0]} ranks"
+    return f"{' + '.join(map(str, slots))} ranks"

@@ -1,0 +1,163 @@
+"""The exchange ``sharded``: each rank owns a shard, sums its gradient and takes its step.
+
+Every rank sends to each owner what belongs to it (an alltoall), owners sum, and what they have made
+of it travels to all (an allgather): the parameters after their optimizer's step
+(:mod:`hvd_autosync.runtime.exchange.zero_step`), or the gradient where that step is not theirs to
+take. The bytes are those of a ring allreduce; what is saved is the optimizer's work on what others
+own. It is AutoSync's partitioned parameter server, with all ranks as servers, and the first stage
+of ZeRO (Rajbhandari et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from horovod.torch import mpi_ops
+from horovod.torch.mpi_ops import global_process_set, rank
+
+from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
+from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather_into
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a parameter that this rank owns.
+
+    Attributes:
+        whole: The parameter.
+        begin: Its first element of ``whole``, flattened.
+        part: These elements, in the parameter's own memory; its gradient is the reduced one.
+    """
+
+    whole: torch.nn.Parameter
+    begin: int
+    part: torch.nn.Parameter
+
+
+class ShardedBucket(Bucket):
+    """Dense gradients of one type on one device, of which every rank owns a share.
+
+    Args:
+        name: As of any bucket.
+        parameters: As of any bucket; contiguous, with at least one dimension.
+        scaling: Factors of the reduction.
+        shares: Elements that each rank owns, in order of rank.
+        bounds: The elements that travel, where it is a slice of a single parameter.
+
+    Attributes:
+        pieces: What this rank owns.
+        owned: Whether the last gradient is with the owners, and with nobody else.
+    """
+
+    needs_all = True
+
+    def __init__(
+        self, name: str, parameters: Sequence[torch.nn.Parameter], scaling: Scaling,
+        shares: Sequence[int], bounds: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name, parameters)
+        first = self.parameters[0]
+        self._scaling = scaling
+        self._slice = slice(*bounds) if bounds else slice(None)
+        self._whole = FlatBucket(name, parameters, Flat(scaling), bounds=bounds)
+        self._splits = torch.tensor(shares, dtype=torch.int32)
+        self._dtype = wire_dtype(first.dtype)
+        self._in_place = len(self.parameters) == 1 and first.dtype is self._dtype
+        # Filled before every use, as what follows.
+        self._flat = first.new_empty(0 if self._in_place else sum(shares), dtype=self._dtype)
+        self._received = self._flat.new_empty(len(shares), shares[rank()])
+        self._own = self._flat.new_empty(shares[rank()])
+        self._counts = torch.empty(len(shares), dtype=torch.int32)
+        begin = sum(shares[: rank()])
+        self._place = slice(begin, begin + shares[rank()])
+        self.pieces = self._make_pieces()
+        self.owned = False
+
+    def send(self) -> Steps:
+        """Let each owner have the reduced gradient of its share."""
+        flat = self._fill([dense_gradient(parameter) for parameter in self.parameters])
+        handle: int = mpi_ops._alltoall_async(
+            flat, self._splits, self._received.view(-1), self._counts, f"{self.name}.owners",
+            global_process_set,
+        )  # fmt: skip
+        yield handle
+        factor = self._scaling.before * self._scaling.after
+        if self._dtype is torch.float16:
+            # Summed in float32, as it would overflow sooner than each summand.
+            self._own.copy_(self._received.sum(0, dtype=torch.float32).mul_(factor))
+        else:
+            torch.sum(self._received, 0, out=self._own).mul_(factor)
+        self.owned = True
+
+    def send_plainly(self) -> Steps:
+        self.owned = False
+        return self._whole.send()
+
+    def take_gradients(self) -> None:
+        """Give each piece its gradient, and its part of the parameter, should that have moved."""
+        begin = 0
+        for piece in self.pieces:
+            count = piece.part.numel()
+            own = piece.whole.detach().view(-1)[piece.begin : piece.begin + count]
+            if own.data_ptr() != piece.part.data_ptr():  # the script gave it other memory
+                piece.part.data = own
+            piece.part.grad = self._own[begin : begin + count].to(piece.part.dtype)
+            begin += count
+
+    def share_gradients(self) -> Steps:
+        """Let all ranks have the whole reduced gradient."""
+        gradients = [dense_gradient(parameter) for parameter in self.parameters]
+        yield from self._share(gradients, "gradients")
+
+    def share_parameters(self) -> Steps:
+        """Let all ranks have the parameters as their owners have changed them."""
+        begin = 0
+        for piece in self.pieces:
+            count = piece.part.numel()
+            self._own[begin : begin + count].copy_(piece.part.detach())
+            begin += count
+        yield from self._share([parameter.detach() for parameter in self.parameters], "parameters")
+
+    def _share(self, targets: Sequence[torch.Tensor], what: str) -> Steps:
+        """Gather what the owners have in ``_own`` into ``targets``."""
+        self.owned = False
+        flat = self._memory(targets)
+        yield gather_into(flat, self._own, f"{self.name}.{what}", global_process_set)
+        if flat is self._flat:
+            parts = self._parts(targets)
+            views = self._flat.split([part.numel() for part in parts])
+            torch._foreach_copy_(parts, list(views))
+
+    def _fill(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        flat = self._memory(sources)
+        if flat is self._flat:
+            parts = self._parts(sources)
+            torch._foreach_copy_(list(flat.split([part.numel() for part in parts])), parts)
+        return flat
+
+    def _memory(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Their own memory if it can be sent as it is, else that of the bucket."""
+        return tensors[0].view(-1)[self._slice] if self._in_place else self._flat
+
+    def _parts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.view(-1)[self._slice] for tensor in tensors]
+
+    def _make_pieces(self) -> list[Piece]:
+        pieces, offset = [], 0
+        for parameter in self.parameters:
+            flat = parameter.detach().view(-1)
+            first, last, _ = self._slice.indices(len(flat))
+            # Of the bucket's elements offset..., this parameter has those from first to last.
+            begin = max(self._place.start - offset, 0) + first
+            end = min(self._place.stop - offset + first, last)
+            if begin < end:
+                pieces.append(Piece(parameter, begin, torch.nn.Parameter(flat[begin:end])))
+            offset += last - first
+        return pieces
+
+
+def even_shares(count: int, ranks: int) -> list[int]:
+    """``count`` elements in as many shares of about equal size as there are ranks."""
+    return [count * (each + 1) // ranks - count * each // ranks for each in range(ranks)]

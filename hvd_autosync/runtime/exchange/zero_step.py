@@ -1,0 +1,200 @@
+"""Steps that the owners of shards take, and the optimizer states that only they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
+from hvd_autosync.runtime.exchange.zero_bucket import Piece, ShardedBucket
+from hvd_autosync.runtime.state.group_swap import Substitution, steps_by_element
+from hvd_autosync.runtime.state.states import (
+    Entry,
+    decode_entries,
+    encode_entries,
+    put_together,
+    take_states,
+)
+
+
+class Told:
+    """What a rank answers when it is asked for its part of the states; outlives the optimizer.
+
+    Attributes:
+        entries: The states of this rank's pieces, as they are after the last step.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def answer(self) -> bytes:
+        """The states, for another rank."""
+        return encode_entries(self.entries)
+
+
+class Owners:
+    """The owners' side of one optimizer.
+
+    It lets owners step as long as the script leaves everything to ``step()``. A script that looks
+    at the reduced gradients before (``synchronize()``, as for clipping) gets them whole, and every
+    rank takes the whole step from then on.
+
+    Args:
+        name: Tells its operations from those of others; equal on all ranks.
+        optimizer: Horovod's optimizer, of our class.
+        dispatcher: Its dispatcher.
+        told: Where this rank's answer to other ranks is kept up to date.
+        ask_all: Returns every other rank's answer.
+    """
+
+    def __init__(
+        self, name: str, optimizer: Any, dispatcher: Dispatcher, told: Told,
+        ask_all: Callable[[], Sequence[bytes]],
+    ) -> None:  # fmt: skip
+        self._name = f"hvd_autosync.owners.{name}"
+        self._votes = torch.zeros(1)
+        self._vote: int | None = None
+        self._optimizer = optimizer
+        self._dispatcher = dispatcher
+        self._ask_all = ask_all
+        self._given_up = not steps_by_element(optimizer)
+        self._substitution = Substitution(optimizer)
+        #: Whether owners have stepped since every rank had the whole states.
+        self._apart = False
+        #: State of each piece, between steps.
+        self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
+        self._told = told
+
+    def vote(self, *, in_step: bool) -> None:
+        """Begin to agree on who steps; before what was sent in this step is waited for.
+
+        Ranks may come to the same step by different ways: one looks at its gradients, others not.
+
+        Args:
+            in_step: Whether on this rank it is the optimizer that uses the gradients, and nobody
+                else before it.
+        """
+        if not self._given_up:
+            self._votes.fill_(float(in_step))
+            self._vote = allreduce_async_(self._votes, name=f"{self._name}.vote", op=Sum)
+
+    def synchronized(self) -> None:
+        """All that was sent in this step has arrived, and is about to be used."""
+        owned = [bucket for bucket in self._buckets() if bucket.owned]
+        if self._vote is not None:
+            in_favour = synchronize(self._vote).item()
+            self._vote = None
+            if owned and in_favour < size():
+                self._given_up = True
+        if owned and self._given_up:
+            self.collect()
+            self._dispatcher.run(bucket.share_gradients() for bucket in owned)
+        elif owned:
+            for bucket in owned:
+                bucket.take_gradients()
+            self._put_in()
+        if owned and not self._apart:
+            # Every rank was here, and collected before it sent what has arrived.
+            self._told.entries = []
+
+    def put_back(self) -> bool:
+        """The optimizer's step is over; returns whether it was that of the owners."""
+        if not self._substitution.made:
+            return False
+        self._substitution.undo()
+        for bucket in self._buckets():
+            for piece in bucket.pieces:
+                piece.part.grad = None
+                state = self._optimizer.state.pop(piece.part, None)
+                if state:
+                    self._states[piece.part] = state
+        self._told.entries = self._entries()
+        return True
+
+    def share(self) -> None:
+        """Let all ranks have what the owners have made of their parameters."""
+        self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
+
+    def collect(self) -> None:
+        """Have the whole states on this rank again, because this step is not the owners'."""
+        if self._apart:
+            whole = self._whole_states()
+            self.forget()
+            take_states(self._optimizer, whole)
+
+    def forget(self) -> None:
+        """The optimizer is about to load states from elsewhere."""
+        self._apart = False
+        self._states = {}
+
+    def whole_states(self) -> dict[int, dict[str, Any]]:
+        """The states that owners have, put together: place of the parameter -> its state.
+
+        Raises:
+            ConfigurationError: It is called between ``backward()`` and ``step()``, when owners may
+                have stepped already.
+        """
+        if not self._apart:
+            return {}
+        if self._dispatcher.busy:
+            raise ConfigurationError(
+                "optimizer.state_dict() between backward() and step() cannot be answered while "
+                "owners step (exchange 'sharded')",
+                hint="Call it after step(), or use another exchange.",
+            )
+        return self._whole_states()
+
+    def _buckets(self) -> list[ShardedBucket]:
+        return [b for b in self._dispatcher.buckets if isinstance(b, ShardedBucket)]
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _put_in(self) -> None:
+        """Let the optimizer hold pieces instead of the parameters that they are of."""
+        pieces: dict[torch.nn.Parameter, list[Piece]] = {}
+        for bucket in self._buckets():
+            for parameter in bucket.parameters:
+                pieces.setdefault(parameter, [])
+            for piece in bucket.pieces:
+                pieces[piece.whole].append(piece)
+        self._cut_states(pieces)
+        self._substitution.make(
+            lambda whole: (piece.part for piece in pieces[whole]) if whole in pieces else (whole,)
+        )
+        self._optimizer.state.update(self._states)
+        self._apart = True
+
+    def _cut_states(self, pieces: dict[torch.nn.Parameter, list[Piece]]) -> None:
+        """Keep of whole states, as at the start or after loading, what belongs to the pieces."""
+        for parameter, own in pieces.items():
+            whole = self._optimizer.state.pop(parameter, None)
+            for piece in own if whole else ():
+                self._states[piece.part] = {
+                    name: _cut(value, piece) for name, value in whole.items()
+                }
+
+    def _entries(self) -> list[Entry]:
+        places = {parameter: place for place, parameter in enumerate(self._parameters())}
+        return [
+            Entry(places[piece.whole], piece.begin, self._states[piece.part])
+            for bucket in self._buckets()
+            for piece in bucket.pieces
+            if piece.part in self._states
+        ]
+
+    def _whole_states(self) -> dict[int, dict[str, Any]]:
+        entries = [e for answer in self._ask_all() for e in decode_entries(answer)]
+        return put_together([*self._entries(), *entries], self._parameters())
+
+
+def _cut(value: Any, piece: Piece) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != piece.whole.shape:
+        return value.clone()
+    return value.reshape(-1)[piece.begin : piece.begin + piece.part.numel()].clone()

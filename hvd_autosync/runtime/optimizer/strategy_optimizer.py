@@ -1,0 +1,447 @@
+"""Horovod's optimizer with a dispatcher of ours in place of its own sending.
+
+Everything that a script sees stays Horovod's own code: arguments, checks, ``skip_synchronize``,
+``zero_grad``, accumulation. Only what its hooks do, how ``synchronize`` waits, and which parameters
+``step`` is for, is replaced, in the class that is created for each optimizer
+(``DistributedOptimizer`` in ``horovod/torch/optimizer.py`` does the same).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+from horovod.torch import optimizer as horovod_optimizer
+from horovod.torch.mpi_ops import Average, rank, rocm_built, size
+from torch.optim import optimizer as torch_optimizer
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order, agree_parameters
+from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.collectives.state_rpc import Peers
+from hvd_autosync.runtime.collectives.transport import check_mail
+from hvd_autosync.runtime.exchange.buckets import Bucket
+from hvd_autosync.runtime.exchange.deferred_update import Deferral
+from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
+from hvd_autosync.runtime.exchange.exchanges import Scaling
+from hvd_autosync.runtime.exchange.planning import Planning
+from hvd_autosync.runtime.exchange.zero_step import Owners, Told
+from hvd_autosync.runtime.guard.guard import Guard
+from hvd_autosync.runtime.guard.handler import Supervision
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
+from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.scalers import watch_scalers
+from hvd_autosync.runtime.state.group_swap import Substitution
+from hvd_autosync.runtime.sync.averaging import Averaging
+from hvd_autosync.runtime.sync.local_steps import LocalSteps
+from hvd_autosync.runtime.sync.protocols import Protocols
+from hvd_autosync.runtime.sync.suitability import check_balance, check_optimizer
+from hvd_autosync.search_space.exchange_plan import (
+    PARAMETER_CLASSES,
+    Classes,
+    ClassPlan,
+    ExchangePlan,
+    check_parameters,
+    class_of,
+    replicated,
+)
+from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
+from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.schedule import Schedule
+
+_horovods_class = horovod_optimizer._DistributedOptimizer
+#: Of the optimizers of this process, in the order in which they are made.
+_NUMBERS = itertools.count()
+#: The guards that were made, in their order; the same on all ranks.
+_GUARDS: list[weakref.ref[Guard]] = []
+#: What Horovod's methods take for a gradient that has been sent.
+_SENT = (0, None)
+
+
+def planned_optimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    plan: ExchangePlan,
+    classes: Classes,
+    arguments: dict[str, Any],
+    schedule: Schedule | None = None,
+    protocol: Protocol | None = None,
+) -> torch.optim.Optimizer:
+    """A distributed optimizer whose gradients travel as ``plan`` says, when ``schedule`` says.
+
+    Args:
+        optimizer: The optimizer to be wrapped.
+        named_parameters: As of ``horovod.torch.DistributedOptimizer``.
+        plan: The plan.
+        classes: Which parameters are in which class.
+        arguments: ``compression`` (none), ``backward_passes_per_step``, ``op`` and
+            ``gradient_predivide_factor``.
+        schedule: When replicas are made equal; ``None``: after every step.
+        protocol: Whether ranks wait for each other; ``None``: in every step.
+
+    Raises:
+        ConfigurationError: The ranks have different parameters or plans, or the job is elastic.
+        SpaceError: The plan does not fit the parameters or the job.
+        ValueError: As of ``horovod.torch.DistributedOptimizer``.
+    """
+    _check(arguments)
+    methods: dict[str, Any] = dict(vars(_horovods_class)) | {
+        "_register_hooks": _register_hooks,
+        "step": _step,
+        "synchronize": _synchronize,
+        "load_state_dict": _load_state_dict,
+        "zero_grad": _zero_grad,
+        "average": _average,
+        "_settle_steps": _settle,
+    }
+    base = type(optimizer)
+    if schedule is not None or protocol is not None:
+        plan = replicated(plan)
+    methods["_hvd_autosync_plan"] = (plan, classes, schedule, protocol)
+    methods |= dict.fromkeys(("_owners", "_deferral", "_local", "_protocols", "_guard"))
+    methods |= {"_in_step": False, "_exact": False, "_supervision": None}
+    methods["_hvd_autosync_after_skip"] = _after_skip
+    cls = type(base.__name__, (base,), methods)
+    planned: torch.optim.Optimizer = cls(
+        optimizer.param_groups,
+        named_parameters,
+        arguments["compression"],
+        arguments["backward_passes_per_step"],
+        arguments["op"],
+        arguments["gradient_predivide_factor"],
+    )
+    return planned
+
+
+def _check(arguments: dict[str, Any]) -> None:
+    """What ``DistributedOptimizer`` itself checks, which makes the class that we make here."""
+    if os.environ.get(ELASTIC_VARIABLE) == "1":
+        raise ConfigurationError(
+            "an elastic job cannot run under a strategy of exchanges",
+            hint="Run it with a fixed number of ranks, or without a strategy.",
+        )
+    if arguments["gradient_predivide_factor"] != 1.0:
+        if rocm_built():
+            raise ValueError("gradient_predivide_factor not supported yet with ROCm")
+        if arguments["op"] != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if arguments["backward_passes_per_step"] <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+
+
+def _register_hooks(self: Any) -> None:
+    plan, classes, schedule, protocol = type(self)._hvd_autosync_plan
+    parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+    self._requires_update.update(parameters)
+    names = {}
+    for parameter in parameters:
+        name = str(self._parameter_names[parameter])
+        names[parameter] = (name, class_of(name, classes))
+    if not parameters:
+        return
+    first = names[parameters[0]][0]
+    agree_parameters(
+        [
+            (
+                "the plan",
+                f"{plan} with {self.op}, {self.gradient_predivide_factor}, {schedule}, {protocol}",
+            ),
+            *(
+                (name, f"{tuple(parameter.shape)} {parameter.dtype} {parameter_class}")
+                for parameter, (name, parameter_class) in names.items()
+            ),
+        ]
+    )
+    _warn_of_empty_classes(plan, {parameter_class for _, parameter_class in names.values()})
+    if plan.two_levels:
+        two_levels()  # or refuse now
+    check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
+    planning = Planning(plan, names, _scaling(self))
+
+    def make_buckets(arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
+        # Gradients that never arrived come last; their order is that of the optimizer.
+        index = {parameter: i for i, parameter in enumerate(parameters)}
+        arrived = dict.fromkeys([*arrivals, *parameters])
+        order = agree_order([index[parameter] for parameter in arrived], first)
+        sparse = agree_any([_has_sparse_gradient(p) for p in parameters], first)
+        return planning.buckets(
+            [parameters[i] for i in order],
+            {p for p, flag in zip(parameters, sparse, strict=True) if flag},
+        )
+
+    reference = weakref.ref(self)
+    self._dispatcher = Dispatcher(
+        first, make_buckets, planning.plain(parameters), _absence(reference),
+        priority=plan.order == "priority",
+    )  # fmt: skip
+    if plan.sharded:
+        self._owners = _owners(self, first)
+    if plan.order == "priority":
+        self._deferral = Deferral(self, self._dispatcher)
+        self.register_state_dict_pre_hook(_settle)
+    self._supervision = Supervision(self)
+    # Several optimizers may have first parameters of one name.
+    own_name = f"{next(_NUMBERS)}.{first}"
+    if schedule is not None:
+        watch_scalers()
+        averaging = Averaging(own_name, names, plan)
+        self._local = LocalSteps(own_name, self, schedule, averaging)
+    if protocol is not None:
+        watch_scalers()
+        self._protocols = _phases(self, own_name, protocol)
+    lossy = plan.lossy or schedule is not None or protocol is not None
+    if lossy and current.run is None:
+        if current.losses is None:
+            current.losses = Losses()
+            watch_backward(current.losses)
+        self._guard = _new_guard(own_name)
+    keep_in_checkpoints(self)
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(_hook(reference))
+
+
+def _new_guard(name: str) -> Guard:
+    """A guard that knows what losses are predicted, unless there are several of them.
+
+    The prediction is of one optimizer's losses, and nobody knows which.
+    """
+    guard = Guard(name, None if _GUARDS else current.loss_prediction)
+    if len(_GUARDS) == 1 and (first := _GUARDS[0]()) is not None:
+        first.forget_prediction()
+    _GUARDS.append(weakref.ref(guard))
+    return guard
+
+
+def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
+    check_optimizer(self)
+    local = self._local
+    check_balance(
+        protocol, local_steps=local is not None, passes_per_step=self.backward_passes_per_step
+    )
+    check_mail(name)
+    return Protocols(name, self, protocol, self._supervision, local, summed=self.op != Average)
+
+
+def _owners(self: Any, name: str) -> Owners:
+    """The owners' side of an optimizer; a collective."""
+    told = Told()
+    peers = Peers(name, told.answer)
+    # Another rank may save what this one has dropped.
+    weakref.finalize(self, peers.retire).atexit = False
+    return Owners(name, self, self._dispatcher, told, peers.ask_all)
+
+
+def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
+    """What happens before a step that some rank takes no part in."""
+
+    def absence() -> None:
+        self = reference()
+        if self is not None and self._owners is not None:
+            self._owners.collect()
+
+    return absence
+
+
+def _scaling(self: Any) -> Scaling:
+    factor = self.gradient_predivide_factor
+    return Scaling(1 / factor, factor / size()) if self.op == Average else Scaling()
+
+
+def _warn_of_empty_classes(plan: ExchangePlan, present: set[str]) -> None:
+    for parameter_class in PARAMETER_CLASSES:
+        special = plan.of(parameter_class) != ClassPlan()
+        if special and parameter_class not in present and rank() == 0:
+            warnings.warn(
+                f"no parameter of this optimizer is of class {parameter_class}, for which the "
+                "strategy has knobs; are its names those of named_parameters?", stacklevel=2,
+            )  # fmt: skip
+
+
+def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
+    """What happens when a gradient is complete, as long as its optimizer lives."""
+
+    def arrived(parameter: torch.nn.Parameter) -> None:
+        self = reference()
+        if self is None:
+            return
+        delay = self._allreduce_delay
+        if delay[parameter] <= 0:
+            if self._protocols is not None and self._protocols.balanced:
+                raise ConfigurationError(
+                    "the script calls backward() more often since its batch has grown",
+                    hint="Leave the knob stragglers at none where a script divides batches.",
+                )
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to "
+                "step(). Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        delay[parameter] -= 1
+        if self._deferral is not None:
+            self._deferral.arrived(parameter)
+        # Horovod's zero_grad looks at these.
+        self._handles[parameter] = _SENT
+        if delay[parameter] > 0:
+            return
+        if self._protocols is not None:
+            self._protocols.arrived(parameter)
+            if self._protocols.running:
+                return
+        if self._local is not None and self._local.running:
+            self._local.gradient_arrived()
+        else:
+            self._dispatcher.arrived(parameter)
+
+    return arrived
+
+
+def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    # Only here nobody but the optimizer looks at what was reduced; hooks and closures would.
+    self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
+    by_owners = False
+    substitution = Substitution(self)
+    if self._should_synchronize:
+        _settle_owed(self)  # whose collectives cannot wait for the lock
+    apart = self._local is not None and self._local.running
+    if self._protocols is not None and self._protocols.running:
+        substitution.make(lambda _: ())  # the owners of parameters step them
+    try:
+        with self._local.states.lock if apart else contextlib.nullcontext():
+            result = _horovods_class.step(self, closure)
+    finally:
+        self._in_step = False
+        by_others = substitution.made
+        substitution.undo()
+        if self._deferral is not None:
+            self._deferral.put_back()
+        if self._owners is not None:
+            by_owners = self._owners.put_back()
+    began = perf_counter()
+    if by_owners:
+        self._owners.share()
+    if by_others:
+        self._protocols.exchange()
+        self._protocols.pace.waited(perf_counter() - began)
+    _after_step(self)
+    current.waited(perf_counter() - began)
+    return result
+
+
+def _after_step(self: Any) -> None:
+    if self._supervision is None:
+        return  # Horovod registers no hooks for a rank alone, nor we for nothing to train
+    if self._local is not None and self._protocols is not None and self._local.running:
+        self._protocols.await_device()
+    began = perf_counter()
+    if self._local is not None:
+        self._local.stepped()
+    if self._protocols is not None:
+        self._protocols.pace.waited(perf_counter() - began)
+        self._protocols.stepped()
+    if self._protocols is None or not self._protocols.running:
+        self._supervision.stepped()
+
+
+def _after_skip(self: Any) -> None:
+    if self._local is not None and self._local.running and self._local.owed:
+        _after_step(self)
+
+
+def _settle_owed(self: Any) -> None:
+    """Count a step that was not made, now that there are gradients of another; a collective.
+
+    Ranks may be in another phase after it.
+    """
+    if self._local is not None and self._local.running and _has_new_gradients(self):
+        self._local.settle()
+
+
+def _average(self: Any) -> None:
+    current.average(self)
+
+
+def _has_new_gradients(self: Any) -> bool:
+    """Whether there are gradients that were not synchronized yet."""
+    return bool(self._handles) or not self._synchronized
+
+
+def _has_hooks(self: Any) -> bool:
+    """Whether something of the script's runs right before or after the optimizer's own step."""
+    return bool(
+        self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+    )  # fmt: skip
+
+
+def _synchronize(self: Any) -> None:
+    if self._protocols is not None and not self._in_step:
+        self._protocols.looked_at()
+    _settle_owed(self)
+    if self._protocols is not None and self._protocols.running:
+        pass  # gradients stay this rank's own
+    elif self._local is not None and self._local.running:
+        if _has_new_gradients(self):
+            self._local.synchronized()
+    elif self._requires_update and size() > 1:
+        late: Collection[Bucket] = ()
+        if self._deferral is not None:
+            self._deferral.settle_all()
+            late = self._deferral.choose() if self._in_step else ()
+        if self._owners is not None:
+            self._owners.vote(in_step=self._in_step)
+        if self._protocols is not None:
+            self._protocols.await_device()
+        began = perf_counter()
+        self._dispatcher.finish(late)
+        if self._protocols is not None:
+            self._protocols.pace.waited(perf_counter() - began)
+            self._protocols.rescale([p.grad for p in self._requires_update if p.grad is not None])
+        if self._owners is not None:
+            self._owners.synchronized()
+        if late:
+            self._deferral.begin(late)
+    for parameter in self._allreduce_delay:
+        self._allreduce_delay[parameter] = self.backward_passes_per_step
+    self._handles.clear()
+    self._synchronized = True
+
+
+def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
+    if self._protocols is not None and self._protocols.running:
+        raise ConfigurationError(
+            "load_state_dict() of the optimizer while its states are with their owners, as ranks "
+            "do not wait for each other",
+            hint="Load a checkpoint before the training, or leave protocol knobs out of the "
+            "strategy.",
+        )
+    if self._requires_update and size() > 1:
+        # What some ranks have begun, all have to end.
+        _settle(self)
+        self._dispatcher.finish_if_started()
+        if self._owners is not None:
+            self._owners.forget()
+    _horovods_class.load_state_dict(self, *args, **kwargs)
+
+
+def _zero_grad(self: Any) -> None:
+    waiting = self._deferral
+    with waiting.dropping_gradients() if waiting is not None else contextlib.nullcontext():
+        _horovods_class.zero_grad(self)
+
+
+def _settle(self: Any) -> None:
+    if self._deferral is not None:
+        self._deferral.settle_all()
+
+
+def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:
+    return parameter.grad is not None and parameter.grad.is_sparse

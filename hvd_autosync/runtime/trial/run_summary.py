@@ -1,0 +1,130 @@
+"""Counts what a run of a recurring job comes to, and tells the driver: samples, loss, its metric.
+
+Rank 0 writes it into a folder of the driver's: whenever the script says its metric, at its end, and
+every few seconds, for a script may end without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import torch
+from horovod.torch.mpi_ops import rank, size
+
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.measure.step_classifier import StepCounting
+from hvd_autosync.runtime.patches.epochs import Passes
+from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE
+
+#: Windows of losses at the end whose mean stands for a metric that the script does not say.
+_LAST_WINDOWS = 4
+#: Seconds between two writings.
+_EVERY_S = 5.0
+
+
+class Tally:
+    """What this process's training comes to.
+
+    Args:
+        losses: Those of this process's steps.
+        folder: Of the driver; where it is on this host, rank 0 writes there.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self, losses: Losses, folder: str, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._losses, self._folder, self._clock = losses, folder, clock
+        self._counting = StepCounting()
+        self._passes = Passes(self)
+        self._steps = self._seen = 0
+        #: Sums of the losses of the last windows, on their device, and how many each has.
+        self._windows: deque[tuple[torch.Tensor, int]] = deque(maxlen=_LAST_WINDOWS + 1)
+        self._metric: float | None = None
+        #: Whether the guard has ended what the run was to show.
+        self.fell_back = False
+        #: Whether ranks have made a step without waiting for each other.
+        self.without_barrier = False
+        self._written = clock()
+        #: Of this process, and of all; known once Horovod has begun, also when it has ended.
+        self._rank: int | None = None
+        self._size = 1
+
+    @property
+    def equal(self) -> bool:
+        """Of passes, which count here and end nothing."""
+        return True
+
+    def average(self) -> None:
+        """Likewise."""
+
+    def interrupt(self) -> None:
+        """Likewise."""
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """A wrapped optimizer finished a step."""
+        if self._counting.is_step(optimizer):
+            self._end_step()
+
+    def mark(self) -> None:
+        """The script says that a step ends."""
+        self._counting.marked = True
+        self._end_step()
+
+    def outcome(self, metric: float) -> None:
+        """The script says what it came to."""
+        self._metric = metric
+        self.write()
+
+    def write(self) -> None:
+        """Tell the driver what is known so far, on rank 0."""
+        self._written = self._clock()
+        something = self._steps or self._metric is not None
+        if not self._is_first() or not something or not self._folder:
+            return
+        said = {
+            "metric": self._metric, "loss": self._loss(),
+            "samples": self._passes.samples * self._size, "steps": self._steps,
+            "fell_back": self.fell_back, "without_barrier": self.without_barrier,
+        }  # fmt: skip
+        path = os.path.join(self._folder, OUTCOME_FILE)
+        with contextlib.suppress(OSError):  # the driver may be on another host
+            with open(f"{path}.new", "w") as file:
+                json.dump(said, file)
+            os.replace(f"{path}.new", path)
+
+    def _is_first(self) -> bool:
+        if self._rank is None:
+            with contextlib.suppress(ValueError):  # Horovod has not begun
+                self._rank, self._size = rank(), size()
+        return self._rank == 0
+
+    def _end_step(self) -> None:
+        if not self._is_first():
+            return
+        self._steps += 1
+        self._passes.stepped()
+        loss = self._losses.since(self._seen)
+        self._seen = self._losses.count
+        if loss is not None:
+            if not self._windows or self._windows[-1][1] >= LOSS_WINDOW:
+                self._windows.append((loss.float(), 1))
+            else:
+                total, count = self._windows[-1]
+                self._windows[-1] = total + loss.float(), count + 1
+        if self._steps % LOSS_WINDOW == 0 and self._clock() - self._written >= _EVERY_S:
+            self.write()
+
+    def _loss(self) -> float | None:
+        """Mean of the last losses, the window that is open included."""
+        count = sum(each for _, each in self._windows)
+        if not count:
+            return None
+        return math.fsum(float(total) for total, _ in self._windows) / count

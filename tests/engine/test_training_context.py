@@ -1,0 +1,86 @@
+"""What earlier studies know of a job that is about to run."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hvd_autosync.engine.training_context import known_of, predicted_losses
+from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus, catalogue_knob
+from hvd_autosync.search_space.space import SearchSpace
+from hvd_autosync.search_space.trial import RankReport
+from hvd_autosync.study.noninferiority import Outcome
+from hvd_autosync.study.quality import Verdict
+from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+SPACE = SearchSpace((catalogue_knob("local_steps"),))
+SLOW = Strategy({"local_steps": 4})
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    return str(tmp_path / "traces.db")
+
+
+def judged(location: str, *, admissible: bool) -> str:
+    """A study whose default has a loss of 1, and ``SLOW`` twice that; its id."""
+    store = TraceStore(location)
+    study = store.create_study(job_key="job", command=(), settings={}, versions={})
+    store.describe_task(study.study_id, None, SPACE)
+    dice = random.Random(1)
+    for strategy, loss in [(SPACE.default, 1.0)] * 3 + [(SLOW, 2.0)]:
+        number = store.ask(study.study_id, strategy, "quality", {"seed": 0})
+        losses = tuple(dice.gauss(loss, 0.01) for _ in range(64))
+        result = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", losses=losses),))
+        store.tell(study.study_id, number, result)
+    outcome = Outcome.ADMITTED if admissible else Outcome.WORSE
+    verdict = Verdict(SLOW, outcome, 2.0, 1.0, 0.1, "it was said so")
+    conclusion = Conclusion(SPACE.default, "", "", 0.1, verdicts=(verdict,))
+    store.finish(
+        study.study_id, StudyStatus.FINISHED, conclusion.to_json(), conclusion.winner
+    )  # fmt: skip
+    return study.study_id
+
+
+def test_an_unknown_strategy_keeps_up_with_the_default(location: str) -> None:
+    judged(location, admissible=True)
+    other = Strategy({"local_steps": 8})
+    assert predicted_losses(location, {"job"}, other).levels == pytest.approx([1.0] * 2, abs=0.01)
+
+
+def test_one_that_may_be_used_is_as_it_was_when_it_was_judged(location: str) -> None:
+    judged(location, admissible=True)
+    assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([2.0] * 2, abs=0.01)
+
+
+def test_one_that_was_refused_keeps_up_with_the_default(location: str) -> None:
+    judged(location, admissible=False)
+    assert predicted_losses(location, {"job"}, SLOW).levels == pytest.approx([1.0] * 2, abs=0.01)
+
+
+def test_a_strategy_from_outside_of_the_space_is_no_error(location: str) -> None:
+    judged(location, admissible=True)
+    outside = Strategy({"large_codec": "topk"})
+    assert predicted_losses(location, {"job"}, outside).levels == pytest.approx([1.0] * 2, abs=0.01)
+
+
+def test_other_jobs_know_nothing(location: str) -> None:
+    judged(location, admissible=True)
+    assert predicted_losses(location, {"another"}, SLOW).levels == ()
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_who_takes_over_a_winner_takes_over_what_its_losses_were(
+    location: str, forgotten: bool
+) -> None:
+    source, store = judged(location, admissible=True), TraceStore(location)
+    study = store.create_study(job_key="edited", command=(), settings={}, versions={})
+    conclusion = Conclusion(SLOW, "", "", 0.1, source=source)
+    store.finish(study.study_id, StudyStatus.FINISHED, conclusion.to_json(), SLOW)
+    if forgotten:
+        store.delete(source)
+    known = known_of(store.study(study.study_id), location)
+    assert known.loss_prediction.levels == pytest.approx([] if forgotten else [2.0] * 2, abs=0.01)

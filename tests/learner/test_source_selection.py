@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from hvd_autosync.learner import BayesianLearner, Observation, fit
+from hvd_autosync.learner.points import sobol_points
+from hvd_autosync.learner.prior_functions import Expert, sharing, with_something_to_say
+from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.learner.source_selection import loo_score
+from hvd_autosync.search_space import SearchSpace, Strategy
+
+LogStep = Callable[[Strategy], float]
+
+
+def test_the_score_is_that_of_leaving_one_out() -> None:
+    """Each value is conditioned on the others in turn, the long way."""
+    rng = np.random.default_rng(0)
+    root = rng.standard_normal((6, 6))
+    covariance, values = root @ root.T + 0.5 * np.eye(6), rng.standard_normal(6)
+    expected = 0.0
+    for out in range(6):
+        rest = [index for index in range(6) if index != out]
+        weights = np.linalg.solve(covariance[np.ix_(rest, rest)], covariance[rest, out])
+        mean = weights @ values[rest]
+        variance = covariance[out, out] - weights @ covariance[rest, out]
+        expected -= 0.5 * ((values[out] - mean) ** 2 / variance + math.log(2 * math.pi * variance))
+    found = loo_score(torch.from_numpy(covariance), torch.from_numpy(values))
+    assert abs(found - expected) < 1e-9
+
+
+def unrelated(strategy: Strategy) -> float:
+    """Of knobs that do not matter to ``log_step``."""
+    return 0.5 * int(strategy["streams"]) + (0.6 if strategy.get("torus") else 0.0)
+
+
+def sources(space: SearchSpace, tasks: dict[str, LogStep]) -> tuple[Source, ...]:
+    """Tasks with 40 trials each and step times by these functions."""
+    points = [space.decode(point) for point in sobol_points(space, 40, seed=9)]
+    found = []
+    for name, function in tasks.items():
+        seen = tuple(Observation(s, math.exp(function(s))) for s in points)
+        found.append(Source(name, None, space, seen, 0.8))
+    return tuple(found)
+
+
+def heard(
+    space: SearchSpace, log_step: LogStep, tasks: dict[str, LogStep], trials: int
+) -> list[str]:
+    tried = [space.decode(point) for point in sobol_points(space, trials, seed=2)]
+    seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+    problem = Problem(space, sources=sources(space, tasks))
+    return [expert.name for expert in fit(problem, seen).experts]
+
+
+def test_two_that_say_the_same_wrong_thing_do_not_cover_each_other(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    tasks = {"wrong": unrelated, "wrong too": unrelated, "right": log_step}
+    assert heard(mixed_space, log_step, tasks, 8) == ["right"]
+
+
+def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    """The weights of those that were dropped go to the others."""
+    tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 8, seed=2)]
+    seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+    both = sources(mixed_space, {"right": log_step, "wrong": unrelated})
+    together, alone = (
+        fit(Problem(mixed_space, sources=some), seen) for some in (both, both[:1])
+    )
+    assert [e.weights for e in together.experts] == [(0.8,)]
+    assert list(together.dropped) == ["wrong"] and together.dropped["wrong"] >= 0.5
+    assert not alone.dropped
+    assert [e.weights for e in alone.experts] == [(0.8,)]
+    unseen = sobol_points(mixed_space, 20, seed=3)
+    assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
+
+
+def test_what_was_asked_for_in_vain_is_no_design(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    """Two more points are spread over the space than where nobody was ever heard."""
+    points = [mixed_space.decode(point) for point in sobol_points(mixed_space, 9, seed=2)]
+    others = [point for point in points if point != mixed_space.default]
+    wrong = sources(mixed_space, {"wrong": unrelated})
+
+    def kind(count: int, some: tuple[Source, ...]) -> str:
+        tried = [mixed_space.default, *others[:count]]
+        seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+        suggestion = BayesianLearner().suggest(Problem(mixed_space, sources=some), seen, seed=0)
+        assert suggestion is not None
+        return suggestion.kind
+
+    assert [kind(count, ()) for count in (3, 4)] == ["sobol", "model"]
+    assert [kind(count, wrong) for count in (5, 6)] == ["sobol", "model"]
+
+
+def test_a_liar_is_soon_heard_the_other_way_round(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    """Who says the opposite of the truth knows as much as who says the truth."""
+    tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 5, seed=2)]
+    seen = [Observation(s, math.exp(log_step(s))) for s in tried]
+    liar = sources(mixed_space, {"liar": lambda strategy: -3 * log_step(strategy)})
+    unseen = sobol_points(mixed_space, 60, seed=3)
+    truth = np.array([log_step(mixed_space.decode(point)) for point in unseen])
+    alone, misled = (fit(Problem(mixed_space, sources=some), seen) for some in ((), liar))
+    agrees = [np.corrcoef(model.mean_at(unseen), truth)[0, 1] for model in (alone, misled)]
+    assert agrees[1] > max(agrees[0], 0.8)
+
+
+@pytest.mark.parametrize("lie", ["opposite", "unrelated"])
+def test_a_misleading_source_costs_two_trials_at_most(
+    mixed_space: SearchSpace, log_step: LogStep, lie: str
+) -> None:
+    """After two trials more, medians of five seeds are as near to the optimum."""
+    said = {"opposite": lambda strategy: -3 * log_step(strategy), "unrelated": unrelated}[lie]
+    cold, misled = (
+        [regrets(mixed_space, log_step, some, seed) for seed in range(5)]
+        for some in ((), sources(mixed_space, {lie: said}))
+    )
+    for trials in (8, 12):
+        after = statistics.median(game[trials + 2] for game in misled)
+        assert after <= statistics.median(game[trials] for game in cold) + 0.02
+
+
+def regrets(
+    space: SearchSpace, log_step: LogStep, some: tuple[Source, ...], seed: int
+) -> list[float]:
+    """By how much the best one tried so far is above the optimum, -2, the default's first."""
+    problem, best = Problem(space, sources=some), [log_step(space.default) + 2.0]
+    seen = [Observation(space.default, math.exp(log_step(space.default)))]
+    for _ in range(14):
+        suggestion = BayesianLearner().suggest(problem, seen, seed=seed)
+        assert suggestion is not None
+        step = log_step(suggestion.strategy)
+        seen.append(Observation(suggestion.strategy, math.exp(step)))
+        best.append(min(best[-1], step + 2.0))
+    return best
+
+
+def test_two_trials_say_nothing_against_anybody(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    assert heard(mixed_space, log_step, {"wrong": unrelated}, 2) == ["wrong"]
+
+
+def test_who_has_nothing_to_say_is_no_expert(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    assert heard(mixed_space, log_step, {"flat": lambda _: 0.0}, 2) == []
+    flat = Expert("flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,), (1.0,))
+    assert with_something_to_say(mixed_space, [flat]) == []
+    assert with_something_to_say(SearchSpace(()), [flat]) == []
+
+
+def test_experts_on_one_matter_share_their_weight() -> None:
+    experts = [
+        Expert(str(w), lambda points: points[:, :1], (w,), (0.4,), (w,)) for w in (0.9, 0.6, 0.5)
+    ]
+    assert [round(*e.weights, 3) for e in sharing(experts)] == [0.45, 0.3, 0.25]
+    assert [e.weights for e in sharing(experts[1:2])] == [(0.6,)]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hvd_autosync.reporting.explain_priors import experts_table
+from hvd_autosync.search_space import Strategy
+from hvd_autosync.traces import TrialRecord
+
+
+def trial(number: int, kind: str, **info: Any) -> TrialRecord:
+    return TrialRecord("study", number, kind, Strategy(), "now", None, info, None)
+
+
+def shown(trials: list[TrialRecord]) -> list[str]:
+    table = experts_table(trials)
+    assert table is not None
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(table)
+    return [" ".join(line.split()) for line in captured.get().splitlines()]
+
+
+def test_who_was_heard_and_until_when() -> None:
+    related = [["helped", 0.83], ["misled", 0.4], ["silent", 0.2]]
+    lines = shown(
+        [
+            trial(0, "default"),
+            trial(1, "model", related=related, experts=["cost model", "helped", "misled"]),
+            trial(2, "model", related=related, experts=["cost model", "helped", "misled"]),
+            trial(3, "model", related=related, experts=["cost model", "helped"],
+                  dropped=[["misled", 1.234]]),
+            trial(4, "confirm"),
+        ]
+    )
+    assert lines[1:] == [
+        "cost model in trials 1 to 3",
+        "study helped 0.83 in trials 1 to 3",
+        "study misled 0.40 in trials 1 to 2, then dropped: it misled "
+        "(leave-one-out score +1.2 without it)",
+        "study silent 0.20 in no trial: it says nothing here, or the first trials spoke against it",
+    ]
+
+
+@pytest.mark.parametrize(
+    "info", [{}, {"experts": 3, "related": "no"}, {"experts": [], "related": []}]
+)
+def test_nobody_is_no_table(info: dict[str, Any]) -> None:
+    assert experts_table([trial(0, "default"), trial(1, "model", **info)]) is None
+    assert experts_table([]) is None
+
+
+def test_what_a_stranger_wrote_does_no_harm() -> None:
+    lines = shown([trial(1, "model", experts=["x", 7], dropped=[["x", "no"], 3],
+                         related=[["x", "much"], ["y", 0.5], [1]])])
+    assert lines[1:] == [
+        "x in trial 1",
+        "study y 0.50 in no trial: it says nothing here, or the first trials spoke against it",
+    ]

@@ -1,0 +1,454 @@
+"""Mailboxes over ZeroMQ: several in one process, and beside processes that end in some way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+zmq = pytest.importorskip("zmq")
+
+from hvd_autosync.errors import AutosyncError  # noqa: E402
+from hvd_autosync.runtime.collectives import transport_zmq as mail_zmq  # noqa: E402
+from hvd_autosync.runtime.collectives.endpoint import Heed, Mailbox  # noqa: E402
+from hvd_autosync.runtime.collectives.transport_zmq import ZmqCarrier  # noqa: E402
+
+PEER = Path(__file__).parents[1] / "workers" / "mail_peer.py"
+#: More than any wait here takes on a busy machine.
+LONG_S = 60.0
+Letters = list["queue.SimpleQueue[tuple[int, bytes, bytes]]"]
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for ``done``."""
+    deadline = time.monotonic() + LONG_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def failure(mailbox: Mailbox) -> str:
+    """What ``check`` raises, as soon as it does."""
+    deadline = time.monotonic() + LONG_S
+    while time.monotonic() < deadline:
+        try:
+            mailbox.check()
+        except AutosyncError as error:
+            return error.message
+        time.sleep(0.005)
+    raise AssertionError("all is well")
+
+
+def in_turn(letters: Letters) -> Callable[[int, int, bytes, memoryview], None]:
+    """Keeps what each rank gets."""
+
+    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+        letters[own].put((source, head, bytes(body)))
+
+    return heed
+
+
+@contextlib.contextmanager
+def mailboxes(count: int, heed: Callable[..., None]) -> Iterator[list[Mailbox]]:
+    """Connected mailboxes of this process; ``heed`` gets the rank that heeds before all else."""
+    carriers = [ZmqCarrier("127.0.0.1") for _ in range(count)]
+    cards = [carrier.card for carrier in carriers]
+    for rank, carrier in enumerate(carriers):
+        carrier.connect(rank, cards)
+
+    def of_rank(rank: int) -> Heed:
+        return lambda *letter: heed(rank, *letter)
+
+    opened = [Mailbox(r, count, carrier, of_rank(r)) for r, carrier in enumerate(carriers)]
+    for each in opened:
+        each.await_connections(LONG_S)
+    try:
+        yield opened
+    finally:
+        close_all(opened)
+
+
+def close_all(opened: list[Mailbox]) -> None:
+    def close(each: Mailbox) -> None:
+        with contextlib.suppress(AutosyncError):
+            each.close()
+
+    threads = [threading.Thread(target=close, args=(each,)) for each in opened]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    assert not any(each._thread.is_alive() for each in opened)
+
+
+def test_letters_arrive_in_order_each_once_and_from_whom_they_are() -> None:
+    letters: Letters = [queue.SimpleQueue() for _ in range(3)]
+    with mailboxes(3, in_turn(letters)) as opened:
+
+        def send_all(source: int, part: int) -> None:
+            for number in range(50):
+                for to in range(3):
+                    head = f"{part} {number}".encode()
+                    opened[source].send(to, head, memoryview(bytes([source]) * (number % 3)))
+
+        threads = [threading.Thread(target=send_all, args=(s, p)) for s in range(3) for p in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for own in range(3):
+            seen: dict[tuple[int, str], list[int]] = {}
+            for _ in range(3 * 2 * 50):
+                source, head, body = letters[own].get(timeout=LONG_S)
+                part, number = head.decode().split()
+                assert body == bytes([source]) * (int(number) % 3)
+                seen.setdefault((source, part), []).append(int(number))
+            assert seen == {(s, p): list(range(50)) for s in range(3) for p in "01"}
+        close_all(opened)
+    assert all(each.empty() for each in letters)
+
+
+def test_large_letters_both_ways_at_once() -> None:
+    size, chosen = 50 * 2**20, random.Random(5)
+    bodies = [bytearray(chosen.randbytes(2**20) * 50) for _ in range(2)]
+    arrived: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+
+    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+        arrived.put((own, len(body) == size and body == bodies[source]))
+
+    with mailboxes(2, heed) as opened:
+        for own in (0, 1):
+            opened[own].send(1 - own, b"", memoryview(bodies[own]))
+        assert sorted(arrived.get(timeout=LONG_S) for _ in range(2)) == [(0, True), (1, True)]
+
+
+def test_many_shapes_of_body_come_back_from_within_heed() -> None:
+    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
+    opened: list[Mailbox] = []
+
+    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+        if head == b"echo":
+            opened[own].send(source, b"reply", body)
+        else:
+            in_turn(letters)(own, source, head, body)
+
+    with mailboxes(2, heed) as boxes:
+        opened += boxes
+        flat = memoryview(bytes(range(200)))
+        for to in (0, 1):
+            for body in (None, flat[:0], flat[:1], flat, flat.cast("I"), flat.cast("B", (20, 10))):
+                boxes[0].send(to, b"echo", body)
+                expected = b"" if body is None else body.tobytes()
+                assert letters[0].get(timeout=LONG_S) == (to, b"reply", expected)
+        with pytest.raises(ValueError, match="rank 2 of 2"):
+            boxes[0].send(2, b"")
+
+
+def test_closing_delivers_all_letters_and_the_replies_to_them() -> None:
+    heeded, opened = [0, 0], []
+    body = memoryview(bytes(300_000))
+
+    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+        if head == b"ask":
+            time.sleep(0.002)  # slower than they come
+            opened[own].send(source, b"reply", body)
+        else:
+            heeded[own] += 1
+
+    with mailboxes(2, heed) as boxes:
+        opened += boxes
+        for _ in range(100):
+            boxes[0].send(1, b"ask", body)
+        close_all(boxes)
+        assert heeded == [100, 0]
+        boxes[0].close()  # once more is no harm
+        with pytest.raises(AutosyncError, match="after close"):
+            boxes[0].send(1, b"late")
+
+
+def test_a_failure_is_known_everywhere_and_nothing_is_heeded_after_it() -> None:
+    letters: Letters = [queue.SimpleQueue() for _ in range(3)]
+
+    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+        if head == b"bad":
+            raise KeyError("no such parameter")
+        in_turn(letters)(own, source, head, body)
+
+    with mailboxes(3, heed) as opened:
+        for head in (b"good", b"bad", b"late"):
+            opened[2].send(1, head)
+        for each in opened:
+            assert failure(each) == (
+                "rank 1 failed on a letter of rank 2: KeyError: 'no such parameter'"
+            )
+        with pytest.raises(AutosyncError) as raised:
+            opened[1].check()
+        assert isinstance(raised.value.__cause__, KeyError)
+        assert letters[1].get(timeout=LONG_S)[1] == b"good" and letters[1].empty()
+        opened[0].send(1, b"dropped")
+
+
+def test_close_tells_of_a_failure_that_nobody_has_been_told() -> None:
+    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+        raise KeyError("no such parameter")
+
+    with mailboxes(2, heed) as opened:
+        opened[0].send(1, b"")
+        until(lambda: opened[1]._failure is not None)
+        with pytest.raises(AutosyncError, match="rank 1 failed on a letter of rank 0"):
+            opened[1].close()
+        opened[1].close()
+
+
+def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
+    with mailboxes(3, lambda *letter: None) as opened:
+        said = "rank 0 closes its mailbox, ranks [1, 2] do not"
+        with pytest.raises(AutosyncError) as raised:
+            opened[0].close(patience_s=0.5)
+        assert [raised.value.message, failure(opened[1]), failure(opened[2])] == [said] * 3
+
+
+@pytest.mark.parametrize(
+    ("listener", "how"),
+    [
+        ("gone", "there is no way to its address"),
+        ("silent", "the handshake broke off"),
+        ("closing", "the handshake broke off"),
+        ("a rank of another job", "it refuses this rank's key"),
+    ],
+)
+def test_who_has_another_ranks_place_is_told_apart(
+    listener: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_zmq, "_HANDSHAKE_MS", 500)
+    with contextlib.ExitStack() as opened:
+        own, other = ZmqCarrier("127.0.0.1"), ZmqCarrier("127.0.0.1")
+        opened.callback(other.end)
+        card = other.card
+        if listener != "a rank of another job":
+            there = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            card = json.dumps([f"tcp://127.0.0.1:{there.getsockname()[1]}", json.loads(card)[1]])
+            if listener == "gone":
+                there.close()
+        own.connect(0, [own.card, card])
+        mailbox = Mailbox(0, 2, own, lambda *letter: None)
+        if listener == "closing":
+            there.accept()[0].close()
+        if listener == "a rank of another job":
+            until(lambda: bool(other.receive(0.01)) or bool(own.lost))
+        assert failure(mailbox).startswith(f"rank 1 is gone: {how}")
+        mailbox.abandon("")
+
+
+@pytest.mark.parametrize("key", ["none", "own", "a rank's public one"])
+def test_a_stranger_gets_nothing(key: str) -> None:
+    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
+    with mailboxes(2, in_turn(letters)) as opened, zmq.Context() as context:
+        endpoint, server = json.loads(opened[1]._carrier.card)
+        stranger = context.socket(zmq.DEALER)
+        stranger.linger = 0
+        if key != "none":
+            public, secret = zmq.curve_keypair()
+            if key != "own":
+                public = json.loads(opened[0]._carrier.card)[1].encode()
+            stranger.curve_publickey, stranger.curve_secretkey = public, secret
+            stranger.curve_serverkey = server.encode()
+        monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        stranger.connect(endpoint)
+        stranger.send_multipart([b"Lforged", b""])
+        assert monitor.poll(LONG_S * 1000)  # sent away
+        stranger.disable_monitor()
+        stranger.close()
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port))) as noise:
+            noise.sendall(random.Random(3).randbytes(5000))
+            opened[0].send(1, b"genuine")
+            assert letters[1].get(timeout=LONG_S) == (0, b"genuine", b"")
+        assert letters[1].empty()
+        opened[1].check()
+
+
+class Peer:
+    """Rank 1 of two in a process of its own, which ends as told; rank 0 is here."""
+
+    def __init__(self, manner: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PEER), manner], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        )  # fmt: skip
+        carrier = ZmqCarrier("127.0.0.1")
+        assert self.process.stdout
+        cards = [carrier.card, self.process.stdout.readline().strip()]
+        self.tell(json.dumps(cards))
+        carrier.connect(0, cards)
+        self.letters: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.mailbox = Mailbox(0, 2, carrier, lambda *letter: self.letters.put(letter[:2]))
+        self.mailbox.await_connections(LONG_S)
+        self.said = self.process.stdout.readline().strip()
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture
+def peer() -> Iterator[Callable[[str], Peer]]:
+    started: list[Peer] = []
+
+    def start(manner: str) -> Peer:
+        started.append(Peer(manner))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+        with contextlib.suppress(AutosyncError):
+            each.mailbox.close()
+
+
+def test_a_killed_rank_is_named_even_if_it_leaves_a_child(peer: Callable[[str], Peer]) -> None:
+    killed = peer("fork")
+    child = int(killed.said)
+    killed.process.kill()
+    try:
+        assert failure(killed.mailbox) == "rank 1 is gone: its connection broke"
+        os.kill(child, 0)  # lives
+    finally:
+        os.kill(child, signal.SIGKILL)
+    killed.mailbox.close()  # waits for nobody, and says nothing that is known
+    assert not killed.mailbox._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("manner", "status", "why"),
+    [("exit", 0, "without closing its mailbox"), ("raise", 1, "after RuntimeError: bad data")],
+)
+def test_a_rank_that_ends_without_closing_ends(
+    peer: Callable[[str], Peer], manner: str, status: int, why: str
+) -> None:
+    other = peer(manner)
+    other.tell("end")
+    assert failure(other.mailbox) == f"rank 1 has ended {why}"
+    assert other.letters.get(timeout=LONG_S) == (1, b"last")
+    assert other.process.wait(LONG_S) == status
+
+
+def test_a_rank_ends_whose_heed_hangs(peer: Callable[[str], Peer]) -> None:
+    other = peer("hang")
+    other.mailbox.send(1, b"hang")
+    assert other.letters.get(timeout=LONG_S) == (1, b"hanging")
+    other.tell("end")
+    assert other.process.wait(LONG_S) == 0
+    assert failure(other.mailbox) == "rank 1 is gone: its connection broke"
+
+
+def test_a_forked_child_has_no_mailbox_and_harms_none() -> None:
+    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
+    with mailboxes(2, in_turn(letters)) as opened:
+        pid = os.fork()
+        if pid == 0:
+            code = 0
+            for use in (opened[0].check, lambda: opened[0].send(1, b"from the child")):
+                with contextlib.suppress(AutosyncError):
+                    use()
+                    code += 1
+            opened[0].close()
+            os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        opened[0].send(1, b"from the parent")
+        assert letters[1].get(timeout=LONG_S) == (0, b"from the parent", b"")
+        close_all(opened)
+        for each in opened:
+            each.check()
+
+
+@pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
+def test_letters_arrive_beside_a_crowd_of_which_few_stay(
+    manner: str, crowd: Callable[..., list[socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mail_zmq, "_STRANGERS", 8)
+    monkeypatch.setattr(mail_zmq, "_ROOM_S", 0.05)
+    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
+    with mailboxes(2, in_turn(letters)) as opened:
+        carrier: Any = opened[0]._carrier
+        host, _, port = json.loads(carrier.card)[0].removeprefix("tcp://").partition(":")
+        strangers = crowd((host, int(port)), manner, 100)
+
+        def few() -> bool:
+            opened[1].send(0, b"through the crowd")
+            assert letters[0].get(timeout=LONG_S) == (1, b"through the crowd", b"")
+            return sum(map(still_there, strangers)) <= 8 and len(carrier._connections) <= 10
+
+        until(few)
+        assert len(carrier._strangers) <= 8
+        for each in opened:
+            each.check()
+
+
+def still_there(stranger: socket.socket) -> bool:
+    """Whether the other side has not hung up."""
+    try:
+        while said := stranger.recv(4096):
+            pass
+        return bool(said)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+POOR = """
+import queue, resource, sys, time
+from hvd_autosync.runtime.collectives.transport_zmq import ZmqCarrier
+from hvd_autosync.runtime.collectives.endpoint import Mailbox
+
+carrier, heard = ZmqCarrier("127.0.0.1"), queue.SimpleQueue()
+print(carrier.card, flush=True)
+carrier.connect(0, [carrier.card, sys.stdin.readline()])
+box = Mailbox(0, 2, carrier, lambda *letter: heard.put(letter))
+while not carrier._connections:
+    time.sleep(0.01)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+print("poor", flush=True)
+box.await_connections(60)
+print(heard.get(timeout=60)[:2], flush=True)
+"""
+
+
+def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
+    crowd: Callable[..., list[socket.socket]],
+) -> None:
+    carrier = ZmqCarrier("127.0.0.1")
+    with subprocess.Popen(
+        [sys.executable, "-c", POOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process, contextlib.ExitStack() as at_end:
+        at_end.callback(process.kill)
+        assert process.stdin is not None and process.stdout is not None
+        card = process.stdout.readline()
+        process.stdin.write(f"{carrier.card}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "poor\n"
+        host, _, port = json.loads(card)[0].removeprefix("tcp://").partition(":")
+        crowd((host, int(port)), "silent", 200)
+        carrier.connect(1, [card, carrier.card])
+        box = Mailbox(1, 2, carrier, lambda *letter: None)
+        box.await_connections(LONG_S)
+        box.send(0, b"hello")
+        assert process.stdout.readline() == "(1, b'hello')\n"
+    with contextlib.suppress(AutosyncError):
+        box.close()

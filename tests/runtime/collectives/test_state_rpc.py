@@ -1,0 +1,105 @@
+"""The port that answers for a rank's state, beside strangers, without a job."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from hvd_autosync.errors import AutosyncError  # noqa: E402
+from hvd_autosync.runtime.collectives import state_rpc as module  # noqa: E402
+from hvd_autosync.runtime.collectives.state_rpc import Peers  # noqa: E402
+
+POOR = Path(__file__).parents[1] / "workers" / "poor_peer.py"
+SECRET = os.urandom(32)
+Crowd = Callable[..., list[socket.socket]]
+Make = Callable[[int, list[str], bytes], Peers]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """``make(rank, addresses, answer)``: one rank; its own address, where it has one, is added."""
+    made: list[Peers] = []
+
+    def peers(rank: int, addresses: list[str], answer: bytes) -> Peers:
+        monkeypatch.setattr(module, "rank", lambda: rank)
+        monkeypatch.setattr(module, "size", lambda: 2)
+        monkeypatch.setattr(module, "tell_all", lambda text, name: SECRET)
+        monkeypatch.setattr(module, "gather_texts", lambda own, name: [*addresses, own][:2])
+        monkeypatch.setattr(module, "own_address", lambda name: "127.0.0.1")
+        made.append(Peers("test", lambda: answer))
+        atexit.unregister(made[-1]._linger)
+        return made[-1]
+
+    yield peers
+    for each in made:
+        each._close()
+
+
+def written(peers: Peers) -> str:
+    return "{}:{}".format(*peers._port.address)
+
+
+@pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
+def test_a_rank_is_answered_beside_a_crowd(make: Make, manner: str, crowd: Crowd) -> None:
+    asked = make(0, [], b"state of rank 0")
+    asking = make(1, [written(asked)], b"state of rank 1")
+    crowd(asked._port.address, manner, 300)
+    for _ in range(3):
+        assert asking.ask_all() == [b"state of rank 0"]
+
+
+def test_a_rank_that_is_gone_is_not_waited_for(make: Make) -> None:
+    asked = make(0, [], b"")
+    asking = make(1, [written(asked)], b"")
+    asked._close()
+    with pytest.raises(AutosyncError, match="rank 0 does not tell .*refused"):
+        asking.ask_all()
+
+
+def test_who_took_the_port_of_a_rank_that_is_gone_cannot_fill_the_memory(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asking = make(1, ["{}:{}".format(*listener.getsockname())], b"")
+        with contextlib.ExitStack() as stack:
+
+            def answer() -> None:
+                connection = stack.enter_context(listener.accept()[0])
+                connection.sendall(b"n" * 32 + b"\xff" * 8 + b"m" * 32)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with pytest.raises(AutosyncError, match="not signed"):
+                asking.ask_all()
+            thread.join()
+
+
+def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, crowd: Crowd) -> None:
+    """Where they were spent, the thread that answers ended, and stayed so."""
+    with subprocess.Popen(
+        [sys.executable, str(POOR), SECRET.hex()], stdout=subprocess.PIPE
+    ) as process, contextlib.ExitStack() as at_end:
+        at_end.callback(process.kill)
+        assert process.stdout is not None
+        where = process.stdout.readline().decode().strip()
+        asking = make(1, [where], b"")
+        host, _, port = where.partition(":")
+        strangers = crowd((host, int(port)), "silent", 200)
+        deadline = time.monotonic() + 60
+        while len(os.listdir(f"/proc/{process.pid}/fd")) < 60:
+            assert time.monotonic() < deadline, "the crowd is not large enough"
+            time.sleep(0.01)
+        assert asking.ask_all() == [b"poor"]
+        for stranger in strangers:
+            stranger.close()
+        assert asking.ask_all() == [b"poor"]

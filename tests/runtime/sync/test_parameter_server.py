@@ -1,0 +1,303 @@
+"""Owners of shards, and the ranks that send them gradients, in one process and in any order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_autosync.runtime.state.states import put_together
+from hvd_autosync.runtime.sync.parameter_server import Ownership, Push
+from hvd_autosync.runtime.sync.shards import Bucket, Share, make_buckets
+from hvd_autosync.search_space.protocol import Protocol
+
+Base = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def momentum(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def parameters_of(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def wrapped(base: Base, parameters: list[torch.nn.Parameter]) -> Any:
+    """An optimizer as Horovod makes one: of a class that inherits from the script's."""
+    optimizer = base(parameters)
+    optimizer.__class__ = type("Distributed", (type(optimizer),), {})
+    return optimizer
+
+
+def gradient(rank: int, clock: int, like: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + clock)
+    return torch.randn(like.shape, generator=generator)
+
+
+class Ranks:
+    """All ranks of a job, with letters that travel in any order but that of each sender's own.
+
+    Args:
+        steps: How many steps each rank makes in a stretch.
+        choose: Picks the next letter: a number below its argument.
+    """
+
+    def __init__(
+        self, protocol: Protocol, steps: list[int], shapes: list[tuple[int, ...]], base: Base,
+        choose: Callable[[int], int],
+    ) -> None:  # fmt: skip
+        self.size, self._steps, self._choose = len(steps), steps, choose
+        self.parameters = parameters_of(shapes)
+        self.optimizer = wrapped(base, self.parameters)
+        self.buckets = make_buckets(self.optimizer, self.parameters, self.size)
+        for bucket in self.buckets:
+            bucket.keep_parameters()
+        self.owners = [
+            Ownership(
+                [Share(bucket, rank, self.optimizer) for bucket in self.buckets], self.size,
+                protocol, summed=False,
+            )
+            for rank in range(self.size)
+        ]  # fmt: skip
+        self.clocks = [0] * self.size
+        self.most_ahead = 0
+        self._versions: dict[tuple[int, int, int], int] = {}
+        self._unanswered = [0] * self.size
+        self._letters: dict[tuple[int, int], deque[Push | None]] = {
+            pair: deque() for pair in itertools.product(range(self.size), repeat=2)
+        }
+
+    def stretch(self) -> None:
+        """Every rank makes its steps, and rests."""
+        self.clocks = [0] * self.size
+        for owner in self.owners:
+            owner.begin_stretch()
+        for rank in range(self.size):
+            self._go_on(rank)
+        while waiting := [pair for pair, letters in self._letters.items() if letters]:
+            source, owner = waiting[self._choose(len(waiting))]
+            self._deliver(source, owner)
+        assert self.clocks == self._steps, "a rank waits for ever"
+
+    def _go_on(self, rank: int) -> None:
+        if self.clocks[rank] == self._steps[rank]:
+            for owner in range(self.size):
+                self._letters[rank, owner].append(None)
+            return
+        for bucket, owner in itertools.product(self.buckets, range(self.size)):
+            version = self._versions.get((rank, bucket.number, owner), -1)
+            push = Push(rank, bucket.number, self.clocks[rank] + 1, version, [self.rate])
+            self._letters[rank, owner].append(push)
+            self._unanswered[rank] += 1
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _deliver(self, source: int, owner: int) -> None:
+        letter = self._letters[source, owner].popleft()
+        owned = self.owners[owner]
+        if letter is None:
+            answered = owned.rested(source)
+        else:
+            flat = torch.cat([
+                gradient(source, letter.clock, parameter).view(-1)
+                for parameter in self.buckets[letter.bucket].parameters
+            ])  # fmt: skip
+            share = self.buckets[letter.bucket].share_of(owner, flat)
+            answered = owned.pushed(letter, share)
+        for push in answered:
+            version = owned.shares[push.bucket].version
+            self._versions[push.source, push.bucket, owner] = version
+            self._unanswered[push.source] -= 1
+            if self._unanswered[push.source] == 0:
+                self.clocks[push.source] += 1
+                behind = [c for c, s in zip(self.clocks, self._steps, strict=True) if c < s]
+                ahead = self.clocks[push.source] - min(behind, default=self.clocks[push.source])
+                self.most_ahead = max(self.most_ahead, ahead)
+                self._go_on(push.source)
+
+    def values(self) -> list[torch.Tensor]:
+        """The parameters as their owners have them."""
+        for bucket in self.buckets:
+            for rank, owner in enumerate(self.owners):
+                bucket.share_of(rank, bucket.fresh).copy_(owner.shares[bucket.number].values)
+            bucket.take_fresh()
+        return [parameter.detach() for parameter in self.parameters]
+
+
+SHAPES = st.lists(
+    st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple), min_size=1, max_size=5
+)
+STEPS = st.lists(st.integers(0, 5), min_size=1, max_size=4)
+
+
+@given(STEPS, SHAPES, st.sampled_from([None, 0, 1, 3]), st.randoms(use_true_random=False))
+def test_every_rank_comes_to_its_end_and_is_never_too_far_ahead(
+    steps: list[int], shapes: list[tuple[int, ...]], staleness: int | None, random: Any
+) -> None:
+    protocol = Protocol("asp") if staleness is None else Protocol("ssp", staleness)
+    ranks = Ranks(protocol, steps, shapes, momentum, random.randrange)
+    ranks.stretch()
+    ranks.stretch()
+    if staleness is not None:
+        # A rank that has its answers for step c has made it: s steps ahead of those answered, and
+        # one more of a rank whose gradients are all here and its answers not.
+        assert ranks.most_ahead <= staleness + 1
+
+
+@pytest.mark.parametrize("base", [momentum, adam])
+@given(st.integers(1, 4), SHAPES, st.randoms(use_true_random=False))
+def test_ssp_of_no_staleness_makes_the_steps_of_bsp(
+    base: Base, size: int, shapes: list[tuple[int, ...]], random: Any
+) -> None:
+    ranks = Ranks(Protocol("ssp", 0), [4] * size, shapes, base, random.randrange)
+    ranks.stretch()
+    alone = parameters_of(shapes)
+    optimizer = base(alone)
+    for clock in range(1, 5):
+        for parameter in alone:
+            of_all = [gradient(rank, clock, parameter) for rank in range(size)]
+            parameter.grad = torch.stack(of_all).mean(0)
+        optimizer.step()
+    for found, wanted in zip(ranks.values(), alone, strict=True):
+        torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("base", [momentum, adam])
+def test_asp_of_one_rank_makes_the_steps_of_the_optimizer(base: Base) -> None:
+    shapes: list[tuple[int, ...]] = [(5, 3), (3,), ()]
+    ranks = Ranks(Protocol("asp"), [6], shapes, base, lambda _: 0)
+    ranks.stretch()
+    alone = parameters_of(shapes)
+    optimizer = base(alone)
+    for clock in range(1, 7):
+        for parameter in alone:
+            parameter.grad = gradient(0, clock, parameter)
+        optimizer.step()
+    for found, wanted in zip(ranks.values(), alone, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@given(STEPS.filter(any), st.randoms(use_true_random=False))
+def test_asp_of_plain_sgd_is_the_sum_of_all_gradients_at_the_divided_rate(
+    steps: list[int], random: Any
+) -> None:
+    def plain(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    ranks = Ranks(Protocol("asp"), steps, [(4, 3)], plain, random.randrange)
+    ranks.stretch()
+    (wanted,) = (each.detach() for each in parameters_of([(4, 3)]))
+    for rank, count in enumerate(steps):
+        for clock in range(1, count + 1):
+            wanted -= 0.1 / len(steps) * gradient(rank, clock, wanted)
+    torch.testing.assert_close(ranks.values()[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_undivided_rate_is_undivided() -> None:
+    moved = []
+    for rate in ("divided", "kept"):
+        ranks = Ranks(Protocol(rate=rate), [1, 0, 0, 0], [(8,)],
+                      lambda p: torch.optim.SGD(p, lr=0.1), lambda _: 0)  # fmt: skip
+        ranks.stretch()
+        moved.append(ranks.values()[0] - parameters_of([(8,)])[0].detach())
+    torch.testing.assert_close(4 * moved[0], moved[1])
+
+
+def test_the_states_of_all_owners_are_the_whole_states() -> None:
+    shapes: list[tuple[int, ...]] = [(7, 3), (5,), ()]
+    ranks = Ranks(Protocol("ssp", 0), [3, 3, 3], shapes, adam, lambda _: 0)
+    ranks.stretch()
+    places = {parameter: place for place, parameter in enumerate(ranks.parameters)}
+    entries = [e for o in ranks.owners for share in o.shares for e in share.entries(places)]
+    whole = put_together(entries, ranks.parameters)
+    for place, shape in enumerate(shapes):
+        assert whole[place]["exp_avg"].shape == torch.Size(shape)
+        assert whole[place]["step"] == 3
+    # Owners that begin with these go on as one optimizer would.
+    for parameter, state in zip(ranks.parameters, whole.values(), strict=True):
+        ranks.optimizer.state[parameter] = state
+    again = Share(ranks.buckets[0], 1, ranks.optimizer).entries(places)
+    before = ranks.owners[1].shares[0].entries(places)
+    for a, b in zip(again, before, strict=True):
+        assert torch.equal(a.state["exp_avg"], b.state["exp_avg"])
+
+
+def test_parameters_without_a_gradient_are_not_stepped() -> None:
+    parameters = parameters_of([(4,), (4,)])
+    optimizer = wrapped(momentum, parameters)
+    (bucket,) = make_buckets(optimizer, parameters, 1)
+    bucket.keep_parameters()
+    share = Share(bucket, 0, optimizer)
+    before = share.values.clone()
+    share.add(torch.ones(8), absent=[1])
+    share.step([0.1])
+    assert not torch.equal(share.values[:4], before[:4])
+    assert torch.equal(share.values[4:], before[4:]), "not even by weight decay"
+
+
+@pytest.mark.parametrize(
+    ("mode", "moved"), [("kept", 0.1 * 1.9), ("zero", 0.1), ("scaled", 0.1 * 1.45)]
+)  # fmt: skip
+def test_momentum_modes(mode: str, moved: float) -> None:
+    ranks = Ranks(
+        Protocol(momentum=mode, rate="kept"), [0, 0], [(3,)],
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda _: 0,
+    )  # fmt: skip
+    owner = ranks.owners[0]
+    share = owner.shares[0]
+    steps = []
+    for clock in (1, 2):
+        before = share.values.clone()
+        list(owner.pushed(Push(0, 0, clock, -1, [0.1]), torch.ones_like(share.values)))
+        steps.append((before - share.values)[0].item())
+    assert steps == pytest.approx([0.1, moved])
+
+
+@given(SHAPES, st.integers(1, 5))
+def test_shares_are_balanced_and_together_the_whole(
+    shapes: list[tuple[int, ...]], size: int
+) -> None:
+    parameters = parameters_of(shapes)
+    buckets = make_buckets(wrapped(momentum, parameters), parameters, size)
+    assert [p for bucket in buckets for p in bucket.parameters] == parameters
+    for bucket in buckets:
+        lengths = [len(bucket.share_of(rank, bucket.flat)) for rank in range(size)]
+        assert sum(lengths) == len(bucket.flat)
+        assert max(lengths) - min(lengths) <= 1
+        covered = [sum(piece.count for piece in bucket.pieces(rank)) for rank in range(size)]
+        assert covered == lengths
+
+
+def test_an_optimizer_that_looks_at_whole_tensors_gets_whole_ones() -> None:
+    class Norms(torch.optim.SGD):
+        pass
+
+    parameters = parameters_of([(10, 10), (30,), (40,), (30,)])
+    optimizer = wrapped(lambda p: Norms(p, lr=0.1), parameters)
+    (bucket,) = make_buckets(optimizer, parameters, 2)
+    pieces = [piece for rank in range(2) for piece in bucket.pieces(rank)]
+    assert sorted(piece.place for piece in pieces) == [0, 1, 2, 3]
+    assert all(piece.count == piece.whole.numel() for piece in pieces)
+    assert {len(bucket.pieces(rank)) for rank in range(2)} == {1, 3}
+
+
+def test_a_bucket_that_is_sent_is_in_the_order_of_its_parameters() -> None:
+    parameters = parameters_of([(2, 2), (3,)])
+    bucket = Bucket(0, parameters, [4, 3])
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, parameter.numel())
+        bucket.keep_gradient(parameter)
+    assert bucket.flat.tolist() == [4, 4, 4, 4, 3, 3, 3]

@@ -1,0 +1,106 @@
+"""What a run of a recurring job tells the driver."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
+
+from hvd_autosync.runtime import current  # noqa: E402
+from hvd_autosync.runtime.measure.losses import Losses  # noqa: E402
+from hvd_autosync.runtime.trial import run_summary as tally  # noqa: E402
+from hvd_autosync.runtime.trial.run_summary import Tally  # noqa: E402
+from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE  # noqa: E402
+
+
+class Optimizer:
+    """Something that is not the other."""
+
+
+class Training:
+    """Steps of a training of two ranks on a clock of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> None:
+        monkeypatch.setattr(tally, "rank", lambda: rank)
+        monkeypatch.setattr(tally, "size", lambda: 2)
+        self.now, self.losses, self.optimizer = 0.0, Losses(), Optimizer()
+        self.file = folder / OUTCOME_FILE
+        self.tally = Tally(self.losses, str(folder), clock=lambda: self.now)
+
+    def steps(self, count: int, loss: float = 1.0, seconds: float = 0.01) -> None:
+        loader = torch.utils.data.DataLoader(list(range(4 * count)), batch_size=4)
+        for _ in loader:
+            self.now += seconds
+            self.losses.seen(torch.tensor(loss))
+            self.tally.optimizer_stepped(self.optimizer)
+
+    def said(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.file.read_text())
+        return found
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
+    return Training(tmp_path, monkeypatch)
+
+
+def test_samples_of_all_ranks_and_the_last_losses(training: Training) -> None:
+    training.steps(100, loss=5.0)
+    training.steps(5 * LOSS_WINDOW, loss=2.0)
+    training.tally.write()
+    said = training.said()
+    assert said["samples"] == 2 * 4 * (100 + 5 * LOSS_WINDOW)
+    assert (said["steps"], said["metric"]) == (100 + 5 * LOSS_WINDOW, None)
+    assert said["loss"] == pytest.approx(2.0)
+
+
+def test_the_last_metric_counts_and_is_written_at_once(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current, "tally", training.tally)
+    training.steps(3)
+    current.outcome(0.5)
+    current.outcome(torch.tensor(0.75))
+    assert training.said()["metric"] == 0.75
+
+
+def test_it_is_written_while_the_training_runs(training: Training) -> None:
+    training.steps(LOSS_WINDOW, seconds=0.01)
+    assert not training.file.exists()
+    training.steps(LOSS_WINDOW, seconds=1.0)
+    assert training.said()["samples"] == 2 * 4 * 2 * LOSS_WINDOW
+
+
+def test_other_ranks_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path, monkeypatch, rank=1)
+    training.steps(3)
+    training.tally.outcome(0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_where_the_driver_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "absent", Path("")):
+        training = Training(folder, monkeypatch)
+        training.steps(3)
+        training.tally._folder = "" if folder == Path("") else str(folder)
+        training.tally.outcome(0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loss_that_is_no_number_is_said(training: Training) -> None:
+    training.steps(3, loss=float("nan"))
+    training.tally.write()
+    assert training.said()["loss"] != training.said()["loss"]
+
+
+def test_outside_of_recurring_jobs_nothing_happens() -> None:
+    assert current.tally is None
+    current.outcome(0.5)

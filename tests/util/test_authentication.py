@@ -1,0 +1,118 @@
+"""A port with real sockets: peers come in, strangers neither stay nor stand in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hvd_autosync.util import authentication as admission
+from hvd_autosync.util.authentication import NONCE_BYTES, Admission
+from hvd_autosync.util.sockets import read_exactly
+
+Crowd = Callable[..., list[socket.socket]]
+
+
+@pytest.fixture
+def port() -> Iterator[Admission]:
+    """A proof is its nonce."""
+    made = Admission("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
+    yield made
+    made.close()
+    made.wait()
+
+
+def enter(address: tuple[str, int]) -> socket.socket:
+    """A peer, who comes again where there was no room."""
+    while True:
+        peer = socket.create_connection(address, 20)
+        with contextlib.suppress(ConnectionError):
+            peer.sendall(read_exactly(peer, NONCE_BYTES))
+            if read_exactly(peer, 2) == b"in":
+                return peer
+        peer.close()
+
+
+@pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
+def test_peers_come_in_through_a_crowd(port: Admission, manner: str, crowd: Crowd) -> None:
+    crowd(port.address, manner, 300)
+    with ThreadPoolExecutor() as pool:
+        entering = [pool.submit(enter, port.address) for _ in range(3)]
+        for _ in entering:
+            admitted = port.wait(20)
+            assert admitted is not None and admitted.proof == admitted.nonce
+            assert len(port._strangers) <= admission._MOST
+            admitted.connection.sendall(b"in")
+            admitted.connection.close()
+        for peer in entering:
+            peer.result().close()
+
+
+def test_who_talks_slowly_has_no_more_time(
+    port: Admission, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    monkeypatch.setattr(admission, "HANDSHAKE_S", 0.4)
+    (slow,) = crowd(port.address, "drip", 1)
+    while not port._strangers:
+        port.wait(0.05)
+    while port._strangers:  # it says something twenty times a second, and would for 32 bytes
+        (stranger,) = port._strangers.values()
+        assert len(stranger.said) < NONCE_BYTES
+        port.wait(0.05)
+
+
+def test_the_clock_of_the_day_sets_no_deadline(
+    port: Admission, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    crowd(port.address, "silent", 1)
+    for day in (1e9, 2e9, 0.0):
+        monkeypatch.setattr("time.time", lambda day=day: day)
+        assert port.wait(0.1) is None and len(port._strangers) == 1
+
+
+def test_close_ends_the_wait_from_another_thread(port: Admission, crowd: Crowd) -> None:
+    crowd(port.address, "silent", admission._MOST + 10)
+    where = port.address
+    waiting = threading.Thread(target=port.wait)
+    waiting.start()
+    port.close()
+    waiting.join(20)
+    assert not waiting.is_alive() and not port._strangers
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(where)
+
+
+POOR = """
+import os, resource, sys
+from hvd_autosync.util.authentication import NONCE_BYTES, Admission
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+port = Admission("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(sys.argv[1]))]
+print(port.address[1], flush=True)
+while (peer := port.wait()) is not None:
+    with peer.connection:
+        peer.connection.sendall(b"in")
+    while held:  # nothing was left, as long as somebody waited in vain
+        os.close(held.pop())
+"""
+
+
+@pytest.mark.parametrize("held", [0, 50])
+def test_a_process_without_descriptors_goes_on(held: int, crowd: Crowd) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", POOR, str(held)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process, contextlib.ExitStack() as at_end:
+        at_end.callback(process.kill)
+        assert process.stdout is not None
+        address = ("127.0.0.1", int(process.stdout.readline()))
+        crowd(address, "silent", 200)
+        for _ in range(3):
+            enter(address).close()
+        assert process.poll() is None
