@@ -49,6 +49,7 @@ test-all: setup ## run every test
 
 lint: setup ## check style, types and the floors of the house
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

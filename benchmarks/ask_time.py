@@ -150,9 +150,7 @@ def ask_tpe(seen: Sequence[Observation], seed: int) -> Strategy:
             for v in [one.strategy[k.name]]
         }
         study.add_trial(
-            optuna.trial.create_trial(
-                params=values, distributions=distributions, value=one.step_s
-            )
+            optuna.trial.create_trial(params=values, distributions=distributions, value=one.step_s)
         )
     return ask_optuna(study.ask())
 
@@ -200,9 +198,12 @@ def main() -> None:
         "--learners", nargs="+", choices=LEARNERS, default=list(LEARNERS), help="which to time"
     )
     parser.add_argument(
-        "--observations", type=int, nargs="+", default=[5, 20, 50, 100],
+        "--observations",
+        type=int,
+        nargs="+",
+        default=[5, 20, 50, 100],
         help="numbers of observations (default: 5 20 50 100)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--repeats", type=int, default=5, help="timed asks of each, after a first (default: 5)"
     )

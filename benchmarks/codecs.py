@@ -27,10 +27,7 @@ import torch.distributed as dist
 from exchanged.trainers import sent_bytes
 from rich.console import Console
 from rich.table import Table
-from torch.distributed.algorithms.ddp_comm_hooks import (
-    default_hooks,
-    powerSGD_hook,
-)
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
@@ -67,13 +64,18 @@ def ours(plan: ClassPlan, rows: int, columns: int, name: str) -> Step:
     """A step under one of our codecs."""
     model = Weight(rows, columns)
     arguments: dict[str, Any] = {
-        "compression": hvd.Compression.none, "backward_passes_per_step": 1,
-        "op": hvd.Average, "gradient_predivide_factor": 1.0,
-    }  # fmt: skip
+        "compression": hvd.Compression.none,
+        "backward_passes_per_step": 1,
+        "op": hvd.Average,
+        "gradient_predivide_factor": 1.0,
+    }
     optimizer = planned_optimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(prefix=name),
-        ExchangePlan(large=plan), {"large": ("*",)}, arguments,
-    )  # fmt: skip
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        model.named_parameters(prefix=name),
+        ExchangePlan(large=plan),
+        {"large": ("*",)},
+        arguments,
+    )
 
     def step(gradient: torch.Tensor) -> torch.Tensor:
         model.zero_grad()
@@ -104,11 +106,13 @@ def torchs(hook: Any, state: Any, rows: int, columns: int) -> Step:
 def contenders(rows: int, columns: int) -> Iterator[tuple[str, str, Step]]:
     """Codec, whose it is, and a step under it."""
     plans = {
-        "none": ClassPlan(slices=1), "fp16": ClassPlan(codec="fp16"),
-        "bf16": ClassPlan(codec="bf16"), "int8": ClassPlan(codec="int8"),
+        "none": ClassPlan(slices=1),
+        "fp16": ClassPlan(codec="fp16"),
+        "bf16": ClassPlan(codec="bf16"),
+        "int8": ClassPlan(codec="int8"),
         "topk 1 %": ClassPlan(codec="topk", ratio=0.01),
         "powersgd 2": ClassPlan(codec="powersgd", rank=2),
-    }  # fmt: skip
+    }
     for name, plan in plans.items():
         yield name, "ours", ours(plan, rows, columns, name)
     group = dist.group.WORLD
@@ -162,8 +166,14 @@ def show(results: list[Result]) -> None:
     for column in ("step ms", "MiB sent", "of gradient", "error"):
         table.add_column(column, justify="right")
     for r in sorted(results, key=lambda each: each.codec):
-        table.add_row(r.codec, r.by, f"{r.step_ms:.1f}", f"{r.sent_mib:.2f}", f"{r.share:.3f}",
-                      f"{r.error:.1e}")  # fmt: skip
+        table.add_row(
+            r.codec,
+            r.by,
+            f"{r.step_ms:.1f}",
+            f"{r.sent_mib:.2f}",
+            f"{r.share:.3f}",
+            f"{r.error:.1e}",
+        )
     Console(width=100).print(table)
 
 

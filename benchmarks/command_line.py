@@ -19,9 +19,10 @@ def new_parser(about: str | None) -> argparse.ArgumentParser:
     """A parser that describes itself by a module's docstring, whose end are examples."""
     text, _, usage = (about or "").partition("\n\n    python")
     return argparse.ArgumentParser(
-        description=text, epilog=f"examples:\n    python{usage}",
+        description=text,
+        epilog=f"examples:\n    python{usage}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
 
 
 def add_table(parser: argparse.ArgumentParser, default: str, rows: str) -> None:
@@ -39,7 +40,8 @@ def add_table(parser: argparse.ArgumentParser, default: str, rows: str) -> None:
 
 
 def parse(
-    parser: argparse.ArgumentParser, show: Callable[[str], None],
+    parser: argparse.ArgumentParser,
+    show: Callable[[str], None],
     work: Callable[..., None] | None = None,
 ) -> argparse.Namespace:
     """The arguments of a run that is to measure; any other ends here, having done its part.
@@ -83,9 +85,12 @@ def check_names(
 
 
 def open_table(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, columns: Sequence[str], *,
+    parser: argparse.ArgumentParser,
+    arguments: argparse.Namespace,
+    columns: Sequence[str],
+    *,
     goes_on: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     """The full path of the CSV file, which has its head; nothing that was measured is lost.
 
     Args:

@@ -89,9 +89,10 @@ class Judge:
             order = np.random.default_rng([count, draw]).permutation(len(self.strategies))
             own, rest = order[:count], order[count:]
             predicted = predict(
-                [self.strategies[i] for i in own], self.log_step[own],
+                [self.strategies[i] for i in own],
+                self.log_step[own],
                 [self.strategies[i] for i in rest],
-            )  # fmt: skip
+            )
             right.append(concordance(predicted, self.log_step[rest]))
             errors.append(float(np.sqrt(np.mean((predicted - self.log_step[rest]) ** 2))))
         return statistics.median(right), statistics.median(errors)
@@ -120,26 +121,41 @@ class Judge:
 def accuracy(folder: Path, draws: int) -> None:
     """Print the table."""
     shown = Table(title="ranking accuracy (error of the logarithm)")
-    for column in ("table", "strategies", "noise", "ceiling", "default only", "20 trials",
-                   "learner, 20", "linear, 20", "linear, 40"):  # fmt: skip
+    for column in (
+        "table",
+        "strategies",
+        "noise",
+        "ceiling",
+        "default only",
+        "20 trials",
+        "learner, 20",
+        "linear, 20",
+        "linear, 40",
+    ):
         shown.add_column(column)
     columns: list[list[float]] = []
     for path in sorted(folder.glob("*.jsonl*")):
         table = Emulator(path)
         judge = Judge(table, draws)
         results = [
-            judge.default_only(), judge.held_out(judge.cost, 20), judge.held_out(judge.learner, 20),
-            judge.held_out(judge.linear, 20), judge.held_out(judge.linear, 40),
-        ]  # fmt: skip
+            judge.default_only(),
+            judge.held_out(judge.cost, 20),
+            judge.held_out(judge.learner, 20),
+            judge.held_out(judge.linear, 20),
+            judge.held_out(judge.linear, 40),
+        ]
         columns.append([right for right, _ in results])
         cells = [
             f"{right:.3f}" + (f" ({error:.2f})" if index < 3 else "")
             for index, (right, error) in enumerate(results)
         ]
         shown.add_row(
-            table.name, str(len(judge.strategies)), f"{table.noise:.3f}", f"{judge.ceiling():.3f}",
+            table.name,
+            str(len(judge.strategies)),
+            f"{table.noise:.3f}",
+            f"{judge.ceiling():.3f}",
             *cells,
-        )  # fmt: skip
+        )
     medians = [f"{statistics.median(each):.3f}" for each in zip(*columns, strict=True)]
     shown.add_row("median", "", "", "", *medians)
     Console(width=None if sys.stdout.isatty() else 150).print(shown)

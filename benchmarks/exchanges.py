@@ -53,14 +53,18 @@ EXCHANGES: dict[str, ExchangePlan | None] = {
 #: What a ring and two levels put on a host's link, as shares of the gradients.
 _RANKS = _HOSTS * _SLOTS
 THEORY = {
-    "Horovod": 2 * (_RANKS - 1) / _RANKS, "allreduce": 2 * (_RANKS - 1) / _RANKS,
-    "4 buckets": 2 * (_RANKS - 1) / _RANKS, "hierarchical": 2 * (_HOSTS - 1) / _HOSTS,
-    "priority": 2 * (_RANKS - 1) / _RANKS, "fp16": (_RANKS - 1) / _RANKS,
-}  # fmt: skip
+    "Horovod": 2 * (_RANKS - 1) / _RANKS,
+    "allreduce": 2 * (_RANKS - 1) / _RANKS,
+    "4 buckets": 2 * (_RANKS - 1) / _RANKS,
+    "hierarchical": 2 * (_HOSTS - 1) / _HOSTS,
+    "priority": 2 * (_RANKS - 1) / _RANKS,
+    "fp16": (_RANKS - 1) / _RANKS,
+}
 
 
-def work(rate: float, models: list[str], exchanges: list[str], rounds: int, steps: int,
-         output: str) -> None:  # fmt: skip
+def work(
+    rate: float, models: list[str], exchanges: list[str], rounds: int, steps: int, output: str
+) -> None:
     """A rank's part: train, count, and on rank 0 write down."""
     import horovod.torch as hvd
     import torch
@@ -105,9 +109,10 @@ def show(output: str) -> None:
         own = [r for r in rows if (r["rate_mbit"], r["model"], r["exchange"]) == key]
         times = [1e3 * float(r["step_s"]) for r in own]
         base = {
-            r["round"]: float(r["step_s"]) for r in rows
+            r["round"]: float(r["step_s"])
+            for r in rows
             if (r["rate_mbit"], r["model"], r["exchange"]) == (*key[:2], "Horovod")
-        }  # fmt: skip
+        }
         ratios = [base[r["round"]] / float(r["step_s"]) for r in own if r["round"] in base]
         sent = statistics.median(float(r["sent_bytes"]) for r in own)
         share = sent / float(own[0]["gradient_bytes"])
@@ -115,12 +120,16 @@ def show(output: str) -> None:
             table.add_section()
         last = key[:2]
         table.add_row(
-            f"{float(key[0]):g}", key[1], key[2], f"{statistics.median(times):.1f}",
+            f"{float(key[0]):g}",
+            key[1],
+            key[2],
+            f"{statistics.median(times):.1f}",
             f"{min(times):.1f} .. {max(times):.1f}",
             f"{statistics.median(ratios):.2f}" if ratios else "",
-            f"{sent / 2**20:.2f}", f"{share:.2f}",
+            f"{sent / 2**20:.2f}",
+            f"{share:.2f}",
             f"{THEORY[key[2]]:.2f}" if key[2] in THEORY else "",
-        )  # fmt: skip
+        )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
@@ -130,8 +139,12 @@ def main() -> None:
     add = parser.add_argument
     add("--rates", default="50,100,300,1000", metavar="MBIT,...", help="(default: %(default)s)")
     add("--models", default="ncf,vgg,bert", metavar="M,...", help="(default: %(default)s)")
-    add("--exchanges", default=",".join(n.replace(", ", "+") for n in EXCHANGES), metavar="E,...",
-        help="(default: %(default)s)")  # fmt: skip
+    add(
+        "--exchanges",
+        default=",".join(n.replace(", ", "+") for n in EXCHANGES),
+        metavar="E,...",
+        help="(default: %(default)s)",
+    )
     add("--rounds", type=int, default=4, help="(default: %(default)s)")
     add("--steps", type=int, default=6, help="of each exchange in a round (default: %(default)s)")
     add_table(parser, "exchanges.csv", "every measurement")
@@ -147,9 +160,14 @@ def main() -> None:
         for model in args.models.split(","):
             for group in filter(None, groups):
                 script = own_part(
-                    __file__, rate=float(rate), models=[model], rounds=args.rounds,
-                    exchanges=group, steps=args.steps, output=output,
-                )  # fmt: skip
+                    __file__,
+                    rate=float(rate),
+                    models=[model],
+                    rounds=args.rounds,
+                    exchanges=group,
+                    steps=args.steps,
+                    output=output,
+                )
                 environment = {PROCESS_SETS_VARIABLE: OURS_ALONE} if _two_levels(group[0]) else {}
                 _launch(script, float(rate), environment)
     show(output)

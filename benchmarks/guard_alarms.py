@@ -112,9 +112,13 @@ def show(output: str) -> None:
         count, caught = int(row["trainings"]), int(row["caught"])
         low, high = interval(caught, count)
         table.add_row(
-            row["who"], row["kind"], row["excess"], f"{caught / count:.1%}",
-            f"{low:.1%} to {high:.1%}", row["median_step"] or "-",
-        )  # fmt: skip
+            row["who"],
+            row["kind"],
+            row["excess"],
+            f"{caught / count:.1%}",
+            f"{low:.1%} to {high:.1%}",
+            row["median_step"] or "-",
+        )
     Console().print(table)
 
 

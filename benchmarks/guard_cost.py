@@ -70,8 +70,17 @@ def show(output: str) -> None:
     with open(output) as file:
         rows = list(csv.DictReader(file))
     table = Table(title="the guard's share of a training, two ranks on one host")
-    for column in ("model", "steps", "step ms", "guard us/step", "median us", "most ms", "share",
-                   "95 %", "snapshots MB"):  # fmt: skip
+    for column in (
+        "model",
+        "steps",
+        "step ms",
+        "guard us/step",
+        "median us",
+        "most ms",
+        "share",
+        "95 %",
+        "snapshots MB",
+    ):
         table.add_column(column, justify="right")
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
@@ -85,11 +94,16 @@ def show(output: str) -> None:
         if len(shares) > 1:
             error = t.ppf(0.975, len(shares) - 1) * statistics.stdev(shares) / len(shares) ** 0.5
         table.add_row(
-            model, str(len(own)), f"{1e3 * statistics.median(steps):.2f}",
-            f"{1e6 * statistics.fmean(guard):.1f}", f"{1e6 * statistics.median(guard):.1f}",
-            f"{1e3 * max(guard):.2f}", f"{statistics.fmean(shares):.2%}",
-            f"+- {error:.2%}", f"{int(own[0]['snapshot_bytes']) / 1e6:.1f}",
-        )  # fmt: skip
+            model,
+            str(len(own)),
+            f"{1e3 * statistics.median(steps):.2f}",
+            f"{1e6 * statistics.fmean(guard):.1f}",
+            f"{1e6 * statistics.median(guard):.1f}",
+            f"{1e3 * max(guard):.2f}",
+            f"{statistics.fmean(shares):.2%}",
+            f"+- {error:.2%}",
+            f"{int(own[0]['snapshot_bytes']) / 1e6:.1f}",
+        )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
@@ -106,9 +120,10 @@ def main() -> None:
     for repeat, model in itertools.product(range(args.repeats), args.models.split(",")):
         script = own_part(__file__, model=model, repeat=repeat, steps=args.steps, output=output)
         subprocess.run(
-            ["horovodrun", "-np", "2", "--gloo", *script], check=True,
+            ["horovodrun", "-np", "2", "--gloo", *script],
+            check=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
     show(output)
 
 

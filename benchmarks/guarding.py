@@ -29,15 +29,7 @@ import sys
 from functools import cached_property
 from typing import Any
 
-from command_line import (
-    add_table,
-    check_names,
-    commit_now,
-    new_parser,
-    open_table,
-    own_part,
-    parse,
-)
+from command_line import add_table, check_names, commit_now, new_parser, open_table, own_part, parse
 from planted.strategies import ALL, KINDS, Planted, flawed
 from rich.console import Console
 from rich.table import Table
@@ -48,8 +40,18 @@ from hvd_autosync.study.loss_prediction import predict_losses
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import FIRST_SEEDS, QualityCheck, QualityTrial, Verdict
 
-_COLUMNS = ("commit", "job", "strategy", "seed", "steps", "guarded", "caught_at", "held_out_before",
-            "held_out", "losses")  # fmt: skip
+_COLUMNS = (
+    "commit",
+    "job",
+    "strategy",
+    "seed",
+    "steps",
+    "guarded",
+    "caught_at",
+    "held_out_before",
+    "held_out",
+    "losses",
+)
 _DEFAULT = "default"
 _JOBS = ("digits", "lm", "ncf", "autocast", "random labels")
 #: Where nothing is learnt a single judgement tells.
@@ -224,9 +226,11 @@ class Bench:
         planned._GUARDS.clear()  # each training is the only one of its process
         current.loss_prediction = self._prediction if guarded else LossPrediction()
         optimizer: Any = hvd_autosync.torch.DistributedOptimizer(
-            training.optimizer, training.model.named_parameters(), strategy=planted.knobs,
+            training.optimizer,
+            training.model.named_parameters(),
+            strategy=planted.knobs,
             classes={"large": ["*"]} if any(k.startswith("large_") for k in planted.knobs) else {},
-        )  # fmt: skip
+        )
         if not guarded:
             optimizer._guard = None
         rates = torch.optim.lr_scheduler.LambdaLR(
@@ -292,8 +296,15 @@ def show(output: str) -> None:
 
 def _show_job(console: Console, job: str, known: Known) -> None:
     table = Table(title=f"{job}: planted strategies, in tolerances of 1 % of the default's fall")
-    for column in ("strategy", "meant as", "is", "worse after training", "in tuning",
-                   "guard at step", "worse under the guard, % of the fall"):  # fmt: skip
+    for column in (
+        "strategy",
+        "meant as",
+        "is",
+        "worse after training",
+        "in tuning",
+        "guard at step",
+        "worse under the guard, % of the fall",
+    ):
         table.add_column(column)
     judged: dict[str, list[Outcome]] = {"good": [], "bad": [], "neither": []}
     saved = caught = bad = 0
@@ -311,11 +322,14 @@ def _show_job(console: Console, job: str, known: Known) -> None:
                 caught += bool(forced["caught_at"])
                 saved += under <= _GUARDED_MAY_LOSE
             table.add_row(
-                name, meant, kind, f"{worse / _TOLERANCE:.2f}",
+                name,
+                meant,
+                kind,
+                f"{worse / _TOLERANCE:.2f}",
                 ", ".join(outcome.value for outcome in outcomes),
                 "" if forced is None else forced["caught_at"] or "-",
                 "" if under is None else f"{100 * under:.1f}",
-            )  # fmt: skip
+            )
     console.print(table)
     for kind, outcomes in judged.items():
         admitted = outcomes.count(Outcome.ADMITTED)
@@ -341,8 +355,9 @@ def main() -> None:
     output = open_table(parser, args, _COLUMNS, goes_on=True)
     commit = commit_now()
     for job in check_names(parser, "jobs", args.jobs, _JOBS):
-        part = own_part(__file__, job=job, names=names, judgements=args.judgements, commit=commit,
-                        output=output)  # fmt: skip
+        part = own_part(
+            __file__, job=job, names=names, judgements=args.judgements, commit=commit, output=output
+        )
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(["horovodrun", "-np", "2", "--gloo", *part], env=environment)
         if done.returncode:

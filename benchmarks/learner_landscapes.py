@@ -23,8 +23,14 @@ from hvd_autosync.search_space.knobs import categorical_knob, float_knob, intege
 SPACE = SearchSpace(
     (
         integer_knob(
-            "fusion_threshold_bytes", 0, 1 << 28, 1 << 27, help="", scale="log",
-            log_offset=65536.0, multiple=65536,
+            "fusion_threshold_bytes",
+            0,
+            1 << 28,
+            1 << 27,
+            help="",
+            scale="log",
+            log_offset=65536.0,
+            multiple=65536,
         ),
         float_knob("cycle_time_ms", 0.1, 100.0, 1.0, help="", scale="log"),
         integer_knob("buckets", 0, 128, 0, help="", scale="log", log_offset=1.0),
@@ -34,7 +40,7 @@ SPACE = SearchSpace(
         categorical_knob("cache_capacity", (0, 1024, 4096), 1024, help=""),
         categorical_knob("compression", ("none", "fp16", "int8"), "none", help=""),
     )
-)  # fmt: skip
+)
 
 _NUMERIC, _CATEGORICAL = 5, 3
 _LAST_CHOICE = np.array([1, 2, 2])

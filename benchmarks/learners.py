@@ -99,10 +99,17 @@ def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> lis
         regret = table.regret(strategy)
         best = min(best, regret)
         rows.append(
-            {"table": name, "contestant": contestant, "seed": seed, "trial": trial,
-             "regret": round(regret, 5), "best_regret": round(best, 5),
-             "trial_s": round(table.trial_s(seen), 3), "ask_s": round(ask_s, 4)}
-        )  # fmt: skip
+            {
+                "table": name,
+                "contestant": contestant,
+                "seed": seed,
+                "trial": trial,
+                "regret": round(regret, 5),
+                "best_regret": round(best, 5),
+                "trial_s": round(table.trial_s(seen), 3),
+                "ask_s": round(ask_s, 4),
+            }
+        )
     return rows
 
 
@@ -146,10 +153,15 @@ def show(rows: Sequence[Row]) -> None:
     contestants = list(dict.fromkeys(contestant for contestant, _ in played))
     console = Console(width=None if sys.stdout.isatty() else 260)
     overall = Table(title="over all tables: medians (quartiles) of the games")
-    for column in ("contestant", "games", *(f"trials of half to {c:.0%}" for c in _LEVELS),
-                   *(f"trials to {c:.0%}" for c in _CLOSE),
-                   *(f"s to {c:.0%}" for c in _CLOSE),
-                   *(f"regret % @{n}" for n in _AFTER), "mean ask s"):  # fmt: skip
+    for column in (
+        "contestant",
+        "games",
+        *(f"trials of half to {c:.0%}" for c in _LEVELS),
+        *(f"trials to {c:.0%}" for c in _CLOSE),
+        *(f"s to {c:.0%}" for c in _CLOSE),
+        *(f"regret % @{n}" for n in _AFTER),
+        "mean ask s",
+    ):
         overall.add_column(column)
     for contestant in contestants:
         overall.add_row(contestant, *_summary(_as_many_of_each(played, contestant)))

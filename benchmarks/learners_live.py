@@ -99,9 +99,10 @@ def play(name: str, names: list[str], trials: int, plan: Plan, say: Say) -> None
                 player.tell(seen)
                 spent = used[each]
                 used[each] = Budget(
-                    trial + 1, spent.steps + steps_of(result),
+                    trial + 1,
+                    spent.steps + steps_of(result),
                     spent.minutes + (time.monotonic() - began) / 60,
-                )  # fmt: skip
+                )
             say(f"trial {trial + 1} of {trials}: fastest so far " + _shown(best))
     contenders = [Contender("default", table.space.default)]
     contenders += [Contender(each, best[each].strategy, used[each]) for each in names]
@@ -148,12 +149,25 @@ def main() -> None:
         sys.exit(f"this task needs several hosts: {missing}")
     with tempfile.TemporaryDirectory(prefix="learners-live-") as folder:
         plan = Plan(
-            args.table, survey.workload, (), args.trials, args.steps, args.warmup, args.rounds,
-            args.seed, survey.allow, os.path.abspath(args.output), folder,
-        )  # fmt: skip
+            args.table,
+            survey.workload,
+            (),
+            args.trials,
+            args.steps,
+            args.warmup,
+            args.rounds,
+            args.seed,
+            survey.allow,
+            os.path.abspath(args.output),
+            folder,
+        )
         command = [
-            sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--inside", plan.to_json()
-        ]  # fmt: skip
+            sys.executable,
+            os.path.abspath(__file__),
+            *sys.argv[1:],
+            "--inside",
+            plan.to_json(),
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with Testbed(_HOSTS, survey.mbit and float(survey.mbit)) as bed:
             status = wait_for(bed.popen(command, env=environment))

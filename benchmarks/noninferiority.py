@@ -45,8 +45,19 @@ SPREADS, DIFFERENCES = (0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 2.0)
 STEPS, TOLERANCE = 200, 0.01
 #: Of the default's loss: what is left of it in the end, and deviations of a seed and of a batch.
 LEVEL, SEED_NOISE, BATCH_NOISE = 1.0, 0.01, 0.05
-COLUMNS = ("commit", "what", "kind", "spread", "difference", "count", "admitted", "worse",
-           "not_shown", "pairs", "former_rule")  # fmt: skip
+COLUMNS = (
+    "commit",
+    "what",
+    "kind",
+    "spread",
+    "difference",
+    "count",
+    "admitted",
+    "worse",
+    "not_shown",
+    "pairs",
+    "former_rule",
+)
 _DEFAULT = Strategy()
 #: A candidate's noise of steps, as a share of its spread times the root of judged steps.
 _WITHIN = 0.5
@@ -128,9 +139,7 @@ def first_untried(untried: Sequence[Strategy], verdicts: Sequence[Verdict]) -> S
 
 def formerly_admitted(trainings: Trainings) -> bool:
     """Whether the former rule admits the first candidate."""
-    last = [
-        statistics.fmean(trainings.losses(None, seed)[-STEPS // 4 :]) for seed in SEEDS[:3]
-    ]
+    last = [statistics.fmean(trainings.losses(None, seed)[-STEPS // 4 :]) for seed in SEEDS[:3]]
     own = statistics.fmean(trainings.losses(0, SEEDS[0])[-STEPS // 4 :])
     return own <= last[0] + 2 * statistics.stdev(last) + 0.01 * abs(last[0])
 
@@ -146,8 +155,16 @@ def cell(what: str, kind: str, spread: float, difference: float, count: int) -> 
         outcomes[Outcome.ADMITTED if admitted else verdicts[-1].outcome] += 1
         pairs += sum(verdict.pairs for verdict in verdicts)
         former += formerly_admitted(trainings)
-    return [what, kind, spread, difference, count, *(outcomes[each] for each in Outcome),
-            pairs / count, former]  # fmt: skip
+    return [
+        what,
+        kind,
+        spread,
+        difference,
+        count,
+        *(outcomes[each] for each in Outcome),
+        pairs / count,
+        former,
+    ]
 
 
 def show(path: str) -> None:
@@ -155,16 +172,30 @@ def show(path: str) -> None:
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("what", "kind", "spread", "difference", "admitted", "worse", "not shown",
-                   "pairs", "former rule"):  # fmt: skip
+    for column in (
+        "what",
+        "kind",
+        "spread",
+        "difference",
+        "admitted",
+        "worse",
+        "not shown",
+        "pairs",
+        "former rule",
+    ):
         table.add_column(column, justify="left" if column in ("what", "kind") else "right")
     for row in rows:
         count = int(row["count"])
         shares = [f"{int(row[name]) / count:.1%}" for name in ("admitted", "worse", "not_shown")]
         table.add_row(
-            row["what"], row["kind"], row["spread"], row["difference"], *shares,
-            f"{float(row['pairs']):.1f}", f"{int(row['former_rule']) / count:.1%}",
-        )  # fmt: skip
+            row["what"],
+            row["kind"],
+            row["spread"],
+            row["difference"],
+            *shares,
+            f"{float(row['pairs']):.1f}",
+            f"{int(row['former_rule']) / count:.1%}",
+        )
     Console().print(table)
 
 

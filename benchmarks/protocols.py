@@ -29,8 +29,18 @@ from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.testing import Testbed
 
 _HOSTS = 2
-_COLUMNS = ("controller", "rate_mbit", "slots", "model", "protocol", "round", "step_s", "waited_s",
-            "sent_bytes", "gradient_bytes")  # fmt: skip
+_COLUMNS = (
+    "controller",
+    "rate_mbit",
+    "slots",
+    "model",
+    "protocol",
+    "round",
+    "step_s",
+    "waited_s",
+    "sent_bytes",
+    "gradient_bytes",
+)
 #: Name -> protocol, and whether buckets wait for the end of backward; ``None``: Horovod's own.
 _PROTOCOLS: dict[str, tuple[Protocol, bool] | None] = {
     "Horovod": None,
@@ -58,8 +68,15 @@ class Timed:
             self.seconds.append(perf_counter() - began)
 
 
-def work(controller: str, rate: float, slots: int, models: list[str], rounds: int, steps: int,
-         output: str) -> None:  # fmt: skip
+def work(
+    controller: str,
+    rate: float,
+    slots: int,
+    models: list[str],
+    rounds: int,
+    steps: int,
+    output: str,
+) -> None:
     """A rank's part: train, count, and on rank 0 write down."""
     import horovod.torch as hvd
     import torch
@@ -83,8 +100,11 @@ def work(controller: str, rate: float, slots: int, models: list[str], rounds: in
         own, before, count = [], sent_bytes(), len(waits.seconds)
         for _ in DataLoader(range(steps), batch_size=None):  # type: ignore[arg-type]
             own.append(trainer.step())
-        numbers = [statistics.median(own), statistics.median(waits.seconds[count:]),
-                   (sent_bytes() - before) / steps]  # fmt: skip
+        numbers = [
+            statistics.median(own),
+            statistics.median(waits.seconds[count:]),
+            (sent_bytes() - before) / steps,
+        ]
         most = hvd.allreduce(torch.tensor(numbers), op=hvd.Max, name="most").tolist()
         return most[0], most[1], most[2]
 
@@ -98,8 +118,9 @@ def work(controller: str, rate: float, slots: int, models: list[str], rounds: in
             if how is not None and how[1]:
                 phases.looked_at()
             begun = None if phases is None else Timed(phases, "_begin")
-            waits = Timed(*((trainer.optimizer, "synchronize") if phases is None
-                            else (phases, "exchange")))  # fmt: skip
+            waits = Timed(
+                *((trainer.optimizer, "synchronize") if phases is None else (phases, "exchange"))
+            )
             trainers[name] = trainer, waits
             a_pass(trainer, waits) if phases is None else _begin(trainer, steps)
             if name == "ASP":
@@ -149,10 +170,15 @@ def show(output: str) -> None:
             )
             hidden = f"{1 - waited / statistics.median(late):.0%}" if name == "ASP" else ""
             table.add_row(
-                *key, name, f"{statistics.median(times):.1f}",
-                f"{min(times):.1f} .. {max(times):.1f}", f"{statistics.median(ratios):.2f}",
-                f"{1e3 * waited:.1f}", hidden, f"{sent:.2f}",
-            )  # fmt: skip
+                *key,
+                name,
+                f"{statistics.median(times):.1f}",
+                f"{min(times):.1f} .. {max(times):.1f}",
+                f"{statistics.median(ratios):.2f}",
+                f"{1e3 * waited:.1f}",
+                hidden,
+                f"{sent:.2f}",
+            )
         table.add_section()
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(table)
@@ -161,10 +187,13 @@ def show(output: str) -> None:
         switches.add_column(column)
     for key in dict.fromkeys(tuple(row[each] for each in keys) for row in rows):
         own = [row for row in rows if tuple(row[each] for each in keys) == key]
-        switches.add_row(*key, *(
-            f"{statistics.median(float(r['step_s']) for r in own if r['protocol'] == name):.3f}"
-            for name in _SWITCHES
-        ))  # fmt: skip
+        switches.add_row(
+            *key,
+            *(
+                f"{statistics.median(float(r['step_s']) for r in own if r['protocol'] == name):.3f}"
+                for name in _SWITCHES
+            ),
+        )
     console.print(switches)
 
 
@@ -185,14 +214,22 @@ def main() -> None:
     for controller in args.controllers.split(","):
         for rate in map(float, args.rates.split(",")):
             script = own_part(
-                __file__, controller=controller, rate=rate, slots=args.slots,
-                models=args.models.split(","), rounds=args.rounds, steps=args.steps, output=output,
-            )  # fmt: skip
+                __file__,
+                controller=controller,
+                rate=rate,
+                slots=args.slots,
+                models=args.models.split(","),
+                rounds=args.rounds,
+                steps=args.steps,
+                output=output,
+            )
             with Testbed(_HOSTS, rate) as bed:
                 command = ["horovodrun", *bed.horovodrun_options(args.slots), f"--{controller}"]
                 if controller == "mpi":
-                    command += ["--binding-args=--bind-to none --map-by slot",
-                                "--mpi-args=--oversubscribe"]  # fmt: skip
+                    command += [
+                        "--binding-args=--bind-to none --map-by slot",
+                        "--mpi-args=--oversubscribe",
+                    ]
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                 done = bed.run([*command, *script], env=environment)
             if done.returncode:

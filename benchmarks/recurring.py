@@ -43,11 +43,20 @@ def repeat(search: str, args: argparse.Namespace, output: str) -> None:
         store = os.path.join(folder, "store.db")
         for number in range(1, args.runs + 1):
             command = [
-                "horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", "--autosync",
-                "--autosync-recurring", "--autosync-search", search,
-                "--autosync-tolerance", str(args.tolerance), "--autosync-store", store,
-                sys.executable, str(_JOB),
-            ]  # fmt: skip
+                "horovodrun",
+                *bed.horovodrun_options(_SLOTS),
+                "--gloo",
+                "--autosync",
+                "--autosync-recurring",
+                "--autosync-search",
+                search,
+                "--autosync-tolerance",
+                str(args.tolerance),
+                "--autosync-store",
+                store,
+                sys.executable,
+                str(_JOB),
+            ]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "RECURRING_SEED": str(number)}
             done = bed.run(command, env=environment)
             if done.returncode:
@@ -60,9 +69,17 @@ def repeat(search: str, args: argparse.Namespace, output: str) -> None:
             last = runs[-1]
             with open(output, "a", newline="") as file:
                 csv.writer(file).writerow(
-                    (search, number, last.share, last.metric, last.seconds, last.samples,
-                     then.share, int(then.final))
-                )  # fmt: skip
+                    (
+                        search,
+                        number,
+                        last.share,
+                        last.metric,
+                        last.seconds,
+                        last.samples,
+                        then.share,
+                        int(then.final),
+                    )
+                )
 
 
 def show(output: str) -> None:
@@ -74,18 +91,22 @@ def show(output: str) -> None:
         own = [row for row in rows if row["search"] == search]
         final = next((row for row in own if int(row["final"])), None)
         title = f"{search}: " + (
-            "no final share yet" if final is None
+            "no final share yet"
+            if final is None
             else f"f = {float(final['next_share']):.3g} after {final['run']} runs"
-        )  # fmt: skip
+        )
         table = Table(title=title, title_justify="left")
         for column in ("run", "share", "accuracy", "seconds", "of the first run's"):
             table.add_column(column, justify="right")
         for row in own:
             part = float(row["seconds"]) / float(own[0]["seconds"])
             table.add_row(
-                row["run"], f"{float(row['share']):.3g}", f"{float(row['metric']):.4f}",
-                f"{float(row['seconds']):.1f}", f"{part:.2f}",
-            )  # fmt: skip
+                row["run"],
+                f"{float(row['share']):.3g}",
+                f"{float(row['metric']):.4f}",
+                f"{float(row['seconds']):.1f}",
+                f"{part:.2f}",
+            )
         console.print(table)
         if final is not None:
             after = [float(r["seconds"]) for r in own if int(r["run"]) > int(final["run"])]
@@ -100,8 +121,12 @@ def main() -> None:
     add = parser.add_argument
     add("--searches", default=",".join(SEARCHES), metavar="S,...", help="(default: %(default)s)")
     add("--runs", type=int, default=10, help="of each search (default: %(default)s)")
-    add("--tolerance", type=float, default=0.01,
-        help="of accuracy below that of the first run (default: %(default)s)")
+    add(
+        "--tolerance",
+        type=float,
+        default=0.01,
+        help="of accuracy below that of the first run (default: %(default)s)",
+    )
     add("--rate", type=float, default=100.0, metavar="MBIT", help="(default: %(default)s)")
     add_table(parser, "recurring.csv", "every run")
     args = parse(parser, show)

@@ -82,10 +82,7 @@ def recommended(seen: list[Observation], by_model: bool) -> Strategy:
 
 def searches(names: list[str]) -> dict[str, Search]:
     """Those of ``names`` that are installed."""
-    found = {
-        "bayesian": with_learner(BayesianLearner()),
-        "random": with_learner(RandomLearner()),
-    }
+    found = {"bayesian": with_learner(BayesianLearner()), "random": with_learner(RandomLearner())}
     if "tpe" in names:
         try:
             import optuna
@@ -104,9 +101,12 @@ def main() -> None:
     parser.add_argument("--learners", nargs="+", choices=names, default=names, help="which to run")
     parser.add_argument("--jobs", type=int, default=10, help="synthetic jobs (default: 10)")
     parser.add_argument(
-        "--trials", type=int, nargs="+", default=[10, 20, 30],
+        "--trials",
+        type=int,
+        nargs="+",
+        default=[10, 20, 30],
         help="numbers of trials, the default's included (default: 10 20 30)",
-    )  # fmt: skip
+    )
     parser.add_argument("--output", metavar="FILE", help="write one CSV row per job and learner")
     options = parser.parse_args()
 

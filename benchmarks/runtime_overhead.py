@@ -81,11 +81,13 @@ def show(output: str) -> None:
         low = ratios[max(int(count / 2 - half), 0)]
         high = ratios[min(math.ceil(count / 2 + half), count - 1)]
         table.add_row(
-            setting, model,
+            setting,
+            model,
             *(f"{1e3 * statistics.median(each):.2f}" for each in zip(*steps, strict=True)),
-            f"{statistics.median(ratios):.3f}", f"{low:.3f} .. {high:.3f}",
+            f"{statistics.median(ratios):.3f}",
+            f"{low:.3f} .. {high:.3f}",
             *(f"{memory[f'memory of {name}']:.0f}" for name in _CONTENDERS),
-        )  # fmt: skip
+        )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
@@ -98,9 +100,14 @@ def run(setting: str, models: list[str], pairs: int, warmup: int, output: str) -
         for model in models:
             for only in ("", *_CONTENDERS):
                 part = own_part(
-                    __file__, setting=setting, model=model, pairs=pairs, warmup=warmup,
-                    output=output, only=only,
-                )  # fmt: skip
+                    __file__,
+                    setting=setting,
+                    model=model,
+                    pairs=pairs,
+                    warmup=warmup,
+                    output=output,
+                    only=only,
+                )
                 start = subprocess.run if bed is None else bed.run
                 start(["horovodrun", *options, "--gloo", *part], env=environment, check=True)
 
@@ -117,8 +124,12 @@ def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--settings", default="loopback,300mbit", metavar="S,...",
-        help="loopback, or rates between two hosts (default: %(default)s)")  # fmt: skip
+    add(
+        "--settings",
+        default="loopback,300mbit",
+        metavar="S,...",
+        help="loopback, or rates between two hosts (default: %(default)s)",
+    )
     add("--models", default="ncf,vgg,resnet,bert", metavar="M,...", help="(default: %(default)s)")
     add("--pairs", type=int, default=200, help="pairs of steps (default: %(default)s)")
     add("--warmup", type=int, default=20, help="pairs that do not count (default: %(default)s)")

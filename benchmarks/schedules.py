@@ -37,14 +37,21 @@ from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
-_COLUMNS = ("job", "schedule", "seed", "pass", "passes", "quality", "train_s", "sent_bytes",
-            "averages")  # fmt: skip
+_COLUMNS = (
+    "job",
+    "schedule",
+    "seed",
+    "pass",
+    "passes",
+    "quality",
+    "train_s",
+    "sent_bytes",
+    "averages",
+)
 _BASELINE = "parallel"
 
 
-def schedules(
-    steps: int, peak: float, samples: int
-) -> dict[str, Schedule | Protocol | None]:  # fmt: skip
+def schedules(steps: int, peak: float, samples: int) -> dict[str, Schedule | Protocol | None]:
     """Name -> schedule or protocol, for a training of so many steps with this peak learning rate.
 
     The powers' coefficients let rounds begin to grow right after the peak; those of "QSR from 2"
@@ -108,9 +115,11 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
             optimizer = hvd.DistributedOptimizer(own.optimizer, named)
         else:
             arguments: dict[str, Any] = {
-                "compression": hvd.Compression.none, "backward_passes_per_step": 1,
-                "op": hvd.Average, "gradient_predivide_factor": 1.0,
-            }  # fmt: skip
+                "compression": hvd.Compression.none,
+                "backward_passes_per_step": 1,
+                "op": hvd.Average,
+                "gradient_predivide_factor": 1.0,
+            }
             schedule = chosen if isinstance(chosen, Schedule) else None
             protocol = chosen if isinstance(chosen, Protocol) else None
             optimizer = planned_optimizer(
@@ -168,8 +177,17 @@ def show(output: str) -> None:
 def _table(rows: list[Row], job: str) -> Table:
     table = Table(title=f"{job}: last quality, means of the seeds", title_justify="left")
     table.add_column("schedule")
-    for column in ("seeds", "quality", "against parallel", "MiB", "of parallel", "train s",
-                   "speedup", "s to baseline", "speedup to it"):  # fmt: skip
+    for column in (
+        "seeds",
+        "quality",
+        "against parallel",
+        "MiB",
+        "of parallel",
+        "train s",
+        "speedup",
+        "s to baseline",
+        "speedup to it",
+    ):
         table.add_column(column, justify="right")
     baseline = trainings(rows, job, _BASELINE)
     finals = [float(each[-1]["quality"]) for each in baseline]
@@ -186,14 +204,21 @@ def _table(rows: list[Row], job: str) -> Table:
         reached = [_reached(each, goal) for each in own]
         sooner = [
             _reached(b, goal) / at if math.isfinite(at := _reached(a, goal)) else math.inf
-            for a, b in pairs if math.isfinite(_reached(b, goal))
-        ]  # fmt: skip
+            for a, b in pairs
+            if math.isfinite(_reached(b, goal))
+        ]
         table.add_row(
-            name, str(len(own)), _mean(quality, 4), _mean(apart, 4),
+            name,
+            str(len(own)),
+            _mean(quality, 4),
+            _mean(apart, 4),
             f"{statistics.fmean(float(each['sent_bytes']) for each in last) / 2**20:.1f}",
-            f"{statistics.fmean(bytes_):.1%}", _median([float(e["train_s"]) for e in last]),
-            _median(faster, 2), _median(reached), _median(sooner, 2),
-        )  # fmt: skip
+            f"{statistics.fmean(bytes_):.1%}",
+            _median([float(e["train_s"]) for e in last]),
+            _median(faster, 2),
+            _median(reached),
+            _median(sooner, 2),
+        )
     return table
 
 
@@ -231,8 +256,12 @@ def main() -> None:
     parser = new_parser(__doc__)
     names = list(schedules(100, 0.1, 100))
     add = parser.add_argument
-    add("--jobs", default="digits,text", metavar="J,...",
-        help="digits, text, or digits*3 for three times as many passes (default: %(default)s)")
+    add(
+        "--jobs",
+        default="digits,text",
+        metavar="J,...",
+        help="digits, text, or digits*3 for three times as many passes (default: %(default)s)",
+    )
     add("--schedules", default=",".join(names), metavar="S,...", help="(default: %(default)s)")
     add("--seeds", type=int, default=5, help="(default: %(default)s)")
     add("--slow", type=float, default=1.0, metavar="TIMES", help="(default: %(default)s)")
@@ -255,9 +284,14 @@ def main() -> None:
                 continue
             print(f"{label}: seed {seed + 1} of {args.seeds}: {', '.join(wanted)}", flush=True)
             script = own_part(
-                __file__, job=job, label=label, names=wanted, seed=seed, output=output,
+                __file__,
+                job=job,
+                label=label,
+                names=wanted,
+                seed=seed,
+                output=output,
                 slow=args.slow,
-            )  # fmt: skip
+            )
             with Testbed(_HOSTS, args.rate) as bed:
                 command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
                 done = bed.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})

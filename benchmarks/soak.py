@@ -35,25 +35,31 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-from command_line import (
-    add_table,
-    check_names,
-    commit_now,
-    new_parser,
-    open_table,
-    own_part,
-    parse,
-)
+from command_line import add_table, check_names, commit_now, new_parser, open_table, own_part, parse
 from rich.console import Console
 from rich.table import Table
 
-_COLUMNS = ("commit", "controller", "strategy", "rank", "step", "seconds", "rss_bytes",
-            "heap_bytes", "python_blocks", "threads", "descriptors", "queued",
-            "in_force")  # fmt: skip
+_COLUMNS = (
+    "commit",
+    "controller",
+    "strategy",
+    "rank",
+    "step",
+    "seconds",
+    "rss_bytes",
+    "heap_bytes",
+    "python_blocks",
+    "threads",
+    "descriptors",
+    "queued",
+    "in_force",
+)
 #: Quantity -> per 1,000 steps, what is flat; and in which unit the table has it.
 _BOUNDS = {
-    "rss_bytes": (64 * 1024, 1024), "heap_bytes": (16 * 1024, 1024), "python_blocks": (20, 1),
-}  # fmt: skip
+    "rss_bytes": (64 * 1024, 1024),
+    "heap_bytes": (16 * 1024, 1024),
+    "python_blocks": (20, 1),
+}
 _COUNTS = ("threads", "descriptors", "queued")
 _LEAK = "a leak"
 _LEAKED_BYTES = 64
@@ -62,8 +68,13 @@ _LEAKED_BYTES = 64
 _ONE_PHASE, _TWO_PHASES = ((0.2, 1.0),), ((0.2, 0.5), (0.6, 1.0))
 #: Samples that tell something.
 _FEWEST = 9
-_SWITCHING = ("post-local", "Sync-Switch", "ASP before BSP", "QSR + Sync-Switch",
-              "PowerSGD + Sync-Switch")  # fmt: skip
+_SWITCHING = (
+    "post-local",
+    "Sync-Switch",
+    "ASP before BSP",
+    "QSR + Sync-Switch",
+    "PowerSGD + Sync-Switch",
+)
 _APPENDING = threading.Lock()
 _CLASSES = {"embedding": ["table.weight"], "large": ["hidden.weight"]}
 _BATCH, _BATCHES = 8, 250
@@ -71,8 +82,12 @@ _BATCH, _BATCHES = 8, 250
 _SLOW_S, _STRETCH = 0.002, 1000
 _INT8 = {"embedding_codec": "int8", "large_codec": "int8", "rest_codec": "int8"}
 _POWERSGD = {"large_codec": "powersgd", "large_rank": 2, "rest_codec": "int8"}
-_TOPK = {"embedding_codec": "topk", "embedding_ratio": 0.05, "large_codec": "topk",
-         "large_ratio": 0.05}  # fmt: skip
+_TOPK = {
+    "embedding_codec": "topk",
+    "embedding_ratio": 0.05,
+    "large_codec": "topk",
+    "large_ratio": 0.05,
+}
 
 
 def strategies(steps: int) -> dict[str, dict[str, Any] | None]:
@@ -93,22 +108,36 @@ def strategies(steps: int) -> dict[str, dict[str, Any] | None]:
         "SSP(2)": {"protocol": "ssp", "staleness": 2},
         "SSP(0)": {"protocol": "ssp", "staleness": 0},
         "Sync-Switch": {"protocol": "asp", "sync_share": 0.5, "total_samples": samples},
-        "ASP before BSP": {"protocol": "asp", "sync_share": 0.5, "total_samples": samples,
-                           "async_first": True},
+        "ASP before BSP": {
+            "protocol": "asp",
+            "sync_share": 0.5,
+            "total_samples": samples,
+            "async_first": True,
+        },
         "greedy": {"stragglers": "greedy"},
         "elastic": {"stragglers": "elastic"},
         "balance": {"stragglers": "balance"},
         "int8 + H = 4": {**_INT8, "local_steps": 4},
         "PowerSGD + greedy": {**_POWERSGD, "stragglers": "greedy"},
         "top-k + elastic": {**_TOPK, "stragglers": "elastic"},
-        "QSR + Sync-Switch": {"local_steps": 2, "local_power": 2, "local_alpha": 0.02,
-                             "protocol": "ssp", "sync_share": 0.5, "total_samples": samples},
-        "PowerSGD + Sync-Switch": {**_POWERSGD, "protocol": "asp", "sync_share": 0.5,
-                                  "total_samples": samples},
+        "QSR + Sync-Switch": {
+            "local_steps": 2,
+            "local_power": 2,
+            "local_alpha": 0.02,
+            "protocol": "ssp",
+            "sync_share": 0.5,
+            "total_samples": samples,
+        },
+        "PowerSGD + Sync-Switch": {
+            **_POWERSGD,
+            "protocol": "asp",
+            "sync_share": 0.5,
+            "total_samples": samples,
+        },
         "priority": {"order": "priority"},
         "sharded": {"embedding_exchange": "sharded", "large_exchange": "sharded"},
         "rows": {"embedding_exchange": "rows", "buckets": 3, "large_slices": 2},
-    }  # fmt: skip
+    }
 
 
 def work(controller: str, name: str, steps: int, every: int, commit: str, output: str) -> None:
@@ -162,8 +191,18 @@ def work(controller: str, name: str, steps: int, every: int, commit: str, output
                     lost.append(bytes(_LEAKED_BYTES))
                 if step % every == 0:
                     in_force = not getattr(optimizer, "_exact", False)
-                    rows.writerow((commit, controller, name, hvd.rank(), step,
-                                   perf_counter() - began, *held.now(), int(in_force)))
+                    rows.writerow(
+                        (
+                            commit,
+                            controller,
+                            name,
+                            hvd.rank(),
+                            step,
+                            perf_counter() - began,
+                            *held.now(),
+                            int(in_force),
+                        )
+                    )
             if hvd.rank() == 0:
                 optimizer.state_dict()
 
@@ -202,9 +241,20 @@ def show(output: str) -> bool:
     with open(output) as file:
         rows = list(csv.DictReader(file))
     table = Table(title="what two ranks hold, after the first fifth", title_justify="left")
-    for column in ("controller", "strategy", "steps", "ms per step", "MiB", "resident KiB",
-                   "malloc KiB", "Python's blocks", "threads", "descriptors", "queued",
-                   "verdict"):  # fmt: skip
+    for column in (
+        "controller",
+        "strategy",
+        "steps",
+        "ms per step",
+        "MiB",
+        "resident KiB",
+        "malloc KiB",
+        "Python's blocks",
+        "threads",
+        "descriptors",
+        "queued",
+        "verdict",
+    ):
         table.add_column(column, justify="left" if column in ("strategy", "verdict") else "right")
     well = True
     for controller, name in dict.fromkeys((row["controller"], row["strategy"]) for row in rows):
@@ -223,20 +273,27 @@ def show(output: str) -> bool:
             each: max((slopes[each] for slopes, _ in judged), key=lambda of: of[2])
             for each in _BOUNDS
         }
-        wrong = sorted({
-            f"{each.partition('_')[0]} {what}"
-            for _, does in judged for each, what in does.items() if what != "flat"
-        })  # fmt: skip
+        wrong = sorted(
+            {
+                f"{each.partition('_')[0]} {what}"
+                for _, does in judged
+                for each, what in does.items()
+                if what != "flat"
+            }
+        )
         if not all(int(row["in_force"]) for row in own):
             wrong.append("the guard ended it")
         well &= ("python grows" in wrong) if name == _LEAK else not wrong
         table.add_row(
-            controller, name, f"{most}",
+            controller,
+            name,
+            f"{most}",
             f"{1e3 * max(float(row['seconds']) for row in own) / most:.1f}",
             f"{max(int(row['rss_bytes']) for row in own) / 2**20:.0f}",
             *(_interval(slopes[each], unit) for each, (_, unit) in _BOUNDS.items()),
-            *(_range(stretches, each) for each in _COUNTS), "; ".join(wrong) or "flat",
-        )  # fmt: skip
+            *(_range(stretches, each) for each in _COUNTS),
+            "; ".join(wrong) or "flat",
+        )
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
     bounds = ", ".join(f"{b / unit:g} {each}" for each, (b, unit) in _BOUNDS.items())
@@ -266,13 +323,18 @@ def _soaked(output: str) -> set[tuple[str, str]]:
         return {(row["controller"], row["strategy"]) for row in csv.DictReader(file)}
 
 
-def _soak(
-    controller: str, name: str, steps: int, every: int, commit: str, output: str
-) -> str:
+def _soak(controller: str, name: str, steps: int, every: int, commit: str, output: str) -> str:
     """Train under one strategy, and append what was written down; what went wrong, if anything."""
     part = f"{output}.{controller}.{name}"
-    script = own_part(__file__, controller=controller, name=name, steps=steps, every=every,
-                      commit=commit, output=part)  # fmt: skip
+    script = own_part(
+        __file__,
+        controller=controller,
+        name=name,
+        steps=steps,
+        every=every,
+        commit=commit,
+        output=part,
+    )
     # Background threads that look for work less often leave the machine to those that have some.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "10"}
     command = ["horovodrun", "-np", "2", f"--{controller}", *script]
@@ -296,8 +358,13 @@ def main() -> None:
     add("--controllers", default="gloo", metavar="C,...", help="gloo, mpi (default: %(default)s)")
     add("--strategies", default=",".join(names), metavar="S,...", help="(default: %(default)s)")
     add("--steps", type=int, default=20_000, help="of each (default: %(default)s)")
-    add("--at-once", type=int, default=1, metavar="N",
-        help="strategies that train beside each other (default: %(default)s)")
+    add(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="strategies that train beside each other (default: %(default)s)",
+    )
     add("--every", type=int, default=250, help="steps between samples (default: %(default)s)")
     add_table(parser, "soak.csv", "every sample")
     args = parse(parser, lambda file: sys.exit(not show(file)), work)
@@ -305,9 +372,11 @@ def main() -> None:
     output = open_table(parser, args, _COLUMNS, goes_on=True)
     known, commit = _soaked(output), commit_now()
     wanted = [
-        (controller, name) for controller in args.controllers.split(",") for name in asked
+        (controller, name)
+        for controller in args.controllers.split(",")
+        for name in asked
         if (controller, name) not in known
-    ]  # fmt: skip
+    ]
     with ThreadPoolExecutor(args.at_once) as pool:
         jobs = [
             pool.submit(_soak, *cell, args.steps, args.every, commit, output) for cell in wanted

@@ -179,10 +179,7 @@ def worker_cases(environment: Mapping[str, str]) -> list[Case]:
 
     trial = worker_environment(TrialSpec("start-cost", Strategy({})))
     command = [sys.executable, "-c", "import torch, horovod.torch"]
-    return [
-        Case("without", command, environment),
-        Case("with", command, {**environment, **trial}),
-    ]
+    return [Case("without", command, environment), Case("with", command, {**environment, **trial})]
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -27,14 +27,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from command_line import (
-    add_table,
-    check_names,
-    commit_now,
-    new_parser,
-    open_table,
-    parse,
-)
+from command_line import add_table, check_names, commit_now, new_parser, open_table, parse
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -60,8 +53,19 @@ _TASKS = ("lm-100mbit", "ncf-100mbit", "bert-100mbit", "vgg-300mbit")
 #: How much worse each lossy knob makes a training, as a share of what the middle one bears.
 _BEARS = {"much": 0.3, "middling": 1.0, "little": 3.0}
 _WAYS = ("as it is", "fastest first")
-_COLUMNS = ("commit", "task", "bears", "way", "seed", "judged", "admitted", "speedup",
-            "best_speedup", "minutes", "winner")  # fmt: skip
+_COLUMNS = (
+    "commit",
+    "task",
+    "bears",
+    "way",
+    "seed",
+    "judged",
+    "admitted",
+    "speedup",
+    "best_speedup",
+    "minutes",
+    "winner",
+)
 _GOAL, _MOST_JUDGED = 0.7, 6
 #: The cost model's error (deviation of the logarithm), and that of a trial.
 _ERROR, _NOISE = 0.15, 0.02
@@ -155,14 +159,16 @@ class Job:
         own = launch.normal(0, _PAIRS * _TOLERANCE) if not self.space.is_exact(strategy) else 0.0
         losses += np.minimum(5 * progress, 1) * (self.excess(strategy) * _TOLERANCE + own)
         length = int(strategy.get("local_steps", 1))
-        report = RankReport(
-            0, "host0", tuple(map(float, step_s)), losses=tuple(map(float, losses))
-        )
+        report = RankReport(0, "host0", tuple(map(float, step_s)), losses=tuple(map(float, losses)))
         total = 1.0 + float(step_s.sum())
         return TrialResult(
-            TrialStatus.COMPLETED, ranks=(report,), warmup_steps=0, setup_s=1.0, total_s=total,
+            TrialStatus.COMPLETED,
+            ranks=(report,),
+            warmup_steps=0,
+            setup_s=1.0,
+            total_s=total,
             round_steps=length,
-        )  # fmt: skip
+        )
 
 
 def play(job: Job, way: str, seed: int) -> tuple[int, int, float, float, Strategy]:
@@ -183,9 +189,12 @@ def play(job: Job, way: str, seed: int) -> tuple[int, int, float, float, Strateg
     conclusion = study.conclusion
     verdicts = conclusion.verdicts
     return (
-        len(verdicts), sum(v.admissible for v in verdicts), job.saved(conclusion.winner),
-        total_s / 60, conclusion.winner,
-    )  # fmt: skip
+        len(verdicts),
+        sum(v.admissible for v in verdicts),
+        job.saved(conclusion.winner),
+        total_s / 60,
+        conclusion.winner,
+    )
 
 
 def show(output: str) -> None:
@@ -193,26 +202,46 @@ def show(output: str) -> None:
     with open(output) as file:
         rows = list(csv.DictReader(file))
     table = Table(title="imagined studies that allow codec and schedule, means over seeds")
-    for column in ("task", "bears", "way", "studies", "judged", "admitted", "speed-up",
-                   "best that may be used", "share of its gain", "reach 70 %",
-                   "minutes"):  # fmt: skip
+    for column in (
+        "task",
+        "bears",
+        "way",
+        "studies",
+        "judged",
+        "admitted",
+        "speed-up",
+        "best that may be used",
+        "share of its gain",
+        "reach 70 %",
+        "minutes",
+    ):
         table.add_column(column)
     cells: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in rows:
         cells.setdefault((row["task"], row["bears"], row["way"]), []).append(row)
     for (task, bears, way), own in cells.items():
-        means = [statistics.fmean(float(row[c]) for row in own)
-                 for c in ("judged", "admitted", "speedup", "best_speedup", "minutes")]  # fmt: skip
+        means = [
+            statistics.fmean(float(row[c]) for row in own)
+            for c in ("judged", "admitted", "speedup", "best_speedup", "minutes")
+        ]
         shares = [_share(row) for row in own]
         reached = sum(
             share >= _GOAL and int(row["judged"]) <= _MOST_JUDGED
             for share, row in zip(shares, own, strict=True)
         )
         table.add_row(
-            task, bears, way, str(len(own)), f"{means[0]:.1f}", f"{means[1]:.1f}",
-            f"{means[2]:.2f}", f"{means[3]:.2f}", f"{statistics.fmean(shares):.0%}",
-            f"{reached} of {len(own)}", f"{means[4]:.0f}",
-        )  # fmt: skip
+            task,
+            bears,
+            way,
+            str(len(own)),
+            f"{means[0]:.1f}",
+            f"{means[1]:.1f}",
+            f"{means[2]:.2f}",
+            f"{means[3]:.2f}",
+            f"{statistics.fmean(shares):.0%}",
+            f"{reached} of {len(own)}",
+            f"{means[4]:.0f}",
+        )
     Console(width=None if sys.stdout.isatty() else 150).print(table)
 
 
@@ -237,16 +266,31 @@ def main() -> None:
     with open(output) as file:
         known = {tuple(row[c] for c in _COLUMNS[1:5]) for row in csv.DictReader(file)}
     wanted = [
-        (task, bears, way, seed) for seed in range(args.seeds) for task in tasks
-        for bears in _BEARS for way in ways if (task, bears, way, str(seed)) not in known
-    ]  # fmt: skip
+        (task, bears, way, seed)
+        for seed in range(args.seeds)
+        for task in tasks
+        for bears in _BEARS
+        for way in ways
+        if (task, bears, way, str(seed)) not in known
+    ]
     commit = commit_now()
     for task, bears, way, seed in track(wanted, "studies", disable=not sys.stderr.isatty()):
         job = Job(task, _BEARS[bears])
         began = time.perf_counter()
         judged, admitted, speedup, minutes, winner = play(job, way, seed)
-        row = (commit, task, bears, way, seed, judged, admitted, f"{speedup:.4f}",
-               f"{job.best_speedup:.4f}", f"{minutes:.2f}", dict(winner))  # fmt: skip
+        row = (
+            commit,
+            task,
+            bears,
+            way,
+            seed,
+            judged,
+            admitted,
+            f"{speedup:.4f}",
+            f"{job.best_speedup:.4f}",
+            f"{minutes:.2f}",
+            dict(winner),
+        )
         print(*row[1:-1], f"{time.perf_counter() - began:.0f} s", sep=" | ", flush=True)
         with open(output, "a", newline="") as file:
             csv.writer(file).writerow(row)

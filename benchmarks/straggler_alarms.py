@@ -35,8 +35,9 @@ class PaperRule:
     def window(self, seconds: Sequence[float]) -> frozenset[int]:
         speeds = [1 / each for each in seconds]
         bound = statistics.fmean(speeds) - statistics.pstdev(speeds)
-        self._in_a_row = [n + 1 if v < bound else 0
-                          for n, v in zip(self._in_a_row, speeds, strict=True)]  # fmt: skip
+        self._in_a_row = [
+            n + 1 if v < bound else 0 for n, v in zip(self._in_a_row, speeds, strict=True)
+        ]
         return frozenset(r for r, n in enumerate(self._in_a_row) if n >= self._windows)
 
 
@@ -44,9 +45,15 @@ RULES = {"ours": Detector, "paper": PaperRule}
 
 
 def windows(
-    ranks: int, noise: float, count: int, seed: int, slow: Sequence[int] = (), factor: float = 1.0,
-    begins: int = 0, mean: bool = False,
-) -> Iterator[list[float]]:  # fmt: skip
+    ranks: int,
+    noise: float,
+    count: int,
+    seed: int,
+    slow: Sequence[int] = (),
+    factor: float = 1.0,
+    begins: int = 0,
+    mean: bool = False,
+) -> Iterator[list[float]]:
     """Seconds per step of each rank, window by window; ``slow`` ones from window ``begins`` on."""
     random = np.random.default_rng(seed)
     for number in range(count):
@@ -77,8 +84,7 @@ def delays(rule: str, ranks: int, noise: float, slow: int, factor: float, games:
     for seed in range(games):
         detector, wanted = RULES[rule](ranks), frozenset(range(slow))
         flow = windows(ranks, noise, BEFORE + PATIENCE, seed, range(slow), factor, BEFORE)
-        hits = (n for n, each in enumerate(flow)
-                if detector.window(each) >= wanted and n >= BEFORE)  # fmt: skip
+        hits = (n for n, each in enumerate(flow) if detector.window(each) >= wanted and n >= BEFORE)
         found.append(next(hits, BEFORE + PATIENCE - 1) - BEFORE + 1)
     return found
 
@@ -89,9 +95,12 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="(default: 2 4 8)")
     parser.add_argument(
-        "--noise", type=float, nargs="+", default=[0.1, 0.2, 0.3],
+        "--noise",
+        type=float,
+        nargs="+",
+        default=[0.1, 0.2, 0.3],
         help="deviation of the logarithm of a step (default: 0.1 0.2 0.3)",
-    )  # fmt: skip
+    )
     parser.add_argument("--steps", type=int, default=200_000, help="without a straggler")
     parser.add_argument("--games", type=int, default=100, help="for each delay (default: 100)")
     parser.add_argument("--mean", action="store_true", help="means of windows in place of medians")
@@ -103,8 +112,11 @@ def main() -> None:
             for noise in options.noise:
                 alarms = false_alarms(rule, ranks, noise, options.steps, options.mean)
                 row: dict[str, object] = {
-                    "rule": rule, "ranks": ranks, "noise": noise, "alarms_per_10000": alarms
-                }  # fmt: skip
+                    "rule": rule,
+                    "ranks": ranks,
+                    "noise": noise,
+                    "alarms_per_10000": alarms,
+                }
                 for slow in (1, 2) if ranks >= 4 else (1,):
                     for factor in (1.5, 2.0, 4.0):
                         waited = delays(rule, ranks, noise, slow, factor, options.games)

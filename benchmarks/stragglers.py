@@ -59,18 +59,18 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
     hvd.init()
     torch.set_num_threads(1)
     arguments: dict[str, Any] = {
-        "compression": hvd.Compression.none, "backward_passes_per_step": 1, "op": hvd.Average,
+        "compression": hvd.Compression.none,
+        "backward_passes_per_step": 1,
+        "op": hvd.Average,
         "gradient_predivide_factor": 1.0,
-    }  # fmt: skip
+    }
     own = JOBS["digits"](seed)
     named = [(f"{remedy}.{each}", p) for each, p in own.model.named_parameters()]
     optimizer: Any = planned_optimizer(
         own.optimizer, named, ExchangePlan(), {}, arguments, None, _REMEDIES[remedy]
     )
     steps = own.passes * len(own.loader)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: rate_factor(step, steps)
-    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
     first, last = (0, steps) if slow == "always" else (steps // 4, steps // 2)
     spent, samples, noticed = 0.0, 0, None
     for number in range(own.passes):
@@ -121,27 +121,41 @@ def show(output: str) -> None:
     with open(output) as file:
         rows = list(csv.DictReader(file))
     table = Table(title="one of four ranks is slow", title_justify="left")
-    for column in ("slow", "times", "remedy", "seeds", "accuracy", "train s", "as fast as BSP",
-                   "samples per s", "alarm after steps"):  # fmt: skip
+    for column in (
+        "slow",
+        "times",
+        "remedy",
+        "seeds",
+        "accuracy",
+        "train s",
+        "as fast as BSP",
+        "samples per s",
+        "alarm after steps",
+    ):
         table.add_column(column, justify="right")
     for slow, factor, remedy in dict.fromkeys((r["slow"], r["factor"], r["remedy"]) for r in rows):
         own = [r for r in rows if (r["slow"], r["factor"], r["remedy"]) == (slow, factor, remedy)]
         base = {
-            r["seed"]: float(r["train_s"]) for r in rows
+            r["seed"]: float(r["train_s"])
+            for r in rows
             if (r["slow"], r["factor"], r["remedy"]) == (slow, factor, "BSP")
-        }  # fmt: skip
+        }
         ratios = [base[r["seed"]] / float(r["train_s"]) for r in own if r["seed"] in base]
         accuracy = [float(r["accuracy"]) for r in own]
         spread = f" ± {statistics.stdev(accuracy):.3f}" if len(accuracy) > 1 else ""
         noticed = [int(r["noticed_after"]) for r in own if r["noticed_after"]]
         rates = [float(r["samples"]) / float(r["train_s"]) for r in own]
         table.add_row(
-            slow, factor, remedy, str(len(own)), f"{statistics.fmean(accuracy):.3f}{spread}",
+            slow,
+            factor,
+            remedy,
+            str(len(own)),
+            f"{statistics.fmean(accuracy):.3f}{spread}",
             f"{statistics.median(float(r['train_s']) for r in own):.0f}",
             f"{statistics.median(ratios):.2f}" if ratios else "",
             f"{statistics.median(rates):.0f}",
             f"{statistics.median(noticed):.0f}" if noticed else "",
-        )  # fmt: skip
+        )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
@@ -149,8 +163,12 @@ def main() -> None:
     """Runs the benchmark, or a rank's part of it."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--factors", default="1,1.5,2,4", metavar="F,...",
-        help="times that the slow rank computes (default: %(default)s)")
+    add(
+        "--factors",
+        default="1,1.5,2,4",
+        metavar="F,...",
+        help="times that the slow rank computes (default: %(default)s)",
+    )
     add("--slow", default="always,sometimes", metavar="S,...", help="(default: %(default)s)")
     add("--remedies", default=",".join(_REMEDIES), metavar="R,...", help="(default: %(default)s)")
     add("--seeds", type=int, default=3, help="(default: %(default)s)")
@@ -165,8 +183,16 @@ def main() -> None:
                 print(f"seed {seed + 1} of {args.seeds}: {slow} {factor:g} times", flush=True)
                 for remedy in remedies:
                     if (remedy, slow, factor, seed) not in known:
-                        _launch(own_part(__file__, remedy=remedy, slow=slow, factor=factor,
-                                         seed=seed, output=output))  # fmt: skip
+                        _launch(
+                            own_part(
+                                __file__,
+                                remedy=remedy,
+                                slow=slow,
+                                factor=factor,
+                                seed=seed,
+                                output=output,
+                            )
+                        )
     show(output)
 
 

@@ -64,12 +64,20 @@ class Survey:
 SURVEYS = {
     survey.name: survey
     for survey in (
-        Survey("ncf", 100), Survey("vgg", 100), Survey("resnet", 100), Survey("bert", 100),
-        Survey("lm", 100), Survey("ncf", 1000), Survey("bert", 1000), Survey("vgg", 300),
-        Survey("bert", 100, slots=2), Survey("ncf", 100, allow="codec,order"),
-        Survey("vgg", 100, allow="codec,order"), Survey("digits", None),
+        Survey("ncf", 100),
+        Survey("vgg", 100),
+        Survey("resnet", 100),
+        Survey("bert", 100),
+        Survey("lm", 100),
+        Survey("ncf", 1000),
+        Survey("bert", 1000),
+        Survey("vgg", 300),
+        Survey("bert", 100, slots=2),
+        Survey("ncf", 100, allow="codec,order"),
+        Survey("vgg", 100, allow="codec,order"),
+        Survey("digits", None),
     )
-}  # fmt: skip
+}
 
 
 def measure(survey: Survey, trials: int, steps: int, warmup: int, folder: str) -> None:
@@ -80,9 +88,13 @@ def measure(survey: Survey, trials: int, steps: int, warmup: int, folder: str) -
     job, _ = read_job(parse_words(words), words)
     store = os.path.join(folder, f"{survey.name}.db")
     options = Options(
-        trials=trials, steps=steps, warmup=warmup, allow=tuple(sorted(survey.allow.split(","))),
-        store=store, reuse="never",
-    )  # fmt: skip
+        trials=trials,
+        steps=steps,
+        warmup=warmup,
+        allow=tuple(sorted(survey.allow.split(","))),
+        store=store,
+        reuse="never",
+    )
     with closing(progress_listener()) as listener:
         study = tune(job, options, listener, learner=SurveyLearner(trials))
     path = os.path.join(folder, f"{survey.name}.jsonl.gz")
@@ -119,10 +131,19 @@ def _run(survey: Survey, args: argparse.Namespace, folder: Path) -> int:
         print(f"{survey.name}: measured already", flush=True)
         return 0
     command = [
-        sys.executable, os.path.abspath(__file__), "--survey", json.dumps(asdict(survey)),
-        "--trials", str(args.trials), "--steps", str(args.steps), "--warmup", str(args.warmup),
-        "--output", str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        os.path.abspath(__file__),
+        "--survey",
+        json.dumps(asdict(survey)),
+        "--trials",
+        str(args.trials),
+        "--steps",
+        str(args.steps),
+        "--warmup",
+        str(args.warmup),
+        "--output",
+        str(folder),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if survey.mbit is None:
         return wait_for(subprocess.Popen(command, env=environment))

@@ -45,8 +45,18 @@ from hvd_autosync.testing import Testbed, testbed_missing
 _EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "synthetic_benchmark.py"
 _JOB = "--model resnet --width 8 --depth 6 --size 16 --batch-size 8"
 _STRATEGY = Strategy({"cycle_time_ms": 2.0})
-_FIELDS = ("setting", "runner", "round", "status", "total_s", "steps_s", "overhead_s", "mean_s",
-           "standard_error_s", "fast_s")  # fmt: skip
+_FIELDS = (
+    "setting",
+    "runner",
+    "round",
+    "status",
+    "total_s",
+    "steps_s",
+    "overhead_s",
+    "mean_s",
+    "standard_error_s",
+    "fast_s",
+)
 
 
 def measure(setting: str, words: list[str], rounds: int, output: str) -> None:
@@ -62,13 +72,25 @@ def measure(setting: str, words: list[str], rounds: int, output: str) -> None:
             steps_s = max(sum(rank.step_s) for rank in result.ranks)
             time_s = result.step_time
             assert time_s is not None, result.reason
-            row = (setting, name, number, result.status.value, result.total_s, steps_s,
-                   result.total_s - steps_s, time_s.mean_s, time_s.standard_error_s,
-                   float(np.quantile(result.measured_durations(), 0.25)))  # fmt: skip
+            row = (
+                setting,
+                name,
+                number,
+                result.status.value,
+                result.total_s,
+                steps_s,
+                result.total_s - steps_s,
+                time_s.mean_s,
+                time_s.standard_error_s,
+                float(np.quantile(result.measured_durations(), 0.25)),
+            )
             with open(output, "a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerow(row)
-            print(f"{setting}, round {number + 1} of {rounds}, {name}: "
-                  f"{row[6]:.2f} s + {steps_s:.2f} s", flush=True)  # fmt: skip
+            print(
+                f"{setting}, round {number + 1} of {rounds}, {name}: "
+                f"{row[6]:.2f} s + {steps_s:.2f} s",
+                flush=True,
+            )
     runners["warm"].close()
 
 
@@ -82,9 +104,17 @@ def show(output: str) -> None:
     """The table of a CSV file."""
     with open(output, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file, _FIELDS))
-    table = Table("setting", "runner", "overhead s", "of rounds", "whole trial s", "step ms",
-                  "warm / cold (90 % interval)", "fast steps", title="The cost of a trial",
-                  )  # fmt: skip
+    table = Table(
+        "setting",
+        "runner",
+        "overhead s",
+        "of rounds",
+        "whole trial s",
+        "step ms",
+        "warm / cold (90 % interval)",
+        "fast steps",
+        title="The cost of a trial",
+    )
     for setting in dict.fromkeys(row["setting"] for row in rows):
         times: dict[str, list[StepTime]] = {}
         fast: dict[str, list[StepTime]] = {}
@@ -101,21 +131,29 @@ def show(output: str) -> None:
                 ratios = [compare(_STRATEGY, each["warm"], each["cold"]) for each in (times, fast)]
                 cells = [f"{r.speedup:.3f} ({r.low:.3f} .. {r.high:.3f})" for r in ratios]
             table.add_row(
-                setting, name, f"{statistics.median(overhead):.2f}",
+                setting,
+                name,
+                f"{statistics.median(overhead):.2f}",
                 f"{min(overhead):.2f} .. {max(overhead):.2f}",
                 f"{statistics.median(float(r['total_s']) for r in own):.2f}",
-                f"{1e3 * statistics.median(t.mean_s for t in times[name]):.1f}", *cells,
-            )  # fmt: skip
+                f"{1e3 * statistics.median(t.mean_s for t in times[name]):.1f}",
+                *cells,
+            )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def main() -> None:
     """Runs the benchmark, or the part of it that runs inside a setting."""
     parser = new_parser(__doc__)
-    parser.add_argument("--settings", default="loopback,200mbit", metavar="S,...",
-                        help="loopback, or rates (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--job", default=_JOB, metavar="OPTIONS",
-                        help="of the example (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--settings",
+        default="loopback,200mbit",
+        metavar="S,...",
+        help="loopback, or rates (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--job", default=_JOB, metavar="OPTIONS", help="of the example (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="(default: %(default)s)")
     parser.add_argument("--output", metavar="FILE", help="keep every trial as CSV; a new file")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
@@ -135,8 +173,12 @@ def run_all(args: argparse.Namespace, output: str) -> None:
         rate = math.nan if setting == "loopback" else float(setting.removesuffix("mbit"))
         options = ["-np", "2"] if math.isnan(rate) else Testbed(2).horovodrun_options()
         script = [sys.executable, str(_EXAMPLE), *args.job.split(), "--steps", "1000000"]
-        plan = {"setting": setting, "words": [*options, "--gloo", *script],
-                "rounds": args.rounds, "output": output}  # fmt: skip
+        plan = {
+            "setting": setting,
+            "words": [*options, "--gloo", *script],
+            "rounds": args.rounds,
+            "output": output,
+        }
         command = [sys.executable, os.path.abspath(__file__), "--inside", json.dumps(plan)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if math.isnan(rate):

@@ -37,13 +37,21 @@ from hvd_autosync.testing import Testbed, testbed_missing
 
 _HOSTS = 2
 _FULL = {
-    "settings": "loopback,100mbit,300mbit", "workloads": "resnet,bert,digits",
-    "trials": "20", "steps": "40", "warmup": "10", "rounds": "5",
-}  # fmt: skip
+    "settings": "loopback,100mbit,300mbit",
+    "workloads": "resnet,bert,digits",
+    "trials": "20",
+    "steps": "40",
+    "warmup": "10",
+    "rounds": "5",
+}
 _QUICK = {
-    "settings": "loopback,100mbit", "workloads": "resnet",
-    "trials": "6", "steps": "20", "warmup": "5", "rounds": "2",
-}  # fmt: skip
+    "settings": "loopback,100mbit",
+    "workloads": "resnet",
+    "trials": "6",
+    "steps": "20",
+    "warmup": "5",
+    "rounds": "2",
+}
 _EPILOG = f"""
 workloads:
 {chr(10).join(f"  {name:8}{workload.help}" for name, workload in WORKLOADS.items())}
@@ -88,24 +96,27 @@ def _count(text: str) -> int:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "settings": _settings, "workloads": _workloads,
-    "trials": _count, "steps": _count, "warmup": _count, "rounds": _count,
-}  # fmt: skip
+    "settings": _settings,
+    "workloads": _workloads,
+    "trials": _count,
+    "steps": _count,
+    "warmup": _count,
+    "rounds": _count,
+}
 
 
 def parse_args() -> argparse.Namespace:
     """Reads the command line."""
     about, _, usage = (__doc__ or "").partition("\n\n    python")
     parser = argparse.ArgumentParser(
-        description=about, epilog=f"examples:\n    python{usage}{_EPILOG}",
+        description=about,
+        epilog=f"examples:\n    python{usage}{_EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
 
     def add(name: str, metavar: str, text: str) -> None:
         usual = f" (default: {_FULL[name]}; quick: {_QUICK[name]})"
-        parser.add_argument(
-            f"--{name}", type=_PARSERS[name], metavar=metavar, help=text + usual
-        )
+        parser.add_argument(f"--{name}", type=_PARSERS[name], metavar=metavar, help=text + usual)
 
     add("settings", "S,...", "loopback, or rates of links such as 100mbit")
     add("workloads", "W,...", "what is trained, see below")
@@ -114,13 +125,26 @@ def parse_args() -> argparse.Namespace:
     add("warmup", "N", "steps before those")
     add("rounds", "N", "rounds of the final measurement")
     more = parser.add_argument
-    more("--slots", type=_count, default=1, metavar="N",
-         help="ranks on each host, where there are several (default: 1)")  # fmt: skip
+    more(
+        "--slots",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="ranks on each host, where there are several (default: 1)",
+    )
     more("--seed", type=int, default=0, help="of all tuners (default: 0)")
-    more("--controller", choices=("gloo", "mpi", "any"), default="gloo",
-         help="what horovodrun is told; any: nothing, so that --autosync may choose")  # fmt: skip
-    more("--allow", default="", metavar="GROUP,...",
-         help="tune with --autosync-allow GROUP too, as one more contender")  # fmt: skip
+    more(
+        "--controller",
+        choices=("gloo", "mpi", "any"),
+        default="gloo",
+        help="what horovodrun is told; any: nothing, so that --autosync may choose",
+    )
+    more(
+        "--allow",
+        default="",
+        metavar="GROUP,...",
+        help="tune with --autosync-allow GROUP too, as one more contender",
+    )
     more("--quick", action="store_true", help="a small run that only shows that all works")
     more("--output", metavar="FILE", help="keep every measurement as CSV; must not exist yet")
     more("--keep", metavar="FOLDER", help="keep the tuners' traces and logs in this new folder")
@@ -155,9 +179,18 @@ def make_plan(args: argparse.Namespace, setting: str, workload: str, folder: Pat
     own = folder / f"{setting}-{workload}"
     own.mkdir()
     return Plan(
-        setting, workload, tuple(options), args.trials, args.steps, args.warmup, args.rounds,
-        args.seed, args.allow, args.output or str(folder / "gain.csv"), str(own),
-    )  # fmt: skip
+        setting,
+        workload,
+        tuple(options),
+        args.trials,
+        args.steps,
+        args.warmup,
+        args.rounds,
+        args.seed,
+        args.allow,
+        args.output or str(folder / "gain.csv"),
+        str(own),
+    )
 
 
 def run_all(args: argparse.Namespace, folder: Path) -> int:

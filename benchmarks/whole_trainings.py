@@ -58,8 +58,20 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 _FOLDER = Path(__file__).resolve().parents[1] / "examples"
 _BIN = Path(sys.executable).parent
 _HOSTS = 2
-_COLUMNS = ("commit", "rate_mbit", "example", "what", "strategy", "seed", "train_s", "metric",
-            "text", "minutes", "judging_minutes", "judged")  # fmt: skip
+_COLUMNS = (
+    "commit",
+    "rate_mbit",
+    "example",
+    "what",
+    "strategy",
+    "seed",
+    "train_s",
+    "metric",
+    "text",
+    "minutes",
+    "judging_minutes",
+    "judged",
+)
 _AS_IT_IS = "as it is"
 #: Name of a tuning -> what is allowed in it.
 _TUNINGS = {"exact winner": "", "winner of all": "codec,schedule"}
@@ -103,25 +115,43 @@ EXAMPLES = {
         "train_digits.py", "--hidden 256 --epochs 28", r"test accuracy ([\d.]+)%", 1, 10.0, 0.5
     ),
     "lm": Example(
-        "train_lm.py", "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 6",
-        _BITS, -1, 8.0,
+        "train_lm.py",
+        "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 6",
+        _BITS,
+        -1,
+        8.0,
     ),
     "ncf": Example("train_ncf.py", "--factors 8 --epochs 4", r"rate@10 ([\d.]+)", 1, 0.1),
     "autocast": Example(
-        "train_lm.py", "--autocast --width 96 --depth 1 --heads 2 --context 32 --batch-size 4 "
-        "--epochs 6", _BITS, -1, 8.0,
+        "train_lm.py",
+        "--autocast --width 96 --depth 1 --heads 2 --context 32 --batch-size 4 --epochs 6",
+        _BITS,
+        -1,
+        8.0,
     ),
-}  # fmt: skip
+}
 
 
 def tune(bed: Testbed, example: Example, allow: str, store: str, trials: int) -> StudyRecord:
     """A finished tuning."""
     allowed = ["--autosync-allow", allow] if allow else []
     command = [
-        str(_BIN / "horovodrun"), *bed.horovodrun_options(), "--gloo", "--autosync",
-        "--autosync-tune-only", "--autosync-trials", str(trials), "--autosync-steps", "16",
-        "--autosync-warmup", "5", "--autosync-store", store, *allowed, *example.command(1),
-    ]  # fmt: skip
+        str(_BIN / "horovodrun"),
+        *bed.horovodrun_options(),
+        "--gloo",
+        "--autosync",
+        "--autosync-tune-only",
+        "--autosync-trials",
+        str(trials),
+        "--autosync-steps",
+        "16",
+        "--autosync-warmup",
+        "5",
+        "--autosync-store",
+        store,
+        *allowed,
+        *example.command(1),
+    ]
     done = bed.run(command, env=dict(os.environ), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"tuning ended with status {done.returncode}:\n{done.stderr[-4000:]}")
@@ -145,16 +175,22 @@ def of_tuning(study: StudyRecord, store: str) -> dict[str, Any]:
     for verdict in conclusion.verdicts:
         own = [t for t in trials if t.kind == "quality" and t.strategy == verdict.strategy]
         ends = [[_end(losses_of(t.result)) for t in some if t.result] for some in (default, own)]
-        formerly = len(ends[0]) > 2 and bool(ends[1]) and (
-            ends[1][0] <= ends[0][0] + 2 * statistics.stdev(ends[0][:3]) + 0.01 * abs(ends[0][0])
-        )  # fmt: skip
+        formerly = (
+            len(ends[0]) > 2
+            and bool(ends[1])
+            and (
+                ends[1][0]
+                <= ends[0][0] + 2 * statistics.stdev(ends[0][:3]) + 0.01 * abs(ends[0][0])
+            )
+        )
         judged.append([study.space.describe(verdict.strategy), verdict.outcome.value, formerly])
     kept = study.winner == study.space.default
     return {
         "text": "" if kept else strategy_text(study.winner, parameter_classes(study.task.model)),
         "minutes": f"{math.fsum(seconds.values()) / 60:.2f}",
-        "judging_minutes": f"{seconds.get('quality', 0.0) / 60:.2f}", "judged": json.dumps(judged),
-    }  # fmt: skip
+        "judging_minutes": f"{seconds.get('quality', 0.0) / 60:.2f}",
+        "judged": json.dumps(judged),
+    }
 
 
 def _end(losses: tuple[float, ...]) -> float:
@@ -170,9 +206,12 @@ def train(bed: Testbed, example: Example, seed: int, file: str) -> tuple[float, 
         command = [str(_BIN / "hvd-autosync"), "run", "--strategy", file, *line, "--"]
     reports = []
     with bed.popen(
-        [*command, *example.command(seed)], env=dict(os.environ), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [*command, *example.command(seed)],
+        env=dict(os.environ),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         for text in process.stdout:
             if found := re.search(example.metric, text):
                 reports.append((time.perf_counter(), float(found[1])))
@@ -197,28 +236,44 @@ def show(output: str) -> None:
         example = EXAMPLES[name]
         default = {row["seed"]: row for row in trained if row["strategy"] == _AS_IT_IS}
         level = statistics.fmean(float(row["metric"]) for row in default.values())
-        table = Table(title=f"{name}, {rate} Mbit/s: whole trainings; the metric may be worse by "
-                      f"{example.may_lose(level):.3g}")  # fmt: skip
-        for column in ("strategy", "seeds", "train s", "speed-up", "metric",
-                       "worse by (90 % interval)", "knobs"):  # fmt: skip
+        table = Table(
+            title=f"{name}, {rate} Mbit/s: whole trainings; the metric may be worse by "
+            f"{example.may_lose(level):.3g}"
+        )
+        for column in (
+            "strategy",
+            "seeds",
+            "train s",
+            "speed-up",
+            "metric",
+            "worse by (90 % interval)",
+            "knobs",
+        ):
             table.add_column(column)
         texts = {row["strategy"]: row["text"] for row in own if row["what"] == "tuning"}
         for strategy in dict.fromkeys(row["strategy"] for row in trained):
             these = [row for row in trained if row["strategy"] == strategy]
             seconds = [float(row["train_s"]) for row in these]
-            ratios = [float(default[row["seed"]]["train_s"]) / float(row["train_s"])
-                      for row in these if row["seed"] in default]  # fmt: skip
+            ratios = [
+                float(default[row["seed"]]["train_s"]) / float(row["train_s"])
+                for row in these
+                if row["seed"] in default
+            ]
             worse = [
                 example.better * (float(default[row["seed"]]["metric"]) - float(row["metric"]))
-                for row in these if row["seed"] in default
-            ]  # fmt: skip
+                for row in these
+                if row["seed"] in default
+            ]
             knobs = re.findall(r"^(\w+ = [^\[\n]+)$", texts.get(strategy, ""), re.M)
             table.add_row(
-                strategy, str(len(these)), f"{statistics.median(seconds):.1f}",
+                strategy,
+                str(len(these)),
+                f"{statistics.median(seconds):.1f}",
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})",
                 f"{statistics.fmean(float(row['metric']) for row in these):.4g}",
-                "" if strategy == _AS_IT_IS else _interval(worse), ", ".join(knobs),
-            )  # fmt: skip
+                "" if strategy == _AS_IT_IS else _interval(worse),
+                ", ".join(knobs),
+            )
         console.print(table)
         for row in own:
             if row["what"] == "tuning":
@@ -275,9 +330,10 @@ class _Play:
         self._output, self._folder = output, folder
         with open(output) as file:
             self._rows = [
-                row for row in csv.DictReader(file)
+                row
+                for row in csv.DictReader(file)
                 if (row["rate_mbit"], row["example"]) == (rate, name)
-            ]  # fmt: skip
+            ]
 
     def play(self) -> None:
         """All of it."""
@@ -298,14 +354,17 @@ class _Play:
                 for strategy, file in files.items():
                     if self._find("training", strategy, str(seed)) is None:
                         seconds, metric = train(bed, example, seed, file)
-                        self._add("training", strategy, str(seed), train_s=f"{seconds:.3f}",
-                                  metric=f"{metric:g}")  # fmt: skip
+                        self._add(
+                            "training",
+                            strategy,
+                            str(seed),
+                            train_s=f"{seconds:.3f}",
+                            metric=f"{metric:g}",
+                        )
 
     def _find(self, what: str, strategy: str, seed: str) -> Row | None:
         key = (what, strategy, seed)
-        return next(
-            (r for r in self._rows if (r["what"], r["strategy"], r["seed"]) == key), None
-        )
+        return next((r for r in self._rows if (r["what"], r["strategy"], r["seed"]) == key), None)
 
     def _add(self, what: str, strategy: str, seed: str, **more: str) -> Row:
         head = (commit_now(), self._rate, self._name, what, strategy, seed)

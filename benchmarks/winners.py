@@ -73,8 +73,9 @@ def play(plan: Plan, strategies: Sequence[tuple[str, str]]) -> None:
     default = run_trial(job, Strategy(), plan.length, unknown, profile=True)
     if default.profile is None or default.step_time is None:
         sys.exit(f"{plan.workload} cannot be measured: {default.reason}")
-    known = Found(own[0], SearchSpace(()), Limits.from_default(default),
-                  parameter_classes(default.profile))  # fmt: skip
+    known = Found(
+        own[0], SearchSpace(()), Limits.from_default(default), parameter_classes(default.profile)
+    )
     measure(plan, job, own, known, say)
 
 
@@ -85,9 +86,18 @@ def run(args: argparse.Namespace, folder: str) -> int:
         rate = None if setting == "loopback" else float(setting.removesuffix("mbit"))
         options = ["-np", "2"] if rate is None else Testbed(_HOSTS).horovodrun_options(args.slots)
         plan = Plan(
-            setting, workload, (*options, "--gloo"), 0, args.steps, args.warmup, args.rounds, 0,
-            "", os.path.abspath(args.output), folder,
-        )  # fmt: skip
+            setting,
+            workload,
+            (*options, "--gloo"),
+            0,
+            args.steps,
+            args.warmup,
+            args.rounds,
+            0,
+            "",
+            os.path.abspath(args.output),
+            folder,
+        )
         match = json.dumps([plan.to_json(), contenders(setting, workload, found)])
         command = [sys.executable, os.path.abspath(__file__), "--match", match]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -40,8 +40,20 @@ _HOME = {
     "tune": ("hvd_autosync.api.notebook", "tune"),
 }
 
-__all__ = ["AutosyncError", "SearchSpace", "Strategy", "Study", "StudySettings", "TraceStore",
-           "average", "in_trial", "outcome", "report", "step", "tune"]
+__all__ = [
+    "AutosyncError",
+    "SearchSpace",
+    "Strategy",
+    "Study",
+    "StudySettings",
+    "TraceStore",
+    "average",
+    "in_trial",
+    "outcome",
+    "report",
+    "step",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,9 +45,10 @@ _loaded: dict[Path, str] = {}
 
 
 def add_knob(
-    knob: Knob, variable: str,
+    knob: Knob,
+    variable: str,
     applies: Callable[[ModelProfile, Resources], bool] = lambda model, resources: True,
-) -> None:  # fmt: skip
+) -> None:
     """Let a knob be tuned that is one variable of each rank's environment.
 
     At its default the variable is not set. Where the user has set it, it is not tuned.
@@ -70,9 +71,7 @@ def add_knob(
     add_variable(knob.name, variable)
 
 
-def add_exchange(
-    name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES
-) -> None:
+def add_exchange(name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES) -> None:
     """Let gradients travel by one more exchange, which has to be exact.
 
     Args:
@@ -103,9 +102,11 @@ def add_codec(name: str, make: MakeCodec, classes: Sequence[str] = PARAMETER_CLA
 
 
 def _add_choices(
-    attribute: str, name: str, added: dict[str, MakeExchange] | dict[str, MakeCodec],
+    attribute: str,
+    name: str,
+    added: dict[str, MakeExchange] | dict[str, MakeCodec],
     classes: Sequence[str],
-) -> None:  # fmt: skip
+) -> None:
     own: set[str] = set()
     for knob in _catalogue.CATALOGUE:
         if knob.name.endswith(f"_{attribute}"):

@@ -84,28 +84,46 @@ def DistributedOptimizer(
     """
     named = None if named_parameters is None else list(named_parameters)
     arguments = {
-        "compression": compression, "backward_passes_per_step": backward_passes_per_step,
-        "op": op, "gradient_predivide_factor": gradient_predivide_factor,
-        "num_groups": num_groups, "groups": groups, "sparse_as_dense": sparse_as_dense,
+        "compression": compression,
+        "backward_passes_per_step": backward_passes_per_step,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "num_groups": num_groups,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
-    }  # fmt: skip
+    }
     if strategy is None:
         owned = owned_knobs(arguments)
         return distribute(
-            optimizer, named, arguments, current.plan, current.classes, owned, current.schedule,
+            optimizer,
+            named,
+            arguments,
+            current.plan,
+            current.classes,
+            owned,
+            current.schedule,
             current.protocol,
-        )  # fmt: skip
+        )
     chosen, members = _chosen(strategy, classes, optimizer, named)
     return distribute(
-        optimizer, named, arguments, exchange_plan(chosen), members, EXCHANGE_KNOBS,
-        schedule_of(chosen), protocol_of(chosen),
-    )  # fmt: skip
+        optimizer,
+        named,
+        arguments,
+        exchange_plan(chosen),
+        members,
+        EXCHANGE_KNOBS,
+        schedule_of(chosen),
+        protocol_of(chosen),
+    )
 
 
 def _chosen(
-    strategy: Mapping[str, Value] | str | os.PathLike[str], classes: Classes | None,
-    optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]] | None,
-) -> tuple[Strategy, Classes]:  # fmt: skip
+    strategy: Mapping[str, Value] | str | os.PathLike[str],
+    classes: Classes | None,
+    optimizer: torch.optim.Optimizer,
+    named: list[tuple[str, torch.Tensor]] | None,
+) -> tuple[Strategy, Classes]:
     if isinstance(strategy, Mapping):
         tables = {k: v if isinstance(v, str) else list(v) for k, v in (classes or {}).items()}
         chosen, members = read_strategy({"knobs": dict(strategy), "classes": tables})
@@ -134,8 +152,9 @@ def _tell_what_is_late(strategy: Strategy) -> None:
     if missing and _horovod.rank() == 0:
         warnings.warn(
             f"hvd.init() is too late for a part of the strategy: {', '.join(missing)}; start the "
-            "job with it, as hvd-autosync run does", stacklevel=4,
-        )  # fmt: skip
+            "job with it, as hvd-autosync run does",
+            stacklevel=4,
+        )
 
 
 def __getattr__(name: str) -> Any:

@@ -41,9 +41,14 @@ class AutoRunner:
     """
 
     def __init__(
-        self, job: Job, say: Callable[[str], None], *, cold: bool = False, keep_files: str = "",
+        self,
+        job: Job,
+        say: Callable[[str], None],
+        *,
+        cold: bool = False,
+        keep_files: str = "",
         own_files: Collection[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._job = job
         self._say = say
         self._files = TrialFiles(say, keep_files)
@@ -85,9 +90,7 @@ class AutoRunner:
             TrialFilesError: That cannot be done.
         """
         if self._watch is None:
-            self._watch = WatchedFiles(
-                self._job.command, self._say, self._own, self._keep_files
-            )
+            self._watch = WatchedFiles(self._job.command, self._say, self._own, self._keep_files)
         self._watch.begin()
         try:
             return self._launch(spec, limits, progress)

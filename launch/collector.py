@@ -186,25 +186,34 @@ class Collector:
         with self._lock:
             ranks = tuple(
                 RankReport(
-                    rank, r["host"], tuple(r["step_s"]), tuple(r["blocked_s"]),
+                    rank,
+                    r["host"],
+                    tuple(r["step_s"]),
+                    tuple(r["blocked_s"]),
                     tuple(math.nan if x is None else x for x in r["losses"]),
                     r["end"]["peak_memory_bytes"] if r["end"] else 0,
                 )
                 for rank, r in sorted(self._reports.items())
-            )  # fmt: skip
+            )
             device = next((r["device"] for r in self._reports.values() if "device" in r), "")
             profile, link = self._shared.get("profile"), self._shared.get("link")
             status, reason, output = self._judge(exit_status, killed_because, statuses)
         return TrialResult(
-            status=status, reason=reason, ranks=ranks, warmup_steps=self._spec.warmup_steps,
+            status=status,
+            reason=reason,
+            ranks=ranks,
+            warmup_steps=self._spec.warmup_steps,
             round_steps=self._spec.round_steps,
-            setup_s=self.first_step_s, launch_s=self._launch_s,
+            setup_s=self.first_step_s,
+            launch_s=self._launch_s,
             total_s=time.monotonic() - self._started,
-            exit_status=exit_status, stderr_tail=output,
+            exit_status=exit_status,
+            stderr_tail=output,
             profile=_read(ModelProfile.from_json, profile and profile["profile"]),
-            owned=tuple(map(str, profile["owned"])) if profile else (), device=device,
+            owned=tuple(map(str, profile["owned"])) if profile else (),
+            device=device,
             link=_read(_link, link),
-        )  # fmt: skip
+        )
 
     def _judge(
         self, exit_status: int, killed_because: str, statuses: dict[int, int] | None

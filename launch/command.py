@@ -97,10 +97,14 @@ def start_launcher(
     """
     environment = launcher_environment(strategy, spec)
     return launch(
-        job, strategy, {**environment, **(variables or {})},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        job,
+        strategy,
+        {**environment, **(variables or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def launch(

@@ -40,9 +40,11 @@ class FileState:
         """From what ``lstat`` gives."""
         folder = stat.S_ISDIR(about.st_mode)
         return cls(
-            about.st_mode, (about.st_dev, about.st_ino), 0 if folder else about.st_size,
+            about.st_mode,
+            (about.st_dev, about.st_ino),
+            0 if folder else about.st_size,
             (0, 0) if folder else (about.st_mtime_ns, about.st_ctime_ns),
-        )  # fmt: skip
+        )
 
     @property
     def is_folder(self) -> bool:
@@ -83,9 +85,10 @@ def file_states(
         if len(found) + len(entries) > most:
             return found, path
         waiting += [
-            entry.path for entry in entries
+            entry.path
+            for entry in entries
             if entry.name not in _SKIPPED and entry.path not in skipped
-        ]  # fmt: skip
+        ]
     return found, ""
 
 

@@ -72,11 +72,13 @@ class _Server:
         receiver = ControlReceiver(address, secret)
         self._send(
             {
-                "type": "server", "secret": secret.hex(), "address": address,
+                "type": "server",
+                "secret": secret.hex(),
+                "address": address,
                 "port": receiver.port,
                 "meeting": os.environ[RENDEZVOUS_ADDRESS],
             }
-        )  # fmt: skip
+        )
         try:
             message: Message | None = _first_message(receiver)
             while True:

@@ -68,9 +68,10 @@ class ForkServers:
         try:
             with signals_deferred():
                 self._process = start_launcher(
-                    _server_job(job, script), Strategy(),
+                    _server_job(job, script),
+                    Strategy(),
                     variables={TRIAL_ID_VARIABLE: self._name, KEY_VARIABLE: self._key},
-                )  # fmt: skip
+                )
             for stream in (self._process.stdout, self._process.stderr):
                 assert stream is not None
                 reader = threading.Thread(target=self._read, args=(stream,), daemon=True)

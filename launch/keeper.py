@@ -92,11 +92,16 @@ def _keep(task: Task) -> None:
         if was_there and about.st_size > copied[1]:
             copied = (name, about.st_size)
     message = {
-        "type": "files", "trial": task.name, "host": socket.gethostname(), "files": number,
-        "bytes": size, "limit_bytes": task.limit_bytes,
+        "type": "files",
+        "trial": task.name,
+        "host": socket.gethostname(),
+        "files": number,
+        "bytes": size,
+        "limit_bytes": task.limit_bytes,
         "full": int(not task.kept and fullest > task.limit_bytes - _FULL_BYTES),
-        "copied": copied[0], "copied_bytes": copied[1],
-    }  # fmt: skip
+        "copied": copied[0],
+        "copied_bytes": copied[1],
+    }
     for line in filter(None, encode_message(task.key, task.rank, _NUMBER, message).split(b"\n")):
         with contextlib.suppress(OSError):  # nobody listens any more
             os.write(2, b"\n" + line + b"\n")
@@ -172,4 +177,3 @@ def _merge(source: Path, target: Path) -> None:
         elif not stat.S_ISCHR(about.st_mode) or about.st_rdev:
             target.mkdir(parents=True, exist_ok=True)
             each.rename(target / each.name)
-

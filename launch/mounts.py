@@ -80,9 +80,17 @@ class PrivateRoot:
     """
 
     def __init__(
-        self, mounts: dict[str, Mount], shared: Iterable[str], hidden: str, root: str, layers: str,
-        *, foreign: bool, locked: bool, places: Iterable[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        mounts: dict[str, Mount],
+        shared: Iterable[str],
+        hidden: str,
+        root: str,
+        layers: str,
+        *,
+        foreign: bool,
+        locked: bool,
+        places: Iterable[str] = (),
+    ) -> None:
         self._mounts = mounts
         self._shared = set(shared)
         self._hidden = hidden
@@ -201,9 +209,10 @@ def mount_overlay(lower: str, upper: str, work: str, target: str, *, foreign: bo
     Raises:
         OSError: No overlay can be had of these folders.
     """
-    folders = (f"{name}={_escaped(path)}" for name, path in (
-        ("lowerdir", lower), ("upperdir", upper), ("workdir", work),
-    ))  # fmt: skip
+    folders = (
+        f"{name}={_escaped(path)}"
+        for name, path in (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
+    )
     kind = "userxattr" if foreign else "redirect_dir=on"
     namespaces.mount("hvd-autosync", target, "overlay", options=",".join([*folders, kind]))
 

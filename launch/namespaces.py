@@ -16,9 +16,13 @@ MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 #: Options of a mount by their names in ``/proc/self/mountinfo``. In a user namespace those that
 #: were there must stay.
 _FLAGS = {
-    "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048,
+    "nosuid": 2,
+    "nodev": 4,
+    "noexec": 8,
+    "noatime": 1024,
+    "nodiratime": 2048,
     "relatime": 1 << 21,
-}  # fmt: skip
+}
 CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
 _MNT_DETACH = 2
 _PR_SET_NAME = 15
@@ -54,8 +58,10 @@ def unshare_mounts() -> bool:
             raise OSError(error.errno, reason) from None
         raise
     for name, text in (
-        ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"),
-    ):  # fmt: skip
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     return True

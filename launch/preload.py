@@ -19,9 +19,13 @@ from types import ModuleType
 
 #: The first use of an optimizer imports ``torch._dynamo``, which takes seconds.
 _FRAMEWORKS = (
-    "torch", "torch._dynamo", "torch.utils.data", "horovod.torch", "psutil",
+    "torch",
+    "torch._dynamo",
+    "torch.utils.data",
+    "horovod.torch",
+    "psutil",
     "hvd_autosync.runtime.install.activation",
-)  # fmt: skip
+)
 
 
 #: Longest time that a script's imports may take when they are tried.
@@ -87,8 +91,10 @@ def _is_installed(name: str, origin: str) -> bool:
     spec = None if top == "hvd_autosync" else importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
         return False
-    return origin.startswith(os.path.dirname(spec.origin) + os.sep) if rest else (
-        origin == spec.origin
+    return (
+        origin.startswith(os.path.dirname(spec.origin) + os.sep)
+        if rest
+        else (origin == spec.origin)
     )
 
 

@@ -120,9 +120,15 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         os.mkdir(f"{stage}/root")
         layers = kept or stage
         root = PrivateRoot(
-            mounts, shared, os.path.dirname(os.path.dirname(kept)), f"{stage}/root", layers,
-            foreign=userxattr, locked=foreign, places=_places(),
-        )  # fmt: skip
+            mounts,
+            shared,
+            os.path.dirname(os.path.dirname(kept)),
+            f"{stage}/root",
+            layers,
+            foreign=userxattr,
+            locked=foreign,
+            places=_places(),
+        )
         root.build()
         written = os.open(layers, os.O_RDONLY | os.O_DIRECTORY)
         namespaces.change_root(f"{stage}/root")
@@ -136,9 +142,16 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
             namespaces.drop_capabilities()
     _stay_known(address)
     task = keeper.Task(
-        rank, order.name, order.key, listener.fileno(), tuple(spaces), written,
-        tuple(root.folders), limit, kept=bool(kept),
-    )  # fmt: skip
+        rank,
+        order.name,
+        order.key,
+        listener.fileno(),
+        tuple(spaces),
+        written,
+        tuple(root.folders),
+        limit,
+        kept=bool(kept),
+    )
     keeper.start(task)
     for descriptor in (*spaces, written):
         os.close(descriptor)

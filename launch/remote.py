@@ -56,9 +56,13 @@ def run_on(
 
     line = get_remote_command(shlex.quote(command), host, *ssh, timeout_s=_CONNECT_S)
     return subprocess.run(
-        line, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        line,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
         timeout=3 * _CONNECT_S,
-    )  # fmt: skip
+    )
 
 
 def unreachable_hosts(job: Job) -> list[tuple[str, str]]:

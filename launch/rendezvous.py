@@ -15,9 +15,7 @@ _POLL_S = 0.01
 
 
 @contextmanager
-def rendezvous(
-    address: str, hosts: Sequence[Host]
-) -> Iterator[list[dict[str, str]]]:
+def rendezvous(address: str, hosts: Sequence[Host]) -> Iterator[list[dict[str, str]]]:
     """Serve one meeting of all ranks; the value is the variables of each rank, in their order.
 
     Horovod's ``RendezvousServer`` (``horovod/runner/http/http_server.py``) does the same on all

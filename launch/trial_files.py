@@ -19,10 +19,14 @@ from hvd_autosync.search_space import TrialResult, TrialSpec
 _LARGE_BYTES = 256 << 20
 #: What overlays refuse, or what a script may do outside and not in a user namespace.
 _REFUSALS = (
-    "Invalid cross-device link", "Read-only file system", "No space left on device",
-    "Permission denied", "Operation not permitted", "failed writing file",
+    "Invalid cross-device link",
+    "Read-only file system",
+    "No space left on device",
+    "Permission denied",
+    "Operation not permitted",
+    "failed writing file",
     "Value too large for defined data type",
-)  # fmt: skip
+)
 
 
 class TrialFiles:

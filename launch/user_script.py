@@ -116,9 +116,13 @@ def _prefix_of(python: str) -> tuple[str, str] | None:
     """The environment and version that ``python`` runs, which may be a wrapper, by asking it."""
     try:
         asked = subprocess.run(
-            [python, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S,
-            stdin=subprocess.DEVNULL, check=True,
-        )  # fmt: skip
+            [python, "-c", _ASK],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
         prefix, version = json.loads(asked.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

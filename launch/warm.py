@@ -40,9 +40,12 @@ class WarmRunner:
     """
 
     def __init__(
-        self, job: Job, script: UserScript, say: Callable[[str], None] = to_stderr,
+        self,
+        job: Job,
+        script: UserScript,
+        say: Callable[[str], None] = to_stderr,
         files: TrialFiles | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._say = say
         self._job = job
         self._script = script
@@ -136,5 +139,8 @@ def _order(spec: TrialSpec, slot: dict[str, str], servers: str) -> Message:
     environment = strategy_environment(spec.strategy) | worker_environment(spec)
     environment |= slot | {TRIAL_ID_VARIABLE: servers}
     return {
-        "type": "run", "trial": spec.trial_id, "spec": spec.to_json(), "environment": environment,
-    }  # fmt: skip
+        "type": "run",
+        "trial": spec.trial_id,
+        "spec": spec.to_json(),
+        "environment": environment,
+    }

@@ -40,9 +40,13 @@ class WatchedFiles:
     """
 
     def __init__(
-        self, command: Sequence[str], say: Callable[[str], None], own: Collection[str] = (),
-        keep: str = "", copied_bytes: int = _MOST_COPIED_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        command: Sequence[str],
+        say: Callable[[str], None],
+        own: Collection[str] = (),
+        keep: str = "",
+        copied_bytes: int = _MOST_COPIED_BYTES,
+    ) -> None:
         self._say = say
         self._keep = keep
         self._roots = watched_paths(command)
@@ -167,8 +171,13 @@ def watched_paths(command: Sequence[str]) -> list[str]:
     for word in command[1:]:
         for text in (word, word.partition("=")[2]):
             path = os.path.realpath(text)
-            named = text and not text.startswith("-") and (
-                os.path.exists(path) or (os.sep in text and os.path.isdir(os.path.dirname(path)))
+            named = (
+                text
+                and not text.startswith("-")
+                and (
+                    os.path.exists(path)
+                    or (os.sep in text and os.path.isdir(os.path.dirname(path)))
+                )
             )
             if named and not any(Path(path).is_relative_to(root) for root in roots):
                 if not Path(roots[0]).is_relative_to(path):

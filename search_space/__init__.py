@@ -4,12 +4,7 @@ Pure values that serialize to JSON and back without loss. Everything above speak
 here starts a process, imports a framework or touches a file.
 """
 
-from hvd_autosync.search_space.catalogue import (
-    CATALOGUE,
-    build_space,
-    catalogue_knob,
-    every_knob,
-)
+from hvd_autosync.search_space.catalogue import CATALOGUE, build_space, catalogue_knob, every_knob
 from hvd_autosync.search_space.horovod_settings import (
     HorovodSettings,
     held_by_environment,

@@ -42,56 +42,92 @@ from hvd_autosync.search_space.space import SearchSpace
 MIB = 1024 * 1024
 
 FUSION_THRESHOLD = integer_knob(
-    "fusion_threshold_bytes", 0, 256 * MIB, 128 * MIB, unit="B", scale="log",
-    log_offset=64 * 1024, multiple=64 * 1024,
+    "fusion_threshold_bytes",
+    0,
+    256 * MIB,
+    128 * MIB,
+    unit="B",
+    scale="log",
+    log_offset=64 * 1024,
+    multiple=64 * 1024,
     help="Most bytes of gradients that Horovod fuses into one collective; 0 fuses nothing.",
 )
 CYCLE_TIME = float_knob(
-    "cycle_time_ms", 0.1, 100.0, 1.0, unit="ms", scale="log",
+    "cycle_time_ms",
+    0.1,
+    100.0,
+    1.0,
+    unit="ms",
+    scale="log",
     help="Pause between two looks of Horovod for ready gradients; longer fuses more, waits longer.",
 )
 CACHE_CAPACITY = categorical_knob(
-    "cache_capacity", (0, 1024, 4096), 1024,
+    "cache_capacity",
+    (0, 1024, 4096),
+    1024,
     help="Tensors whose negotiated response is remembered; 0 negotiates every tensor every step.",
 )
 HIERARCHICAL_ALLREDUCE = categorical_knob(
-    "hierarchical_allreduce", (False, True), False,
+    "hierarchical_allreduce",
+    (False, True),
+    False,
     help="NCCL within a host, MPI across hosts, NCCL within a host again.",
 )
 TORUS_ALLREDUCE = categorical_knob(
-    "torus_allreduce", (False, True), False,
+    "torus_allreduce",
+    (False, True),
+    False,
     help="Two-dimensional NCCL allreduce: within hosts and across them.",
     condition=Condition("hierarchical_allreduce", (False,)),
 )
 HIERARCHICAL_ALLGATHER = categorical_knob(
-    "hierarchical_allgather", (False, True), False,
+    "hierarchical_allgather",
+    (False, True),
+    False,
     help="Gather sparse gradients within a host through shared memory first.",
 )
 NUM_NCCL_STREAMS = integer_knob(
-    "num_nccl_streams", 1, 4, 1, help="NCCL streams that collectives are spread over.",
+    "num_nccl_streams", 1, 4, 1, help="NCCL streams that collectives are spread over."
 )
 BATCHED_COPIES = categorical_knob(
-    "batch_d2d_memcopies", (False, True), True,
+    "batch_d2d_memcopies",
+    (False, True),
+    True,
     help="Copy small tensors into the fusion buffer with one kernel.",
 )
 # One knob for controller and CPU operations: Horovod 0.28.1 dies of a segmentation fault in its
 # first allreduce when the two differ (HOROVOD_CPU_OPERATIONS=gloo under --mpi).
 CONTROLLER = categorical_knob(
-    "controller", ("gloo", "mpi"), "gloo",
+    "controller",
+    ("gloo", "mpi"),
+    "gloo",
     help="Library that coordinates the ranks and carries collectives on the CPU.",
 )
 BUCKETS = integer_knob(
-    "buckets", 0, 64, 0, group="exchange", scale="log", log_offset=1.0,
+    "buckets",
+    0,
+    64,
+    0,
+    group="exchange",
+    scale="log",
+    log_offset=1.0,
     help="Number of buckets that gradients are gathered in; 0 lets Horovod fuse what is ready.",
 )
 BUCKET_RULE = categorical_knob(
-    "bucket_rule", ("ordered", "size"), "ordered", group="exchange",
+    "bucket_rule",
+    ("ordered", "size"),
+    "ordered",
+    group="exchange",
     help="Whether a bucket holds gradients that arrive one after another, or of like size.",
     condition=Condition("buckets", tuple(range(1, 65))),
 )
 
 ORDER = categorical_knob(
-    "order", ("arrival", "priority"), "arrival", group="order", exact=False,
+    "order",
+    ("arrival", "priority"),
+    "arrival",
+    group="order",
+    exact=False,
     help="priority sends first layers first and lets a layer's step wait until its next forward; "
     "exact for scripts that reach parameters through their modules only.",
 )
@@ -99,112 +135,209 @@ ORDER = categorical_knob(
 
 def _exchange(parameter_class: str, *others: str) -> CategoricalKnob:
     return categorical_knob(
-        class_knob(parameter_class, "exchange"), ("allreduce", *others), "allreduce",
-        group="exchange", help=f"How gradients {_OF[parameter_class]} are made equal.",
-    )  # fmt: skip
+        class_knob(parameter_class, "exchange"),
+        ("allreduce", *others),
+        "allreduce",
+        group="exchange",
+        help=f"How gradients {_OF[parameter_class]} are made equal.",
+    )
 
 
 def _slices(parameter_class: str) -> IntegerKnob:
     return integer_knob(
-        class_knob(parameter_class, "slices"), 1, 16, 1, group="exchange", scale="log",
+        class_knob(parameter_class, "slices"),
+        1,
+        16,
+        1,
+        group="exchange",
+        scale="log",
         help=f"Pieces that each gradient {_OF[parameter_class]} is cut into.",
     )
 
 
 def _codec(parameter_class: str, *others: str) -> CategoricalKnob:
     return categorical_knob(
-        class_knob(parameter_class, "codec"), ("none", "fp16", "bf16", "int8", *others), "none",
-        group="codec", exact=False, help=f"How gradients {_OF[parameter_class]} are compressed.",
-    )  # fmt: skip
+        class_knob(parameter_class, "codec"),
+        ("none", "fp16", "bf16", "int8", *others),
+        "none",
+        group="codec",
+        exact=False,
+        help=f"How gradients {_OF[parameter_class]} are compressed.",
+    )
 
 
 def _ratio(parameter_class: str) -> FloatKnob:
     return float_knob(
-        class_knob(parameter_class, "ratio"), 0.001, 0.25, 0.01, group="codec", exact=False,
-        scale="log", help="Share of the elements that the codec topk sends.",
+        class_knob(parameter_class, "ratio"),
+        0.001,
+        0.25,
+        0.01,
+        group="codec",
+        exact=False,
+        scale="log",
+        help="Share of the elements that the codec topk sends.",
         condition=Condition(class_knob(parameter_class, "codec"), ("topk",)),
-    )  # fmt: skip
+    )
 
 
 def _rank(parameter_class: str) -> IntegerKnob:
     return integer_knob(
-        class_knob(parameter_class, "rank"), 1, 32, 2, group="codec", exact=False, scale="log",
+        class_knob(parameter_class, "rank"),
+        1,
+        32,
+        2,
+        group="codec",
+        exact=False,
+        scale="log",
         help="Rank of the matrices that the codec powersgd sends.",
         condition=Condition(class_knob(parameter_class, "codec"), ("powersgd",)),
-    )  # fmt: skip
+    )
 
 
 LOCAL_STEPS = integer_knob(
-    "local_steps", 1, 1024, 1, group="schedule", exact=False, scale="log",
+    "local_steps",
+    1,
+    1024,
+    1,
+    group="schedule",
+    exact=False,
+    scale="log",
     help="Steps that each rank takes on its own before parameters are averaged, at least.",
 )
 LOCAL_POWER = categorical_knob(
-    "local_power", (0, 1, 2, 3), 0, group="schedule", exact=False,
+    "local_power",
+    (0, 1, 2, 3),
+    0,
+    group="schedule",
+    exact=False,
     help="p of the rule (alpha / learning rate)^p by which rounds of local steps grow; 2 is QSR.",
 )
 LOCAL_ALPHA = float_knob(
-    "local_alpha", 1e-6, 100.0, 0.01, group="schedule", exact=False, scale="log",
+    "local_alpha",
+    1e-6,
+    100.0,
+    0.01,
+    group="schedule",
+    exact=False,
+    scale="log",
     help="alpha of that rule, in units of the learning rate.",
     condition=Condition(LOCAL_POWER.name, (1, 2, 3)),
 )
 LOCAL_START = integer_knob(
-    "local_start", 0, 10_000_000, 0, group="schedule", exact=False, scale="log", log_offset=1.0,
+    "local_start",
+    0,
+    10_000_000,
+    0,
+    group="schedule",
+    exact=False,
+    scale="log",
+    log_offset=1.0,
     help="Steps before the first local one, in which gradients are exchanged (post-local SGD).",
 )
 LOCAL_CAP = integer_knob(
-    "local_cap", 1, 100_000, DEFAULT_CAP, group="schedule", exact=False, scale="log",
+    "local_cap",
+    1,
+    100_000,
+    DEFAULT_CAP,
+    group="schedule",
+    exact=False,
+    scale="log",
     help="Most steps between two averages of parameters.",
 )
 #: Longest rounds that are tuned: a trial has to measure several. How rounds grow later in a
 #: training no trial of its beginning can tell; that is for those who write a strategy.
 _MOST_TUNED = 16
-SCHEDULE_KNOBS: tuple[Knob, ...] = (
-    LOCAL_STEPS, LOCAL_POWER, LOCAL_ALPHA, LOCAL_START, LOCAL_CAP,
-)  # fmt: skip
+SCHEDULE_KNOBS: tuple[Knob, ...] = (LOCAL_STEPS, LOCAL_POWER, LOCAL_ALPHA, LOCAL_START, LOCAL_CAP)
 
 PROTOCOL = categorical_knob(
-    "protocol", ("bsp", "asp", "ssp"), "bsp", group="protocol", exact=False,
+    "protocol",
+    ("bsp", "asp", "ssp"),
+    "bsp",
+    group="protocol",
+    exact=False,
     help="Whether ranks wait for each other in every step (bsp), never (asp), or for those that "
     "are too far behind (ssp).",
 )
 _NO_BARRIER = Condition(PROTOCOL.name, ("asp", "ssp"))
 STALENESS = integer_knob(
-    "staleness", 0, 64, 2, group="protocol", exact=False, scale="log", log_offset=1.0,
+    "staleness",
+    0,
+    64,
+    2,
+    group="protocol",
+    exact=False,
+    scale="log",
+    log_offset=1.0,
     help="Most steps that a rank is ahead of the slowest under ssp.",
     condition=Condition(PROTOCOL.name, ("ssp",)),
 )
 SYNC_SHARE = float_knob(
-    "sync_share", 0.0, 1.0, 0.0, group="protocol", exact=False,
+    "sync_share",
+    0.0,
+    1.0,
+    0.0,
+    group="protocol",
+    exact=False,
     help="Share of the work, in samples, that is trained under bsp (Sync-Switch).",
     condition=_NO_BARRIER,
 )
 ASYNC_FIRST = categorical_knob(
-    "async_first", (False, True), False, group="protocol", exact=False,
-    help="Train that share at the end and not at the beginning.", condition=_NO_BARRIER,
+    "async_first",
+    (False, True),
+    False,
+    group="protocol",
+    exact=False,
+    help="Train that share at the end and not at the beginning.",
+    condition=_NO_BARRIER,
 )
 SWITCH_RATE = categorical_knob(
-    "switch_rate", ("divided", "kept"), "divided", group="protocol", exact=False,
+    "switch_rate",
+    ("divided", "kept"),
+    "divided",
+    group="protocol",
+    exact=False,
     help="Whether the learning rate is divided by the number of ranks while these do not wait.",
 )
 SWITCH_MOMENTUM = categorical_knob(
-    "switch_momentum", MOMENTUM_MODES, "kept", group="protocol", exact=False,
+    "switch_momentum",
+    MOMENTUM_MODES,
+    "kept",
+    group="protocol",
+    exact=False,
     help="What happens to momentum while ranks do not wait for each other.",
 )
 STRAGGLERS = categorical_knob(
-    "stragglers", STRAGGLER_POLICIES, "none", group="protocol", exact=False,
+    "stragglers",
+    STRAGGLER_POLICIES,
+    "none",
+    group="protocol",
+    exact=False,
     help="What is done about a rank that is slower than the others: nothing, no barrier while "
     "there is one (greedy), the others go on without it until their pass is over (elastic), or "
     "ranks have batches as large as they are fast (balance).",
 )
 TOTAL_SAMPLES = integer_knob(
-    "total_samples", 0, 10**15, 0, group="protocol", exact=False, scale="log", log_offset=1.0,
+    "total_samples",
+    0,
+    10**15,
+    0,
+    group="protocol",
+    exact=False,
+    scale="log",
+    log_offset=1.0,
     help="Samples of the whole training, of all ranks together, of which sync_share is a share; 0: "
     "not known, or under --autosync-recurring as many as in an earlier run.",
 )
 PROTOCOL_KNOBS: tuple[Knob, ...] = (
-    PROTOCOL, STALENESS, SYNC_SHARE, ASYNC_FIRST, SWITCH_RATE, SWITCH_MOMENTUM, STRAGGLERS,
+    PROTOCOL,
+    STALENESS,
+    SYNC_SHARE,
+    ASYNC_FIRST,
+    SWITCH_RATE,
+    SWITCH_MOMENTUM,
+    STRAGGLERS,
     TOTAL_SAMPLES,
-)  # fmt: skip
+)
 
 _OF = {
     EMBEDDING: "of tables of which a batch touches few rows",
@@ -227,16 +360,35 @@ REST_CODEC = _codec(REST)
 EMBEDDING_RATIO, LARGE_RATIO = _ratio(EMBEDDING), _ratio(LARGE)
 LARGE_RANK = _rank(LARGE)
 _CODEC_KNOBS: tuple[Knob, ...] = (
-    EMBEDDING_CODEC, EMBEDDING_RATIO, LARGE_CODEC, LARGE_RATIO, LARGE_RANK, REST_CODEC,
-)  # fmt: skip
+    EMBEDDING_CODEC,
+    EMBEDDING_RATIO,
+    LARGE_CODEC,
+    LARGE_RATIO,
+    LARGE_RANK,
+    REST_CODEC,
+)
 
 CATALOGUE: tuple[Knob, ...] = (
-    CONTROLLER, FUSION_THRESHOLD, CYCLE_TIME, CACHE_CAPACITY,
-    HIERARCHICAL_ALLREDUCE, TORUS_ALLREDUCE, HIERARCHICAL_ALLGATHER, NUM_NCCL_STREAMS,
-    BATCHED_COPIES, BUCKETS, BUCKET_RULE, ORDER,
-    EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE, LARGE_SLICES,
-    *_CODEC_KNOBS, *SCHEDULE_KNOBS, *PROTOCOL_KNOBS,
-)  # fmt: skip
+    CONTROLLER,
+    FUSION_THRESHOLD,
+    CYCLE_TIME,
+    CACHE_CAPACITY,
+    HIERARCHICAL_ALLREDUCE,
+    TORUS_ALLREDUCE,
+    HIERARCHICAL_ALLGATHER,
+    NUM_NCCL_STREAMS,
+    BATCHED_COPIES,
+    BUCKETS,
+    BUCKET_RULE,
+    ORDER,
+    EMBEDDING_EXCHANGE,
+    LARGE_EXCHANGE,
+    REST_EXCHANGE,
+    LARGE_SLICES,
+    *_CODEC_KNOBS,
+    *SCHEDULE_KNOBS,
+    *PROTOCOL_KNOBS,
+)
 
 #: With what others have added (:mod:`hvd_autosync.extensions`).
 _BY_NAME = {knob.name: knob for knob in CATALOGUE}

@@ -45,9 +45,13 @@ RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 #: Its place among the ranks, too: index and count in the job, on its host, and over the hosts.
 PLACE_VARIABLES = (
-    OWN_RANK, "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+    OWN_RANK,
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE",
-)  # fmt: skip
+)
 
 
 def launched_by_mpi(environment: Mapping[str, str]) -> bool:

@@ -218,8 +218,17 @@ def _cut(knob: FloatKnob | IntegerKnob, low: float, high: float) -> tuple[float,
 
 
 def float_knob(
-    name: str, low: float, high: float, default: float, *, help: str, group: str = "horovod",
-    exact: bool = True, unit: str = "", scale: Scale = "linear", log_offset: float = 0.0,
+    name: str,
+    low: float,
+    high: float,
+    default: float,
+    *,
+    help: str,
+    group: str = "horovod",
+    exact: bool = True,
+    unit: str = "",
+    scale: Scale = "linear",
+    log_offset: float = 0.0,
     condition: Condition | None = None,
 ) -> FloatKnob:
     """Declare a real-valued knob."""
@@ -229,9 +238,19 @@ def float_knob(
 
 
 def integer_knob(
-    name: str, low: int, high: int, default: int, *, help: str, group: str = "horovod",
-    exact: bool = True, unit: str = "", scale: Scale = "linear", log_offset: float = 0.0,
-    multiple: int = 1, condition: Condition | None = None,
+    name: str,
+    low: int,
+    high: int,
+    default: int,
+    *,
+    help: str,
+    group: str = "horovod",
+    exact: bool = True,
+    unit: str = "",
+    scale: Scale = "linear",
+    log_offset: float = 0.0,
+    multiple: int = 1,
+    condition: Condition | None = None,
 ) -> IntegerKnob:
     """Declare a whole-numbered knob."""
     return IntegerKnob(
@@ -240,8 +259,14 @@ def integer_knob(
 
 
 def categorical_knob(
-    name: str, choices: Sequence[Value], default: Value, *, help: str, group: str = "horovod",
-    exact: bool = True, condition: Condition | None = None,
+    name: str,
+    choices: Sequence[Value],
+    default: Value,
+    *,
+    help: str,
+    group: str = "horovod",
+    exact: bool = True,
+    condition: Condition | None = None,
 ) -> CategoricalKnob:
     """Declare a knob with choices; a flag has the choices ``False`` and ``True``."""
     return CategoricalKnob(name, help, group, exact, "", condition, tuple(choices), default)

@@ -8,8 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _ITEM_BYTES = {
-    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
-    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "float64": 8,
+    "int64": 8,
+    "complex64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
 }
 
 
@@ -93,14 +102,20 @@ class ModelProfile:
         """The profile that :meth:`to_json` wrote."""
         parameters = tuple(
             ParameterProfile(
-                name=p["name"], shape=tuple(p["shape"]), dtype=p["dtype"], sparse=p["sparse"],
-                ready_order=p["ready_order"], ready_s=_number(p["ready_s"]),
+                name=p["name"],
+                shape=tuple(p["shape"]),
+                dtype=p["dtype"],
+                sparse=p["sparse"],
+                ready_order=p["ready_order"],
+                ready_s=_number(p["ready_s"]),
                 touched_rows=p["touched_rows"],
             )
             for p in fields["parameters"]
         )
         return cls(
-            parameters, _number(fields["forward_s"]), _number(fields["backward_s"]),
+            parameters,
+            _number(fields["forward_s"]),
+            _number(fields["backward_s"]),
             fields["wrapped"],
         )
 

@@ -73,10 +73,13 @@ class Protocol:
             ("share", not 0 <= self.share <= 1, "from 0 to 1"),
             ("rate", self.rate not in ("divided", "kept"), "divided or kept"),
             ("momentum", self.momentum not in MOMENTUM_MODES, ", ".join(MOMENTUM_MODES)),
-            ("stragglers", self.stragglers not in STRAGGLER_POLICIES,
-             ", ".join(STRAGGLER_POLICIES)),
+            (
+                "stragglers",
+                self.stragglers not in STRAGGLER_POLICIES,
+                ", ".join(STRAGGLER_POLICIES),
+            ),
             ("total", self.total < 0, "at least 0"),
-        ):  # fmt: skip
+        ):
             if wrong:
                 raise SpaceError(
                     f"{name}={getattr(self, name)!r} of a protocol", hint=f"It must be {wanted}."
@@ -118,10 +121,14 @@ class Protocol:
 
 #: Knob -> attribute of a protocol.
 _ATTRIBUTES = {
-    "staleness": "staleness", "sync_share": "share", "async_first": "async_first",
-    "switch_rate": "rate", "switch_momentum": "momentum", "stragglers": "stragglers",
+    "staleness": "staleness",
+    "sync_share": "share",
+    "async_first": "async_first",
+    "switch_rate": "rate",
+    "switch_momentum": "momentum",
+    "stragglers": "stragglers",
     "total_samples": "total",
-}  # fmt: skip
+}
 assert {*_ATTRIBUTES.values(), "kind"} == {field.name for field in fields(Protocol)}
 
 

@@ -140,9 +140,11 @@ class Resources:
         """
         across = self.links.across
         return [
-            sorted(host.slots for host in self.hosts), self.device, asdict(self.build),
+            sorted(host.slots for host in self.hosts),
+            self.device,
+            asdict(self.build),
             network_class(across) if across else None,
-        ]  # fmt: skip
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""

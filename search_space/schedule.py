@@ -120,9 +120,12 @@ def beyond_horovod(strategy: Mapping[str, Value]) -> bool:
 DEFAULT_CAP = 256
 #: Knob -> attribute of a schedule.
 _ATTRIBUTES = {
-    "local_steps": "base", "local_power": "power", "local_alpha": "alpha",
-    "local_start": "start", "local_cap": "cap",
-}  # fmt: skip
+    "local_steps": "base",
+    "local_power": "power",
+    "local_alpha": "alpha",
+    "local_start": "start",
+    "local_cap": "cap",
+}
 
 
 def schedule_of(strategy: Mapping[str, Value]) -> Schedule | None:

@@ -124,8 +124,7 @@ class SearchSpace:
         """
         values = self.complete(strategy)
         return all(
-            knob.exact or values.get(knob.name, knob.default) == knob.default
-            for knob in self.knobs
+            knob.exact or values.get(knob.name, knob.default) == knob.default for knob in self.knobs
         )
 
     def lossy_part(self, strategy: Mapping[str, Value]) -> Strategy:
@@ -142,10 +141,13 @@ class SearchSpace:
             name.rpartition("_")[2] == "codec" and value not in _CODECS_OF_ELEMENTS
             for name, value in values.items()
         )
-        return Strategy({
-            knob.name: values.get(knob.name, knob.default) for knob in self.knobs
-            if not knob.exact or (by_bucket and knob.group == "exchange")
-        })  # fmt: skip
+        return Strategy(
+            {
+                knob.name: values.get(knob.name, knob.default)
+                for knob in self.knobs
+                if not knob.exact or (by_bucket and knob.group == "exchange")
+            }
+        )
 
     def encode(self, strategy: Mapping[str, Value]) -> FloatArray:
         """The point of ``strategy``, shape ``(d,)``; absent knobs stand at their default."""
@@ -196,9 +198,10 @@ class SearchSpace:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
         return {
-            "knobs": [knob_to_json(k) for k in self.knobs], "fixed": dict(self.fixed),
+            "knobs": [knob_to_json(k) for k in self.knobs],
+            "fixed": dict(self.fixed),
             "holds_job": self.holds_job,
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SearchSpace:

@@ -143,9 +143,11 @@ class TrialSpec:
         """Compact JSON."""
         probe = [asdict(host) for host in self.probe]
         fields = {
-            **vars(self), "strategy": dict(self.strategy), "probe": probe,
+            **vars(self),
+            "strategy": dict(self.strategy),
+            "probe": probe,
             "loss_prediction": asdict(self.loss_prediction),
-        }  # fmt: skip
+        }
         if math.isinf(self.hopeless_above_s):
             fields["hopeless_above_s"] = None
         return json.dumps(fields, separators=(",", ":"))
@@ -268,10 +270,11 @@ class TrialResult:
         steps = [sum(each) / len(each) for each in zip(*rows, strict=False)]
         launch_s = 0.0 if math.isnan(self.launch_s) else self.launch_s
         parts = {
-            "launch": self.launch_s, "set-up": self.setup_s - launch_s,
+            "launch": self.launch_s,
+            "set-up": self.setup_s - launch_s,
             "warm-up": sum(steps[1 : self.warmup_steps]),
             "measured steps": sum(steps[self.warmup_steps :]),
-        }  # fmt: skip
+        }
         known_s = sum(seconds for seconds in parts.values() if math.isfinite(seconds))
         parts["end"] = max(self.total_s - known_s, 0.0) if rows else math.nan
         return {name: seconds for name, seconds in parts.items() if math.isfinite(seconds)}
@@ -332,12 +335,15 @@ class TrialResult:
         rest["status"] = TrialStatus(rest["status"])
         rest["ranks"] = tuple(
             RankReport(
-                rank["rank"], rank["host"], tuple(rank["step_s"]), tuple(rank["blocked_s"]),
+                rank["rank"],
+                rank["host"],
+                tuple(rank["step_s"]),
+                tuple(rank["blocked_s"]),
                 tuple(math.nan if x is None else x for x in rank["losses"]),
                 rank["peak_memory_bytes"],
             )
             for rank in rest["ranks"]
-        )  # fmt: skip
+        )
         rest["profile"] = ModelProfile.from_json(rest["profile"]) if rest["profile"] else None
         rest["owned"] = tuple(rest["owned"])
         for name in ("setup_s", "total_s"):

@@ -87,9 +87,11 @@ def model() -> ModelProfile:
     parameters = [
         ParameterProfile("table", (100_000, 16), "float32", False, 21, 0.020, touched_rows=0.01),
         ParameterProfile("matrix", (1024, 1024), "float32", False, 10, 0.010),
-        *(ParameterProfile(f"small{i}", (256,), "float32", False, i + (i >= 10), (i + 1) * 9e-4)
-          for i in range(20)),
-    ]  # fmt: skip
+        *(
+            ParameterProfile(f"small{i}", (256,), "float32", False, i + (i >= 10), (i + 1) * 9e-4)
+            for i in range(20)
+        ),
+    ]
     return ModelProfile(tuple(parameters), forward_s=0.010, backward_s=0.021)
 
 
@@ -99,9 +101,7 @@ def slow_network() -> Resources:
     within, across = Link(2, 2e-4, 2e9), Link(2, 1e-3, 12.5e6)
     overall = Link(4, 2e-3, 12.5e6 / 1.5)
     build = HorovodBuild("0.28.1", gloo=True, mpi=False, nccl=False)
-    return Resources(
-        (Host("a", 2), Host("b", 2)), "cpu", build, Links(overall, within, across)
-    )  # fmt: skip
+    return Resources((Host("a", 2), Host("b", 2)), "cpu", build, Links(overall, within, across))
 
 
 @pytest.fixture
@@ -169,8 +169,11 @@ class ProcessesSeen:
 
     def variables_with(self, text: str) -> set[str]:
         """Names of the variables in whose values ``text`` is."""
-        return {name for name, values in self.variables.items()
-                if any(text.encode() in value for value in values)}  # fmt: skip
+        return {
+            name
+            for name, values in self.variables.items()
+            if any(text.encode() in value for value in values)
+        }
 
     def lines_with(self, text: str) -> set[bytes]:
         """The command lines in which ``text`` is."""

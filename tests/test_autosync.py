@@ -43,9 +43,18 @@ class Job:
 
     def words(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> list[str]:
         return [
-            self.horovodrun, "-np", "2", "--autosync", *QUICK, "--autosync-store",
-            str(self.store_path), *options, sys.executable, str(SCRIPT), *script,
-        ]  # fmt: skip
+            self.horovodrun,
+            "-np",
+            "2",
+            "--autosync",
+            *QUICK,
+            "--autosync-store",
+            str(self.store_path),
+            *options,
+            sys.executable,
+            str(SCRIPT),
+            *script,
+        ]
 
     def run(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> "Done":
         return subprocess.run(
@@ -121,8 +130,10 @@ def assert_no_secret_is_shown(
         for seen in (tuned, trained):
             assert not seen.lines_with(secret) and not seen.variables_with(secret)
     # The keys of trials go to fork servers, not into environments; a training's is of no use.
-    specs = (spec_from_environment({TRIAL_VARIABLE: value.decode()})
-             for value in tuned.variables.get(TRIAL_VARIABLE, ()))  # fmt: skip
+    specs = (
+        spec_from_environment({TRIAL_VARIABLE: value.decode()})
+        for value in tuned.variables.get(TRIAL_VARIABLE, ())
+    )
     assert all(spec is None or spec.measured_steps == 0 for spec in specs)
 
 
@@ -162,16 +173,24 @@ def check_that_the_guard_is_heard(job: Job, script: tuple[str, ...]) -> None:
 
 
 def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
-    job: Job, processes_seen: Callable[[], "AbstractContextManager[ProcessesSeen]"],
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    job: Job,
+    processes_seen: Callable[[], "AbstractContextManager[ProcessesSeen]"],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No process shows a secret meanwhile that the user's own do not show.
 
     And a winner that the loss guard ends is not used a third time.
     """
     secrets = Secrets(tmp_path_factory.mktemp("secrets"), monkeypatch)
-    script = ("--steps", "140", "--nan-at", "40",  # after the trials' last step
-              "--password", IN_ARGUMENT)  # fmt: skip
+    script = (
+        "--steps",
+        "140",
+        "--nan-at",
+        "40",  # after the trials' last step
+        "--password",
+        IN_ARGUMENT,
+    )
     with processes_seen() as tuned:
         first = job.run(*script)
     assert first.returncode == 0, first.stderr
@@ -248,9 +267,7 @@ def test_mpi_works_the_same(job: Job) -> None:
         (["--fault", "exit", "--at", "5", "--rank", "1"], "rank 1 exited with status 7"),
     ],
 )
-def test_a_job_that_fails_by_itself_is_given_back(
-    job: Job, script: list[str], named: str
-) -> None:
+def test_a_job_that_fails_by_itself_is_given_back(job: Job, script: list[str], named: str) -> None:
     done = job.run(*script)
     assert done.returncode != 0
     assert re.search(named, done.stderr), done.stderr
@@ -301,9 +318,11 @@ def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job
     options = ("--gloo", "--autosync-trials", "16")
     # Whoever runs the tests under nohup has SIGHUP ignored, and bequeaths that.
     driver = subprocess.Popen(
-        ["env", "--default-signal=HUP", *job.words(options=options)], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        ["env", "--default-signal=HUP", *job.words(options=options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         wait_for_trials(job.store, 2)
         os.kill(driver.pid, signal.SIGHUP)

@@ -85,19 +85,77 @@ from hvd_autosync.util.printable import shell_line
 #: Of this process's time, so that others on the machine do not count; far more than any needs.
 _LONGEST_S = 20
 _FORBIDDEN = (
-    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pickle.find_class",
-    "socket.connect", "os.remove", "os.rename", "shutil.rmtree",
-)  # fmt: skip
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "pickle.find_class",
+    "socket.connect",
+    "os.remove",
+    "os.rename",
+    "shutil.rmtree",
+)
 _ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 2, 0.5, -0.0, 5e-324, 1e308, -1e308, 2**31, 2**63, -(2**63),
-    10**30, float("nan"), float("inf"), "", "0", "gloo", "gloo --verbose", "completed", "\x00",
-    "\x1b[2J", "\ud800", "a\nb", "../../x", "$(id)", "[bold]", "[/]", "x" * 300, [], {}, [[]],
-    {"": None}, [1] * 50, {"knobs": []}, "2026-01-01T00:00:00.000000+00:00",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    0.5,
+    -0.0,
+    5e-324,
+    1e308,
+    -1e308,
+    2**31,
+    2**63,
+    -(2**63),
+    10**30,
+    float("nan"),
+    float("inf"),
+    "",
+    "0",
+    "gloo",
+    "gloo --verbose",
+    "completed",
+    "\x00",
+    "\x1b[2J",
+    "\ud800",
+    "a\nb",
+    "../../x",
+    "$(id)",
+    "[bold]",
+    "[/]",
+    "x" * 300,
+    [],
+    {},
+    [[]],
+    {"": None},
+    [1] * 50,
+    {"knobs": []},
+    "2026-01-01T00:00:00.000000+00:00",
+]
 _ODD_BYTES = [
-    b"", b"\n", b"\0", b"{}", b"[", b'"', b"1e999", b"-", b"\xff\xfe", b"null", b"[[" * 99,
-    b"9" * 400, b"=", b"#", b",", b"nan", b"\xe2\x80\xae",
-]  # fmt: skip
+    b"",
+    b"\n",
+    b"\0",
+    b"{}",
+    b"[",
+    b'"',
+    b"1e999",
+    b"-",
+    b"\xff\xfe",
+    b"null",
+    b"[[" * 99,
+    b"9" * 400,
+    b"=",
+    b"#",
+    b",",
+    b"nan",
+    b"\xe2\x80\xae",
+]
 
 
 #: How many inputs of the running target ended how.
@@ -213,9 +271,9 @@ def changed_bytes(data: bytes, dice: random.Random) -> bytes:
     for _ in range(dice.randint(1, 4)):
         begin = dice.randint(0, len(data))
         end = min(len(data), begin + dice.choice((0, 1, 1, 4, 30)))
-        middle = dice.choice((
-            dice.choice(_ODD_BYTES), dice.randbytes(dice.randint(1, 6)), data[begin:end] * 2,
-        ))  # fmt: skip
+        middle = dice.choice(
+            (dice.choice(_ODD_BYTES), dice.randbytes(dice.randint(1, 6)), data[begin:end] * 2)
+        )
         data = data[:begin] + middle + data[end:]
     return data
 
@@ -231,9 +289,11 @@ def a_task() -> Task:
     )
     link = Link(2, 1e-3, 1e7)
     resources = Resources(
-        (Host("a", 2), Host("b", 2)), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=True),
+        (Host("a", 2), Host("b", 2)),
+        "cpu",
+        HorovodBuild("0.28.1", gloo=True, mpi=True),
         Links(Link(4, 2e-3, 5e6), link, link),
-    )  # fmt: skip
+    )
     return Task(ModelProfile(parameters, 0.01, 0.02), resources)
 
 
@@ -258,9 +318,14 @@ def a_trace(folder: Path) -> list[Any]:
         crashed = trial.number == 2
         result = TrialResult(
             TrialStatus.CRASHED if crashed else TrialStatus.COMPLETED,
-            "rank 1 was killed by SIGKILL" if crashed else "", ranks, 2, 1.0, 2.0,
-            stderr_tail="last [words]\n", profile=task.model if trial.number == 0 else None,
-        )  # fmt: skip
+            "rank 1 was killed by SIGKILL" if crashed else "",
+            ranks,
+            2,
+            1.0,
+            2.0,
+            stderr_tail="last [words]\n",
+            profile=task.model if trial.number == 0 else None,
+        )
         study.tell(trial, result)
     path = folder / "study.jsonl"
     export_study(store, study.study_id, path)
@@ -271,8 +336,11 @@ def a_trace(folder: Path) -> list[Any]:
 def seal(lines: list[Any]) -> bytes:
     """The file of ``lines`` with a footer that fits, as somebody hostile would write it."""
     body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-    footer = {"type": "footer", "trials": len(lines) - 2,
-              "sha256": hashlib.sha256(body).hexdigest()}  # fmt: skip
+    footer = {
+        "type": "footer",
+        "trials": len(lines) - 2,
+        "sha256": hashlib.sha256(body).hexdigest(),
+    }
     return body + json.dumps(footer).encode() + b"\n"
 
 
@@ -394,15 +462,57 @@ def test_space_files(inputs: range, tmp_path: Path) -> None:
 
 # Command lines with a secret, and texts of foreign origin
 
-_SECRET_NAMES = ("token", "password", "passwd", "secret", "api_key", "apikey", "access-key",
-                 "auth", "credentials", "private.key", "cookie", "session", "jwt")  # fmt: skip
+_SECRET_NAMES = (
+    "token",
+    "password",
+    "passwd",
+    "secret",
+    "api_key",
+    "apikey",
+    "access-key",
+    "auth",
+    "credentials",
+    "private.key",
+    "cookie",
+    "session",
+    "jwt",
+)
 _FORMS = (
-    ["--N", "X"], ["--N=X"], ["N=X"], ["+N=X"], ["-e", "N=X"], ["--env", "N:X"], ['{"N": "X"}'],
-    ["--config={'N':'X'}"], ["https://host.org/a?b=1&N=X"], ["https://me:X@host.org/N"],
-    ["--header", "N: X"], ["--set", "a.N=X"], ["--N=a X"], ["sh", "-c", "N=X python a.py --lr 1"],
-)  # fmt: skip
-_HARMLESS = ("--lr", "0.1", "--epochs=3", "train.py", "-m", "a.b", "--", "data/x", "a=b", "\x1b[2J",
-             "--config", "{", "'", "", "x" * 300, "$(id)", "[1,2]", "\ud800")  # fmt: skip
+    ["--N", "X"],
+    ["--N=X"],
+    ["N=X"],
+    ["+N=X"],
+    ["-e", "N=X"],
+    ["--env", "N:X"],
+    ['{"N": "X"}'],
+    ["--config={'N':'X'}"],
+    ["https://host.org/a?b=1&N=X"],
+    ["https://me:X@host.org/N"],
+    ["--header", "N: X"],
+    ["--set", "a.N=X"],
+    ["--N=a X"],
+    ["sh", "-c", "N=X python a.py --lr 1"],
+)
+_HARMLESS = (
+    "--lr",
+    "0.1",
+    "--epochs=3",
+    "train.py",
+    "-m",
+    "a.b",
+    "--",
+    "data/x",
+    "a=b",
+    "\x1b[2J",
+    "--config",
+    "{",
+    "'",
+    "",
+    "x" * 300,
+    "$(id)",
+    "[1,2]",
+    "\ud800",
+)
 
 
 def test_commands_with_a_secret(inputs: range, tmp_path: Path) -> None:
@@ -497,11 +607,16 @@ _MESSAGES: list[dict[str, Any]] = [
     {"type": "hello", "host": "a", "device": "cpu"},
     {"type": "profile", "profile": a_task().model.to_json(), "owned": ["compression"]},
     {"type": "link", "ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7},
-    {"type": "steps", "first": 0, "step_s": [0.1] * 12, "blocked_s": [0.01] * 12,
-     "losses": [1.0] * 12},
+    {
+        "type": "steps",
+        "first": 0,
+        "step_s": [0.1] * 12,
+        "blocked_s": [0.01] * 12,
+        "losses": [1.0] * 12,
+    },
     {"type": "end", "cause": "steps", "peak_memory_bytes": 1 << 28},
     {"type": "exit", "trial": "t", "status": 0},  # a fork server's, which no rank may send
-]  # fmt: skip
+]
 
 
 def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
@@ -541,8 +656,10 @@ def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
     assert spec.key != forged.key
     written = [
         encode_message(key, rank, 1, message).strip()
-        for key in (spec.key, forged.key) for message in _MESSAGES for rank in range(3)
-    ]  # fmt: skip
+        for key in (spec.key, forged.key)
+        for message in _MESSAGES
+        for rank in range(3)
+    ]
     known, complete = [json.dumps(message) for message in _MESSAGES], 0
     for number in inputs:
         dice = random.Random(number)
@@ -573,9 +690,10 @@ def test_control_messages(inputs: range, tmp_path: Path) -> None:
         port = receiver.port
 
         def attack(port: int = port, dice: random.Random = dice) -> None:
-            with contextlib.suppress(OSError), socket.create_connection(
-                ("127.0.0.1", port)
-            ) as peer:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port)) as peer,
+            ):
                 nonce = peer.recv(32)
                 forged = hmac.digest(others, nonce + b"driver", "sha256")
                 forged += struct.pack("!I", len(order)) + forged + order
@@ -597,10 +715,14 @@ def test_control_messages(inputs: range, tmp_path: Path) -> None:
 
 #: Target -> inputs of a turn; those of slow ones are few.
 _TURNS: dict[Callable[[range, Path], None], int] = {
-    test_traces: 30, test_autotune_logs: 200, test_space_files: 400,
-    test_messages_in_a_jobs_output: 400, test_changed_lines_of_a_jobs_output: 150_000,
-    test_commands_with_a_secret: 20_000, test_control_messages: 100,
-}  # fmt: skip
+    test_traces: 30,
+    test_autotune_logs: 200,
+    test_space_files: 400,
+    test_messages_in_a_jobs_output: 400,
+    test_changed_lines_of_a_jobs_output: 150_000,
+    test_commands_with_a_secret: 20_000,
+    test_control_messages: 100,
+}
 
 
 def main() -> None:
@@ -627,8 +749,10 @@ def main() -> None:
         turn += 1
         print(f"after {turn} turns:")
         for name, outcomes in totals.items():
-            print(f"  {name}: {', '.join(f'{n:,} {what}' for what, n in outcomes.items())}",
-                  flush=True)  # fmt: skip
+            print(
+                f"  {name}: {', '.join(f'{n:,} {what}' for what, n in outcomes.items())}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

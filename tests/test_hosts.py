@@ -21,10 +21,12 @@ MPI_ARGUMENTS = (
     "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
 )
 pytestmark = [
-    pytest.mark.cluster, pytest.mark.slow, pytest.mark.root,
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.root,
     pytest.mark.skipif(testbed_missing() is not None, reason=str(testbed_missing())),
     pytest.mark.timeout(600),
-]  # fmt: skip
+]
 
 
 #: Hosts, ranks on each, and the controller: four ranks at most, for there are two processors.
@@ -33,7 +35,7 @@ LAYOUTS = [
     pytest.param(3, 1, "gloo", marks=pytest.mark.wide),
     pytest.param(2, 2, "mpi", marks=[pytest.mark.mpi, pytest.mark.wide]),
     pytest.param(3, 1, "mpi", marks=pytest.mark.mpi),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("hosts", "slots", "controller"), LAYOUTS)
@@ -48,10 +50,21 @@ def test_a_job_over_several_hosts(
         options.append(f"--mpi-args={MPI_ARGUMENTS}")
     with Testbed(hosts, RATE_MBIT) as bed:
         command = [
-            horovodrun, *bed.horovodrun_options(slots), *options, "--autosync",
-            "--autosync-trials", str(trials), "--autosync-steps", "8", "--autosync-warmup", "3",
-            "--autosync-store", str(store_path), sys.executable, str(SCRIPT),
-        ]  # fmt: skip
+            horovodrun,
+            *bed.horovodrun_options(slots),
+            *options,
+            "--autosync",
+            "--autosync-trials",
+            str(trials),
+            "--autosync-steps",
+            "8",
+            "--autosync-warmup",
+            "3",
+            "--autosync-store",
+            str(store_path),
+            sys.executable,
+            str(SCRIPT),
+        ]
         done = bed.run(command, capture_output=True, text=True, timeout=280, env={**os.environ})
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("trained 60 steps") == 1
@@ -93,9 +106,19 @@ def test_links_that_differ(tmp_path: Path, horovodrun: str) -> None:
 def tune(bed: Testbed, horovodrun: str, options: list[str], store_path: Path) -> Task:
     """The task of a study of one trial in a store that knows no links yet."""
     command = [
-        horovodrun, *options, "--autosync", "--autosync-trials", "1", "--autosync-tune-only",
-        "--autosync-steps", "8", "--autosync-store", str(store_path), sys.executable, str(SCRIPT),
-    ]  # fmt: skip
+        horovodrun,
+        *options,
+        "--autosync",
+        "--autosync-trials",
+        "1",
+        "--autosync-tune-only",
+        "--autosync-steps",
+        "8",
+        "--autosync-store",
+        str(store_path),
+        sys.executable,
+        str(SCRIPT),
+    ]
     done = bed.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return task_of(store_path)

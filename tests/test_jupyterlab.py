@@ -21,9 +21,12 @@ pytest.importorskip("jupyterlab")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
-    pytest.mark.browser, pytest.mark.notebook, pytest.mark.cluster, pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.notebook,
+    pytest.mark.cluster,
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
-]  # fmt: skip
+]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_benchmark.py"
 CELL = f"""
 import sys
@@ -48,10 +51,16 @@ def lab(tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-        f"--port={port}", f"--IdentityProvider.token={TOKEN}",
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        f"--IdentityProvider.token={TOKEN}",
         "--LabApp.extension_manager=readonly",
-    ]  # fmt: skip
+    ]
     with open(tmp_path / "lab.log", "w") as log:
         server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
     try:

@@ -44,10 +44,23 @@ def run_file(
     strategy = folder / "strategy.toml"
     strategy.write_text(text)
     command = [
-        sys.executable, "-m", "hvd_autosync.commands.cli", "run", "--strategy", str(strategy),
-        "-np", "2", "--gloo", "--autosync-store", str(folder / "traces.db"), *options, "--",
-        sys.executable, str(path), *script,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "hvd_autosync.commands.cli",
+        "run",
+        "--strategy",
+        str(strategy),
+        "-np",
+        "2",
+        "--gloo",
+        "--autosync-store",
+        str(folder / "traces.db"),
+        *options,
+        "--",
+        sys.executable,
+        str(path),
+        *script,
+    ]
     return subprocess.run(command, text=True, capture_output=True, timeout=100)
 
 
@@ -199,10 +212,24 @@ def test_tuning_finds_the_rows_of_a_table(tmp_path: Path, horovodrun: str) -> No
     store_path = tmp_path / "traces.db"
     with Testbed(2, 50.0) as bed:
         command = [
-            horovodrun, *bed.horovodrun_options(), "--gloo", "--autosync", "--autosync-tune-only",
-            "--autosync-trials", "10", "--autosync-steps", "8", "--autosync-warmup", "4",
-            "--autosync-store", str(store_path), sys.executable, str(SCRIPT), "--steps", "1000",
-        ]  # fmt: skip
+            horovodrun,
+            *bed.horovodrun_options(),
+            "--gloo",
+            "--autosync",
+            "--autosync-tune-only",
+            "--autosync-trials",
+            "10",
+            "--autosync-steps",
+            "8",
+            "--autosync-warmup",
+            "4",
+            "--autosync-store",
+            str(store_path),
+            sys.executable,
+            str(SCRIPT),
+            "--steps",
+            "1000",
+        ]
         done = bed.run(command, capture_output=True, text=True, timeout=280, env={**os.environ})
     assert done.returncode == 0, done.stderr
     store = TraceStore(store_path)

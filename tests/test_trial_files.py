@@ -15,26 +15,47 @@ from hvd_autosync.traces import TraceStore
 SCRIPT = Path(__file__).parent / "scripts" / "train_resuming.py"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 QUICK = [
-    "--gloo", "--autosync", "--autosync-trials", "2", "--autosync-steps", "8", "--autosync-warmup",
+    "--gloo",
+    "--autosync",
+    "--autosync-trials",
+    "2",
+    "--autosync-steps",
+    "8",
+    "--autosync-warmup",
     "3",
-]  # fmt: skip
+]
 STEPS = [str(step) for step in range(100)]
 
 
 def tune_and_train(
-    horovodrun: str, folder: Path, *command: str, before: tuple[str, ...] = (), options: str = "",
+    horovodrun: str,
+    folder: Path,
+    *command: str,
+    before: tuple[str, ...] = (),
+    options: str = "",
     status: int = 0,
-) -> str:  # fmt: skip
+) -> str:
     """What was said, by a job that has its files in ``folder/run``."""
     (folder / "run").mkdir(exist_ok=True)
     words = [
-        *before, horovodrun, "-np", "2", *QUICK, "--autosync-store", str(folder / "traces.db"),
-        *options.split(), *command,
-    ]  # fmt: skip
+        *before,
+        horovodrun,
+        "-np",
+        "2",
+        *QUICK,
+        "--autosync-store",
+        str(folder / "traces.db"),
+        *options.split(),
+        *command,
+    ]
     done = subprocess.run(
-        words, cwd=folder / "run", text=True, capture_output=True, timeout=280,
+        words,
+        cwd=folder / "run",
+        text=True,
+        capture_output=True,
+        timeout=280,
         env={**os.environ, "TMPDIR": str(folder)},
-    )  # fmt: skip
+    )
     assert done.returncode == status, done.stderr
     return done.stdout + done.stderr
 
@@ -58,12 +79,15 @@ def test_a_script_that_resumes_begins_at_its_beginning(tmp_path: Path, horovodru
 
 def test_a_shells_script_too_in_fresh_launches(tmp_path: Path, horovodrun: str) -> None:
     (tmp_path / "run.sh").write_text(
-        f'touch started; {sys.executable} {SCRIPT} .; status=$?; rm -f started; exit $status\n'
+        f"touch started; {sys.executable} {SCRIPT} .; status=$?; rm -f started; exit $status\n"
     )
     said = tune_and_train(
-        horovodrun, tmp_path, "sh", "../run.sh",
+        horovodrun,
+        tmp_path,
+        "sh",
+        "../run.sh",
         options=f"--autosync-trials 1 --autosync-keep-trial-files {tmp_path}/kept",
-    )  # fmt: skip
+    )
     assert_trained_from_the_beginning(said, tmp_path)
     logs = list((tmp_path / "kept").glob("*/*/**/run/log.txt"))
     # A trial ends within its last step, before the script writes of that.
@@ -77,14 +101,26 @@ def test_hosts_that_share_files_do_so_in_trials(tmp_path: Path, horovodrun: str)
     (tmp_path / "run").mkdir()
     with Testbed(hosts=2) as bed:
         words = [
-            horovodrun, *bed.horovodrun_options(), *QUICK, "--autosync-trials", "1",
-            "--autosync-store", str(tmp_path / "traces.db"), sys.executable, str(SCRIPT), ".",
+            horovodrun,
+            *bed.horovodrun_options(),
+            *QUICK,
+            "--autosync-trials",
+            "1",
+            "--autosync-store",
+            str(tmp_path / "traces.db"),
+            sys.executable,
+            str(SCRIPT),
+            ".",
             "index",
-        ]  # fmt: skip
+        ]
         done = bed.run(
-            words, cwd=tmp_path / "run", text=True, capture_output=True, timeout=280,
+            words,
+            cwd=tmp_path / "run",
+            text=True,
+            capture_output=True,
+            timeout=280,
             env={**os.environ, "TMPDIR": str(tmp_path)},
-        )  # fmt: skip
+        )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     (tmp_path / "run" / "index.txt").unlink()
@@ -96,18 +132,21 @@ def test_hosts_that_share_files_do_so_in_trials(tmp_path: Path, horovodrun: str)
 
 @pytest.mark.root
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-def test_without_namespaces_what_trials_change_is_put_back(
-    tmp_path: Path, horovodrun: str
-) -> None:
+def test_without_namespaces_what_trials_change_is_put_back(tmp_path: Path, horovodrun: str) -> None:
     """A folder in which a file is too large to be copied is not trained in once that is changed."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.txt").write_text("before\n")
     forbid = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$@"'
     before = ("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
     said = tune_and_train(
-        horovodrun, tmp_path, sys.executable, str(SCRIPT), ".", before=before,
+        horovodrun,
+        tmp_path,
+        sys.executable,
+        str(SCRIPT),
+        ".",
+        before=before,
         options=f"--autosync-trials 1 --autosync-keep-trial-files {tmp_path}/kept",
-    )  # fmt: skip
+    )
     assert re.findall(r"starting from step (\d+)", said) == ["0"]
     assert (tmp_path / "run" / "log.txt").read_text().split() == ["before", *STEPS]
     assert "trials have no files of their own" in said and "unshare: " in said
@@ -117,9 +156,15 @@ def test_without_namespaces_what_trials_change_is_put_back(
     with open(tmp_path / "run" / "log.txt", "a") as log:
         log.truncate(2 << 30)
     said = tune_and_train(
-        horovodrun, tmp_path, sys.executable, str(SCRIPT), ".", before=before, status=1,
+        horovodrun,
+        tmp_path,
+        sys.executable,
+        str(SCRIPT),
+        ".",
+        before=before,
+        status=1,
         options="--autosync-trials 1 --autosync-reuse never",
-    )  # fmt: skip
+    )
     assert "starting from step" not in said
     assert f"a trial changed {tmp_path}/run/log.txt (2147.5 MB)" in said
     assert not (tmp_path / "run" / "checkpoint.pt").exists()

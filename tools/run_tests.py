@@ -22,10 +22,17 @@ import time
 _JOBS = "browser or cluster or mpi or notebook or root or slow"
 #: Of these the files that run in the second row.
 _BESIDE = (
-    "tests/api", "tests/docs", "tests/engine", "tests/faults/test_driver.py",
-    "tests/faults/test_store.py", "tests/recurring", "tests/test_autosync.py",
-    "tests/test_jupyterlab.py", "tests/test_notebooks.py", "tests/test_strategies.py",
-)  # fmt: skip
+    "tests/api",
+    "tests/docs",
+    "tests/engine",
+    "tests/faults/test_driver.py",
+    "tests/faults/test_store.py",
+    "tests/recurring",
+    "tests/test_autosync.py",
+    "tests/test_jupyterlab.py",
+    "tests/test_notebooks.py",
+    "tests/test_strategies.py",
+)
 _PYTEST = [sys.executable, "-m", "pytest"]
 
 
@@ -51,9 +58,11 @@ class _Run:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         self._process = subprocess.Popen(
-            [*_PYTEST, *arguments], preexec_fn=begin, stdout=self._said,
+            [*_PYTEST, *arguments],
+            preexec_fn=begin,
+            stdout=self._said,
             stderr=self._said and subprocess.STDOUT,
-        )  # fmt: skip
+        )
 
     def wait(self) -> int:
         """Its status."""

@@ -127,9 +127,7 @@ class BoTorch:
 
     def ask(self) -> Strategy:
         if len(self._seen) < 6:
-            suggestion = SobolLearner().suggest(
-                Problem(self._space), self._seen, seed=self._seed
-            )
+            suggestion = SobolLearner().suggest(Problem(self._space), self._seen, seed=self._seed)
             assert suggestion is not None, "the space is not that small"
             return suggestion.strategy
         with warnings.catch_warnings():
@@ -164,8 +162,10 @@ class BoTorch:
             qLogNoisyExpectedImprovement(model, X_baseline=x),
             bounds=torch.stack([torch.zeros_like(upper), upper]),
             cat_dims={index: list(range(last + 1)) for index, last in lasts.items()},
-            q=1, num_restarts=8, raw_samples=256,
-        )  # fmt: skip
+            q=1,
+            num_restarts=8,
+            raw_samples=256,
+        )
         return self._space.decode((point[0] / upper).numpy())
 
 
@@ -246,15 +246,19 @@ class Ax:
         self._space = table.space
         self._client = AxClient(random_seed=seed, verbose_logging=False)
         parameters = [
-            {"name": knob.name, "type": "choice", "values": [str(c) for c in knob.choices],
-             "is_ordered": False, "value_type": "str"}
+            {
+                "name": knob.name,
+                "type": "choice",
+                "values": [str(c) for c in knob.choices],
+                "is_ordered": False,
+                "value_type": "str",
+            }
             if isinstance(knob, CategoricalKnob)
             else {"name": knob.name, "type": "range", "bounds": [0.0, 1.0], "value_type": "float"}
             for knob in self._space.knobs
-        ]  # fmt: skip
+        ]
         self._client.create_experiment(
-            parameters=parameters,
-            objectives={"log_step": ObjectiveProperties(minimize=True)},
+            parameters=parameters, objectives={"log_step": ObjectiveProperties(minimize=True)}
         )
         self._trial: int | None = None
 
@@ -294,24 +298,28 @@ class Smac:
         configurations = ConfigurationSpace(seed=seed)
         for knob in self._space.knobs:
             configurations.add(
-                Categorical(
-                    knob.name, [str(c) for c in knob.choices], default=str(knob.default)
-                )
+                Categorical(knob.name, [str(c) for c in knob.choices], default=str(knob.default))
                 if isinstance(knob, CategoricalKnob)
                 else Float(knob.name, (0.0, 1.0), default=knob.to_unit(knob.default))
             )
         self._folder = tempfile.TemporaryDirectory(prefix="smac-")
         scenario = Scenario(
-            configurations, deterministic=True, n_trials=200, seed=seed,
+            configurations,
+            deterministic=True,
+            n_trials=200,
+            seed=seed,
             output_directory=self._folder.name,
-        )  # fmt: skip
+        )
         design = HyperparameterOptimizationFacade.get_initial_design(
             scenario, n_configs=5, additional_configs=[configurations.get_default_configuration()]
         )
         self._facade = HyperparameterOptimizationFacade(
-            scenario, lambda config, seed=0: 0.0, initial_design=design, overwrite=True,
+            scenario,
+            lambda config, seed=0: 0.0,
+            initial_design=design,
+            overwrite=True,
             logging_level=False,
-        )  # fmt: skip
+        )
         self._default = configurations.get_default_configuration()
         self._info: Any = None
 
@@ -363,16 +371,20 @@ class MultiTask:
         log_step = np.array([one.log_step for one in self._seen])
         unit = max(float(log_step.std()), 0.1)
         parts = [(self._inputs(tried), -(log_step - log_step.mean()) / unit), *self._known]
-        x = np.concatenate([np.c_[points, np.full(len(points), task)]
-                            for task, (points, _) in enumerate(parts)])  # fmt: skip
+        x = np.concatenate(
+            [np.c_[points, np.full(len(points), task)] for task, (points, _) in enumerate(parts)]
+        )
         y = np.concatenate([values for _, values in parts])
         torch.manual_seed(self._seed * 1000 + len(self._seen))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = MultiTaskGP(
-                torch.from_numpy(x), torch.from_numpy(y)[:, None], task_feature=-1,
-                output_tasks=[0], outcome_transform=None,
-            )  # fmt: skip
+                torch.from_numpy(x),
+                torch.from_numpy(y)[:, None],
+                task_feature=-1,
+                output_tasks=[0],
+                outcome_transform=None,
+            )
             fit_gpytorch_mll(
                 ExactMarginalLogLikelihood(model.likelihood, model),
                 optimizer_kwargs={"options": {"maxiter": 75}},

@@ -42,10 +42,13 @@ def draw(games: Mapping[tuple[str, str], Sequence[Game]], path: str) -> None:
         c: {"color": color, "linewidth": 2.2, "zorder": 3 + rank}
         for rank, (c, color) in enumerate(_OURS.items())
     } | {
-        c: {"color": _PEERS[i % len(_PEERS)], "linewidth": 1.0,
-            "linestyle": _DASHES[i // len(_PEERS) % len(_DASHES)]}
+        c: {
+            "color": _PEERS[i % len(_PEERS)],
+            "linewidth": 1.0,
+            "linestyle": _DASHES[i // len(_PEERS) % len(_DASHES)],
+        }
         for i, c in enumerate(peers)
-    }  # fmt: skip
+    }
     lines = -(-len(tables) // _COLUMNS)
     width, height = _PANEL_INCHES
     figure, panels = plt.subplots(

@@ -47,9 +47,7 @@ class Imagined:
         resources = Resources((Host("a", 2), Host("b", 2)), "cpu", build, links)
         self.task = Task(ModelProfile(parameters, 0.05, 0.1), resources)
         self.cost = CostModel(self.task.model, resources)
-        self.space: SearchSpace = build_space(
-            self.task.model, resources, allow=("codec", "order")
-        )
+        self.space: SearchSpace = build_space(self.task.model, resources, allow=("codec", "order"))
 
     def measure(self, strategy: Strategy, seed: int) -> Observation:
         """One noisy trial."""

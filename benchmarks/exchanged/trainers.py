@@ -28,9 +28,12 @@ class Trainer:
     """
 
     def __init__(
-        self, name: str, workload: Workload, plan: ExchangePlan | None,
+        self,
+        name: str,
+        workload: Workload,
+        plan: ExchangePlan | None,
         protocol: Protocol | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.model, self._losses = workload.make()
         base = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
@@ -43,9 +46,11 @@ class Trainer:
                 for each, patterns in workload.classes.items()
             }
             arguments: dict[str, Any] = {
-                "compression": hvd.Compression.none, "backward_passes_per_step": 1,
-                "op": hvd.Average, "gradient_predivide_factor": 1.0,
-            }  # fmt: skip
+                "compression": hvd.Compression.none,
+                "backward_passes_per_step": 1,
+                "op": hvd.Average,
+                "gradient_predivide_factor": 1.0,
+            }
             self.optimizer = planned_optimizer(
                 base, named, plan, classes, arguments, None, protocol
             )

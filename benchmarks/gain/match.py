@@ -122,9 +122,7 @@ def play(plan: Plan, say: Say) -> None:
     measure(plan, job, contenders, ours, say)
 
 
-def measure(
-    plan: Plan, job: Job, contenders: Sequence[Contender], ours: Found, say: Say
-) -> None:
+def measure(plan: Plan, job: Job, contenders: Sequence[Contender], ours: Found, say: Say) -> None:
     """Measure all contenders in turn, round by round, every time with a fresh launch.
 
     Args:
@@ -141,9 +139,10 @@ def measure(
             row = _row(plan, contender, number, result)
             append(plan.output, row)
             shown = (
-                f"{1e3 * row.median_s:.1f} ms" if isinstance(row.median_s, float)
+                f"{1e3 * row.median_s:.1f} ms"
+                if isinstance(row.median_s, float)
                 else f"{result.status.value}: {result.reason}"
-            )  # fmt: skip
+            )
             say(f"round {number} of {plan.rounds}, {contender.name}: {shown}")
 
 
@@ -176,14 +175,20 @@ def _row(plan: Plan, contender: Contender, number: int, result: TrialResult) -> 
     time_s = result.step_time
     cost = contender.cost
     return Run(
-        plan.setting, plan.workload, contender.name, number, contender.strategy.to_json(),
+        plan.setting,
+        plan.workload,
+        contender.name,
+        number,
+        contender.strategy.to_json(),
         result.status.value,
         statistics.median(steps) if time_s else "",
         time_s.mean_s if time_s else "",
         time_s.standard_error_s if time_s else "",
-        cost.trials, cost.steps, round(cost.minutes, 2),
+        cost.trials,
+        cost.steps,
+        round(cost.minutes, 2),
         " ".join(f"{1e3 * s:.2f}" for s in steps),
-    )  # fmt: skip
+    )
 
 
 def append(path: str, row: Run) -> None:

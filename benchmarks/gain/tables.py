@@ -89,9 +89,7 @@ def match_table(setting: str, workload: str, found: Sequence[Standing]) -> Table
     for one in found:
         cells = ["failed", "", "", ""]
         if one.medians_s:
-            median, low, high = (
-                1e3 * f(one.medians_s) for f in (statistics.median, min, max)
-            )  # fmt: skip
+            median, low, high = (1e3 * f(one.medians_s) for f in (statistics.median, min, max))
             cells = [f"{median:.1f}", _bounds(low, high, ".1f"), "1", ""]
         if one.versus is not None:
             versus = one.versus
@@ -110,8 +108,15 @@ def summary_table(all_standings: Sequence[Sequence[Standing]]) -> Table:
     """Each contender over all matches."""
     table = Table(title="All matches", title_justify="left")
     table.add_column("strategy of", no_wrap=True)
-    columns = ("matches", "geometric mean of speedups", "least", "most", "proven faster",
-               "proven slower", "minutes of tuning")  # fmt: skip
+    columns = (
+        "matches",
+        "geometric mean of speedups",
+        "least",
+        "most",
+        "proven faster",
+        "proven slower",
+        "minutes of tuning",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     by_name: dict[str, list[Standing]] = {}
@@ -124,11 +129,15 @@ def summary_table(all_standings: Sequence[Sequence[Standing]]) -> Table:
         speedups = [v.speedup for v in versus]
         minutes = sum(float(one.row["tuning_minutes"]) for one in ones)
         table.add_row(
-            name, str(len(ones)), f"{statistics.geometric_mean(speedups):.3f}",
-            f"{min(speedups):.3f}", f"{max(speedups):.3f}",
-            str(sum(v.low > 1 for v in versus)), str(sum(v.high < 1 for v in versus)),
+            name,
+            str(len(ones)),
+            f"{statistics.geometric_mean(speedups):.3f}",
+            f"{min(speedups):.3f}",
+            f"{max(speedups):.3f}",
+            str(sum(v.low > 1 for v in versus)),
+            str(sum(v.high < 1 for v in versus)),
             f"{minutes:.1f}",
-        )  # fmt: skip
+        )
     return table
 
 

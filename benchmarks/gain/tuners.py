@@ -92,14 +92,23 @@ class Length:
 
 
 def run_trial(
-    job: Job, strategy: Strategy, length: Length, ours: Found, runner: TrialRunner | None = None,
-    *, profile: bool = False,
-) -> TrialResult:  # fmt: skip
+    job: Job,
+    strategy: Strategy,
+    length: Length,
+    ours: Found,
+    runner: TrialRunner | None = None,
+    *,
+    profile: bool = False,
+) -> TrialResult:
     """One trial of ``job`` under ``strategy``; a fresh launch unless a runner is given."""
     spec = TrialSpec(
-        f"gain-{uuid.uuid4().hex}", strategy, length.warmup, length.steps, profile=profile,
+        f"gain-{uuid.uuid4().hex}",
+        strategy,
+        length.warmup,
+        length.steps,
+        profile=profile,
         classes=ours.classes,
-    )  # fmt: skip
+    )
     return (runner or ColdRunner(job)).run(spec, ours.limits, lambda progress: None)
 
 
@@ -118,9 +127,7 @@ def wait_for(process: subprocess.Popen[Any]) -> int:
         raise
 
 
-def autosync(
-    job: Job, length: Length, trials: int, seed: int, allow: str, folder: Path
-) -> Found:
+def autosync(job: Job, length: Length, trials: int, seed: int, allow: str, folder: Path) -> Found:
     """Our winner, by the command that a user would give.
 
     Raises:
@@ -129,18 +136,31 @@ def autosync(
     name = f"autosync + {allow}" if allow else "autosync"
     store = folder / f"{name.replace(' ', '')}.db"
     ours = {
-        "trials": trials, "steps": length.steps, "warmup": length.warmup, "seed": seed,
-        "store": store, "reuse": "never", **({"allow": allow} if allow else {}),
-    }  # fmt: skip
+        "trials": trials,
+        "steps": length.steps,
+        "warmup": length.warmup,
+        "seed": seed,
+        "store": store,
+        "reuse": "never",
+        **({"allow": allow} if allow else {}),
+    }
     words = [f"--autosync-{option}={value}" for option, value in ours.items()]
     began = time.monotonic()
     status = wait_for(
         subprocess.Popen(
-            [sys.executable, "-m", "horovod.runner.launch", *job.options,
-             "--autosync", "--autosync-tune-only", *words, *job.command],
+            [
+                sys.executable,
+                "-m",
+                "horovod.runner.launch",
+                *job.options,
+                "--autosync",
+                "--autosync-tune-only",
+                *words,
+                *job.command,
+            ],
             stdin=subprocess.DEVNULL,
         )
-    )  # fmt: skip
+    )
     minutes = (time.monotonic() - began) / 60
     if status:
         raise RuntimeError(f"horovodrun --autosync ended with status {status}")
@@ -170,11 +190,19 @@ def horovod_autotune(job: Job, ours: Found, length: Length, folder: Path) -> Con
     per_score = max(1, round((length.warmup + length.steps) / _SCORES_PER_SAMPLE))
     samples = max(1, budget.steps // (per_score * _SCORES_PER_SAMPLE) - 1)
     options = [
-        "--cache-capacity", "1024", "--no-hierarchical-allgather",
-        "--autotune", "--autotune-log-file", str(log), "--autotune-warmup-samples", "1",
-        "--autotune-steps-per-sample", str(per_score),
-        "--autotune-bayes-opt-max-samples", str(samples),
-    ]  # fmt: skip
+        "--cache-capacity",
+        "1024",
+        "--no-hierarchical-allgather",
+        "--autotune",
+        "--autotune-log-file",
+        str(log),
+        "--autotune-warmup-samples",
+        "1",
+        "--autotune-steps-per-sample",
+        str(per_score),
+        "--autotune-bayes-opt-max-samples",
+        str(samples),
+    ]
     began = time.monotonic()
     tuned = dataclasses.replace(job, options=(*job.options, *options))
     result = run_trial(tuned, Strategy(), Length(1, max(budget.steps - 1, 1)), ours)
@@ -199,8 +227,9 @@ def random_search(job: Job, ours: Found, length: Length, seed: int, say: Say) ->
         time_s = result.step_time
         seen.append(
             Observation(strategy, time_s.mean_s, time_s.standard_error_s)
-            if time_s is not None else Observation(strategy, None)
-        )  # fmt: skip
+            if time_s is not None
+            else Observation(strategy, None)
+        )
         shown = result.status.value if time_s is None else f"{1e3 * time_s.mean_s:.1f} ms"
         say(f"random search, trial {len(seen)} of {trials}: {shown}")
         suggestion = RandomLearner().suggest(Problem(ours.space), seen, seed=seed)

@@ -36,27 +36,33 @@ class Workload:
 _SYNTHETIC = "synthetic_benchmark.py"
 WORKLOADS = {
     "vgg": Workload(
-        "12 tensors, 2.3 MB, half of it in one", _SYNTHETIC,
+        "12 tensors, 2.3 MB, half of it in one",
+        _SYNTHETIC,
         "--model vgg --width 6 --depth 3 --size 16 --batch-size 8 --steps 1000000",
     ),
     "resnet": Workload(
-        "101 small tensors, 0.6 MB", _SYNTHETIC,
+        "101 small tensors, 0.6 MB",
+        _SYNTHETIC,
         "--model resnet --width 8 --depth 15 --size 16 --batch-size 8 --steps 1000000",
     ),
     "bert": Workload(
-        "52 tensors, 2 MB, most of it a tied embedding", _SYNTHETIC,
+        "52 tensors, 2 MB, most of it a tied embedding",
+        _SYNTHETIC,
         "--model bert --width 48 --depth 4 --size 32 --batch-size 4 --steps 1000000",
     ),
     "digits": Workload(
-        "13 tensors, 1.2 MB; trains a CNN on real images", "train_digits.py",
+        "13 tensors, 1.2 MB; trains a CNN on real images",
+        "train_digits.py",
         "--hidden 256 --epochs 1000000",
     ),
     "ncf": Workload(
-        "10 tensors, 1.3 MB, nearly all embeddings; trains on real data", "train_ncf.py",
+        "10 tensors, 1.3 MB, nearly all embeddings; trains on real data",
+        "train_ncf.py",
         "--factors 8 --batch-size 256 --epochs 1000000",
     ),
     "lm": Workload(
-        "28 tensors, 0.5 MB; trains a transformer on text of this machine", "train_lm.py",
+        "28 tensors, 0.5 MB; trains a transformer on text of this machine",
+        "train_lm.py",
         "--width 64 --depth 2 --heads 2 --context 32 --batch-size 4 --epochs 1000000",
     ),
-}  # fmt: skip
+}

@@ -106,9 +106,7 @@ def _transformer(
     """A transformer on the bytes of Python's standard library, by AdamW."""
     torch.manual_seed(seed)
     context = 32
-    args = Namespace(
-        lr=2e-3, weight_decay=0.1, batch_size=4, steps_per_epoch=STEPS, seed=seed
-    )
+    args = Namespace(lr=2e-3, weight_decay=0.1, batch_size=4, steps_per_epoch=STEPS, seed=seed)
     train, held = _text()
     model = train_lm.LanguageModel(context, width, depth, 2)
 
@@ -169,5 +167,9 @@ def _mean(loss: Tensor) -> float:
 
 
 TRAININGS = {
-    "digits": digits, "lm": lm, "ncf": ncf, "autocast": autocast, "random labels": random_labels
-}  # fmt: skip
+    "digits": digits,
+    "lm": lm,
+    "ncf": ncf,
+    "autocast": autocast,
+    "random labels": random_labels,
+}

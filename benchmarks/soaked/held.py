@@ -13,10 +13,21 @@ from typing import Any
 class _Mallinfo(ctypes.Structure):
     """``struct mallinfo2`` of glibc."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-        "fordblks", "keepcost",
-    )]  # fmt: skip
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 class Held:
@@ -34,9 +45,13 @@ class Held:
         blocks = sys.getallocatedblocks()
         given = self._mallinfo()
         return (
-            _resident_bytes(), given.uordblks + given.hblkhd, blocks,
-            len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")) - 1, _queued(),
-        )  # fmt: skip
+            _resident_bytes(),
+            given.uordblks + given.hblkhd,
+            blocks,
+            len(os.listdir("/proc/self/task")),
+            len(os.listdir("/proc/self/fd")) - 1,
+            _queued(),
+        )
 
 
 def _resident_bytes() -> int:

@@ -55,9 +55,7 @@ class SurveyLearner:
         return None if found is None else Suggestion(found, "survey")
 
 
-def _promising(
-    problem: Problem, observations: Sequence[Observation], seed: int
-) -> Strategy | None:
+def _promising(problem: Problem, observations: Sequence[Observation], seed: int) -> Strategy | None:
     """One of the untried strategies that are fastest by the cost model."""
     space = problem.space
     expert = cost_expert(space, problem.task, observations)

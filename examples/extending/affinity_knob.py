@@ -17,9 +17,11 @@ from hvd_autosync.search_space.knobs import categorical_knob
 LAST_CORES = ",".join(str(core) for core in reversed(range(os.cpu_count() or 1)))
 
 AFFINITY = categorical_knob(
-    "thread_affinity", ("free", LAST_CORES), "free",
+    "thread_affinity",
+    ("free", LAST_CORES),
+    "free",
     help="Cores that the ranks' threads of Horovod are pinned to.",
-)  # fmt: skip
+)
 
 
 def applies(model: ModelProfile, resources: Resources) -> bool:

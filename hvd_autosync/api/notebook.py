@@ -117,9 +117,10 @@ class _Telling:
 
 
 def _words(
-    command: str | Sequence[str] | Callable[..., object], args: Sequence[Any],
+    command: str | Sequence[str] | Callable[..., object],
+    args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The words of the command."""
     if callable(command):
         return function_command(command, args, kwargs, data_folder() / "functions")
@@ -135,9 +136,12 @@ def _words(
 
 
 def _job(
-    words: Sequence[str], ranks: int, hosts: str | None, options: Sequence[str],
+    words: Sequence[str],
+    ranks: int,
+    hosts: str | None,
+    options: Sequence[str],
     settings: Mapping[str, Any],
-) -> tuple[Job, Options]:  # fmt: skip
+) -> tuple[Job, Options]:
     """What a line of ``horovodrun`` with the same words would mean."""
     known = [each.name for each in fields(Options) if each.name not in _OF_THE_FLAG]
     for name in settings:
@@ -164,8 +168,9 @@ def _job(
         if getattr(chosen, name):
             raise ConfigurationError(
                 f"{variable_name(name)}, or {name} in the configuration file, is set, and tune() "
-                "does nothing but tune", hint="Unset it, or use horovodrun --autosync.",
-            )  # fmt: skip
+                "does nothing but tune",
+                hint="Unset it, or use horovodrun --autosync.",
+            )
     return job, chosen
 
 
@@ -177,8 +182,9 @@ def _progress() -> GuardedProgress:
         except ImportError as missing:
             print(
                 f"hvd-autosync: no widget without {missing.name}: "
-                "pip install 'hvd-autosync[notebook]'", file=sys.stderr,
-            )  # fmt: skip
+                "pip install 'hvd-autosync[notebook]'",
+                file=sys.stderr,
+            )
     return progress_listener()
 
 

@@ -89,9 +89,7 @@ class Study(loop.Study):
         text = evidence.name(strategy)
         if conclusion is not None and conclusion.best is not None:
             won = conclusion.best
-            return Best(
-                strategy, conclusion.winner_s, won.speedup, won.low, won.high, True, text
-            )  # fmt: skip
+            return Best(strategy, conclusion.winner_s, won.speedup, won.low, won.high, True, text)
         confirmed = conclusion is not None
         if strategy == self.space.default:
             return Best(strategy, evidence.default_s, 1.0, math.nan, math.nan, confirmed, text)

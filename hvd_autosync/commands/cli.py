@@ -7,16 +7,7 @@ from typing import Annotated
 import typer
 
 from hvd_autosync import __version__
-from hvd_autosync.commands import (
-    doctor,
-    jobs,
-    recurring,
-    replay,
-    report,
-    simulate,
-    testbed,
-    traces,
-)
+from hvd_autosync.commands import doctor, jobs, recurring, replay, report, simulate, testbed, traces
 from hvd_autosync.commands.common import (
     Commands,
     StoreOption,

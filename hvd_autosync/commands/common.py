@@ -29,8 +29,7 @@ StoreOption = Annotated[
     ),
 ]
 StudyArgument = Annotated[
-    str,
-    typer.Argument(metavar="STUDY", help="A study's id, the beginning of one, or 'last'."),
+    str, typer.Argument(metavar="STUDY", help="A study's id, the beginning of one, or 'last'.")
 ]
 
 
@@ -68,9 +67,7 @@ def open_store(location: str | None) -> TraceStore:
 def mention_failed(store: TraceStore, study: str) -> None:
     """Say so if ``last`` is not the newest study, as that has failed."""
     if study == "last" and (newest := store.full_id(study, or_failed=True)) != store.full_id(study):
-        print(
-            f"study {newest} is newer, and failed: hvd-autosync show {newest}", file=sys.stderr
-        )
+        print(f"study {newest} is newer, and failed: hvd-autosync show {newest}", file=sys.stderr)
 
 
 def print_table(table: Table) -> None:

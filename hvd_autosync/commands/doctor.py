@@ -23,8 +23,13 @@ def add_command(app: typer.Typer) -> None:
 def doctor(
     hosts: Annotated[
         str,
-        typer.Option("--hosts", "-H", metavar="HOST[:SLOTS],...", show_default=False,
-                     help="Also look at these hosts: their names, and whether ssh reaches them."),
+        typer.Option(
+            "--hosts",
+            "-H",
+            metavar="HOST[:SLOTS],...",
+            show_default=False,
+            help="Also look at these hosts: their names, and whether ssh reaches them.",
+        ),
     ] = "",
     ssh_port: Annotated[
         int | None, typer.Option("--ssh-port", "-p", show_default=False, help="Port of ssh.")

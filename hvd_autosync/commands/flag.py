@@ -15,9 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from hvd_autosync.engine.job_line import extend_parser, parse_words, read_job
-from hvd_autosync.engine.options import (
-    Options,
-)
+from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.preflight import check_command, check_hosts
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import horovod_build
@@ -58,9 +56,7 @@ def guarded(action: Callable[[], int]) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up; the rest is the goodbye
-        print(
-            f"{_PREFIX}: stopped; the same command goes on where it was stopped", file=sys.stderr
-        )
+        print(f"{_PREFIX}: stopped; the same command goes on where it was stopped", file=sys.stderr)
         return 130
 
 

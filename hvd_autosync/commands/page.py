@@ -72,9 +72,10 @@ def _figures(study: Study) -> Iterator[go.Figure]:
         figures += [plot.slice(name) for name in changed[:_SLICES]]
         figures += [plot.parallel(), plot.transfer(), plot.timeline(0)]
         under_best = [
-            trial.number for trial in study.history
+            trial.number
+            for trial in study.history
             if trial.result and space.complete(trial.strategy) == best != default
-        ]  # fmt: skip
+        ]
         figures += [plot.timeline(number) for number in under_best[-1:]]
     yield from (figure for figure in figures if figure.data)
 
@@ -84,9 +85,11 @@ def _figure(number: int, figure: go.Figure) -> dict[str, str]:
     meta = figure.layout.meta
     figure.update_layout(title=None, margin={"t": 24 if not figure.layout.margin.t > 150 else 110})
     content = figure.to_html(
-        full_html=False, include_plotlyjs=False, div_id=f"figure{number}",
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=f"figure{number}",
         config={"displaylogo": False, "responsive": True},
-    )  # fmt: skip
+    )
     return {"title": meta["title"], "caption": meta["caption"], "content": content}
 
 
@@ -121,12 +124,17 @@ def summary(study: Study) -> dict[str, Any]:
     best = None
     if study.record.space is not None:
         found = study.best
-        numbers = {"step_s": found.step_s, "speedup": found.speedup,
-                   "low": found.low, "high": found.high}  # fmt: skip
+        numbers = {
+            "step_s": found.step_s,
+            "speedup": found.speedup,
+            "low": found.low,
+            "high": found.high,
+        }
         best = {
-            "strategy": dict(found.strategy), "confirmed": found.confirmed,
+            "strategy": dict(found.strategy),
+            "confirmed": found.confirmed,
             **{name: value if value == value else None for name, value in numbers.items()},
-        }  # fmt: skip
+        }
     return {
         "study": study.record.to_json(),
         "best": best,

@@ -45,8 +45,7 @@ def recurring(
     repeats: Annotated[int, typer.Option(min=1, help="In games: runs of each f.")] = 1,
     games: Annotated[int, typer.Option(min=1, help="Of each search, with other draws.")] = 50,
     export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", help="Write the job's runs as such a file."),
+        Path | None, typer.Option(metavar="FILE.csv", help="Write the job's runs as such a file.")
     ] = None,
     forget: Annotated[
         bool, typer.Option("--forget", help="Forget the job's runs: its search begins anew.")
@@ -98,9 +97,14 @@ def _list(traces: TraceStore, job: str | None) -> None:
         table = Table("run", "f", "metric", "seconds", "samples", "status", "said by")
         for run in of_job:
             table.add_row(
-                str(run.number + 1), f"{run.share:.4g}", f"{run.metric:.6g}", f"{run.seconds:.4g}",
-                str(run.samples or "?"), run.status, run.source,
-            )  # fmt: skip
+                str(run.number + 1),
+                f"{run.share:.4g}",
+                f"{run.metric:.6g}",
+                f"{run.seconds:.4g}",
+                str(run.samples or "?"),
+                run.status,
+                run.source,
+            )
         console().print(f"{key}  {shell_line(of_job[-1].command)}", soft_wrap=True)
         print_table(table)
 
@@ -126,8 +130,15 @@ def _simulate(path: Path, wanted: Settings, games: int) -> None:
     from hvd_autosync.recurring import SEARCHES, Recorded, play
 
     recorded = Recorded.read(path)
-    table = Table("search", "runs to the final f", "f", "slower than the best f",
-                  "misses the target", "runs that missed", "time of the runs")  # fmt: skip
+    table = Table(
+        "search",
+        "runs to the final f",
+        "f",
+        "slower than the best f",
+        "misses the target",
+        "runs that missed",
+        "time of the runs",
+    )
     for name, search in SEARCHES.items():
         played = [play(recorded, search(wanted), wanted, seed) for seed in range(games)]
         table.add_row(name, *_cells(played))
@@ -135,8 +146,9 @@ def _simulate(path: Path, wanted: Settings, games: int) -> None:
     console().print(
         "runs, f: median (range) of the games; slower: a run at the final f beside one at the "
         "fastest f that keeps the target, where it is kept; misses: share of the games whose final "
-        "f does not keep it; time: beside as many runs under BSP alone", soft_wrap=True,
-    )  # fmt: skip
+        "f does not keep it; time: beside as many runs under BSP alone",
+        soft_wrap=True,
+    )
 
 
 def _cells(played: list[Game]) -> list[str]:

@@ -121,9 +121,13 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
 
 
 def _rerun(
-    traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord], learners: list[str],
-    trials: int | None, seeds: int,
-) -> None:  # fmt: skip
+    traces: TraceStore,
+    study: StudyRecord,
+    recorded: list[TrialRecord],
+    learners: list[str],
+    trials: int | None,
+    seeds: int,
+) -> None:
     from hvd_autosync.engine.replay import rerun
     from hvd_autosync.learner.registry import named
     from hvd_autosync.reporting.replayed import reruns_table

@@ -37,7 +37,9 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", show_default=False,
+            "--output",
+            "-o",
+            show_default=False,
             help="File to write; '-' prints it. Default: report-STUDY.html, .md or .json here.",
         ),
     ] = None,
@@ -46,7 +48,7 @@ def report(
         typer.Option(help="A page with figures, text for an issue, or everything for a program."),
     ] = Format.HTML,
     store: StoreOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a study as one page: the answer, figures, every trial, and how to reproduce it.
 
     The page needs no network and can be mailed:

@@ -40,8 +40,7 @@ def simulate(
         typer.Option(metavar="RATE", help="What a host can send to others, e.g. 25gbit; likewise."),
     ] = None,
     latency: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Of a message between hosts (default: 50us)."),
+        str | None, typer.Option(metavar="TIME", help="Of a message between hosts (default: 50us).")
     ] = None,
     strategy: Annotated[
         str | None,

@@ -26,11 +26,14 @@ def up(
     slots: Annotated[int, typer.Option(min=1, help="Ranks on each host.")] = 1,
     rate: Annotated[
         str,
-        typer.Option(metavar="RATE[,...]", show_default=False,
-                     help="Rate of the links, such as 200mbit or 1gbit; one for all, or one for "
-                          "each host. Default: unlimited."),
+        typer.Option(
+            metavar="RATE[,...]",
+            show_default=False,
+            help="Rate of the links, such as 200mbit or 1gbit; one for all, or one for "
+            "each host. Default: unlimited.",
+        ),
     ] = "",
-) -> None:  # fmt: skip
+) -> None:
     """Make the hosts; they stay until `down`."""
     from hvd_autosync.testing import keeper
 

@@ -89,19 +89,19 @@ def export(
         bool, typer.Option("--overwrite", help="Replace the file if it exists.")
     ] = False,
     related: Annotated[
-        bool,
-        typer.Option("--related", help="With the studies that it learned from, for --verify."),
+        bool, typer.Option("--related", help="With the studies that it learned from, for --verify.")
     ] = False,
     to: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            "--to", metavar="optuna URL",
+            "--to",
+            metavar="optuna URL",
             help="Write it into a storage of Optuna instead, for optuna-dashboard: "
             "--to optuna sqlite:///optuna.db",
         ),
     ] = None,
     store: StoreOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a study to a file that can be mailed, compared, replayed and imported elsewhere."""
     from hvd_autosync.study.related_studies import named_sources
     from hvd_autosync.traces import export_study

@@ -103,10 +103,13 @@ class CostModel:
         nothing, once = np.zeros(count), np.ones(count)
         sent_s = PUSH_PASSES * float(self._gradients.size_bytes.sum()) * PASS_S_PER_BYTE
         return replace(
-            waiting, items=pushes(self._gradients, self._resources, count),
-            loop=Loop(nothing, nothing, self._latency_s * once), host_s=sent_s * once,
-            local=once, late=nothing,
-        )  # fmt: skip
+            waiting,
+            items=pushes(self._gradients, self._resources, count),
+            loop=Loop(nothing, nothing, self._latency_s * once),
+            host_s=sent_s * once,
+            local=once,
+            late=nothing,
+        )
 
     def prepare(self, columns: Columns) -> Prepared:
         """Steps in which ranks wait for each other, up to the coefficients."""
@@ -124,9 +127,17 @@ class CostModel:
         fused = np.minimum(loop.fusion_bytes / max(float(self._gradients.size_bytes.sum()), 1.0), 1)
         contention = CONTENTION["accelerator" if self._resources.has_gpu else "cpu"]
         return Prepared(
-            items, loop, host_s, local, np.where(waits, 1.0 - fused, 0.0), contention,
-            self._model.forward_s, self._model.backward_s, loop.cycle_s, self._latency_s,
-        )  # fmt: skip
+            items,
+            loop,
+            host_s,
+            local,
+            np.where(waits, 1.0 - fused, 0.0),
+            contention,
+            self._model.forward_s,
+            self._model.backward_s,
+            loop.cycle_s,
+            self._latency_s,
+        )
 
     @property
     def _latency_s(self) -> float:
@@ -136,9 +147,10 @@ class CostModel:
     def _loop(self, columns: Columns) -> Loop:
         uncached = columns.numbers("cache_capacity") == 0
         return Loop(
-            columns.numbers("cycle_time_ms") / 1e3, columns.numbers("fusion_threshold_bytes"),
+            columns.numbers("cycle_time_ms") / 1e3,
+            columns.numbers("fusion_threshold_bytes"),
             self._latency_s * np.where(uncached, UNCACHED, 1.0),
-        )  # fmt: skip
+        )
 
     def _items(self, columns: Columns) -> tuple[Items, FloatArray]:
         """What travels, and the bytes passed over in memory, shape ``(c,)``."""

@@ -63,9 +63,12 @@ class ExchangeCosts:
 
 
 def exchange_costs(
-    name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns,
+    name: str,
+    gradients: Gradients,
+    own: npt.NDArray[np.intp],
+    columns: Columns,
     resources: Resources,
-) -> ExchangeCosts:  # fmt: skip
+) -> ExchangeCosts:
     """The costs of one class's gradients under every strategy.
 
     Args:
@@ -163,9 +166,13 @@ def _parts_share_across(resources: Resources) -> float:
 
 
 def _wire_share(
-    name: str, gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns, ranks: int,
+    name: str,
+    gradients: Gradients,
+    own: npt.NDArray[np.intp],
+    columns: Columns,
+    ranks: int,
     parts: int = 1,
-) -> FloatArray:  # fmt: skip
+) -> FloatArray:
     """Bytes on the wire over those of an uncoded ring, shape ``(m, c)``.
 
     Args:

@@ -14,9 +14,12 @@ _LOCAL_HOP_S, _HOP_S = 1e-5, 5e-5
 
 
 def imagined_resources(
-    resources: Resources, hosts: int, slots: int,
-    rate_bytes_per_s: float | None = None, hop_s: float | None = None,
-) -> Resources:  # fmt: skip
+    resources: Resources,
+    hosts: int,
+    slots: int,
+    rate_bytes_per_s: float | None = None,
+    hop_s: float | None = None,
+) -> Resources:
     """``resources`` with another layout and network.
 
     A ring allreduce of n ranks makes 2 (n - 1) steps, each as slow as the slowest message between

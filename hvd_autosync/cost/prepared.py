@@ -49,11 +49,10 @@ class Prepared:
     def seconds(self, coefficients: Sequence[Coefficients]) -> FloatArray:
         """Seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients."""
         forward_s, backward_s, exposed_s = self._parts(coefficients)
-        host, rest = (np.exp([[getattr(each, name)] for each in coefficients])
-                      for name in ("host", "rest"))  # fmt: skip
-        total: FloatArray = (
-            forward_s + backward_s + exposed_s + REST_S * rest + self.host_s * host
+        host, rest = (
+            np.exp([[getattr(each, name)] for each in coefficients]) for name in ("host", "rest")
         )
+        total: FloatArray = forward_s + backward_s + exposed_s + REST_S * rest + self.host_s * host
         return total
 
     def _parts(
@@ -119,16 +118,20 @@ class Prepared:
         )
         for own, those in self._groups:
             loop = Loop(
-                np.tile(self.loop.cycle_s[own], times), np.tile(self.loop.fusion_bytes[own], times),
+                np.tile(self.loop.cycle_s[own], times),
+                np.tile(self.loop.fusion_bytes[own], times),
                 np.tile(self.loop.response_s[own], times) * each_latency[:, own].ravel(),
-            )  # fmt: skip
+            )
             arrival_s, size, wire_s, operations, alone = (
                 np.tile(getattr(those, field.name), (1, times)) for field in fields(Items)
             )
             items = Items(
-                arrival_s * each_compute[:, own].ravel(), size,
-                wire_s * each_byte[:, own].ravel(), operations, alone,
-            )  # fmt: skip
+                arrival_s * each_compute[:, own].ravel(),
+                size,
+                wire_s * each_byte[:, own].ravel(),
+                operations,
+                alone,
+            )
             found = communication(loop, items)
             end_s[:, own], busy_s[:, own] = (each.reshape(times, -1) for each in found)
         return end_s.ravel(), busy_s.ravel()

@@ -77,8 +77,11 @@ def anatomy(
         for index, item in enumerate(there):
             messages.append(
                 Message(
-                    model.names[item], float(prepared.items.size_bytes[item, 0]),
-                    float(ready[index]), float(begin[index]), float(start + ends[index]),
+                    model.names[item],
+                    float(prepared.items.size_bytes[item, 0]),
+                    float(ready[index]),
+                    float(begin[index]),
+                    float(start + ends[index]),
                 )
-            )  # fmt: skip
+            )
     return Anatomy(forward_s, forward_s + backward_s, tuple(messages), float(step_s), local)

@@ -54,8 +54,12 @@ def check_versions() -> Finding:
     text = ", ".join(f"{name} {number}" for name, number in found.items())
     missing = [name for name in _NEEDED if name not in found]
     if missing:
-        return Finding("versions", Severity.FAIL, f"{text}; without {', '.join(missing)}",
-                     f"Run pip install {' '.join(missing)}.")  # fmt: skip
+        return Finding(
+            "versions",
+            Severity.FAIL,
+            f"{text}; without {', '.join(missing)}",
+            f"Run pip install {' '.join(missing)}.",
+        )
     return Finding("versions", Severity.OK, text)
 
 
@@ -76,8 +80,12 @@ def check_horovod() -> Iterator[Finding]:
         remedy = "Knobs are those of Horovod 0.28: install it."
         yield Finding("Horovod", Severity.WARN, text, remedy)
     if not (build.gloo or build.mpi):
-        yield Finding("controller", Severity.FAIL, "Horovod has neither Gloo nor MPI",
-                    "Build it again with CMake installed, for Gloo.")  # fmt: skip
+        yield Finding(
+            "controller",
+            Severity.FAIL,
+            "Horovod has neither Gloo nor MPI",
+            "Build it again with CMake installed, for Gloo.",
+        )
     if build.gloo:
         yield Finding("controller", Severity.OK, "Gloo")
     if build.mpi:
@@ -90,41 +98,59 @@ def _check_mpi(build: HorovodBuild) -> Finding:
     program = shutil.which("mpirun", path=path)
     if program is None:
         return Finding(
-            "controller", Severity.WARN if build.gloo else Severity.FAIL,
+            "controller",
+            Severity.WARN if build.gloo else Severity.FAIL,
             "MPI is built in, but there is no mpirun on the PATH; horovodrun takes MPI by itself",
             "Put mpirun on the PATH, or pass --gloo to horovodrun.",
-        )  # fmt: skip
+        )
     shown = _output([program, "--version"]).partition("\n")[0]
     text = f"MPI: {shown or 'of unknown version'} ({program})"
     if find_spec("mpi4py") is None:
-        return Finding("controller", Severity.WARN, f"{text}, without mpi4py",
-                     "Run pip install 'hvd-autosync[mpi]'.")  # fmt: skip
+        return Finding(
+            "controller",
+            Severity.WARN,
+            f"{text}, without mpi4py",
+            "Run pip install 'hvd-autosync[mpi]'.",
+        )
     if (open_mpi_major() or 0) >= 5:
         return Finding(
-            "controller", Severity.OK,
+            "controller",
+            Severity.OK,
             f"{text}; it rejects Horovod's own -bind-to, so --autosync supplies a replacement",
             f"For jobs without --autosync pass '{OPEN_MPI_5_BINDING}' to horovodrun --mpi.",
-        )  # fmt: skip
+        )
     return Finding("controller", Severity.OK, text)
 
 
 def check_plugin() -> Finding:
     """Whether ``horovodrun`` knows ``--autosync``, found out by asking it."""
     if os.environ.get(DISABLE_VARIABLE, "") not in ("", "0"):
-        return Finding("plugin", Severity.FAIL, f"switched off by {DISABLE_VARIABLE}",
-                     f"Unset {DISABLE_VARIABLE}.")  # fmt: skip
+        return Finding(
+            "plugin",
+            Severity.FAIL,
+            f"switched off by {DISABLE_VARIABLE}",
+            f"Unset {DISABLE_VARIABLE}.",
+        )
     program = shutil.which("horovodrun")
     beside = Path(sys.executable).with_name("horovodrun")
     if program is None:
         if not _knows_autosync([sys.executable, "-m", "horovod.runner.launch"]):
             return _inactive(f"{sys.executable} -m horovod.runner.launch")
-        return Finding("plugin", Severity.WARN, "active, but there is no horovodrun on the PATH",
-                     f"Add {beside.parent} to the PATH.")  # fmt: skip
+        return Finding(
+            "plugin",
+            Severity.WARN,
+            "active, but there is no horovodrun on the PATH",
+            f"Add {beside.parent} to the PATH.",
+        )
     if _knows_autosync([program]):
         return Finding("plugin", Severity.OK, f"active: {program} knows --autosync")
     if beside.exists() and not beside.samefile(program) and _knows_autosync([str(beside)]):
-        return Finding("plugin", Severity.FAIL, f"{program} belongs to another Python",
-                     f"Put {beside.parent} first on the PATH.")  # fmt: skip
+        return Finding(
+            "plugin",
+            Severity.FAIL,
+            f"{program} belongs to another Python",
+            f"Put {beside.parent} first on the PATH.",
+        )
     return _inactive(program)
 
 
@@ -132,10 +158,18 @@ def _inactive(program: str) -> Finding:
     """Why the plugin is not active, as far as the installation shows."""
     file = "hvd_autosync.pth"
     if any(Path(folder, file).exists() for folder in sys.path if folder):
-        return Finding("plugin", Severity.FAIL, f"{program} does not know --autosync",
-                     f"Run {program} --help: what it prints first says why.")  # fmt: skip
-    return Finding("plugin", Severity.FAIL, f"{file} is not installed, so nothing adds --autosync",
-                 "Run pip install --force-reinstall --no-deps hvd-autosync.")  # fmt: skip
+        return Finding(
+            "plugin",
+            Severity.FAIL,
+            f"{program} does not know --autosync",
+            f"Run {program} --help: what it prints first says why.",
+        )
+    return Finding(
+        "plugin",
+        Severity.FAIL,
+        f"{file} is not installed, so nothing adds --autosync",
+        "Run pip install --force-reinstall --no-deps hvd-autosync.",
+    )
 
 
 def _knows_autosync(launcher: list[str]) -> bool:
@@ -146,9 +180,7 @@ def _output(command: list[str]) -> str:
     """What ``command`` writes; empty when it cannot be run."""
     try:
         # `python -m` imports from the folder that it is started in.
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/"
-        )  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/")
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
@@ -175,11 +207,19 @@ def check_threads() -> Finding:
     if cores == 1:
         return Finding("threads", Severity.OK, "one core")
     if not given:
-        return Finding("threads", Severity.WARN,
-                     f"OMP_NUM_THREADS is not set: each rank computes on all {cores} cores, and "
-                     "ranks of one host hinder each other", advice)  # fmt: skip
+        return Finding(
+            "threads",
+            Severity.WARN,
+            f"OMP_NUM_THREADS is not set: each rank computes on all {cores} cores, and "
+            "ranks of one host hinder each other",
+            advice,
+        )
     threads = given.partition(",")[0]
     if threads.isdigit() and int(threads) > cores:
-        return Finding("threads", Severity.WARN,
-                     f"OMP_NUM_THREADS={given} is more than the {cores} cores", advice)  # fmt: skip
+        return Finding(
+            "threads",
+            Severity.WARN,
+            f"OMP_NUM_THREADS={given} is more than the {cores} cores",
+            advice,
+        )
     return Finding("threads", Severity.OK, f"OMP_NUM_THREADS={given} on {cores} cores")

@@ -54,13 +54,18 @@ def check_hosts(
         own_addresses = dict(zip(reachable, answers, strict=True))
     for name in remote:
         if name in unreachable:
-            yield Finding(f"ssh {name}", Severity.FAIL, unreachable[name],
-                        ssh_remedy(name, unreachable[name]))  # fmt: skip
+            yield Finding(
+                f"ssh {name}", Severity.FAIL, unreachable[name], ssh_remedy(name, unreachable[name])
+            )
         else:
             yield Finding(f"ssh {name}", Severity.OK, "answers")
             if name in lacking:
-                yield Finding(f"package on {name}", Severity.FAIL, lacking[name],
-                            f"Install hvd_autosync there too, for {sys.executable}.")  # fmt: skip
+                yield Finding(
+                    f"package on {name}",
+                    Severity.FAIL,
+                    lacking[name],
+                    f"Install hvd_autosync there too, for {sys.executable}.",
+                )
             yield _check_name(name, own_addresses[name], name, needed=several)
 
 
@@ -80,8 +85,9 @@ def _check_name(name: str, addresses: list[str], where: str, *, needed: bool) ->
         return Finding(subject, bad, "does not resolve to an address", remedy)
     if any(ipaddress.ip_address(address).is_loopback for address in addresses):
         reached = ", ".join(addresses)
-        return Finding(subject, bad, f"resolves to {reached}: other hosts cannot connect to that",
-                     remedy)  # fmt: skip
+        return Finding(
+            subject, bad, f"resolves to {reached}: other hosts cannot connect to that", remedy
+        )
     return Finding(subject, Severity.OK, f"resolves to {', '.join(addresses)}")
 
 

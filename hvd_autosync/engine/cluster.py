@@ -26,9 +26,13 @@ def cluster_key(job: Job) -> str:
     ``localhost`` is another host on every machine.
     """
     identity = [
-        [(host.name, host.slots) for host in job.hosts], sorted(job.options), job.controller,
-        dict(job.held), asdict(horovod_build()), job.machine,
-    ]  # fmt: skip
+        [(host.name, host.slots) for host in job.hosts],
+        sorted(job.options),
+        job.controller,
+        dict(job.held),
+        asdict(horovod_build()),
+        job.machine,
+    ]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -95,49 +95,64 @@ class Options:
     """The options of one tuning, parsed. The fields are the table."""
 
     trials: int = _option(
-        20, _at_least(1), "N",
-        "Most trials before the winner is confirmed, the default's included.",
+        20, _at_least(1), "N", "Most trials before the winner is confirmed, the default's included."
     )
     minutes: float | None = _option(
         None, _positive, "M", "Most minutes to spend on tuning, confirming what was found included."
     )
     expected_hours: float | None = _option(
-        None, _positive, "H",
+        None,
+        _positive,
+        "H",
         "Hours that the training is expected to run: exploring stops when another trial would take "
         f"longer than it is expected to save. Default: {DEFAULT_EXPECTED_HOURS:g}; a script that "
         "ends within its first trial is not tuned unless this is given.",
     )
     steps: int | None = _option(
-        None, _at_least(5), "N",
+        None,
+        _at_least(5),
+        "N",
         f"Steps measured in each trial. Default: {DEFAULT_STEPS}, or fewer where steps are long.",
     )
     warmup: int | None = _option(
-        None, _at_least(1), "N",
+        None,
+        _at_least(1),
+        "N",
         f"Steps run before those, not measured. Default: {DEFAULT_WARMUP}, and after the default's "
         "trial fewer likewise.",
     )
     quality_steps: int = _option(
-        200, _at_least(40), "N",
+        200,
+        _at_least(40),
+        "N",
         "Steps of each trial that judges by its losses whether a lossy strategy is as good for the "
         "model; of no account where only exact knobs are tuned.",
     )
     quality_minutes: float = _option(
-        30.0, _positive, "M",
+        30.0,
+        _positive,
+        "M",
         "Most minutes of all trials that judge losses; who was not judged by then may not be used.",
     )
     loss_tolerance: float = _option(
-        0.01, _positive, "SHARE",
+        0.01,
+        _positive,
+        "SHARE",
         "How much the loss of a lossy strategy may be above the default's, as a share of what the "
         "default's has fallen since the beginning; what cannot be shown to be below may not be "
         "used.",
     )
     goal: str = _option(
-        "steps", _one_of(GOALS), "{steps,time-to-loss}",
+        "steps",
+        _one_of(GOALS),
+        "{steps,time-to-loss}",
         "Whether a lossy strategy must be as good as the default after as many steps, or after as "
         "much time, for trainings that end by the clock.",
     )
     allow: tuple[str, ...] = _option(
-        (), _groups, "GROUP,...",
+        (),
+        _groups,
+        "GROUP,...",
         f"Also tune knobs that can change the trained model, of these groups: "
         f"{', '.join(LOSSY_GROUPS)}. Without this, tuning never changes what is trained.",
     )
@@ -145,62 +160,86 @@ class Options:
         None, str, "FILE", "TOML file that restricts or fixes knobs; see hvd-autosync space."
     )
     strategy: str | None = _option(
-        None, str, "FILE",
+        None,
+        str,
+        "FILE",
         "Run the job under the strategy of a TOML file, without tuning; hvd-autosync show writes "
         "one. Implies --autosync.",
     )
     replay: str | None = _option(
-        None, str, "TRACE",
+        None,
+        str,
+        "TRACE",
         "Run the job under the winner of a trace file, or of a study of the store (its id, or "
         "last), without tuning; in what the job differs from that study is said. Implies "
         "--autosync.",
     )
     store: str | None = _option(
-        None, str, "URL-or-PATH",
+        None,
+        str,
+        "URL-or-PATH",
         "Where traces are kept: an SQLite file or an SQLAlchemy URL. "
         "Default: hvd-autosync/traces.db in the user's data folder.",
     )
     reuse: str = _option(
-        "auto", _one_of(REUSE_CHOICES), "{auto,never,only}",
+        "auto",
+        _one_of(REUSE_CHOICES),
+        "{auto,never,only}",
         "What to do when this task was tuned before: take that winner (auto), tune again (never), "
         "or refuse to tune (only).",
     )
     transfer: str = _option(
-        "auto", _one_of(TRANSFER_CHOICES), "{auto,never}",
+        "auto",
+        _one_of(TRANSFER_CHOICES),
+        "{auto,never}",
         "Whether finished studies of similar jobs and clusters in the store tell where to begin "
         "(auto); they are believed as long as the trials do not contradict them.",
     )
     recurring: bool = _option(
-        False, _switch, "",
+        False,
+        _switch,
+        "",
         "Each run of this job tries another share f of its work under BSP, the rest without a "
         "barrier (asp), and is compared with earlier ones by what the script gives to "
         "hvd_autosync.outcome(), until the fastest f that is as good is found. Nothing is tuned.",
     )
     search: str = _option(
-        "bayesian", _one_of(SEARCH_CHOICES), "{bayesian,binary}",
+        "bayesian",
+        _one_of(SEARCH_CHOICES),
+        "{bayesian,binary}",
         "How recurring runs look for f: by a model of its effect, or by halving as in Sync-Switch.",
     )
     target: float | None = _option(
-        None, _number, "METRIC",
+        None,
+        _number,
+        "METRIC",
         "What recurring runs must come to, larger is better; what the first runs, under BSP "
         "alone, come to if not given.",
     )
     tolerance: float | None = _option(
-        None, _positive, "METRIC",
+        None,
+        _positive,
+        "METRIC",
         "By how much a recurring run may be below that; 1 % of it if not given, and at least two "
         "standard deviations of the first runs where there are several.",
     )
     repeats: int = _option(
-        1, _at_least(1), "N",
+        1,
+        _at_least(1),
+        "N",
         "First recurring runs under BSP alone; in the binary search runs of every f.",
     )
     runner: str = _option(
-        "auto", _one_of(RUNNER_CHOICES), "{auto,cold}",
+        "auto",
+        _one_of(RUNNER_CHOICES),
+        "{auto,cold}",
         "How trials are run: forked from processes that have imported everything, where that is "
         "possible (auto), or each as a fresh launch (cold), for scripts that must not be forked.",
     )
     keep_trial_files: str | None = _option(
-        None, str, "DIR",
+        None,
+        str,
+        "DIR",
         "Keep what trials write, in DIR/TRIAL/HOST/PATH. Without this it is thrown away: no trial "
         "changes a file that later ones or the training see.",
     )
@@ -240,13 +279,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for each in fields(Options):
         flag = each.metadata["metavar"] == ""
         default = "" if flag or each.default in (None, ()) else f" Default: {each.default}."
-        keywords: dict[str, Any] = {"action": "store_true"} if flag else {
-            "metavar": each.metadata["metavar"]
-        }
+        keywords: dict[str, Any] = (
+            {"action": "store_true"} if flag else {"metavar": each.metadata["metavar"]}
+        )
         # argparse would take a per cent sign for a place to fill in.
         text = f"{each.metadata['help']}{default}".replace("%", "%%")
         group.add_argument(
-            option_name(each.name), default=None, dest=f"autosync_{each.name}", help=text,
+            option_name(each.name),
+            default=None,
+            dest=f"autosync_{each.name}",
+            help=text,
             **keywords,
         )
 

@@ -16,12 +16,7 @@ from hvd_autosync.launch.replay import ReplayRunner, distances
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.learner import BayesianLearner, Observation
 from hvd_autosync.learner.registry import named
-from hvd_autosync.search_space import (
-    SearchSpace,
-    Strategy,
-    TrialResult,
-    TrialSpec,
-)
+from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
 from hvd_autosync.study.decision import Decision, Question
 from hvd_autosync.study.study import Study, problem_of
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
@@ -34,9 +29,12 @@ _ASKED_BY_US = ("default", "sobol", "model", "quality", "confirm")
 
 
 def play(
-    study: StudyRecord, trials: Sequence[TrialRecord], listener: Listener, speed: float,
+    study: StudyRecord,
+    trials: Sequence[TrialRecord],
+    listener: Listener,
+    speed: float,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:  # fmt: skip
+) -> None:
     """Let ``listener`` watch a study as if it ran now.
 
     Args:
@@ -77,9 +75,13 @@ def play(
 
 
 def _play_trial(
-    study: Study, trial: Trial, result: TrialResult, listener: Listener, speed: float,
+    study: Study,
+    trial: Trial,
+    result: TrialResult,
+    listener: Listener,
+    speed: float,
     sleep: Callable[[float], None],
-) -> None:  # fmt: skip
+) -> None:
     """The progress of a trial whose steps came when they came."""
     steps = [sum(row) / len(row) for row in zip(*(r.step_s for r in result.ranks), strict=False)]
     ends = _finite(result.setup_s) + np.cumsum(steps)
@@ -87,9 +89,14 @@ def _play_trial(
     for at in np.arange(0.0, total_s, _TICK_S * speed) if math.isfinite(speed) else ():
         done = int(np.searchsorted(ends, at, side="right"))
         phase = (
-            "starting" if done == 0 else "warming up" if done <= result.warmup_steps
-            else "measuring" if done < len(ends) else "ending"
-        )  # fmt: skip
+            "starting"
+            if done == 0
+            else "warming up"
+            if done <= result.warmup_steps
+            else "measuring"
+            if done < len(ends)
+            else "ending"
+        )
         progress = TrialProgress(phase, done, len(ends), float(at))
         listener.on_trial_progress(study, trial, progress)
         sleep(min(_TICK_S, (total_s - float(at)) / speed))
@@ -123,9 +130,7 @@ class Check:
     note: str = ""
 
 
-def verify(
-    store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]
-) -> Iterator[Check]:
+def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator[Check]:
     """Ask what a recorded study asked, trial by trial, each time knowing what it knew then.
 
     Args:
@@ -218,9 +223,14 @@ class Rerun:
 
 
 def rerun(
-    store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord], learner: str, count: int,
-    seed: int, progress: Callable[[int], None] = lambda number: None,
-) -> Rerun:  # fmt: skip
+    store: TraceStore,
+    study: StudyRecord,
+    trials: Sequence[TrialRecord],
+    learner: str,
+    count: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda number: None,
+) -> Rerun:
     """Let a learner ask for ``count`` trials, each answered by the nearest recorded one.
 
     Args:

@@ -70,9 +70,12 @@ class Simulation:
 
 
 def simulate(
-    study: StudyRecord, trials: Sequence[TrialRecord], resources: Resources, seed: int = 0,
+    study: StudyRecord,
+    trials: Sequence[TrialRecord],
+    resources: Resources,
+    seed: int = 0,
     asked: Mapping[str, Value] | None = None,
-) -> Simulation:  # fmt: skip
+) -> Simulation:
     """Predict the default's step time and the winner of a study's job on another cluster.
 
     Args:
@@ -115,9 +118,17 @@ def simulate(
     times = [_range(likely[i], drawn[:, i]) for i in range(len(some))]
     gains = [_range(likely[0] / likely[i], drawn[:, 0] / drawn[:, i]) for i in range(len(some))]
     return Simulation(
-        resources, float(alone[0]), times[0], best, times[1], gains[1], space, len(seen),
-        calibration.misfit, *((times[2], gains[2]) if asked is not None else ()),
-    )  # fmt: skip
+        resources,
+        float(alone[0]),
+        times[0],
+        best,
+        times[1],
+        gains[1],
+        space,
+        len(seen),
+        calibration.misfit,
+        *((times[2], gains[2]) if asked is not None else ()),
+    )
 
 
 def _space(
@@ -134,9 +145,7 @@ def _space(
     return SearchSpace(knobs, space.fixed)
 
 
-def _search(
-    model: CostModel, space: SearchSpace, calibration: Calibration, seed: int
-) -> Strategy:
+def _search(model: CostModel, space: SearchSpace, calibration: Calibration, seed: int) -> Strategy:
     """The strategy that is fastest by the model: of many, then of its neighbours, and so on."""
 
     def seconds(points: FloatArray) -> FloatArray:

@@ -98,9 +98,13 @@ OnFallback = Callable[[int, str], None]
 
 
 def run_training(
-    job: Job, strategy: Strategy, known: Known | None = None, *, tallied: bool = False,
+    job: Job,
+    strategy: Strategy,
+    known: Known | None = None,
+    *,
+    tallied: bool = False,
     on_fallback: OnFallback | None = None,
-) -> Ended:  # fmt: skip
+) -> Ended:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     SIGINT, SIGTERM and SIGHUP are passed on. Whatever ends this process ends the job.
@@ -194,13 +198,17 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
     return status if status >= 0 else 128 - status, bool(signals)
 
 
-def _worker_spec(
-    strategy: Strategy, known: Known, folder: str, tallied: bool
-) -> TrialSpec | None:
+def _worker_spec(strategy: Strategy, known: Known, folder: str, tallied: bool) -> TrialSpec | None:
     """Workers know of us only when they have something to do or to watch."""
     spec = TrialSpec(
-        "training", strategy, warmup_steps=0, measured_steps=0, classes=known.classes,
-        loss_prediction=known.loss_prediction, expected_step_s=known.expected_step_s,
-        drift_folder=folder, tallied=tallied,
-    )  # fmt: skip
+        "training",
+        strategy,
+        warmup_steps=0,
+        measured_steps=0,
+        classes=known.classes,
+        loss_prediction=known.loss_prediction,
+        expected_step_s=known.expected_step_s,
+        drift_folder=folder,
+        tallied=tallied,
+    )
     return spec if beyond_horovod(strategy) or spec.watched or tallied else None

@@ -103,9 +103,7 @@ def _may_be_used(study: StudyRecord, strategy: Strategy) -> bool:
     return any(v.admissible and _same(study, v.strategy, strategy) for v in verdicts)
 
 
-def _losses(
-    store: TraceStore, study: StudyRecord, strategy: Strategy
-) -> list[tuple[float, ...]]:
+def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[tuple[float, ...]]:
     """Losses of each trial under ``strategy`` that judged."""
     return [
         losses

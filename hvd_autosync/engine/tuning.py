@@ -124,15 +124,20 @@ def load_restrictions(path: str | None) -> dict[str, Any]:
 def settings_of(options: Options) -> StudySettings:
     """The part of the options that a study is made of."""
     return StudySettings(
-        trials=options.trials, minutes=options.minutes, steps=options.steps or DEFAULT_STEPS,
+        trials=options.trials,
+        minutes=options.minutes,
+        steps=options.steps or DEFAULT_STEPS,
         warmup=options.warmup or DEFAULT_WARMUP,
         fewer=options.steps is None and options.warmup is None,
-        quality_steps=options.quality_steps, quality_minutes=options.quality_minutes,
-        loss_tolerance=options.loss_tolerance, goal=options.goal,
-        allow=options.allow, seed=options.seed,
+        quality_steps=options.quality_steps,
+        quality_minutes=options.quality_minutes,
+        loss_tolerance=options.loss_tolerance,
+        goal=options.goal,
+        allow=options.allow,
+        seed=options.seed,
         transfer=options.transfer == "auto",
         expected_hours=options.expected_hours or DEFAULT_EXPECTED_HOURS,
-    )  # fmt: skip
+    )
 
 
 def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
@@ -215,9 +220,12 @@ def tune(
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
         runner = AutoRunner(
-            job, listener.on_notice, cold=options.runner == "cold",
-            keep_files=options.keep_trial_files or "", own_files=store.files,
-        )  # fmt: skip
+            job,
+            listener.on_notice,
+            cold=options.runner == "cold",
+            keep_files=options.keep_trial_files or "",
+            own_files=store.files,
+        )
     try:
         with closing(runner):
             tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)
@@ -247,9 +255,13 @@ def _why_again(known: StudyRecord, usable: StudyRecord) -> str:
 
 
 def _open_study(
-    store: TraceStore, key: str, job: Job, settings: StudySettings, learner: Learner | None,
+    store: TraceStore,
+    key: str,
+    job: Job,
+    settings: StudySettings,
+    learner: Learner | None,
     listener: Listener,
-) -> tuple[Study, bool]:  # fmt: skip
+) -> tuple[Study, bool]:
     record = store.claim_resumable(key)
     if record is not None and record.settings == settings.to_json():
         return Study(store, record, learner), True
@@ -309,9 +321,13 @@ class _Tuning:
                 self._listener.on_links_progress(study, progress)
 
             self._links = links_of(
-                self._job, self._store, self._runner, self._listener.on_notice, report,
+                self._job,
+                self._store,
+                self._runner,
+                self._listener.on_notice,
+                report,
                 anew=self._options.reuse == "never" or study.settings.anew,
-            )  # fmt: skip
+            )
         if default is not None:
             self._after_default(study, default, new=self._describe(study, default))
         while study.conclusion is None:
@@ -398,10 +414,13 @@ class _Tuning:
         resources = Resources(self._job.hosts, device, horovod_build(), self._links)
         model = result.profile or ModelProfile(wrapped=False)
         space = build_space(
-            model, resources, held=self._job.chosen,
-            owned=result.owned, allow=self._options.allow,
+            model,
+            resources,
+            held=self._job.chosen,
+            owned=result.owned,
+            allow=self._options.allow,
             default_controller=default_controller(resources.build),
-        )  # fmt: skip
+        )
         return Task(model, resources), restrict_space(space, self._restrictions)
 
     def _reuse(self, study: Study, default_s: float) -> None:
@@ -423,9 +442,11 @@ class _Tuning:
             Conclusion(
                 earlier.winner,
                 f"study {known.study_id} found it for the same model and cluster",
-                "this task was tuned before", default_s, earlier.comparisons,
+                "this task was tuned before",
+                default_s,
+                earlier.comparisons,
                 source=earlier.source or known.study_id,
-            )  # fmt: skip
+            )
         )
 
 

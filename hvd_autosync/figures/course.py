@@ -51,28 +51,38 @@ def convergence(evidence: Evidence) -> go.Figure:
     if failed:
         figure.add_trace(
             go.Scatter(
-                x=[t.number for t in failed], y=[highest] * len(failed), mode="markers",
-                marker={"symbol": "x", "color": RED, "size": 9}, name="failed",
+                x=[t.number for t in failed],
+                y=[highest] * len(failed),
+                mode="markers",
+                marker={"symbol": "x", "color": RED, "size": 9},
+                name="failed",
                 text=[wrapped(t.result.reason) for t in failed if t.result],
                 hovertemplate="trial %{x} failed: %{text}<extra></extra>",
             )
-        )  # fmt: skip
+        )
     exploring = [t for t in explored(told) if math.isfinite(step_ms(t))]
     fastest = np.minimum.accumulate([step_ms(trial) for trial in exploring])
     figure.add_trace(
         go.Scatter(
-            x=[t.number for t in exploring], y=fastest, mode="lines", name="fastest so far",
-            line={"color": BLUE, "shape": "hv", "width": 2}, hoverinfo="skip",
+            x=[t.number for t in exploring],
+            y=fastest,
+            mode="lines",
+            name="fastest so far",
+            line={"color": BLUE, "shape": "hv", "width": 2},
+            hoverinfo="skip",
         )
-    )  # fmt: skip
+    )
     if math.isfinite(evidence.default_s):  # a line across would lie elsewhere on a log axis
         figure.add_trace(
             go.Scatter(
-                x=[told[0].number, told[-1].number], y=[1e3 * evidence.default_s] * 2,
-                mode="lines", name="the default's first trial", hoverinfo="skip",
+                x=[told[0].number, told[-1].number],
+                y=[1e3 * evidence.default_s] * 2,
+                mode="lines",
+                name="the default's first trial",
+                hoverinfo="skip",
                 line={"color": BLACK, "dash": "dot", "width": 1},
             )
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="trial", rangemode="tozero")
     figure.update_yaxes(title="step time, ms", **log_axis(step_ms(trial) for trial in told))
     return dressed(figure, title, caption)
@@ -81,14 +91,19 @@ def convergence(evidence: Evidence) -> go.Figure:
 def _points(evidence: Evidence, trials: list[TrialRecord], kind: str) -> go.Scatter:
     times = [t.result.step_time for t in trials if t.result is not None]
     return go.Scatter(
-        x=[t.number for t in trials], y=[step_ms(t) for t in trials], mode="markers",
+        x=[t.number for t in trials],
+        y=[step_ms(t) for t in trials],
+        mode="markers",
         name=MEANINGS.get(kind, kind),
         marker={"color": KINDS.get(kind, SKY), "size": 8},
-        error_y={"array": [1e3 * t.standard_error_s for t in times if t is not None],
-                 "thickness": 1, "width": 0},
+        error_y={
+            "array": [1e3 * t.standard_error_s for t in times if t is not None],
+            "thickness": 1,
+            "width": 0,
+        },
         text=[wrapped(_name(evidence, trial)) for trial in trials],
         hovertemplate="trial %{x}: %{y:.4g} ms<br>%{text}<extra></extra>",
-    )  # fmt: skip
+    )
 
 
 def _name(evidence: Evidence, trial: TrialRecord) -> str:
@@ -106,9 +121,10 @@ def step_times(evidence: Evidence) -> go.Figure:
     )
     confirmed = [trial for trial in evidence.trials if trial.kind == "confirm"]
     shown = [
-        trial for trial in confirmed or evidence.trials
+        trial
+        for trial in confirmed or evidence.trials
         if trial.result is not None and math.isfinite(step_ms(trial))
-    ]  # fmt: skip
+    ]
     if not confirmed and shown:
         others = sorted(shown[1:], key=step_ms)[:5]
         shown = [shown[0], *others]
@@ -129,10 +145,14 @@ def step_times(evidence: Evidence) -> go.Figure:
         figure.add_trace(
             go.Box(
                 x=[f"trial {trial.number}"] * len(trial.result.measured_durations()),
-                y=1e3 * trial.result.measured_durations(), name=name, legendgroup=name,
-                showlegend=new, boxpoints="outliers", marker={"color": colours[name], "size": 4},
+                y=1e3 * trial.result.measured_durations(),
+                name=name,
+                legendgroup=name,
+                showlegend=new,
+                boxpoints="outliers",
+                marker={"color": colours[name], "size": 4},
             )
-        )  # fmt: skip
+        )
     figure.update_yaxes(title="step time, ms")
     return dressed(figure, title, caption)
 
@@ -152,15 +172,19 @@ def transfer(evidence: Evidence) -> go.Figure:
     for expert in heard:
         figure.add_trace(
             go.Scatter(
-                x=asked, y=[expert.label] * len(asked), mode="markers", showlegend=False,
+                x=asked,
+                y=[expert.label] * len(asked),
+                mode="markers",
+                showlegend=False,
                 marker={
-                    "symbol": "square", "size": 12,
+                    "symbol": "square",
+                    "size": 12,
                     "color": [BLUE if number in expert.heard else "#dddddd" for number in asked],
                 },
                 text=["heard" if number in expert.heard else "not heard" for number in asked],
                 hovertemplate="%{y}, trial %{x}: %{text}<extra></extra>",
             )
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="trial")
     figure.update_yaxes(autorange="reversed")
     return dressed(figure, title, caption, height=160 + 30 * len(heard))

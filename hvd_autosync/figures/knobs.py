@@ -11,16 +11,7 @@ import plotly.graph_objects as go
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.figures.evidence import Evidence
-from hvd_autosync.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    RED,
-    SCALE,
-    dressed,
-    log_axis,
-    nothing,
-)
+from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SCALE, dressed, log_axis, nothing
 from hvd_autosync.learner.points import can_vary, encode_all
 from hvd_autosync.search_space import CategoricalKnob, Knob, Value
 
@@ -46,18 +37,23 @@ def importance(evidence: Evidence) -> go.Figure:
     shares = knob_importance(evidence.problem, evidence.observations)
     tried = [o.strategy for o in evidence.observations if o.measured]
     names = [
-        name for name in shares
+        name
+        for name in shares
         if can_vary(evidence.space[name]) and len({each.get(name) for each in tried}) > 1
-    ]  # fmt: skip
+    ]
     figure = go.Figure(
         go.Bar(
-            x=[shares[name] for name in names], y=names, orientation="h",
+            x=[shares[name] for name in names],
+            y=names,
+            orientation="h",
             marker={"color": BLUE},
-            text=[f"{shares[name]:.0%}" for name in names], textposition="outside",
-            cliponaxis=False, customdata=[evidence.space[name].help for name in names],
+            text=[f"{shares[name]:.0%}" for name in names],
+            textposition="outside",
+            cliponaxis=False,
+            customdata=[evidence.space[name].help for name in names],
             hovertemplate="%{y}: %{x:.1%}<br>%{customdata}<extra></extra>",
         )
-    )  # fmt: skip
+    )
     figure.update_xaxes(title="share of the spread", tickformat=".0%", range=[0, 1.1])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return dressed(figure, title, caption, height=130 + 26 * len(names))
@@ -78,15 +74,20 @@ def parallel(evidence: Evidence) -> go.Figure:
     knobs = [knob for knob in knobs if len({seen.strategy.get(knob.name) for seen in measured}) > 1]
     figure = go.Figure(
         go.Parcoords(
-            line={"color": log_ms, "colorscale": SCALE, "showscale": True,
-                  "colorbar": _bar(min(log_ms), max(log_ms))},
+            line={
+                "color": log_ms,
+                "colorscale": SCALE,
+                "showscale": True,
+                "colorbar": _bar(min(log_ms), max(log_ms)),
+            },
             dimensions=[
                 _axis(knob, [seen.strategy.get(knob.name, knob.default) for seen in measured])
                 for knob in knobs
             ],
-            labelangle=-20, labelside="top",
+            labelangle=-20,
+            labelside="top",
         )
-    )  # fmt: skip
+    )
     figure = dressed(figure, title, caption, height=460)
     return figure.update_layout(margin={"l": 70, "r": 60, "t": 190, "b": 40})
 
@@ -101,12 +102,21 @@ def _axis(knob: Knob, values: list[Value]) -> dict[str, Any]:
     if isinstance(knob, CategoricalKnob):
         places = [knob.choices.index(value) for value in values]
         names = [str(choice) for choice in knob.choices]
-        return {"label": knob.name, "values": places, "range": [-0.3, len(names) - 0.7],
-                "tickvals": list(range(len(names))), "ticktext": names}  # fmt: skip
+        return {
+            "label": knob.name,
+            "values": places,
+            "range": [-0.3, len(names) - 0.7],
+            "tickvals": list(range(len(names))),
+            "ticktext": names,
+        }
     at = np.linspace(0, 1, 5)
-    return {"label": knob.name, "values": [knob.to_unit(value) for value in values],
-            "range": [0, 1], "tickvals": at,
-            "ticktext": [knob.format(knob.from_unit(position)) for position in at]}  # fmt: skip
+    return {
+        "label": knob.name,
+        "values": [knob.to_unit(value) for value in values],
+        "range": [0, 1],
+        "tickvals": at,
+        "ticktext": [knob.format(knob.from_unit(position)) for position in at],
+    }
 
 
 def slice(evidence: Evidence, knob: str) -> go.Figure:
@@ -133,36 +143,48 @@ def slice(evidence: Evidence, knob: str) -> go.Figure:
     if isinstance(moved, CategoricalKnob):
         figure.add_trace(
             go.Scatter(
-                x=x, y=center, mode="markers", name="expected",
+                x=x,
+                y=center,
+                mode="markers",
+                name="expected",
                 marker={"color": BLUE, "symbol": "line-ew-open", "size": 28},
                 error_y={"array": high - center, "arrayminus": center - low, "color": BLUE},
             )
-        )  # fmt: skip
+        )
     else:
         figure.add_trace(
             go.Scatter(
-                x=[*x, *reversed(x)], y=[*high, *reversed(low)], fill="toself",
-                fillcolor="rgba(0, 114, 178, 0.15)", line={"width": 0}, hoverinfo="skip",
+                x=[*x, *reversed(x)],
+                y=[*high, *reversed(low)],
+                fill="toself",
+                fillcolor="rgba(0, 114, 178, 0.15)",
+                line={"width": 0},
+                hoverinfo="skip",
                 name="90 % of what is left open",
             )
-        )  # fmt: skip
+        )
         figure.add_trace(go.Scatter(x=x, y=center, line={"color": BLUE}, name="expected"))
     seen = [o for o in evidence.observations if o.measured and knob in o.strategy]
     seen_ms = [1e3 * math.exp(o.log_step) for o in seen]
     figure.add_trace(
         go.Scatter(
             x=_shown(moved, [o.strategy[knob] for o in seen]),
-            y=seen_ms, mode="markers", name="trials",
+            y=seen_ms,
+            mode="markers",
+            name="trials",
             marker={"color": BLACK, "size": 5, "opacity": 0.5},
         )
-    )  # fmt: skip
+    )
     chosen = _shown(moved, [best.get(knob, moved.default)])
     figure.add_trace(
         go.Scatter(
-            x=chosen, y=[min(low)], mode="markers", name="the best strategy's value",
+            x=chosen,
+            y=[min(low)],
+            mode="markers",
+            name="the best strategy's value",
             marker={"color": GREEN, "symbol": "star", "size": 12},
         )
-    )  # fmt: skip
+    )
     figure.update_xaxes(**_scale(moved))
     figure.update_yaxes(title="step time, ms", **log_axis([*low, *high, *seen_ms]))
     return dressed(figure, title, caption)
@@ -182,31 +204,39 @@ def contour(evidence: Evidence, a: str, b: str) -> go.Figure:
         return nothing(title, caption, reason)
     best = evidence.best
     xs, ys = _values(across, _CONTOUR), _values(up, _CONTOUR)
-    grid = [
-        evidence.space.complete(best.replacing(**{a: x, b: y})) for y in ys for x in xs
-    ]  # fmt: skip
+    grid = [evidence.space.complete(best.replacing(**{a: x, b: y})) for y in ys for x in xs]
     mean = _model(evidence).mean_at(encode_all(evidence.space, grid)).reshape(len(ys), len(xs))
     log_ms = (mean + math.log(1e3)) / math.log(10)
     figure = go.Figure(
         go.Heatmap(
-            x=_shown(across, xs), y=_shown(up, ys), z=log_ms, customdata=10**log_ms,
-            colorscale=SCALE, colorbar=_bar(log_ms.min(), log_ms.max()),
+            x=_shown(across, xs),
+            y=_shown(up, ys),
+            z=log_ms,
+            customdata=10**log_ms,
+            colorscale=SCALE,
+            colorbar=_bar(log_ms.min(), log_ms.max()),
             hovertemplate=f"{a} %{{x}}<br>{b} %{{y}}<br>%{{customdata:.4g}} ms<extra></extra>",
         )
-    )  # fmt: skip
+    )
     seen = [o.strategy for o in evidence.observations if o.measured]
     for strategies, symbol, color, size, name in (
-        (seen, "circle", "white", 6, "trials"), ([best], "star", RED, 14, "the best strategy"),
-    ):  # fmt: skip
+        (seen, "circle", "white", 6, "trials"),
+        ([best], "star", RED, 14, "the best strategy"),
+    ):
         figure.add_trace(
             go.Scatter(
                 x=_shown(across, [s.get(a, across.default) for s in strategies]),
                 y=_shown(up, [s.get(b, up.default) for s in strategies]),
-                mode="markers", name=name,
-                marker={"symbol": symbol, "color": color, "size": size,
-                        "line": {"color": BLACK, "width": 1}},
+                mode="markers",
+                name=name,
+                marker={
+                    "symbol": symbol,
+                    "color": color,
+                    "size": size,
+                    "line": {"color": BLACK, "width": 1},
+                },
             )
-        )  # fmt: skip
+        )
     for update, knob in ((figure.update_xaxes, across), (figure.update_yaxes, up)):
         update(**_scale(knob))
     return dressed(figure, title, caption, height=480)
@@ -262,4 +292,3 @@ def _scale(knob: Knob) -> dict[str, Any]:
     if knob.scale == "log" and knob.low > 0:
         return {"title": title, **log_axis([float(p) for p in _shown(knob, [knob.low, knob.high])])}
     return {"title": title}
-

@@ -23,36 +23,47 @@ def pareto(evidence: Evidence) -> go.Figure:
     conclusion = evidence.conclusion
     if conclusion is None or not conclusion.verdicts:
         return nothing(
-            title, caption,
+            title,
+            caption,
             "No lossy strategy was judged: exact strategies train the same model. "
             "Lossy ones are tried with --autosync-allow codec,schedule."
             if evidence.study.space is None or not evidence.space.has_lossy
             else "No lossy strategy has been judged yet.",
-        )  # fmt: skip
+        )
     offers = [
-        each for each in trade_offs(evidence.space, evidence.trials, conclusion)
+        each
+        for each in trade_offs(evidence.space, evidence.trials, conclusion)
         if math.isfinite(each.speedup) and math.isfinite(each.verdict.loss)
-    ]  # fmt: skip
+    ]
     figure = go.Figure()
     allowed = max((each.verdict.allowed for each in offers), default=0.0)
     figure.add_hrect(
-        y0=-allowed, y1=allowed, fillcolor=BLACK, opacity=0.08, line_width=0,
+        y0=-allowed,
+        y1=allowed,
+        fillcolor=BLACK,
+        opacity=0.08,
+        line_width=0,
         annotation={"text": "what is tolerated", "xanchor": "left"},
         annotation_position="bottom left",
-    )  # fmt: skip
+    )
     front = [(1.0, 0.0), *((each.speedup, _gap(each)) for each in offers if each.on_front)]
     front.sort()
     figure.add_trace(
         go.Scatter(
-            x=[x for x, _ in front], y=[y for _, y in front], mode="lines", name="Pareto front",
-            line={"color": BLUE, "width": 1, "dash": "dot"}, hoverinfo="skip",
+            x=[x for x, _ in front],
+            y=[y for _, y in front],
+            mode="lines",
+            name="Pareto front",
+            line={"color": BLUE, "width": 1, "dash": "dot"},
+            hoverinfo="skip",
         )
-    )  # fmt: skip
+    )
     figure.add_trace(_dots("the default", [(1.0, 0.0)], [""], BLACK, "circle"))
     for outcome, color, symbol in (
-        (Outcome.ADMITTED, GREEN, "circle"), (Outcome.WORSE, RED, "x"),
+        (Outcome.ADMITTED, GREEN, "circle"),
+        (Outcome.WORSE, RED, "x"),
         (Outcome.NOT_SHOWN, SKY, "diamond-open"),
-    ):  # fmt: skip
+    ):
         own = [each for each in offers if each.verdict.outcome is outcome]
         if own:
             points = [(each.speedup, _gap(each)) for each in own]
@@ -75,7 +86,11 @@ def _dots(
     name: str, points: list[tuple[float, float]], texts: list[str], color: str, symbol: str
 ) -> go.Scatter:
     return go.Scatter(
-        x=[x for x, _ in points], y=[y for _, y in points], mode="markers", name=name, text=texts,
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        mode="markers",
+        name=name,
+        text=texts,
         marker={"color": color, "symbol": symbol, "size": 10},
         hovertemplate="%{x:.2f}x, loss %{y:+.3g}<br>%{text}<extra></extra>",
-    )  # fmt: skip
+    )

@@ -42,8 +42,11 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
     figure = _drawn(found)
     measured = step_ms(trial)
     if math.isfinite(measured):
-        figure.add_vline(x=measured, line={"color": GREEN, "width": 2},
-                         annotation={"text": f"measured: {measured:.1f} ms"})  # fmt: skip
+        figure.add_vline(
+            x=measured,
+            line={"color": GREEN, "width": 2},
+            annotation={"text": f"measured: {measured:.1f} ms"},
+        )
     figure.update_xaxes(title="ms from the start of the step", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", automargin=True)
     rows = len({row for bar in figure.data for row in bar.y})
@@ -54,8 +57,10 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
 def _drawn(found: Anatomy) -> go.Figure:
     """Bars from the top: forward, backward, then the messages in the order of their sending."""
     figure = go.Figure()
-    bars = [("forward", 0.0, found.forward_s, "forward"),
-            ("backward", found.forward_s, found.backward_s, "backward")]  # fmt: skip
+    bars = [
+        ("forward", 0.0, found.forward_s, "forward"),
+        ("backward", found.forward_s, found.backward_s, "backward"),
+    ]
     _bars(figure, _COMPUTE, SKY, bars)
     hidden, exposed = [], []
     many = len(found.messages) > _NAMED
@@ -73,9 +78,14 @@ def _drawn(found: Anatomy) -> go.Figure:
     figure.add_vline(x=1e3 * found.backward_s, line={"color": BLACK, "width": 1, "dash": "dot"})
     if found.local > 1:
         figure.add_annotation(
-            text=f"an average of parameters, once in {found.local} steps", showarrow=False,
-            x=1e3 * found.backward_s, xanchor="left", y=1.02, yref="paper", yanchor="bottom",
-        )  # fmt: skip
+            text=f"an average of parameters, once in {found.local} steps",
+            showarrow=False,
+            x=1e3 * found.backward_s,
+            xanchor="left",
+            y=1.02,
+            yref="paper",
+            yanchor="bottom",
+        )
     return figure
 
 
@@ -84,10 +94,15 @@ def _bars(
 ) -> None:
     figure.add_trace(
         go.Bar(
-            y=[row for row, *_ in bars], base=[1e3 * begin for _, begin, _, _ in bars],
-            x=[1e3 * (end - begin) for _, begin, end, _ in bars], orientation="h", name=name,
-            marker={"color": color}, text=[text for *_, text in bars], textposition="none",
+            y=[row for row, *_ in bars],
+            base=[1e3 * begin for _, begin, _, _ in bars],
+            x=[1e3 * (end - begin) for _, begin, end, _ in bars],
+            orientation="h",
+            name=name,
+            marker={"color": color},
+            text=[text for *_, text in bars],
+            textposition="none",
             hovertemplate="%{text}<br>%{base:.2f} ms and %{x:.2f} ms more<extra></extra>",
         )
-    )  # fmt: skip
+    )
     figure.update_layout(barmode="overlay")

@@ -14,20 +14,35 @@ from hvd_autosync.util.printable import printable
 
 #: Okabe and Ito's colours, which people who see few colours can tell apart.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
-    "#333333", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
-)  # fmt: skip
+    "#333333",
+    "#e69f00",
+    "#56b4e9",
+    "#009e73",
+    "#f0e442",
+    "#0072b2",
+    "#d55e00",
+    "#cc79a7",
+)
 #: Colour of each kind of trial.
 KINDS = {
-    "default": BLACK, "sobol": SKY, "model": BLUE, "survey": SKY, "quality": PINK,
-    "confirm": GREEN, "horovod-autotune": ORANGE,
-}  # fmt: skip
+    "default": BLACK,
+    "sobol": SKY,
+    "model": BLUE,
+    "survey": SKY,
+    "quality": PINK,
+    "confirm": GREEN,
+    "horovod-autotune": ORANGE,
+}
 #: What each kind of trial is for, in few words.
 MEANINGS = {
-    "default": "the job as it is", "sobol": "spread over the space",
-    "model": "the learner's choice", "survey": "survey", "quality": "judged by its loss",
+    "default": "the job as it is",
+    "sobol": "spread over the space",
+    "model": "the learner's choice",
+    "survey": "survey",
+    "quality": "judged by its loss",
     "confirm": "confirmation",
     "horovod-autotune": "Horovod's autotune",
-}  # fmt: skip
+}
 #: From fast to slow; light is slow.
 SCALE = "Viridis"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -44,16 +59,30 @@ def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> g
     below = 96 if len(named) > 1 else 60
     figure.update_layout(
         template="plotly_white",
-        title={"text": title, "x": 0.0, "xanchor": "left", "xref": "container", "pad": {"l": 12},
-               "yref": "container", "y": 0.97, "yanchor": "top",
-               "subtitle": {"text": subtitle, "font": {"size": 12, "color": "#555555"}}},
+        title={
+            "text": title,
+            "x": 0.0,
+            "xanchor": "left",
+            "xref": "container",
+            "pad": {"l": 12},
+            "yref": "container",
+            "y": 0.97,
+            "yanchor": "top",
+            "subtitle": {"text": subtitle, "font": {"size": 12, "color": "#555555"}},
+        },
         font={"family": _FONT, "size": 13},
         margin={"l": 70, "r": 24, "t": 64 + 16 * lines, "b": below},
         height=height + 16 * lines,
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container",
-                "yanchor": "bottom"},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 0,
+            "yref": "container",
+            "yanchor": "bottom",
+        },
         meta={"title": title, "caption": caption},
-    )  # fmt: skip
+    )
     parts = [trace.to_plotly_json() for trace in figure.data]
     return go.Figure(_harmless(parts), _harmless(figure.layout.to_plotly_json()))
 
@@ -81,15 +110,26 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [first * 10.0**decade for decade in decades for first in (1, 2, 5)]
     margin = (high / low) ** 0.05
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks],
-            "range": [math.log10(low / margin), math.log10(high * margin)]}  # fmt: skip
+    return {
+        "type": "log",
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+        "range": [math.log10(low / margin), math.log10(high * margin)],
+    }
 
 
 def nothing(title: str, caption: str, reason: str) -> go.Figure:
     """A figure that says why there is nothing to see."""
     figure = go.Figure()
-    figure.add_annotation(text=reason, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper",
-                          font={"size": 14, "color": "#555555"})  # fmt: skip
+    figure.add_annotation(
+        text=reason,
+        showarrow=False,
+        x=0.5,
+        y=0.5,
+        xref="paper",
+        yref="paper",
+        font={"size": 14, "color": "#555555"},
+    )
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return dressed(figure, title, caption, height=160)

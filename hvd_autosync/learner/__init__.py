@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from hvd_autosync.learner.base import Learner, Suggestion
     from hvd_autosync.learner.baseline import RandomLearner
     from hvd_autosync.learner.bayesian import BayesianLearner
-    from hvd_autosync.learner.candidates import (
-        best_tried,
-        expected_savings,
-        worth_confirming,
-    )
+    from hvd_autosync.learner.candidates import best_tried, expected_savings, worth_confirming
     from hvd_autosync.learner.effects import KnobEffect, knob_effects
     from hvd_autosync.learner.gp import fit
     from hvd_autosync.learner.importance import knob_importance

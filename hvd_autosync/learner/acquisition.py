@@ -49,9 +49,13 @@ _CENTERS = 8
 
 
 def propose(
-    surrogate: Surrogate, tried: FloatArray, pending: FloatArray, seed: int,
-    worth: Worth | None = None, rivals: BoolArray | None = None,
-) -> tuple[FloatArray, float] | None:  # fmt: skip
+    surrogate: Surrogate,
+    tried: FloatArray,
+    pending: FloatArray,
+    seed: int,
+    worth: Worth | None = None,
+    rivals: BoolArray | None = None,
+) -> tuple[FloatArray, float] | None:
     """The most promising point that is neither tried nor pending.
 
     Args:

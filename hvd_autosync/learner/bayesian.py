@@ -80,9 +80,12 @@ class BayesianLearner:
         return suggestion
 
     def _spread(
-        self, space: SearchSpace, surrogate: Surrogate, observations: Sequence[Observation],
+        self,
+        space: SearchSpace,
+        surrogate: Surrogate,
+        observations: Sequence[Observation],
         ended: int,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """How many strategies must have been tried or be pending before the model is asked.
 
         Physics is heard at once. So are related tasks, until two trials of theirs have come to
@@ -138,9 +141,13 @@ def _from_model(
     measured = np.array([seen.measured for seen in observations], dtype=bool)
     rivals = measured & (_usable(problem, tried) >= _RIVAL)
     found = propose(
-        surrogate, tried, encode_all(space, pending), int(call.generate_state(1)[0] >> 1),
-        worth, rivals,
-    )  # fmt: skip
+        surrogate,
+        tried,
+        encode_all(space, pending),
+        int(call.generate_state(1)[0] >> 1),
+        worth,
+        rivals,
+    )
     if found is None:
         return None
     point, acquisition = found

@@ -48,9 +48,10 @@ def worth_confirming(
     worth = [
         strategy
         for strategy, gain, deviation in zip(ranked, gains, deviations, strict=True)
-        if strategy != reference and norm.cdf(gain / deviation) >= _WORTH
+        if strategy != reference
+        and norm.cdf(gain / deviation) >= _WORTH
         and expected_saving(float(gain), float(deviation)) >= _LEAST_SAVING
-    ]  # fmt: skip
+    ]
     return worth[:count]
 
 

@@ -62,7 +62,5 @@ def knob_effects(
         variance = covariance[0, 0] + covariance[row, row] - 2 * covariance[0, row]
         margin = HALF_WIDTH_90 * math.sqrt(max(float(variance), 0.0))
         ratio, low, high = (math.exp(log_ratio + shift) for shift in (0.0, -margin, margin))
-        effects.append(
-            KnobEffect(knob.name, knob.default, winner[knob.name], ratio, low, high)
-        )
+        effects.append(KnobEffect(knob.name, knob.default, winner[knob.name], ratio, low, high))
     return sorted(effects, key=lambda effect: effect.ratio)

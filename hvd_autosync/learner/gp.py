@@ -104,9 +104,12 @@ def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
 
 
 def _fitted(
-    features: Features, experts: tuple[Expert, ...], points: FloatArray,
-    seen: tuple[Observation, ...], dropped: Mapping[str, float] = MappingProxyType({}),
-) -> Surrogate:  # fmt: skip
+    features: Features,
+    experts: tuple[Expert, ...],
+    points: FloatArray,
+    seen: tuple[Observation, ...],
+    dropped: Mapping[str, float] = MappingProxyType({}),
+) -> Surrogate:
     spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
     said = opinions(experts, points)
     targets = Targets.of(seen, said, weights(experts), deviations(experts), spread)

@@ -20,9 +20,16 @@ from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Value
 MOST = 4.0
 #: What a choice adds by itself. Top-k and PowerSGD are as harsh as their ratio and rank.
 _CHOICES = {
-    "none": 0.0, "fp16": 0.03, "bf16": 0.03, "int8": 0.1, "topk": 0.0, "powersgd": 0.0,
-    "bsp": 0.0, "ssp": 0.7, "asp": 1.0,
-}  # fmt: skip
+    "none": 0.0,
+    "fp16": 0.03,
+    "bf16": 0.03,
+    "int8": 0.1,
+    "topk": 0.0,
+    "powersgd": 0.0,
+    "bsp": 0.0,
+    "ssp": 0.7,
+    "asp": 1.0,
+}
 #: Any other choice of a lossy knob than its default, as of a codec that somebody has added.
 _OTHER = 0.5
 
@@ -41,8 +48,10 @@ def _local_steps(length: Value) -> float:
 
 #: By the last word of a knob's name, or all of it.
 _NUMBERS: dict[str, Callable[[Value], float]] = {
-    "ratio": _ratio, "rank": _rank, "local_steps": _local_steps,
-}  # fmt: skip
+    "ratio": _ratio,
+    "rank": _rank,
+    "local_steps": _local_steps,
+}
 
 
 def harshness(space: SearchSpace, points: FloatArray) -> FloatArray:

@@ -111,9 +111,8 @@ class MixedKernel(Kernel):  # type: ignore[misc]
             x1, x2 = x1.unsqueeze(-2), x2.unsqueeze(-2)
         scale = (-self.log_lengthscale).exp()
         r = _SQRT5 * torch.cdist(
-            x1[..., :p] * scale, x2[..., :p] * scale,
-            compute_mode="donot_use_mm_for_euclid_dist",
-        )  # fmt: skip
+            x1[..., :p] * scale, x2[..., :p] * scale, compute_mode="donot_use_mm_for_euclid_dist"
+        )
         matern = (1 + r + r.square() / 3) * torch.exp(-r)
         differs = (x1[..., p:knobs].unsqueeze(-2) != x2[..., p:knobs].unsqueeze(-3)).to(x1)
         hamming = torch.exp(-(differs @ self.log_rate.exp()))

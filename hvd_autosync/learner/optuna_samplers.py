@@ -75,8 +75,9 @@ class OptunaLearner:
         seed = (seed * 1000 + len(observations)) % 2**32
         sampler = (
             optuna.samplers.TPESampler(seed=seed, multivariate=True)
-            if self._sampler == "tpe" else optuna.samplers.GPSampler(seed=seed)
-        )  # fmt: skip
+            if self._sampler == "tpe"
+            else optuna.samplers.GPSampler(seed=seed)
+        )
         study = optuna.create_study(sampler=sampler)
         slowest = max((o.log_step for o in observations if o.measured), default=0.0)
         for seen in observations:
@@ -93,9 +94,10 @@ class OptunaLearner:
         kinds = self._optuna.distributions
         return {
             knob.name: kinds.CategoricalDistribution(knob.choices)
-            if isinstance(knob, CategoricalKnob) else kinds.FloatDistribution(0.0, 1.0)
+            if isinstance(knob, CategoricalKnob)
+            else kinds.FloatDistribution(0.0, 1.0)
             for knob in space.knobs
-        }  # fmt: skip
+        }
 
     def _asked(self, space: SearchSpace, trial: Any) -> Strategy:
         chosen: dict[str, Value] = {}

@@ -37,9 +37,13 @@ class Targets:
 
     @classmethod
     def of(
-        cls, observations: Sequence[Observation], opinions: FloatArray, weights: FloatArray,
-        deviations: FloatArray, spread: float,
-    ) -> Targets:  # fmt: skip
+        cls,
+        observations: Sequence[Observation],
+        opinions: FloatArray,
+        weights: FloatArray,
+        deviations: FloatArray,
+        spread: float,
+    ) -> Targets:
         """The targets of ``observations``, all of them measured and at least one.
 
         The unit is the root of the mean square that is expected of what experts do not explain,
@@ -70,9 +74,12 @@ class Targets:
 
 
 def _taught(
-    opinions: FloatArray, weights: FloatArray, deviations: FloatArray, log_step: FloatArray,
+    opinions: FloatArray,
+    weights: FloatArray,
+    deviations: FloatArray,
+    log_step: FloatArray,
     variance: FloatArray,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+) -> tuple[FloatArray, FloatArray]:
     """Mean, ``(e,)``, and covariance, ``e x e``, of the weights after the observations.
 
     A Bayesian linear regression with a free constant (Rasmussen and Williams 2006, section 2.1).
@@ -80,9 +87,11 @@ def _taught(
     count = len(weights)
     precise, sure = 1 / np.sqrt(variance), 1 / deviations
     rows = np.block(
-        [[opinions * precise[:, np.newaxis], precise[:, np.newaxis]],
-         [np.diag(sure), np.zeros((count, 1))]]
-    )  # fmt: skip
+        [
+            [opinions * precise[:, np.newaxis], precise[:, np.newaxis]],
+            [np.diag(sure), np.zeros((count, 1))],
+        ]
+    )
     values = np.concatenate([log_step * precise, weights * sure])
     inverse = np.linalg.pinv(rows)
     return (inverse @ values)[:count], (inverse @ inverse.T)[:count, :count]

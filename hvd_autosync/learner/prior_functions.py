@@ -118,10 +118,12 @@ def cost_expert(
 
     default = tangent(space.encode(space.default)[np.newaxis])
     return Expert(
-        COST_MODEL, lambda points: tangent(points) - default,
-        (_COST_WEIGHT, *(0.0 for _ in factors)), (_COST_DEVIATION, *PRIOR_DEVIATIONS.tolist()),
+        COST_MODEL,
+        lambda points: tangent(points) - default,
+        (_COST_WEIGHT, *(0.0 for _ in factors)),
+        (_COST_DEVIATION, *PRIOR_DEVIATIONS.tolist()),
         (_COST_WEIGHT, *factors.tolist()),
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=16)
@@ -152,9 +154,12 @@ def source_expert(
     level = float(log_step(space.encode(space.default)[np.newaxis])[0])
     weight = (source.similarity,)
     return Expert(
-        source.study_id, lambda points: (log_step(points) - level)[:, np.newaxis], weight,
-        (_SOURCE_DEVIATION,), weight,
-    )  # fmt: skip
+        source.study_id,
+        lambda points: (log_step(points) - level)[:, np.newaxis],
+        weight,
+        (_SOURCE_DEVIATION,),
+        weight,
+    )
 
 
 def sharing(experts: Sequence[Expert]) -> list[Expert]:

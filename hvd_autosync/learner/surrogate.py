@@ -40,9 +40,13 @@ class Surrogate:
     """
 
     def __init__(
-        self, model: SingleTaskGP, features: Features, experts: tuple[Expert, ...],
-        targets: Targets, dropped: Mapping[str, float],
-    ) -> None:  # fmt: skip
+        self,
+        model: SingleTaskGP,
+        features: Features,
+        experts: tuple[Expert, ...],
+        targets: Targets,
+        dropped: Mapping[str, float],
+    ) -> None:
         self.model = model
         self.space = features.space
         self.experts = experts
@@ -123,9 +127,7 @@ class Surrogate:
         return self._center - self._scale * speed, self._scale**2 * covariance
 
 
-def model_inputs(
-    features: Features, said: FloatArray, points: FloatArray, scale: float
-) -> Tensor:
+def model_inputs(features: Features, said: FloatArray, points: FloatArray, scale: float) -> Tensor:
     """Knobs and, in the model's unit of speed, predictions: shape ``n x (p + c + e)``.
 
     Args:

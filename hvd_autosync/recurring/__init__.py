@@ -14,8 +14,20 @@ from hvd_autosync.recurring.recorded import Game, Recorded, play
 
 #: Name -> search.
 SEARCHES: dict[str, type[BinarySearch] | type[BayesianSearch]] = {
-    "bayesian": BayesianSearch, "binary": BinarySearch,
-}  # fmt: skip
+    "bayesian": BayesianSearch,
+    "binary": BinarySearch,
+}
 
-__all__ = ["SEARCHES", "BayesianSearch", "BinarySearch", "Decision", "Game", "Goal", "Outcome",
-           "Recorded", "Search", "Settings", "play"]
+__all__ = [
+    "SEARCHES",
+    "BayesianSearch",
+    "BinarySearch",
+    "Decision",
+    "Game",
+    "Goal",
+    "Outcome",
+    "Recorded",
+    "Search",
+    "Settings",
+    "play",
+]

@@ -21,9 +21,7 @@ from hvd_autosync.recurring.curve import keeps
 from hvd_autosync.recurring.outcomes import Decision, Goal, Outcome, Settings, at_share, goal_of
 
 #: Shares that are tried; finer where accuracy is won.
-SHARES = (
-    0.0, 0.01, 0.02, 0.03, 0.045, 0.0625, 0.09, 0.125, 0.175, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0
-)  # fmt: skip
+SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.0625, 0.09, 0.125, 0.175, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
 #: Most runs at one of them: what two do not show is closer to the bound than it is worth to know.
 _MOST_AT_ONE = 2
 #: Probability that the metric's curve is like none that is known: then what keeps the target may

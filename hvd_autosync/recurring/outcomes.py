@@ -80,14 +80,17 @@ class Settings:
     def __post_init__(self) -> None:
         for name, wrong, wanted in (
             ("target", self.target is not None and not math.isfinite(self.target), "finite"),
-            ("tolerance", self.tolerance is not None and not 0 <= self.tolerance < math.inf,
-             "at least 0"),
+            (
+                "tolerance",
+                self.tolerance is not None and not 0 <= self.tolerance < math.inf,
+                "at least 0",
+            ),
             ("repeats", self.repeats < 1, "at least 1"),
             ("settings", self.settings < 1, "at least 1"),
             ("runs", self.runs < 1, "at least 1"),
             ("confidence", not 0 < self.confidence < 1, "between 0 and 1"),
             ("gain", not 0 <= self.gain < 1, "from 0 to 1"),
-        ):  # fmt: skip
+        ):
             if wrong:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)!r} of a search over recurring runs",

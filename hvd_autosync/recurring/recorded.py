@@ -86,9 +86,10 @@ class Recorded:
         if not drawn.finite:
             return Outcome(share, math.nan, drawn.seconds, drawn.status)
         return Outcome(
-            share, self.metric(share) + drawn.metric - self.metric(nearest),
+            share,
+            self.metric(share) + drawn.metric - self.metric(nearest),
             max(self.seconds(share) + drawn.seconds - self.seconds(nearest), 1e-9),
-        )  # fmt: skip
+        )
 
     def best(self, goal: Goal) -> float:
         """The fastest share whose mean keeps the target; 1 where none does."""
@@ -151,10 +152,14 @@ def play(table: Recorded, search: Search, settings: Settings, seed: int = 0) -> 
     missed = sum(not each.finite or each.metric < goal.bound for each in outcomes)
     whole = sum(each.seconds for each in outcomes if math.isfinite(each.seconds))
     return Game(
-        tuple(outcomes), decision.share, len(outcomes), table.seconds(decision.share) / best - 1,
-        not table.keeps(decision.share, goal), missed,
+        tuple(outcomes),
+        decision.share,
+        len(outcomes),
+        table.seconds(decision.share) / best - 1,
+        not table.keeps(decision.share, goal),
+        missed,
         whole / (len(outcomes) * table.seconds(1.0)) if outcomes else math.nan,
-    )  # fmt: skip
+    )
 
 
 def true_goal(table: Recorded, outcomes: Sequence[Outcome], settings: Settings) -> Goal:

@@ -156,9 +156,18 @@ def record_of(job: Job, plan: Plan, ended: Ended, seconds: float) -> RunRecord |
         # What it came to in the end it came to exactly.
         metric, status = math.nan, "diverged"
     return RunRecord(
-        job.key, plan.number - 1, job.display(), timestamp(), plan.strategy, plan.decision.share,
-        metric, source, seconds, said.samples if status == "completed" else 0, status,
-    )  # fmt: skip
+        job.key,
+        plan.number - 1,
+        job.display(),
+        timestamp(),
+        plan.strategy,
+        plan.decision.share,
+        metric,
+        source,
+        seconds,
+        said.samples if status == "completed" else 0,
+        status,
+    )
 
 
 def _beginning(job: Job, options: Options, plan: Plan) -> str:

@@ -44,6 +44,10 @@ def _printable_text(text: Text) -> Text:
     if plain == text.plain:
         return text
     return Text(
-        plain, style=text.style, justify=text.justify, overflow=text.overflow,
-        no_wrap=text.no_wrap, end=text.end,
-    )  # fmt: skip
+        plain,
+        style=text.style,
+        justify=text.justify,
+        overflow=text.overflow,
+        no_wrap=text.no_wrap,
+        end=text.end,
+    )

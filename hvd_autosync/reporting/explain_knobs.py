@@ -34,7 +34,11 @@ def knob_table(problem: Problem, trials: Sequence[TrialRecord], winner: Strategy
         speedup, low, high = 1 / effect.ratio, 1 / effect.high, 1 / effect.low
         verdict = "may be nothing" if low <= 1 <= high else "helps" if low > 1 else "hurts"
         table.add_row(
-            effect.name, knob.format(effect.default), knob.format(effect.chosen),
-            speedup_text(speedup), interval_text(low, high), verdict,
-        )  # fmt: skip
+            effect.name,
+            knob.format(effect.default),
+            knob.format(effect.chosen),
+            speedup_text(speedup),
+            interval_text(low, high),
+            verdict,
+        )
     return table

@@ -63,12 +63,13 @@ def heard_by(trials: Sequence[TrialRecord]) -> list[Heard]:
     names = dict.fromkeys([*(name for t in asked for name in _experts(t)), *similar])
     return [
         Heard(
-            f"study {name}" if name in similar else name, similar.get(name),
+            f"study {name}" if name in similar else name,
+            similar.get(name),
             tuple(trial.number for trial in asked if name in _experts(trial)),
             next((found[name] for found in map(_dropped, asked) if name in found), None),
         )
         for name in (names if asked else ())
-    ]  # fmt: skip
+    ]
 
 
 def _heard_text(expert: Heard, last: int) -> str:

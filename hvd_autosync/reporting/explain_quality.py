@@ -13,9 +13,7 @@ from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
 
-WORDS = {
-    Outcome.ADMITTED: "may be used", Outcome.WORSE: "worse", Outcome.NOT_SHOWN: "not shown",
-}  # fmt: skip
+WORDS = {Outcome.ADMITTED: "may be used", Outcome.WORSE: "worse", Outcome.NOT_SHOWN: "not shown"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,7 @@ def trade_offs(
         for v in conclusion.verdicts
     ]
     found = [
-        TradeOff(
-            verdict, point[0],
-            _on_front(point, [*points, (1.0, 0.0)]),
-        )
+        TradeOff(verdict, point[0], _on_front(point, [*points, (1.0, 0.0)]))
         for verdict, point in zip(conclusion.verdicts, points, strict=True)
     ]
     return sorted(found, key=lambda each: -each.speedup if each.speedup > 0 else math.inf)

@@ -54,9 +54,7 @@ class Section:
         """The section on a terminal."""
         if not self.title:
             return Group(*self.content)
-        body = [
-            c if isinstance(c, Verbatim) else Padding(c, (0, 0, 0, 2)) for c in self.content
-        ]  # fmt: skip
+        body = [c if isinstance(c, Verbatim) else Padding(c, (0, 0, 0, 2)) for c in self.content]
         return Group("", Text(self.title, style="bold"), *body)
 
 

@@ -26,10 +26,12 @@ def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] =
     table = plain_table("study", "begun (UTC)", "status", "speed-up", "job")
     for study in studies:
         table.add_row(
-            study.study_id, study.created_at[:16].replace("T", " "),
+            study.study_id,
+            study.created_at[:16].replace("T", " "),
             "interrupted" if study.study_id in interrupted else study.status.value,
-            _result(study), shell_line(study.command) or str(study.settings.get("origin", "-")),
-        )  # fmt: skip
+            _result(study),
+            shell_line(study.command) or str(study.settings.get("origin", "-")),
+        )
     return table
 
 
@@ -55,9 +57,13 @@ def trials_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
         time = trial.result.step_time if trial.result else None
         ratio = default.mean_s / time.mean_s if default and time else math.nan
         table.add_row(
-            str(trial.number), trial.kind, step_time_text(time) if time else "-",
-            speedup_text(ratio), _status(trial), strategy_text(study, trial.strategy),
-        )  # fmt: skip
+            str(trial.number),
+            trial.kind,
+            step_time_text(time) if time else "-",
+            speedup_text(ratio),
+            _status(trial),
+            strategy_text(study, trial.strategy),
+        )
     return table
 
 

@@ -28,9 +28,11 @@ def _block(content: RenderableType) -> str:
         return f"```\n{content.plain.rstrip()}\n```"
     if isinstance(content, Table):
         return _table(content)
-    return f"> {_escaped(plain(content))}" if isinstance(content, Padding) else _escaped(
-        plain(content)
-    )  # fmt: skip
+    return (
+        f"> {_escaped(plain(content))}"
+        if isinstance(content, Padding)
+        else _escaped(plain(content))
+    )
 
 
 def plain(content: RenderableType) -> str:

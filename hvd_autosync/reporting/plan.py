@@ -86,14 +86,20 @@ def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
     for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
         for model in _imaginable_models():
             yield build_space(
-                model, Resources(job.hosts, device, build), held=job.chosen,
-                allow=options.allow, default_controller=default_controller(build),
-            )  # fmt: skip
+                model,
+                Resources(job.hosts, device, build),
+                held=job.chosen,
+                allow=options.allow,
+                default_controller=default_controller(build),
+            )
 
 
 def _imaginable_models() -> Iterator[ModelProfile]:
-    for count, dtype, sparse in ((1, "float16", False), (2, "float32", True),
-                                 (_LARGE_MODEL, "float32", False)):  # fmt: skip
+    for count, dtype, sparse in (
+        (1, "float16", False),
+        (2, "float32", True),
+        (_LARGE_MODEL, "float32", False),
+    ):
         parameters = tuple(
             ParameterProfile(f"p{i}", (1,), dtype, sparse, ready_order=i) for i in range(count)
         )

@@ -41,9 +41,7 @@ def differences_table(study: StudyRecord, checks: Sequence[Check]) -> Table:
         apart = "" if check.again is None else f"{check.distance:.3g}"
         recorded = study.space.describe(check.recorded)
         table.add_row(str(check.number), check.kind, recorded, now, apart, check.note)
-    table.caption = (
-        "Apart: each choice that differs counts 1, each number its share of its range."
-    )
+    table.caption = "Apart: each choice that differs counts 1, each number its share of its range."
     table.caption_justify = "left"
     return table
 

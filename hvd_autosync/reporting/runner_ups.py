@@ -72,9 +72,7 @@ def runner_ups(
         predicted_s = trial.info_number("predicted_step_s")
         step_s = confirmed.get(strategy, time.mean_s)
         refusal = _refused(space, strategy, conclusion) if high >= 1 else ""
-        found.append(
-            RunnerUp(strategy, step_s, predicted_s, speedup, low, high, refusal or why)
-        )
+        found.append(RunnerUp(strategy, step_s, predicted_s, speedup, low, high, refusal or why))
     return sorted(found, key=lambda each: (each.strategy not in confirmed, -each.speedup))
 
 
@@ -129,9 +127,8 @@ def _explored(
     """
     speedup = default.mean_s / own.mean_s
     error = math.hypot(
-        default.standard_error_s / default.mean_s, own.standard_error_s / own.mean_s,
-        spread, spread,
-    )  # fmt: skip
+        default.standard_error_s / default.mean_s, own.standard_error_s / own.mean_s, spread, spread
+    )
     factor = math.exp(STANDARD_ERRORS * error)
     best, high = conclusion.best, speedup * factor
     if trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT:

@@ -7,13 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from hvd_autosync.search_space import (
-    CategoricalKnob,
-    Knob,
-    SearchSpace,
-    catalogue_knob,
-    every_knob,
-)
+from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace, catalogue_knob, every_knob
 from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
 from hvd_autosync.search_space.restrictions import condition_text
 from hvd_autosync.util.printable import printable
@@ -28,8 +22,7 @@ APPLIES_WHEN = {
     "cache_capacity": "always; 4096 only for models with more than 1024 tensors",
     "hierarchical_allreduce": "NCCL; several hosts with several ranks each",
     "torus_allreduce": "NCCL; several hosts with several ranks each",
-    "hierarchical_allgather": "sparse gradients; MPI; CPUs; several hosts with several ranks "
-    "each",
+    "hierarchical_allgather": "sparse gradients; MPI; CPUs; several hosts with several ranks each",
     "num_nccl_streams": "NCCL; GPUs",
     "batch_d2d_memcopies": "NCCL; GPUs",
     "buckets": "hvd.DistributedOptimizer; several dense gradients",
@@ -120,8 +113,15 @@ def domain_text(knob: Knob) -> str:
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None,
-                  header_style="dim", pad_edge=False, padding=(0, 1, 1, 0))  # fmt: skip
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 1, 1, 0),
+    )
     table.add_column("knob", no_wrap=True)
     for column in ("values", "what it does"):
         table.add_column(column)

@@ -44,8 +44,9 @@ def _judged(store: TraceStore, study: StudyRecord, row: str) -> Strategy:
     conclusion = Conclusion.of(study)
     judged = (
         trade_offs(study.space, store.trials(study.study_id), conclusion)
-        if study.space is not None and conclusion is not None else []
-    )  # fmt: skip
+        if study.space is not None and conclusion is not None
+        else []
+    )
     if not row.isdecimal() or not 1 <= int(row) <= len(judged):
         rows = f"rows 1 to {len(judged)}" if judged else "no lossy strategies"
         raise StudyError(

@@ -140,10 +140,13 @@ class TerminalProgress:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(progress.of or 1, progress.steps, width=_BAR_WIDTH),
-            Text(f"{progress.phase}, step {progress.steps} of {progress.of}"
-                 if progress.of else progress.phase),
+            Text(
+                f"{progress.phase}, step {progress.steps} of {progress.of}"
+                if progress.of
+                else progress.phase
+            ),
             Text(span_text(progress.elapsed_s), style="dim"),
-        )  # fmt: skip
+        )
         return Group(line, bar)
 
 
@@ -160,8 +163,12 @@ def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
     best = sorted(measured, key=lambda t: t.speedup, reverse=True)[:_BEST_SHOWN]
     shown = {t.number: t for t in [*ended[:1], *best, *ended[-_LAST_SHOWN:]]}
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for name, justify in (("trial", "right"), ("kind", "left"), ("step time", "right"),
-                          ("speed-up", "right")):  # fmt: skip
+    for name, justify in (
+        ("trial", "right"),
+        ("kind", "left"),
+        ("step time", "right"),
+        ("speed-up", "right"),
+    ):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("strategy")
     for number in sorted(shown):
@@ -170,9 +177,11 @@ def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
         if trial.time is None and trial.reason:
             note += f"{trial.reason}: "
         table.add_row(
-            str(number), f"confirm {trial.round}" if trial.round else trial.kind,
-            step_time_text(trial.time) if trial.time else "-", speedup_text(trial.speedup),
+            str(number),
+            f"confirm {trial.round}" if trial.round else trial.kind,
+            step_time_text(trial.time) if trial.time else "-",
+            speedup_text(trial.speedup),
             one_line(note + trial.strategy),
             style="green" if trial in best[:1] else "" if trial.time else "red",
-        )  # fmt: skip
+        )
     return table

@@ -153,11 +153,16 @@ class Standing:
         if step_time is not None and _is_default(study, trial):
             self._default_s = step_time.mean_s
         ended = EndedTrial(
-            trial.number, trial.kind, self.describe(study, trial), result.status,
-            first_line(result.reason), step_time,
-            self._default_s / step_time.mean_s if step_time else math.nan, round_,
+            trial.number,
+            trial.kind,
+            self.describe(study, trial),
+            result.status,
+            first_line(result.reason),
+            step_time,
+            self._default_s / step_time.mean_s if step_time else math.nan,
+            round_,
             _slow_setup(result),
-        )  # fmt: skip
+        )
         self.ended.append(ended)
         return ended
 

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.tuning_progress import EndedTrial, Standing
-from hvd_autosync.reporting.words import (
-    forecast_text,
-    span_text,
-    speedup_text,
-    step_time_text,
-)
+from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Conclusion, Trial
@@ -70,10 +65,12 @@ class WidgetProgress:
             min=0.0, max=1.0, layout=ipywidgets.Layout(width="60%")
         )
         self._stop = ipywidgets.Button(
-            description="Stop", icon="stop", button_style="warning",
+            description="Stop",
+            icon="stop",
+            button_style="warning",
             tooltip="End the tuning; what was measured is kept, and the next call goes on with it. "
             "Interrupting the kernel does the same.",
-        )  # fmt: skip
+        )
         self._stop.on_click(self._pressed)
         self._activity = ipywidgets.HTML()
         self._best = ipywidgets.HTML()
@@ -207,10 +204,12 @@ def trials_html(ended: list[EndedTrial]) -> str:
         if trial.time is None and trial.reason:
             note += f"{trial.reason}: "
         cells = (
-            str(trial.number), f"confirm {trial.round}" if trial.round else trial.kind,
+            str(trial.number),
+            f"confirm {trial.round}" if trial.round else trial.kind,
             step_time_text(trial.time) if trial.time else "-",
-            speedup_text(trial.speedup) if trial.time else "", note + trial.strategy,
-        )  # fmt: skip
+            speedup_text(trial.speedup) if trial.time else "",
+            note + trial.strategy,
+        )
         color = "#d55e00" if trial.time is None else "#009e73" if trial.speedup == best else ""
         style = f" style='color:{color}'" if color else ""
         filled = "".join(

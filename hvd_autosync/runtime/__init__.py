@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from hvd_autosync.runtime.install.hooks import install
     from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "activate", "average", "in_trial", "install", "mark_step",
-           "outcome", "report"]
+__all__ = [
+    "DistributedOptimizer",
+    "activate",
+    "average",
+    "in_trial",
+    "install",
+    "mark_step",
+    "outcome",
+    "report",
+]
 
 _MODULES = {
     "DistributedOptimizer": "optimizer.optimizer",

@@ -114,9 +114,7 @@ class Budget:
         """
         cost_s, saved_s = self.confirming_s(contenders), saving * self.training_s
         if self.left_s < cost_s:
-            return (
-                f"the {self._settings.minutes:g} minutes leave no time to confirm what was found"
-            )
+            return f"the {self._settings.minutes:g} minutes leave no time to confirm what was found"
         if saved_s < cost_s:
             return (
                 f"to confirm what was found takes {cost_s:.0f} s and is expected to save "

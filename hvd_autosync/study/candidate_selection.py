@@ -71,9 +71,11 @@ class Finalists:
     """
 
     def __init__(
-        self, problem: Problem, observations: Sequence[Observation],
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
         refuted: Collection[Strategy] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._refuted = refuted
         self._problem = problem
         self._observations = observations
@@ -85,9 +87,12 @@ class Finalists:
         Lossy ones down to the best exact one: they may be refused.
         """
         worth = learning.worth_confirming(
-            self._problem, self._observations, self._space.default, len(self._observations),
+            self._problem,
+            self._observations,
+            self._space.default,
+            len(self._observations),
             self._surrogate,
-        )  # fmt: skip
+        )
         worth = [strategy for strategy in worth if strategy not in self._refuted]
         exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
         lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)

@@ -135,10 +135,7 @@ class Confirmation:
     """
 
     def __init__(
-        self,
-        default: Strategy,
-        candidates: Sequence[Strategy],
-        measurements: Sequence[Measurement],
+        self, default: Strategy, candidates: Sequence[Strategy], measurements: Sequence[Measurement]
     ) -> None:
         self._default = default
         self._candidates = candidates
@@ -149,9 +146,10 @@ class Confirmation:
         # While measurements are under way, as with several trials at once, nothing is decided.
         running = any(m.running for m in self._measurements)
         contenders = [
-            strategy for strategy in (self._default, *self._candidates)
+            strategy
+            for strategy in (self._default, *self._candidates)
             if not self._failed(strategy) and (running or not self._slower(strategy))
-        ]  # fmt: skip
+        ]
         if self._failed(self._default) or len(contenders) < 2:
             return None
         good = [m.strategy for m in self._measurements if m.running or m.time is not None]

@@ -59,9 +59,12 @@ class Decision:
     """
 
     def __init__(
-        self, problem: Problem, settings: StudySettings, learner: Learner,
+        self,
+        problem: Problem,
+        settings: StudySettings,
+        learner: Learner,
         trials: Sequence[TrialRecord],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._problem, self._space = problem, problem.space
         self._settings = settings
         self._learner = learner
@@ -217,21 +220,26 @@ class Decision:
 
         tried = [
             QualityTrial(
-                judged_as(self._space.complete(trial.strategy)), int(trial.info["seed"]),
-                () if trial.result is None else losses_of(trial.result), trial.result is None,
+                judged_as(self._space.complete(trial.strategy)),
+                int(trial.info["seed"]),
+                () if trial.result is None else losses_of(trial.result),
+                trial.result is None,
                 1 if trial.result is None else trial.result.round_steps,
             )
             for trial in self._trials
             if trial.kind == "quality"
-        ]  # fmt: skip
+        ]
         for strategy in leaders:
             judged_as(strategy)
         return QualityCheck(
-            self._space.default, list(first.values()), tried,
+            self._space.default,
+            list(first.values()),
+            tried,
             lambda untried, verdicts: self._finalists.to_judge(leaders, untried, verdicts),
-            tolerance=self._settings.loss_tolerance, goal=self._settings.goal,
+            tolerance=self._settings.loss_tolerance,
+            goal=self._settings.goal,
             spent=self._budget.why_not_judge(),
-        )  # fmt: skip
+        )
 
     def _concluded(
         self, comparisons: list[Comparison], stopped: str, verdicts: Sequence[Verdict], why: str
@@ -261,9 +269,7 @@ class Decision:
         else:
             reason = "no strategy that may be used promises to beat the default by much"
         default_s = first.mean_s if first else math.nan
-        return Conclusion(
-            winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts)
-        )  # fmt: skip
+        return Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
 
 
 def _agenda(trial: TrialRecord) -> tuple[str, list[Strategy]]:

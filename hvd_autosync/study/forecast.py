@@ -66,10 +66,8 @@ def forecast(
         judging_s = min(most * (default.setup_s + steps_s), 60 * settings.quality_minutes)
     low_s, high_s = (
         min((left + rounds * contenders) * each_s + judging_s, budget.left_s)
-        for rounds, contenders in (
-            (MIN_ROUNDS, _FEWEST_CONTENDERS), (MAX_ROUNDS, _MOST_CONTENDERS),
-        )
-    )  # fmt: skip
+        for rounds, contenders in ((MIN_ROUNDS, _FEWEST_CONTENDERS), (MAX_ROUNDS, _MOST_CONTENDERS))
+    )
     return Forecast(
         each_s, default.setup_s, left, judging_s, low_s, high_s, budget.training_s, trains
     )

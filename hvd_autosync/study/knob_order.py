@@ -36,9 +36,7 @@ def with_knob_order(study: StudyRecord, trials: Sequence[TrialRecord] = ()) -> S
     return replace(study, space=replace(study.space, shown_first=order))
 
 
-def knobs_by_effect(
-    space: SearchSpace, observations: Sequence[Observation]
-) -> tuple[str, ...]:
+def knobs_by_effect(space: SearchSpace, observations: Sequence[Observation]) -> tuple[str, ...]:
     """Names of the knobs, largest estimated effect on the step time first.
 
     A linear model of the log step time against the default's: for each knob whether it was moved.

@@ -29,9 +29,8 @@ _UNPROVEN = 0.5
 
 
 def predict_losses(
-    default: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = (),
-    tolerance: float = 0.01,
-) -> LossPrediction:  # fmt: skip
+    default: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = (), tolerance: float = 0.01
+) -> LossPrediction:
     """The losses of a training under a lossy strategy that is as good.
 
     Args:

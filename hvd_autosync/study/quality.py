@@ -131,9 +131,16 @@ class QualityCheck:
     """
 
     def __init__(
-        self, default: Strategy, candidates: Sequence[Strategy], trials: Sequence[QualityTrial],
-        choose: Choose, *, tolerance: float = 0.01, goal: str = "steps", spent: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        default: Strategy,
+        candidates: Sequence[Strategy],
+        trials: Sequence[QualityTrial],
+        choose: Choose,
+        *,
+        tolerance: float = 0.01,
+        goal: str = "steps",
+        spent: str = "",
+    ) -> None:
         self._default = default
         self._candidates = candidates
         self._trials = trials
@@ -264,9 +271,7 @@ class QualityCheck:
     def _verdict(self, candidate: Strategy) -> Verdict:
         nothing = math.nan
         if self._obstacle:
-            return Verdict(
-                candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, self._obstacle
-            )
+            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, self._obstacle)
         trials = self._of(candidate)
         if any(_failed(trial) for trial in trials):
             reason = "its training failed or its loss is no number"
@@ -284,9 +289,15 @@ class QualityCheck:
         base = statistics.fmean(_mean(default.losses, default.steps) for default, _ in pairs)
         reason = self._reason(found, loss - base, len(pairs[0][0].losses))
         return Verdict(
-            candidate, found.outcome or Outcome.NOT_SHOWN, loss, base, self._allowed, reason,
-            found.bound if math.isfinite(found.bound) else nothing, found.pairs,
-        )  # fmt: skip
+            candidate,
+            found.outcome or Outcome.NOT_SHOWN,
+            loss,
+            base,
+            self._allowed,
+            reason,
+            found.bound if math.isfinite(found.bound) else nothing,
+            found.pairs,
+        )
 
     def _reason(self, found: Finding, at_equal_steps: float, steps: int) -> str:
         """One sentence.

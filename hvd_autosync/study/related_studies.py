@@ -53,9 +53,7 @@ def named_sources(trials: Iterable[TrialRecord]) -> list[str]:
     )
 
 
-def load_sources(
-    store: TraceStore, related: Iterable[Sequence[Any]]
-) -> tuple[Source, ...]:
+def load_sources(store: TraceStore, related: Iterable[Sequence[Any]]) -> tuple[Source, ...]:
     """What related studies have taught; those that are gone or damaged are left out.
 
     Args:

@@ -42,13 +42,7 @@ from hvd_autosync.study.related_studies import (
     related_studies,
 )
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
-from hvd_autosync.traces import (
-    StudyRecord,
-    StudyStatus,
-    TraceStore,
-    TrialRecord,
-    default_result,
-)
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
 from hvd_autosync.util.versions import deciding_versions
 
 
@@ -215,9 +209,10 @@ class Study:
         default = default_result(self.history)
         if outcome.diverged and default is not None and not default.diverged:
             outcome = replace(
-                outcome, status=TrialStatus.DIVERGED,
+                outcome,
+                status=TrialStatus.DIVERGED,
                 reason="its loss became infinite or not a number; the default's did not",
-            )  # fmt: skip
+            )
         self._store.tell(self.study_id, trial.number, outcome)
         del self._mine[trial.number]
 
@@ -235,9 +230,7 @@ class Study:
         observed = observations_of(self.space, self.history)
         order = knobs_by_effect(self.space, observed)
         outcome = {**conclusion.to_json(), KNOB_ORDER: list(order)}
-        self._store.finish(
-            self.study_id, StudyStatus.FINISHED, outcome, conclusion.winner
-        )
+        self._store.finish(self.study_id, StudyStatus.FINISHED, outcome, conclusion.winner)
         self.record = replace(
             self.record, status=StudyStatus.FINISHED, outcome=outcome, winner=conclusion.winner
         )

@@ -70,8 +70,9 @@ class StudySettings:
         if not self.fewer or time_s is None:
             return self.warmup, self.steps
         measured = enough_steps(time_s.mean_s, self.steps)
-        return min(max(round(measured * self.warmup / self.steps), _FEWEST_WARMUP),
-                   self.warmup), measured  # fmt: skip
+        return min(
+            max(round(measured * self.warmup / self.steps), _FEWEST_WARMUP), self.warmup
+        ), measured
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
@@ -190,9 +191,14 @@ class Conclusion:
         # Studies of earlier versions have neither verdicts nor a source.
         verdicts = tuple(_verdict(verdict) for verdict in fields.get("verdicts", ()))
         return cls(
-            Strategy(fields["winner"]), fields["reason"], fields["stopped"], default_s, comparisons,
-            verdicts, fields.get("source", ""),
-        )  # fmt: skip
+            Strategy(fields["winner"]),
+            fields["reason"],
+            fields["stopped"],
+            default_s,
+            comparisons,
+            verdicts,
+            fields.get("source", ""),
+        )
 
     @classmethod
     def of(cls, study: StudyRecord) -> Conclusion | None:

@@ -70,10 +70,10 @@ def find() -> KeptTestbed | None:
     try:
         fields = json.loads(_STATE.read_text())
         kept = KeptTestbed(
-            fields["keeper"], fields["started"], *(
-                tuple(fields[name]) for name in ("hosts", "pids", "options")
-            )
-        )  # fmt: skip
+            fields["keeper"],
+            fields["started"],
+            *(tuple(fields[name]) for name in ("hosts", "pids", "options")),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return kept if kept.lives else None
@@ -90,9 +90,12 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> KeptTestbe
     plan = json.dumps({"hosts": hosts, "slots": slots, "rates_mbit": list(rates_mbit)})
     keeper = subprocess.Popen(
         run_main("hvd_autosync.testing.keeper", plan),
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        start_new_session=True, text=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
     deadline = time.monotonic() + _UP_S
     while keeper.poll() is None and time.monotonic() < deadline:
         kept = find()
@@ -126,9 +129,12 @@ def keep(hosts: int, slots: int, rates_mbit: list[float | None]) -> None:
     """Be the keeper."""
     with Testbed(hosts, rates_mbit) as bed:
         kept = KeptTestbed(
-            os.getpid(), _started(os.getpid()), bed.hosts, bed.pids,
+            os.getpid(),
+            _started(os.getpid()),
+            bed.hosts,
+            bed.pids,
             tuple(bed.horovodrun_options(slots)),
-        )  # fmt: skip
+        )
         passing = _STATE.with_suffix(f".{os.getpid()}")
         passing.write_text(json.dumps(asdict(kept)))
         passing.replace(_STATE)

@@ -71,11 +71,25 @@ class Box:
     def __init__(self, name: str) -> None:
         self._children: list[subprocess.Popen[Any]] = []
         self._holder = subprocess.Popen(
-            ["unshare", *_NAMESPACES, "--pid", "--fork", "--kill-child", "--mount-proc",
-             "--propagation", "private", "sh", "-c", _HOLD, name],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [
+                "unshare",
+                *_NAMESPACES,
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                _HOLD,
+                name,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the owner
-        )  # fmt: skip
+        )
         assert self._holder.stdout is not None
         said = self._holder.stdout.readline()
         if said != b"ready\n":
@@ -122,9 +136,10 @@ class Box:
 
         ``nsenter --pid`` would stand between them and signals of ours.
         """
-        with open("/proc/self/ns/pid") as home, open(
-            f"/proc/{self.pid}/ns/pid_for_children"
-        ) as inside:
+        with (
+            open("/proc/self/ns/pid") as home,
+            open(f"/proc/{self.pid}/ns/pid_for_children") as inside,
+        ):
             _set_namespace(inside.fileno(), _CLONE_NEWPID)
             try:
                 yield

@@ -97,9 +97,11 @@ def testbed_missing() -> str | None:
         return f"not installed: {', '.join(absent)} (packages iproute2, openssh-server, util-linux)"
     enter = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--mount-proc"]
     tried = subprocess.run(
-        [*enter, "sh", "-c", _PROBE], capture_output=True, text=True,
+        [*enter, "sh", "-c", _PROBE],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PATH": _TOOL_PATH},
-    )  # fmt: skip
+    )
     return f"the kernel refuses: {tried.stderr.strip()}" if tried.returncode else None
 
 
@@ -169,15 +171,32 @@ class Testbed:
         """Join a host to the switch, each end of the cable limiting what it sends."""
         host, port = self._boxes[index], f"port{index}"
         subprocess.run(
-            ["ip", "link", "add", "name", port, "netns", str(switch.pid), "type", "veth",
-             "peer", "name", "eth0", "netns", str(host.pid)],
-            check=True, env={"PATH": _TOOL_PATH},
-        )  # fmt: skip
+            [
+                "ip",
+                "link",
+                "add",
+                "name",
+                port,
+                "netns",
+                str(switch.pid),
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                str(host.pid),
+            ],
+            check=True,
+            env={"PATH": _TOOL_PATH},
+        )
         _ip(switch, f"link set dev {port} master bridge up")
         _ip(
-            host, f"addr add {self.addresses[index]}/24 dev eth0",
-            "link set dev eth0 up", "link set dev lo up",
-        )  # fmt: skip
+            host,
+            f"addr add {self.addresses[index]}/24 dev eth0",
+            "link set dev eth0 up",
+            "link set dev lo up",
+        )
         rate_mbit = self._rates[index]
         if rate_mbit is not None:
             _limit(switch, port, rate_mbit)
@@ -294,8 +313,17 @@ class Testbed:
         """
         layout = ",".join(f"{name}:{slots}" for name in self.hosts)
         # The cache would lie in the user's home, and names of hosts come back in other test beds.
-        return ["-np", str(slots * len(self.hosts)), "-H", layout, "-i", _KEY,
-                "--network-interfaces", "eth0", "--disable-cache"]  # fmt: skip
+        return [
+            "-np",
+            str(slots * len(self.hosts)),
+            "-H",
+            layout,
+            "-i",
+            _KEY,
+            "--network-interfaces",
+            "eth0",
+            "--disable-cache",
+        ]
 
 
 def _with_environment(options: dict[str, Any]) -> dict[str, Any]:
@@ -338,6 +366,18 @@ def _limit(box: Box, interface: str, rate_mbit: float) -> None:
     bits_per_s = round(rate_mbit * 1e6)
     burst = max(round(bits_per_s / 8 * _BURST_S), _LEAST_BURST)
     _tool(
-        box, "tc", "qdisc", "add", "dev", interface, "root", "tbf",
-        "rate", f"{bits_per_s}bit", "burst", str(burst), "latency", "200ms",
-    )  # fmt: skip
+        box,
+        "tc",
+        "qdisc",
+        "add",
+        "dev",
+        interface,
+        "root",
+        "tbf",
+        "rate",
+        f"{bits_per_s}bit",
+        "burst",
+        str(burst),
+        "latency",
+        "200ms",
+    )

@@ -12,21 +12,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from hvd_autosync.search_space import (
-    Host,
-    ModelProfile,
-    Resources,
-    Task,
-    TrialResult,
-)
+from hvd_autosync.search_space import Host, ModelProfile, Resources, Task, TrialResult
 from hvd_autosync.traces.records import DRIFT, FALLBACKS, StudyRecord, TrialRecord, timestamp
 
 _JOB_KEY, _COMMAND = "anonymous", ("horovodrun",)
 #: What a learner said of a trial and does not name other studies.
 _KEPT_INFO = (
-    "predicted_step_s", "predicted_low_s", "predicted_high_s", "acquisition", "expected_gain",
-    "ask_s", "stopped", "candidates", "seed",
-)  # fmt: skip
+    "predicted_step_s",
+    "predicted_low_s",
+    "predicted_high_s",
+    "acquisition",
+    "expected_gain",
+    "ask_s",
+    "stopped",
+    "candidates",
+    "seed",
+)
 
 
 def anonymous_id(study_id: str) -> str:
@@ -55,9 +56,14 @@ def anonymous(
                 replace(each, reason="", at="").to_json() for each in study.fallbacks
             ]
     shared = replace(
-        study, study_id=study_id, created_at=_moved(study.created_at, earlier), job_key=_JOB_KEY,
-        command=_COMMAND, task=_task(study.task, hosts), outcome=outcome,
-    )  # fmt: skip
+        study,
+        study_id=study_id,
+        created_at=_moved(study.created_at, earlier),
+        job_key=_JOB_KEY,
+        command=_COMMAND,
+        task=_task(study.task, hosts),
+        outcome=outcome,
+    )
     return shared, [_trial(trial, study_id, earlier, hosts) for trial in trials]
 
 
@@ -86,9 +92,13 @@ def _trial(
     info = {name: trial.info[name] for name in _KEPT_INFO if name in trial.info}
     result = None if trial.result is None else _result(trial.result, hosts)
     return replace(
-        trial, study_id=study_id, asked_at=_moved(trial.asked_at, earlier), told_at=told_at,
-        info=info, result=result,
-    )  # fmt: skip
+        trial,
+        study_id=study_id,
+        asked_at=_moved(trial.asked_at, earlier),
+        told_at=told_at,
+        info=info,
+        result=result,
+    )
 
 
 def _result(result: TrialResult, hosts: dict[str, str]) -> TrialResult:

@@ -92,11 +92,17 @@ def _records(
     )
     trials = [
         TrialRecord(
-            study_id, number, "horovod-autotune", row.strategy, written_at, None,
-            {"score_bytes_per_us": row.score, "line": row.line}, None,
+            study_id,
+            number,
+            "horovod-autotune",
+            row.strategy,
+            written_at,
+            None,
+            {"score_bytes_per_us": row.score, "line": row.line},
+            None,
         )
         for number, row in enumerate(samples)
-    ]  # fmt: skip
+    ]
     return study, trials
 
 

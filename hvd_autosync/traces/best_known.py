@@ -43,8 +43,10 @@ def best_known(
         known = {(p.name, p.shape, p.dtype) for p in model.parameters}
         if wanted <= known and sorted(host.slots for host in resources.hosts) == sorted(slots):
             classes = parameter_classes(model)
-            return {"knobs": dict(study.winner),
-                    "classes": {name: list(names) for name, names in classes.items()}}  # fmt: skip
+            return {
+                "knobs": dict(study.winner),
+                "classes": {name: list(names) for name, names in classes.items()},
+            }
     return None
 
 

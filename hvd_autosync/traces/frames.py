@@ -13,9 +13,19 @@ from hvd_autosync.traces.records import TrialRecord, default_result
 from hvd_autosync.traces.store import TraceStore
 
 _COLUMNS = (
-    "number", "kind", "status", "step_ms", "step_ms_error", "steps", "steps_per_s", "speedup",
-    "blocked_share", "setup_s", "total_s", "reason",
-)  # fmt: skip
+    "number",
+    "kind",
+    "status",
+    "step_ms",
+    "step_ms_error",
+    "steps",
+    "steps_per_s",
+    "speedup",
+    "blocked_share",
+    "setup_s",
+    "total_s",
+    "reason",
+)
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
 
 
@@ -88,14 +98,19 @@ def _measures(trial: TrialRecord, default: StepTime | None) -> dict[str, Any]:
     result, step_time = trial.result, _step_time(trial)
     if result is not None:
         row |= {
-            "status": result.status.value, "blocked_share": result.blocked_share,
-            "setup_s": result.setup_s, "total_s": result.total_s, "reason": result.reason,
-        }  # fmt: skip
+            "status": result.status.value,
+            "blocked_share": result.blocked_share,
+            "setup_s": result.setup_s,
+            "total_s": result.total_s,
+            "reason": result.reason,
+        }
     if step_time is not None and step_time.mean_s > 0:
         row |= {
-            "step_ms": 1e3 * step_time.mean_s, "step_ms_error": 1e3 * step_time.standard_error_s,
-            "steps": step_time.steps, "steps_per_s": 1 / step_time.mean_s,
-        }  # fmt: skip
+            "step_ms": 1e3 * step_time.mean_s,
+            "step_ms_error": 1e3 * step_time.standard_error_s,
+            "steps": step_time.steps,
+            "steps_per_s": 1 / step_time.mean_s,
+        }
         if default is not None:
             row["speedup"] = default.mean_s / step_time.mean_s
     return row

@@ -55,8 +55,7 @@ def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str
         ) from None
     except Exception as error:  # of whatever database driver the URL names
         raise StoreError(
-            f"Optuna cannot write to {url}: {error}",
-            hint="Write for example sqlite:///optuna.db.",
+            f"Optuna cannot write to {url}: {error}", hint="Write for example sqlite:///optuna.db."
         ) from error
     return name
 

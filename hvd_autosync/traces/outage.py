@@ -68,8 +68,10 @@ def connect_again(engine: Engine, name: str) -> Connection:
                 reason = " ".join(str(error.orig).split())
                 print(
                     f"hvd-autosync: {name} does not answer; waiting for it, for at most "
-                    f"{WAIT_S / 60:.0f} minutes: {reason}", file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    f"{WAIT_S / 60:.0f} minutes: {reason}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         waiting = True
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -102,10 +102,14 @@ class StudyRecord:
         found = []
         for each in said if isinstance(said, list) else ():
             with contextlib.suppress(*_MALFORMED):
-                found.append(Fallback(
-                    Strategy(each["strategy"]), int(each["step"]), str(each["reason"]),
-                    str(each["at"]),
-                ))  # fmt: skip
+                found.append(
+                    Fallback(
+                        Strategy(each["strategy"]),
+                        int(each["step"]),
+                        str(each["reason"]),
+                        str(each["at"]),
+                    )
+                )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:

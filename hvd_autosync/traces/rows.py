@@ -45,7 +45,9 @@ def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
     told = select(TRIALS.c.study_id, count).group_by(TRIALS.c.study_id).subquery()
     query = (
         select(
-            STUDIES.c.study_id, STUDIES.c.fingerprint, STUDIES.c.space_key,
+            STUDIES.c.study_id,
+            STUDIES.c.fingerprint,
+            STUDIES.c.space_key,
             type_coerce(STUDIES.c.task, Text),
         )
         .join(told, told.c.study_id == STUDIES.c.study_id)
@@ -169,8 +171,7 @@ def lock_running(connection: Connection, study_id: str) -> None:
     status = lock_study(connection, study_id)["status"]
     if status != StudyStatus.RUNNING.value:
         raise StoreError(
-            f"study {study_id} has ended ({status}) and cannot change",
-            hint="Start a new study.",
+            f"study {study_id} has ended ({status}) and cannot change", hint="Start a new study."
         )
 
 
@@ -178,8 +179,7 @@ def no_study(study_id: str) -> StoreError:
     """The error for an id that fits nothing."""
     if study_id == "last":
         return StoreError(
-            "this store has no study yet",
-            hint="Run a job with --autosync, or import a trace.",
+            "this store has no study yet", hint="Run a job with --autosync, or import a trace."
         )
     return StoreError(
         f"this store has no study {study_id!r}",

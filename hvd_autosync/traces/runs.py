@@ -61,9 +61,12 @@ def insert_run(connection: Connection, run: RunRecord) -> int:
     if not math.isfinite(run.metric):
         result["metric"] = None
     row = {
-        "job_key": run.job_key, "command": list(run.command), "ended_at": run.ended_at,
-        "strategy": dict(run.strategy), "result": result,
-    }  # fmt: skip
+        "job_key": run.job_key,
+        "command": list(run.command),
+        "ended_at": run.ended_at,
+        "strategy": dict(run.strategy),
+        "result": result,
+    }
     for tries_left in reversed(range(_TRIES)):
         last = connection.execute(query).scalar()
         number = 0 if last is None else int(last) + 1
@@ -106,10 +109,18 @@ def _record(row: dict[str, Any]) -> RunRecord:
         if not 0 <= share <= 1:
             raise ValueError(f"share {share}")
         return RunRecord(
-            row["job_key"], row["number"], tuple(row["command"]), row["ended_at"],
-            Strategy(row["strategy"]), share, metric, str(result["source"]), seconds,
-            int(result["samples"]), str(result["status"]),
-        )  # fmt: skip
+            row["job_key"],
+            row["number"],
+            tuple(row["command"]),
+            row["ended_at"],
+            Strategy(row["strategy"]),
+            share,
+            metric,
+            str(result["source"]),
+            seconds,
+            int(result["samples"]),
+            str(result["status"]),
+        )
     except (LookupError, TypeError, ValueError, AttributeError, SpaceError) as error:
         raise TraceFormatError(
             f"run {row['number']} of job {row['job_key']} is damaged in the store: {error!r}",

@@ -85,9 +85,18 @@ class TraceStore:
     ) -> StudyRecord:
         """Start a study that this process owns; the arguments are those of its record."""
         study = StudyRecord(
-            secrets.token_hex(6), timestamp(), job_key, tuple(command), dict(settings),
-            dict(versions), StudyStatus.RUNNING, None, None, None, None,
-        )  # fmt: skip
+            secrets.token_hex(6),
+            timestamp(),
+            job_key,
+            tuple(command),
+            dict(settings),
+            dict(versions),
+            StudyStatus.RUNNING,
+            None,
+            None,
+            None,
+            None,
+        )
         with self._database.writing() as connection:
             rows.insert_study(connection, study, (), Owner.current())
             # Read back, so that everyone sees the settings as JSON leaves them.
@@ -99,8 +108,9 @@ class TraceStore:
         columns = {
             "task": None if task is None else task.to_json(),
             "fingerprint": None if task is None else task.fingerprint,
-            "space": space.to_json(), "space_key": space.key,
-        }  # fmt: skip
+            "space": space.to_json(),
+            "space_key": space.key,
+        }
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
             rows.update_study(connection, study_id, columns)
@@ -160,9 +170,11 @@ class TraceStore:
                 hint="End it as finished or failed.",
             )
         columns = {
-            "status": status.value, "owner": None, "heartbeat_s": None,
+            "status": status.value,
+            "owner": None,
+            "heartbeat_s": None,
             "winner": None if winner is None else dict(winner),
-        }  # fmt: skip
+        }
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
             # A training may have run already, where the tuning was interrupted.
@@ -202,9 +214,7 @@ class TraceStore:
 
         self._add(study_id, FALLBACKS, add)
 
-    def _add(
-        self, study_id: str, name: str, entry: Callable[[StudyRecord], list[Any]]
-    ) -> None:
+    def _add(self, study_id: str, name: str, entry: Callable[[StudyRecord], list[Any]]) -> None:
         """Write an entry of a study's outcome, made of the study as it is."""
         with self._database.writing() as connection:
             rows.lock_study(connection, study_id)

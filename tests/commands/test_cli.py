@@ -40,9 +40,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TraceStore:
 def write_study(store: TraceStore, *, gain: bool) -> str:
     """A finished study of two trials."""
     study_id = store.create_study(
-        job_key="job", command=("horovodrun", "-np", "2", "--gloo", "python", "[train].py"),
-        settings=StudySettings().to_json(), versions={},
-    ).study_id  # fmt: skip
+        job_key="job",
+        command=("horovodrun", "-np", "2", "--gloo", "python", "[train].py"),
+        settings=StudySettings().to_json(),
+        versions={},
+    ).study_id
     store.describe_task(study_id, None, SPACE)
     store.ask(study_id, Strategy(), "default", {})
     store.tell(study_id, 0, measured(0.05))
@@ -140,8 +142,22 @@ def test_tune_hands_the_line_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
         return 7
 
     monkeypatch.setattr("hvd_autosync.commands.flag.tune_command", tune_command)
-    line = ["-np", "2", "-H", "a:1,b:1", "--autosync-trials", "3", "-v", "python", "t.py",
-            "--store", "x", "--help", "--", "-np"]  # fmt: skip
+    line = [
+        "-np",
+        "2",
+        "-H",
+        "a:1,b:1",
+        "--autosync-trials",
+        "3",
+        "-v",
+        "python",
+        "t.py",
+        "--store",
+        "x",
+        "--help",
+        "--",
+        "-np",
+    ]
     assert run("tune", *line).exit_code == 7
     assert taken == [line]
     mpi = ["--mpi", "--binding-args=-bind-to none", "-np", "2", "python", "t.py"]
@@ -200,9 +216,7 @@ def test_show_writes_the_winner_as_a_file(study_id: str) -> None:
     assert run("show", "--take", "best").exit_code == 1
 
 
-def test_show_takes_the_beginning_of_an_id_and_another_store(
-    study_id: str, tmp_path: Path
-) -> None:
+def test_show_takes_the_beginning_of_an_id_and_another_store(study_id: str, tmp_path: Path) -> None:
     other = TraceStore(tmp_path / "other.db")
     other_id = write_study(other, gain=False)
     result = run("show", other_id[:6], "--store", str(tmp_path / "other.db"))
@@ -317,8 +331,7 @@ def checks(monkeypatch: pytest.MonkeyPatch, *verdicts: str) -> list[Any]:
 
     def examine(*arguments: Any, **keywords: Any) -> list[doctor.Check]:
         asked.append((*arguments, keywords))
-        return [doctor.Check("store", doctor.Verdict(v), f"[{v}]", f"repair {v}")
-                for v in verdicts]  # fmt: skip
+        return [doctor.Check("store", doctor.Verdict(v), f"[{v}]", f"repair {v}") for v in verdicts]
 
     monkeypatch.setattr(doctor, "examine", examine)
     return asked
@@ -329,8 +342,11 @@ def test_the_doctor_prints_each_check_with_its_remedy(monkeypatch: pytest.Monkey
     result = run("doctor")
     assert result.exit_code == 0
     assert result.output.splitlines() == [
-        "ok    store: [ok]", "      repair ok", "warn  store: [warn]", "      repair warn",
-    ]  # fmt: skip
+        "ok    store: [ok]",
+        "      repair ok",
+        "warn  store: [warn]",
+        "      repair warn",
+    ]
 
 
 def test_the_doctor_fails_when_a_check_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,8 +357,11 @@ def test_the_doctor_fails_when_a_check_does(monkeypatch: pytest.MonkeyPatch) -> 
     document = json.loads(result.output)
     assert document["ok"] is False
     assert document["checks"][1] == {
-        "subject": "store", "verdict": "fail", "text": "[fail]", "remedy": "repair fail",
-    }  # fmt: skip
+        "subject": "store",
+        "verdict": "fail",
+        "text": "[fail]",
+        "remedy": "repair fail",
+    }
 
 
 def test_the_doctor_is_told_hosts_ssh_and_store(

@@ -100,10 +100,12 @@ def test_options_without_the_flag_are_refused(
 @pytest.mark.parametrize(
     ("options", "starts"),
     [
-        (["--autosync-strategy", "won.toml"], True), (["--autosync-replay=last"], True),
-        (["--autosync-replay", "last", "--autosync-store", "x.db"], True), ([], False),
+        (["--autosync-strategy", "won.toml"], True),
+        (["--autosync-replay=last"], True),
+        (["--autosync-replay", "last", "--autosync-store", "x.db"], True),
+        ([], False),
     ],
-)  # fmt: skip
+)
 def test_options_that_say_what_to_run_imply_the_flag(
     monkeypatch: pytest.MonkeyPatch, options: list[str], starts: bool
 ) -> None:
@@ -121,8 +123,10 @@ def test_a_torch_that_cannot_be_imported_is_said_without_a_traceback(
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12 is missing')")
     done = subprocess.run(
         [horovodrun, "-np", "2", "--autosync", "--autosync-dry-run", "true"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode != 0
     assert "hvd-autosync: error: horovod.torch cannot be imported: OSError" in done.stderr
     assert "Traceback" not in done.stderr
@@ -132,8 +136,10 @@ def test_the_users_own_settings_are_held(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "0")
     job = job_of("-np", "2", "--gloo", "--cycle-time-ms", "3.5", "--fusion-threshold-mb", "16")
     assert dict(job.held) == {  # type: ignore[attr-defined]
-        "cache_capacity": 0, "cycle_time_ms": 3.5, "fusion_threshold_bytes": 16 * 2**20,
-    }  # fmt: skip
+        "cache_capacity": 0,
+        "cycle_time_ms": 3.5,
+        "fusion_threshold_bytes": 16 * 2**20,
+    }
     assert job.controller == "gloo"  # type: ignore[attr-defined]
 
 
@@ -172,8 +178,9 @@ def test_hosts_come_from_option_file_or_local_machine(tmp_path: Path) -> None:
     hostfile.write_text("a slots=1\nb slots=4\n")
     words = ("-np", "3", "--mpi", "--hostfile", str(hostfile))
     assert job_of(*words).hosts == (  # type: ignore[attr-defined]
-        Host("a", 1), Host("b", 2),
-    )  # fmt: skip
+        Host("a", 1),
+        Host("b", 2),
+    )
     assert job_of("-np", "3").hosts == (Host("localhost", 3),)  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match="-np 3 asks for more ranks than the 2 slots"):
         job_of("-np", "3", "-H", "a:1,b:1")

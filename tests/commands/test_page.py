@@ -28,9 +28,17 @@ def test_the_answer_comes_first_and_everything_is_there(html: str) -> None:
     body = html[html.index("<body>") :]
     order = [
         body.index(words)
-        for words in (">Answer<", "10.28x faster", ">Figures<", "Step time, trial by trial",
-                      ">Task<", ">Without tuning<", ">Versions<", ">Every trial<")
-    ]  # fmt: skip
+        for words in (
+            ">Answer<",
+            "10.28x faster",
+            ">Figures<",
+            "Step time, trial by trial",
+            ">Task<",
+            ">Without tuning<",
+            ">Versions<",
+            ">Every trial<",
+        )
+    ]
     assert order == sorted(order)
     assert body.count('class="plotly-graph-div"') == body.count("<figure>") >= 8
     assert len(re.findall(r"<td>confirm</td>", body)) == 6

@@ -9,11 +9,19 @@ from hvd_autosync.cost import Coefficients, CostModel, calibrate
 from hvd_autosync.search_space import ModelProfile, Resources
 
 STRATEGIES = [
-    {"cycle_time_ms": cycle, "buckets": buckets, "embedding_exchange": exchange,
-     "fusion_threshold_bytes": fusion, "large_codec": codec}
-    for cycle in (0.2, 20.0) for buckets in (0, 3) for exchange in ("allreduce", "rows")
-    for fusion in (0, 1 << 26) for codec in ("none", "int8")
-]  # fmt: skip
+    {
+        "cycle_time_ms": cycle,
+        "buckets": buckets,
+        "embedding_exchange": exchange,
+        "fusion_threshold_bytes": fusion,
+        "large_codec": codec,
+    }
+    for cycle in (0.2, 20.0)
+    for buckets in (0, 3)
+    for exchange in ("allreduce", "rows")
+    for fusion in (0, 1 << 26)
+    for codec in ("none", "int8")
+]
 
 
 def test_it_finds_what_made_the_times(model: ModelProfile, slow_network: Resources) -> None:

@@ -11,9 +11,7 @@ from hvd_autosync.search_space import ModelProfile, Resources, build_space
 
 def test_points_are_as_their_strategies(model: ModelProfile, slow_network: Resources) -> None:
     """Held knobs count, and what a switched off knob stands at does not matter."""
-    space = build_space(
-        model, slow_network, held={"cycle_time_ms": 40.0}, allow=("codec", "order")
-    )
+    space = build_space(model, slow_network, held={"cycle_time_ms": 40.0}, allow=("codec", "order"))
     points = sobol_points(space, 200, 0)
     cost = CostModel(model, slow_network)
     found = cost.prepare(Columns.at(space, points)).seconds([UNCALIBRATED])[0]

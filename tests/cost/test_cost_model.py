@@ -24,9 +24,7 @@ def test_a_slow_network_decides(model: ModelProfile, slow_network: Resources) ->
     assert undisturbed < cost.predict([{}])[0]
 
 
-def test_accelerators_send_while_they_compute(
-    model: ModelProfile, slow_network: Resources
-) -> None:
+def test_accelerators_send_while_they_compute(model: ModelProfile, slow_network: Resources) -> None:
     build = replace(slow_network.build, nccl=True)
     on_gpus = replace(slow_network, device="NVIDIA H100", build=build)
     there, here = (CostModel(model, each).predict([{}])[0] for each in (on_gpus, slow_network))
@@ -82,8 +80,11 @@ def test_a_table_that_fills_up_travels_whole(model: ModelProfile, slow_network: 
 def test_long_cycles_cost_each_operation_of_an_exchange(
     model: ModelProfile, slow_network: Resources
 ) -> None:
-    at = [{"embedding_exchange": e, "cycle_time_ms": c}
-          for e in ("allreduce", "rows") for c in (1.0, 101.0)]  # fmt: skip
+    at = [
+        {"embedding_exchange": e, "cycle_time_ms": c}
+        for e in ("allreduce", "rows")
+        for c in (1.0, 101.0)
+    ]
     plain, plain_long, rows, rows_long = CostModel(model, slow_network).predict(at)
     assert rows_long - rows > 0.15 > plain_long - plain
 
@@ -93,8 +94,9 @@ def test_buckets_follow_the_bytes(model: ModelProfile, slow_network: Resources) 
 
     With processors that do not send while they compute, waiting costs nothing.
     """
-    fast = replace(slow_network.links, overall=replace(slow_network.links.overall,
-                                                       bandwidth_bytes_per_s=1e9))  # fmt: skip
+    fast = replace(
+        slow_network.links, overall=replace(slow_network.links.overall, bandwidth_bytes_per_s=1e9)
+    )
     cluster = replace(slow_network, links=fast)
     at = [{"buckets": n, "cycle_time_ms": 0.1, "fusion_threshold_bytes": 0} for n in (0, 1, 4, 22)]
     none, _, _, every = CostModel(model, cluster).predict(at)
@@ -152,12 +154,15 @@ def test_many_at_once_are_as_each_alone(model: ModelProfile, slow_network: Resou
     cost = CostModel(model, slow_network)
     rng = np.random.default_rng(0)
     some = [
-        {"buckets": int(rng.integers(0, 20)), "bucket_rule": str(rng.choice(["ordered", "size"])),
-         "cycle_time_ms": float(rng.uniform(0.1, 50)),
-         "fusion_threshold_bytes": int(rng.integers(0, 10**7)),
-         "embedding_exchange": str(rng.choice(["allreduce", "rows", "hierarchical"]))}
+        {
+            "buckets": int(rng.integers(0, 20)),
+            "bucket_rule": str(rng.choice(["ordered", "size"])),
+            "cycle_time_ms": float(rng.uniform(0.1, 50)),
+            "fusion_threshold_bytes": int(rng.integers(0, 10**7)),
+            "embedding_exchange": str(rng.choice(["allreduce", "rows", "hierarchical"])),
+        }
         for _ in range(50)
-    ]  # fmt: skip
+    ]
     assert cost.predict(some).tolist() == [cost.predict([each])[0] for each in some]
 
 
@@ -189,9 +194,10 @@ def test_owners_pay_for_an_alltoall(model: ModelProfile, slow_network: Resources
     small = 20 * 256 * 4 / GRADIENT_BYTES
     assert wire[1] / wire[0] == pytest.approx((1 - small) * 1.75 / 1.5 + small, rel=0.02)
     one_level = replace(
-        slow_network, hosts=(Host("a", 1), Host("b", 1)),
+        slow_network,
+        hosts=(Host("a", 1), Host("b", 1)),
         links=Links(Link(2, 1e-3, 12.5e6), None, Link(2, 1e-3, 12.5e6)),
-    )  # fmt: skip
+    )
     # A rank alone on its host uses one direction at a time.
     ring, owners = CostModel(model, one_level).predict(exchanges)
     assert owners == pytest.approx(1.5 * ring, rel=0.05)
@@ -237,8 +243,12 @@ def test_local_steps_share_one_exchange(model: ModelProfile, slow_network: Resou
 
 
 def test_rounds_are_capped(model: ModelProfile, slow_network: Resources) -> None:
-    at = [{}, {"local_steps": 16, "local_cap": 1}, {"local_steps": 4},
-          {"local_steps": 16, "local_cap": 4}]  # fmt: skip
+    at = [
+        {},
+        {"local_steps": 16, "local_cap": 1},
+        {"local_steps": 4},
+        {"local_steps": 16, "local_cap": 4},
+    ]
     plain, capped, four, capped_four = CostModel(model, slow_network).predict(at)
     assert (plain, four) == (capped, capped_four)
 

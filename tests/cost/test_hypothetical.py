@@ -29,8 +29,9 @@ def test_the_same_layout_has_the_same_network(slow_network: Resources) -> None:
 
 
 def test_a_slower_message_takes_longer(slow_network: Resources) -> None:
-    quick, slow = (imagined_resources(slow_network, 2, 2, None, hop).links.across
-                   for hop in (5e-6, 5e-4))  # fmt: skip
+    quick, slow = (
+        imagined_resources(slow_network, 2, 2, None, hop).links.across for hop in (5e-6, 5e-4)
+    )
     assert quick is not None and slow is not None
     assert slow.latency_s - quick.latency_s == pytest.approx(2 * (5e-4 - 5e-6))
 

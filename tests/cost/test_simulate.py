@@ -27,8 +27,12 @@ from hvd_autosync.search_space import (
 from hvd_autosync.traces import TraceStore
 
 TRUE = Coefficients(latency=0.4, byte=0.1, compute=0.2, rest=0.5)
-TRIED = [{}, {"embedding_exchange": "rows"}, {"buckets": 4, "cycle_time_ms": 10.0},
-         {"fusion_threshold_bytes": 0, "cache_capacity": 0}]  # fmt: skip
+TRIED = [
+    {},
+    {"embedding_exchange": "rows"},
+    {"buckets": 4, "cycle_time_ms": 10.0},
+    {"fusion_threshold_bytes": 0, "cache_capacity": 0},
+]
 
 
 @pytest.fixture
@@ -94,13 +98,19 @@ def test_a_strategy_of_a_file_is_predicted_too(
     ("lines", "words", "named"),
     [
         ("knobs.protocol = 'later'", [], "later"),
-        ("knobs.large_exchange = 'hierarchical'\nclasses.large = ['matrix']",
-         ["--hosts", "1"], "does not fit the hosts"),
+        (
+            "knobs.large_exchange = 'hierarchical'\nclasses.large = ['matrix']",
+            ["--hosts", "1"],
+            "does not fit the hosts",
+        ),
         ("knobs.large_codec = 'fp16'\nclasses.large = ['nosuch*']", [], "fits no parameter"),
-        ("knobs.large_codec = 'fp16'\nclasses.large = ['table']", [],
-         '[classes] large = ["matrix"]'),
+        (
+            "knobs.large_codec = 'fp16'\nclasses.large = ['table']",
+            [],
+            '[classes] large = ["matrix"]',
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_strategy_that_cannot_be_predicted_is_refused(
     store: TraceStore, tmp_path: Path, lines: str, words: list[str], named: str
 ) -> None:

@@ -26,10 +26,14 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 
 STRATEGIES: list[dict[str, Value]] = [
-    {}, {"buckets": 4}, {"buckets": 3, "bucket_rule": "size"}, {"fusion_threshold_bytes": 0},
-    {"large_codec": "powersgd", "large_rank": 2}, {"local_steps": 8},
+    {},
+    {"buckets": 4},
+    {"buckets": 3, "bucket_rule": "size"},
+    {"fusion_threshold_bytes": 0},
+    {"large_codec": "powersgd", "large_rank": 2},
+    {"local_steps": 8},
     {"protocol": "asp"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -41,7 +45,6 @@ def test_the_last_message_ends_where_communication_does(
     assert found.step_s == pytest.approx(model.predict([strategy])[0])
     prepared = model.phases(Columns.of([strategy])).typical
     assert prepared.items is not None
-
 
     end_s, _ = prepared._communication(1, *np.ones((3, 1)))
     assert found.messages[-1].end_s == pytest.approx(
@@ -64,9 +67,6 @@ def test_messages_follow_each_other_and_carry_everything(
 
 
 def test_slower_computation_moves_all_of_it(task: Task) -> None:
-
-
-
 
     model = CostModel(task.model, task.resources)
     usual, slow = anatomy(model, {}), anatomy(model, {}, Coefficients(compute=math.log(2)))

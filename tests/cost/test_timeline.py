@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 from hvd_autosync.cost.timeline import Items, Loop, communication
 
 ITEM = st.tuples(
-    st.floats(0, 0.1), st.sampled_from([0, 100, 1000, 5000]), st.floats(0, 0.02),
-    st.sampled_from([1, 2, 3]), st.sampled_from([0, 0, 1]),
-)  # fmt: skip
+    st.floats(0, 0.1),
+    st.sampled_from([0, 100, 1000, 5000]),
+    st.floats(0, 0.02),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([0, 0, 1]),
+)
 Item = tuple[float, int, float, int, int]
 SECONDS = st.floats(1e-4, 0.05)
 
 
-def one_by_one(
-    cycle: float, fusion: float, response: float, items: list[Item]
-) -> float:
+def one_by_one(cycle: float, fusion: float, response: float, items: list[Item]) -> float:
     """The same loop for one strategy, batch by batch."""
     waiting = [item for item in items if item[1]]
     begin, end, later = -float("inf"), 0.0, 0.0
@@ -37,9 +38,12 @@ def one_by_one(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(ITEM, min_size=1, max_size=12),
-       st.lists(st.tuples(SECONDS, st.sampled_from([0, 1500, 10**9]), SECONDS), min_size=1,
-                max_size=4))  # fmt: skip
+@given(
+    st.lists(ITEM, min_size=1, max_size=12),
+    st.lists(
+        st.tuples(SECONDS, st.sampled_from([0, 1500, 10**9]), SECONDS), min_size=1, max_size=4
+    ),
+)
 def test_all_at_once_is_one_by_one(
     items: list[Item], loops: list[tuple[float, int, float]]
 ) -> None:

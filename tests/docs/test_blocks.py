@@ -39,9 +39,12 @@ else:
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md",
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
-]  # fmt: skip
+]
 SHELL, PYTHON = ("bash", "sh", "console"), ("python",)
 DATA = ("text", "toml", "yaml", "json", "diff", "html", "bibtex")
 #: What a line of a shell may begin with; in a block of text it would be one that nobody ran.
@@ -123,7 +126,7 @@ def test_remarks_are_read_and_a_wrong_command_line_is_noticed(tmp_path: Path) ->
     page = ROOT / "docs" / "never-written.md"
     text = "<!-- not run: no\nhosts -->\n```bash\nhorovodrun -np 2 --autosync python t.py\n```\n"
     written = tmp_path / "page.md"
-    written.write_text(f"{text}\nwords\n\n```toml title=\"a.toml\"\nx = 1\n```\n")
+    written.write_text(f'{text}\nwords\n\n```toml title="a.toml"\nx = 1\n```\n')
     one, two = blocks_of(written)
     assert one.remarks == {"not run": "no\nhosts"} and one.language == "bash" and one.line == 3
     assert (two.title, two.remarks) == ("a.toml", {})
@@ -233,9 +236,12 @@ runpy.run_path({str(ROOT / "examples" / "train_digits.py")!r}, run_name="__main_
 """
 #: Whatever a page tunes, beyond what was tuned before.
 BRIEF = {
-    "HVD_AUTOSYNC_TRIALS": "2", "HVD_AUTOSYNC_STEPS": "6", "HVD_AUTOSYNC_WARMUP": "2",
-    "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
-}  # fmt: skip
+    "HVD_AUTOSYNC_TRIALS": "2",
+    "HVD_AUTOSYNC_STEPS": "6",
+    "HVD_AUTOSYNC_WARMUP": "2",
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+}
 TUNE = """
 import sys
 sys.path.insert(0, "examples")
@@ -263,9 +269,12 @@ class Reader:
     def __init__(self, folder: Path, data: Path) -> None:
         self.folder = folder
         self._environment = {
-            **os.environ, **BRIEF, "XDG_DATA_HOME": str(data), "COLUMNS": "100",
+            **os.environ,
+            **BRIEF,
+            "XDG_DATA_HOME": str(data),
+            "COLUMNS": "100",
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
-        }  # fmt: skip
+        }
         self._where = folder
         self._python: subprocess.Popen[str] | None = None
         self._answers: Any = None
@@ -290,9 +299,15 @@ class Reader:
         text = "\n".join(lines_of(block.text)) if block.language == "console" else block.text
         script = f"set -e\n{text}\nenv -0 > {shlex.quote(str(state))}\n"
         done = subprocess.run(
-            ["bash", "-c", script], cwd=self._where, env=self._environment, text=True, timeout=240,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["bash", "-c", script],
+            cwd=self._where,
+            env=self._environment,
+            text=True,
+            timeout=240,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
         assert done.returncode == 0, f"{block} ended with {done.returncode}:\n{done.stdout}"
         pairs = state.read_text().rstrip("\0").split("\0")
         self._environment = dict(pair.split("=", 1) for pair in pairs)
@@ -306,9 +321,14 @@ class Reader:
             with self._said.open("w") as said:
                 self._python = subprocess.Popen(
                     ["bash", "-c", f'exec "$0" -u -c "$1" 3>&{told}', sys.executable, _INTERPRETER],
-                    cwd=self._where, env=self._environment, text=True, pass_fds=[told],
-                    stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT,
-                )  # fmt: skip
+                    cwd=self._where,
+                    env=self._environment,
+                    text=True,
+                    pass_fds=[told],
+                    stdin=subprocess.PIPE,
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                )
             os.close(told)
             self._answers = os.fdopen(answers)
         begin = self._said.stat().st_size

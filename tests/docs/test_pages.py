@@ -31,9 +31,13 @@ def knob_row(knob: Knob) -> str:
     """The row of a knob in the table of the page."""
     sort = "exact" if knob.exact else f"lossy: `{knob.group}`"
     cells = (
-        f"[`{knob.name}`](#{knob.name})", domain_text(knob), knob.format(knob.default), sort,
-        maps_to(knob), re.sub(r" \(docs/[a-z-]*\.md\)", "", APPLIES_WHEN[knob.name]),
-    )  # fmt: skip
+        f"[`{knob.name}`](#{knob.name})",
+        domain_text(knob),
+        knob.format(knob.default),
+        sort,
+        maps_to(knob),
+        re.sub(r" \(docs/[a-z-]*\.md\)", "", APPLIES_WHEN[knob.name]),
+    )
     return f"| {' | '.join(cells)} |"
 
 

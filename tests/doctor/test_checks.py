@@ -61,9 +61,11 @@ def test_a_torch_that_fails_while_it_is_imported_is_a_finding(tmp_path: Path, er
     (tmp_path / "torch" / "__init__.py").write_text(f"raise {error}({said!r})")
     look = "from hvd_autosync.doctor.checks import check_horovod as look; print(*look(), sep='\\n')"
     done = subprocess.run(
-        [sys.executable, "-c", look], env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", look],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "FAIL" in done.stdout and said in done.stdout and "import torch" in done.stdout
 

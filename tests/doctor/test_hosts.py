@@ -11,8 +11,13 @@ from hvd_autosync.doctor import hosts as doctor_hosts
 from hvd_autosync.doctor.finding import Finding, Severity
 from hvd_autosync.doctor.hosts import check_hosts
 
-ADDRESSES = {"driver": ["10.0.0.1"], "loop": ["127.0.1.1"], "node": ["10.0.0.2"], "gone": [],
-             "bare": ["10.0.0.3"]}  # fmt: skip
+ADDRESSES = {
+    "driver": ["10.0.0.1"],
+    "loop": ["127.0.1.1"],
+    "node": ["10.0.0.2"],
+    "gone": [],
+    "bare": ["10.0.0.3"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +59,11 @@ def test_without_hosts_only_this_machine_is_looked_at() -> None:
 def test_hosts_that_answer_and_have_addresses_are_fine() -> None:
     checks = found("driver", "node")
     assert {subject: check.severity.value for subject, check in checks.items()} == {
-        "name driver": "ok", "name node": "ok", "ssh node": "ok", "name on node": "ok",
-    }  # fmt: skip
+        "name driver": "ok",
+        "name node": "ok",
+        "ssh node": "ok",
+        "name on node": "ok",
+    }
 
 
 def test_an_own_name_on_loopback_is_a_warning_until_there_are_several_hosts(
@@ -111,9 +119,7 @@ def test_each_reason_of_ssh_has_its_own_remedy(tmp_path: Path, said: str, remedy
     assert ("ssh-copy-id" in check.remedy) == ("denied" in said)
 
 
-def test_localhost_among_several_hosts_has_its_own_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_localhost_among_several_hosts_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ADDRESSES, "localhost", ["127.0.0.1"])
     check = found("localhost", "node")["name localhost"]
     assert check.severity is Severity.FAIL
@@ -123,8 +129,9 @@ def test_localhost_among_several_hosts_has_its_own_remedy(
 def test_a_host_without_this_package_is_told_to_install_it() -> None:
     check = found("driver", "bare")["package on bare"]
     assert (check.severity, check.text) == (
-        Severity.FAIL, "ModuleNotFoundError: No module named 'hvd_autosync'",
-    )  # fmt: skip
+        Severity.FAIL,
+        "ModuleNotFoundError: No module named 'hvd_autosync'",
+    )
     assert sys.executable in check.remedy
 
 

@@ -39,9 +39,13 @@ def store() -> TraceStore:
 
 
 def ask(
-    store: TraceStore, probe: Probe, job: Job = JOB, *, anew: bool = False,
+    store: TraceStore,
+    probe: Probe,
+    job: Job = JOB,
+    *,
+    anew: bool = False,
     said: list[str] | None = None,
-) -> Links:  # fmt: skip
+) -> Links:
     say = [].append if said is None else said.append
     return links_of(job, store, probe, say, lambda progress: None, anew=anew)
 
@@ -50,15 +54,16 @@ def test_each_link_is_measured_alone(store: TraceStore) -> None:
     probe = Probe()
     links = ask(store, probe, replace(JOB, hosts=(Host("a", 1), Host("b", 2), Host("c", 3))))
     assert probe.parts == [
-        [("a", 1), ("b", 2), ("c", 3)], [("b", 2)], [("a", 1), ("b", 1), ("c", 1)],
-    ]  # fmt: skip
+        [("a", 1), ("b", 2), ("c", 3)],
+        [("b", 2)],
+        [("a", 1), ("b", 1), ("c", 1)],
+    ]
     found = [links.overall, links.within, links.across]
     assert [link and link.bandwidth_bytes_per_s for link in found] == [1e7, 2e7, 3e7]
 
 
 @pytest.mark.parametrize(
-    ("hosts", "same"),
-    [((Host("a", 2),), "within"), ((Host("a", 1), Host("b", 1)), "across")],
+    ("hosts", "same"), [((Host("a", 2),), "within"), ((Host("a", 1), Host("b", 1)), "across")]
 )
 def test_what_is_the_same_is_measured_once(
     store: TraceStore, hosts: tuple[Host, ...], same: str

@@ -36,12 +36,21 @@ def test_defaults_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("trials", "0"), ("trials", "many"), ("minutes", "-1"), ("minutes", "inf"),
-        ("expected_hours", "0"), ("expected_hours", "nan"), ("transfer", "maybe"),
-        ("steps", "3"), ("warmup", "0"), ("allow", "magic"), ("allow", "codec,magic"),
-        ("reuse", "maybe"), ("seed", "-1"),
+        ("trials", "0"),
+        ("trials", "many"),
+        ("minutes", "-1"),
+        ("minutes", "inf"),
+        ("expected_hours", "0"),
+        ("expected_hours", "nan"),
+        ("transfer", "maybe"),
+        ("steps", "3"),
+        ("warmup", "0"),
+        ("allow", "magic"),
+        ("allow", "codec,magic"),
+        ("reuse", "maybe"),
+        ("seed", "-1"),
     ],
-)  # fmt: skip
+)
 def test_unusable_values_are_named_with_their_source(option: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{option_name(option)}: '{value}'") as caught:
         resolve_options(parsed(f"{option_name(option)}={value}"), {})

@@ -72,9 +72,7 @@ def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: Study) -> 
     play(recorded.record, recorded.history, watching, 4.0, slept.append)  # type: ignore[arg-type]
     ran = [trial.result.total_s for trial in recorded.history if trial.result]
     ran = [s for s in ran if math.isfinite(s)]
-    steps_s = sum(
-        sum(trial.result.ranks[0].step_s) for trial in recorded.history if trial.result
-    )
+    steps_s = sum(sum(trial.result.ranks[0].step_s) for trial in recorded.history if trial.result)
     asked_s = sum(trial.info_number("ask_s") for trial in recorded.history)
     assert sum(slept) == pytest.approx((max(sum(ran), steps_s) + asked_s) / 4, rel=0.05)
     progress: list[TrialProgress] = [args[2] for args in watching.of("on_trial_progress")]
@@ -101,9 +99,7 @@ def test_another_seed_asks_others(store: TraceStore, recorded: Study) -> None:
     assert any(check.distance > 0 for check in wrong)
 
 
-def test_what_was_lost_is_not_known_to_later_questions(
-    store: TraceStore, recorded: Study
-) -> None:
+def test_what_was_lost_is_not_known_to_later_questions(store: TraceStore, recorded: Study) -> None:
     """A trial in flight when its driver died: nobody was told, and it was asked for again."""
     trials = recorded.history
     lost = replace(trials[2], result=None, told_at=None)

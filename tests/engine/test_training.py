@@ -36,14 +36,22 @@ def trainings() -> list[int]:
 @pytest.mark.parametrize(
     ("number", "whole_group"),
     [
-        (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, False),
-        (signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGKILL, False),
+        (signal.SIGTERM, False),
+        (signal.SIGTERM, True),
+        (signal.SIGHUP, False),
+        (signal.SIGINT, False),
+        (signal.SIGINT, True),
+        (signal.SIGKILL, False),
     ],
     ids=[
-        "SIGTERM", "SIGTERM to the whole group", "SIGHUP", "SIGINT", "SIGINT to the whole group",
+        "SIGTERM",
+        "SIGTERM to the whole group",
+        "SIGHUP",
+        "SIGINT",
+        "SIGINT to the whole group",
         "SIGKILL",
     ],
-)  # fmt: skip
+)
 def test_what_ends_us_ends_the_training_and_leaves_nothing(
     horovodrun: str, tmp_path: Path, number: signal.Signals, whole_group: bool
 ) -> None:

@@ -39,9 +39,7 @@ def judged(location: str, *, admissible: bool) -> str:
     outcome = Outcome.ADMITTED if admissible else Outcome.WORSE
     verdict = Verdict(SLOW, outcome, 2.0, 1.0, 0.1, "it was said so")
     conclusion = Conclusion(SPACE.default, "", "", 0.1, verdicts=(verdict,))
-    store.finish(
-        study.study_id, StudyStatus.FINISHED, conclusion.to_json(), conclusion.winner
-    )  # fmt: skip
+    store.finish(study.study_id, StudyStatus.FINISHED, conclusion.to_json(), conclusion.winner)
     return study.study_id
 
 

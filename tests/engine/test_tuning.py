@@ -176,9 +176,12 @@ def short(count: int) -> TrialResult:
     """What the default trial of a script of so many steps gives."""
     steps = RankReport(0, "a", step_s=(0.1,) * count)
     return TrialResult(
-        TrialStatus.ENDED_EARLY, f"the script ended after {count} steps", (steps,) if count else (),
-        warmup_steps=10, profile=TASK.model,
-    )  # fmt: skip
+        TrialStatus.ENDED_EARLY,
+        f"the script ended after {count} steps",
+        (steps,) if count else (),
+        warmup_steps=10,
+        profile=TASK.model,
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,9 +270,13 @@ def test_where_steps_are_long_trials_have_fewer(
             raise Launched
         steps = RankReport(0, "a", step_s=(step_s,) * sum(asked[0]))
         return TrialResult(
-            TrialStatus.COMPLETED, ranks=(steps,), warmup_steps=asked[0][0], profile=TASK.model,
-            setup_s=5.0, total_s=step_s * sum(asked[0]) + 4.0,
-        )  # fmt: skip
+            TrialStatus.COMPLETED,
+            ranks=(steps,),
+            warmup_steps=asked[0][0],
+            profile=TASK.model,
+            setup_s=5.0,
+            total_s=step_s * sum(asked[0]) + 4.0,
+        )
 
     runner, listener = MagicMock(), MagicMock()
     runner.run.side_effect = run

@@ -35,18 +35,23 @@ class Life:
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         # Whoever runs the tests in the background of a shell has SIGINT ignored, and bequeaths it.
         self.process = subprocess.Popen(
-            ["env", "--default-signal=INT", *command], stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment,
-        )  # fmt: skip
+            ["env", "--default-signal=INT", *command],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=environment,
+        )
         self.lines: list[str] = []
         self._printed: list[str] = []
         assert self.process.stderr is not None and self.process.stdout is not None
         self._readers = [
             threading.Thread(target=lines.extend, args=(stream,), daemon=True)
             for lines, stream in (
-                (self.lines, self.process.stderr), (self._printed, self.process.stdout),
+                (self.lines, self.process.stderr),
+                (self._printed, self.process.stdout),
             )
-        ]  # fmt: skip
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -118,10 +123,24 @@ class Job:
         """Start a driver that tunes, and trains afterwards only if asked to."""
         options = options if trains else ("--autosync-tune-only", *options)
         command = [
-            self._horovodrun, "-np", "2", "--gloo", "--autosync",
-            "--autosync-trials", str(trials), "--autosync-steps", "8", "--autosync-warmup", "3",
-            "--autosync-store", self.store_option, *options, sys.executable, str(SCRIPT), *script,
-        ]  # fmt: skip
+            self._horovodrun,
+            "-np",
+            "2",
+            "--gloo",
+            "--autosync",
+            "--autosync-trials",
+            str(trials),
+            "--autosync-steps",
+            "8",
+            "--autosync-warmup",
+            "3",
+            "--autosync-store",
+            self.store_option,
+            *options,
+            sys.executable,
+            str(SCRIPT),
+            *script,
+        ]
         self._lives.append(Life(command, self.environment))
         return self._lives[-1]
 

@@ -48,8 +48,9 @@ def has_come(life: Life, moment: str | int) -> bool:
 
 def interrupted(job: Job, moment: str | int) -> Life:
     """A driver whose Ctrl-C was pressed at a moment: what it has said, or trials that ended."""
-    life = job.start("--steps", str(STEPS), trials=16, options=("--autosync-transfer=never",),
-                     trains=True)  # fmt: skip
+    life = job.start(
+        "--steps", str(STEPS), trials=16, options=("--autosync-transfer=never",), trains=True
+    )
     assert life.until(lambda: has_come(life, moment)), life.said
     life.kill(signal.SIGINT)
     return life
@@ -58,9 +59,15 @@ def interrupted(job: Job, moment: str | int) -> Life:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "moments",
-    [pytest.param(("Ctrl-C ends it and starts the training", "links", 2), marks=pytest.mark.wide,
-                  id="many"), pytest.param((2,), id="some")],
-)  # fmt: skip
+    [
+        pytest.param(
+            ("Ctrl-C ends it and starts the training", "links", 2),
+            marks=pytest.mark.wide,
+            id="many",
+        ),
+        pytest.param((2,), id="some"),
+    ],
+)
 def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: Job) -> None:
     kept: list[object] = []
     for moment in moments:
@@ -85,8 +92,9 @@ def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: 
 
     (study,) = job.store.studies()
     assert study.status is StudyStatus.RUNNING
-    last = job.start("--steps", str(STEPS), trials=16, options=("--autosync-transfer=never",),
-                     trains=True)  # fmt: skip
+    last = job.start(
+        "--steps", str(STEPS), trials=16, options=("--autosync-transfer=never",), trains=True
+    )
     assert last.wait() == 0, last.said
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FINISHED
@@ -130,18 +138,24 @@ class Measured:
         rank = RankReport(0, "localhost", (step_s, 1.01 * step_s) * (count // 2), (0.0,) * count)
         weight = ParameterProfile("weight", (512, 512), "float32")
         return TrialResult(
-            TrialStatus.COMPLETED, ranks=(rank,), warmup_steps=spec.warmup_steps, total_s=1.0,
-            setup_s=0.5, profile=ModelProfile((weight,)),
-        )  # fmt: skip
+            TrialStatus.COMPLETED,
+            ranks=(rank,),
+            warmup_steps=spec.warmup_steps,
+            total_s=1.0,
+            setup_s=0.5,
+            profile=ModelProfile((weight,)),
+        )
 
     def close(self) -> None:
         pass
 
 
 def test_once_it_trains_with_what_was_confirmed(
-    tmp_path: Path, horovodrun: str, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    horovodrun: str,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Trials are played; the signal, the store and the training are real."""
     options = Options(store=str(tmp_path / "traces.db"), trials=4, transfer="never")
     measured = Measured(options.store)

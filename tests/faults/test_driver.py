@@ -43,9 +43,12 @@ def has_come(life: Life, moment: str | int) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("means", MEANS)
 @pytest.mark.parametrize(
-    "moments", [pytest.param(MOMENTS, marks=pytest.mark.wide, id="many"),
-                pytest.param(SOME_MOMENTS, id="some")],
-)  # fmt: skip
+    "moments",
+    [
+        pytest.param(MOMENTS, marks=pytest.mark.wide, id="many"),
+        pytest.param(SOME_MOMENTS, id="some"),
+    ],
+)
 def test_a_driver_that_is_stopped_at_any_moment(
     means: str, moments: tuple[str | int, ...], job: Job
 ) -> None:

@@ -128,9 +128,11 @@ def test_a_newer_store_is_refused_and_left_as_it_is(job: Job) -> None:
 
 @pytest.mark.parametrize(
     "same",
-    [pytest.param(True, id="same job"),
-     pytest.param(False, id="other job", marks=pytest.mark.wide)],
-)  # fmt: skip
+    [
+        pytest.param(True, id="same job"),
+        pytest.param(False, id="other job", marks=pytest.mark.wide),
+    ],
+)
 def test_two_studies_at_once(job: Job, same: bool) -> None:
     lives = [job.start(trials=3), job.start(*(() if same else ("--steps", "61")), trials=3)]
     assert [life.wait() for life in lives] == [0, 0], [life.said for life in lives]
@@ -150,9 +152,10 @@ def test_the_clock_jumps(job: Job, tmp_path: Path) -> None:
     subprocess.run(build, check=True)
     clock.write_text("0")
     job.environment |= {
-        "LD_PRELOAD": str(library), "CLOCK_JUMP_FILE": str(clock),
+        "LD_PRELOAD": str(library),
+        "CLOCK_JUMP_FILE": str(clock),
         "CLOCK_JUMP_WORD": "--autosync-store",
-    }  # fmt: skip
+    }
     life = job.start(trials=6)
     for number, days in enumerate((7, -365, 0), start=1):
         assert life.until(lambda number=number: life.trials >= number), life.said

@@ -66,11 +66,32 @@ def test_a_fault_costs_its_trial_and_nothing_else(
     # A strategy that survives its fault could win, and the training would have the fault too.
     after = ["--autosync-tune-only"] if status == "completed" else []
     words = [
-        "-np", "2", "--gloo", "--autosync", *after, "--autosync-trials", "2", "--autosync-steps",
-        "8", "--autosync-warmup", "3", "--autosync-runner", runner, "--autosync-store",
-        job.store_option, sys.executable, str(SCRIPT), "--fault", fault, "--at", "5", "--rank",
-        "1", "--under-any", "HOROVOD_CYCLE_TIME",
-    ]  # fmt: skip
+        "-np",
+        "2",
+        "--gloo",
+        "--autosync",
+        *after,
+        "--autosync-trials",
+        "2",
+        "--autosync-steps",
+        "8",
+        "--autosync-warmup",
+        "3",
+        "--autosync-runner",
+        runner,
+        "--autosync-store",
+        job.store_option,
+        sys.executable,
+        str(SCRIPT),
+        "--fault",
+        fault,
+        "--at",
+        "5",
+        "--rank",
+        "1",
+        "--under-any",
+        "HOROVOD_CYCLE_TIME",
+    ]
     # To measure links takes a launch, which has none of these faults. As none is known there is no
     # cost model, and the second trial is a point of a sequence, which sets the variable.
     launched, _ = read_job(parse_words(words), words)
@@ -115,10 +136,11 @@ def test_an_ssh_connection_that_drops_costs_its_trial(tmp_path: Path) -> None:
     with Testbed(hosts=2) as bed, two_trials(bed) as driver:
         network = os.readlink(f"/proc/{bed.pids[1]}/ns/net")
         sessions = [
-            process for process in psutil.process_iter(["cmdline"])  # none of zombies
+            process
+            for process in psutil.process_iter(["cmdline"])  # none of zombies
             if "notty" in " ".join(process.info["cmdline"] or ())
             and os.readlink(f"/proc/{process.pid}/ns/net") == network
-        ]  # fmt: skip
+        ]
         assert sessions
         for session in sessions:
             session.kill()
@@ -136,9 +158,11 @@ def two_trials(bed: Testbed) -> Iterator[Any]:
     command = (sys.executable, str(SCRIPT), "--steps", "1000000")
     plan = json.dumps([bed.horovodrun_options(), command])
     driver = bed.popen(
-        [sys.executable, "-c", TWO_TRIALS, plan], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", TWO_TRIALS, plan],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     assert driver.stdin is not None and driver.stdout is not None
     assert driver.stdout.readline() == "measuring\n"
     yield driver
@@ -176,8 +200,11 @@ runner.close()
 
 
 def processes_on(bed: Testbed, host: int) -> str:
-    return str(bed.run(["sh", "-c", "cat /proc/[0-9]*/cmdline"], host=host, capture_output=True,
-                       text=True).stdout)  # fmt: skip
+    return str(
+        bed.run(
+            ["sh", "-c", "cat /proc/[0-9]*/cmdline"], host=host, capture_output=True, text=True
+        ).stdout
+    )
 
 
 def await_true(condition: Callable[[], bool], limit_s: float = 60.0) -> None:

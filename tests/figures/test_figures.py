@@ -38,15 +38,19 @@ def every(study: Study) -> dict[str, Any]:
     """All figures of a table."""
     plot, last = study.plot, len(study.trials) - 1
     return {
-        "convergence": plot.convergence(), "step_times": plot.step_times(),
-        "importance": plot.importance(), "parallel": plot.parallel(),
+        "convergence": plot.convergence(),
+        "step_times": plot.step_times(),
+        "importance": plot.importance(),
+        "parallel": plot.parallel(),
         "slice of a number": plot.slice("cycle_time_ms"),
         "slice of bytes": plot.slice("fusion_threshold_bytes"),
         "slice of choices": plot.slice("large_codec"),
         "contour": plot.contour("cycle_time_ms", "large_exchange"),
-        "pareto": plot.pareto(), "transfer": plot.transfer(),
-        "timeline": plot.timeline(0), "timeline of the last": plot.timeline(last),
-    }  # fmt: skip
+        "pareto": plot.pareto(),
+        "transfer": plot.transfer(),
+        "timeline": plot.timeline(0),
+        "timeline of the last": plot.timeline(last),
+    }
 
 
 def test_each_says_what_to_look_for(every: dict[str, Any]) -> None:
@@ -135,10 +139,14 @@ def test_a_trial_that_is_not_there_is_named(study: Study) -> None:
 def test_a_study_that_has_just_begun_says_what_is_missing(tmp_path: Path) -> None:
     begun = Study.create(SearchSpace((catalogue_knob("buckets"),)), store=str(tmp_path / "t.db"))
     for figure in (
-        begun.plot.convergence(), begun.plot.step_times(), begun.plot.importance(),
-        begun.plot.parallel(), begun.plot.slice("buckets"), begun.plot.pareto(),
+        begun.plot.convergence(),
+        begun.plot.step_times(),
+        begun.plot.importance(),
+        begun.plot.parallel(),
+        begun.plot.slice("buckets"),
+        begun.plot.pareto(),
         begun.plot.transfer(),
-    ):  # fmt: skip
+    ):
         assert not figure.data and figure.layout.annotations[0].text
     assert begun.best.strategy == begun.space.default and math.isnan(begun.best.step_s)
 

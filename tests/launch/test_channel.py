@@ -64,10 +64,14 @@ def forged(text: bytes, mac: bytes = b"\0" * 32) -> bytes:
 @pytest.mark.parametrize(
     "said",
     [
-        b"", b"GET / HTTP/1.1\r\n\r\n", forged(b'{"type": "run"}'), forged(b"", b"x" * 32),
-        struct.pack("!I", channel.MAX_MESSAGE_BYTES + 1), struct.pack("!I", 2**32 - 1) * 99,
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        forged(b'{"type": "run"}'),
+        forged(b"", b"x" * 32),
+        struct.pack("!I", channel.MAX_MESSAGE_BYTES + 1),
+        struct.pack("!I", 2**32 - 1) * 99,
     ],
-)  # fmt: skip
+)
 def test_strangers_are_dropped_and_the_driver_still_gets_in(
     receiver: ControlReceiver, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,4 +203,3 @@ def test_what_was_said_cannot_be_said_again_or_otherwise(
     else:
         with pytest.raises(ChannelError, match="signature"):
             receiver.receive()
-

@@ -30,8 +30,13 @@ END = {"type": "end", "cause": "script", "peak_memory_bytes": 5}
 
 
 def steps(first: int, count: int, losses: list[float | None]) -> dict[str, object]:
-    return {"type": "steps", "first": first, "step_s": [0.1] * count, "blocked_s": [0.0] * count,
-            "losses": losses}  # fmt: skip
+    return {
+        "type": "steps",
+        "first": first,
+        "step_s": [0.1] * count,
+        "blocked_s": [0.0] * count,
+        "losses": losses,
+    }
 
 
 def test_losses_count_also_where_no_step_comes_with_them() -> None:

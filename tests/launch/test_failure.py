@@ -60,9 +60,7 @@ def test_the_rank_that_raised_is_named_although_another_one_ended_first() -> Non
         (MPI_SIGNAL, "SIGKILL"),
     ],
 )
-def test_a_rank_that_ends_without_a_word_is_named_by_the_launcher(
-    launcher: str, how: str
-) -> None:
+def test_a_rank_that_ends_without_a_word_is_named_by_the_launcher(launcher: str, how: str) -> None:
     reason, output = explained(VICTIM + launcher + LAUNCHER)
     assert reason.startswith("rank 1 ") and reason.endswith(how)
     assert output == ""
@@ -82,5 +80,6 @@ def test_a_collective_that_fails_on_all_ranks_is_its_own_reason() -> None:
 
 def test_a_job_whose_ranks_say_nothing_is_shown_whole() -> None:
     assert explained("ssh: no route to host\n", 255) == (
-        "the job exited with status 255", "ssh: no route to host",
-    )  # fmt: skip
+        "the job exited with status 255",
+        "ssh: no route to host",
+    )

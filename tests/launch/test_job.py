@@ -152,7 +152,14 @@ def test_a_job_without_a_masked_word_has_the_key_that_it_always_had(
     own = Job(("-np", "2", "--gloo"), command, (Host("a", 2),), "gloo")
     digests = [hashlib.sha256(b"one").hexdigest() if w == "train.py" else "" for w in command]
     identity = [
-        list(command), digests, [("a", 2)], ["--gloo", "-np", "2"], "gloo", {}, str(tmp_path), [],
-    ]  # fmt: skip
+        list(command),
+        digests,
+        [("a", 2)],
+        ["--gloo", "-np", "2"],
+        "gloo",
+        {},
+        str(tmp_path),
+        [],
+    ]
     text = json.dumps(identity, sort_keys=True)
     assert own.key == hashlib.sha256(text.encode()).hexdigest()[:12]

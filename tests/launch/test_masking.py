@@ -12,50 +12,112 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.launch import masking
-from hvd_autosync.launch.masking import (
-    keyed_digest,
-    redact,
-    redact_launcher,
-    without_digests,
-)
+from hvd_autosync.launch.masking import keyed_digest, redact, redact_launcher, without_digests
 
 #: Values of many looks; each form below is tried with each.
-SECRETS = ("hunter", "hunter2", "Tr0ub4dor&3", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
-           "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "123456", "c2VjcmV0aHVudGVy==")  # fmt: skip
+SECRETS = (
+    "hunter",
+    "hunter2",
+    "Tr0ub4dor&3",
+    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+    "123456",
+    "c2VjcmV0aHVudGVy==",
+)
 #: Words behind ``python train.py``; X stands for the secret.
 WORDS = (
-    ["--password", "X"], ["--password=X"], ["--passwd", "X"], ["--pass", "X"], ["--token", "X"],
-    ["--auth-token=X"], ["--authtoken", "X"], ["--accesskey", "X"], ["--access-key", "X"],
-    ["--accessKey", "X"], ["--apikey=X"], ["--api_key", "X"], ["--API-KEY", "X"], ["-p", "X"],
-    ["-u", "X"], ["--secret", "X"], ["--client-secret=X"], ["--private-key", "X"], ["--jwt", "X"],
-    ["--session", "X"], ["--cookie", "X"], ["--credentials", "X"], ["--login", "me:X"],
-    ["--user=me:X"], ["--pin", "X"], ["--otp=X"], ["--license", "X"], ["--sas", "X"],
-    ["MYTOKEN=X"], ["PGPASSWORD=X"], ["WANDB_API_KEY=X"], ["AWS_SECRET_ACCESS_KEY=X"],
-    ["--env", "HF_TOKEN:X"], ["--env", "HF_TOKEN=X"], ["--env=HF_TOKEN=X"], ["-e", "TOKEN=X"],
-    ["--header", "Authorization: Bearer X"], ["-H", "X-Api-Key: X"], ["--set", "db.password=X"],
-    ["db.password=X"], ["+wandb.api_key=X"], ["~auth.token=X"], ["token:X"], ["password: X"],
-    ['{"token": "X"}'], ["{token: X}"], ["--config", '{"token": "X"}'], ["--config={'token':'X'}"],
-    ["[X]"], ["--kv=[token,X]"], ["https://host.org/a?sig=X"], ["https://host.org/a?x=1&token=X"],
-    ["https://me:X@host.org/a"], ["https://X@host.org/a"], ["s3://me:X@bucket/data"],
-    ["postgresql://u:X@db:5432/d"], ["--url=https://host.org/#access_token=X"],
-    ["--data", "https://host.org/a?sig=X"], ["--password=a X"], ["--password", "a X"],
-    ["--token-file-content", "X"], ["--my.token", "X"], ["a b X"], ["--note=say X"],
-    ["--slack-webhook", "https://hooks.host.org/services/T0A/B0B?X"], ["--passphrase", "X"],
-)  # fmt: skip
+    ["--password", "X"],
+    ["--password=X"],
+    ["--passwd", "X"],
+    ["--pass", "X"],
+    ["--token", "X"],
+    ["--auth-token=X"],
+    ["--authtoken", "X"],
+    ["--accesskey", "X"],
+    ["--access-key", "X"],
+    ["--accessKey", "X"],
+    ["--apikey=X"],
+    ["--api_key", "X"],
+    ["--API-KEY", "X"],
+    ["-p", "X"],
+    ["-u", "X"],
+    ["--secret", "X"],
+    ["--client-secret=X"],
+    ["--private-key", "X"],
+    ["--jwt", "X"],
+    ["--session", "X"],
+    ["--cookie", "X"],
+    ["--credentials", "X"],
+    ["--login", "me:X"],
+    ["--user=me:X"],
+    ["--pin", "X"],
+    ["--otp=X"],
+    ["--license", "X"],
+    ["--sas", "X"],
+    ["MYTOKEN=X"],
+    ["PGPASSWORD=X"],
+    ["WANDB_API_KEY=X"],
+    ["AWS_SECRET_ACCESS_KEY=X"],
+    ["--env", "HF_TOKEN:X"],
+    ["--env", "HF_TOKEN=X"],
+    ["--env=HF_TOKEN=X"],
+    ["-e", "TOKEN=X"],
+    ["--header", "Authorization: Bearer X"],
+    ["-H", "X-Api-Key: X"],
+    ["--set", "db.password=X"],
+    ["db.password=X"],
+    ["+wandb.api_key=X"],
+    ["~auth.token=X"],
+    ["token:X"],
+    ["password: X"],
+    ['{"token": "X"}'],
+    ["{token: X}"],
+    ["--config", '{"token": "X"}'],
+    ["--config={'token':'X'}"],
+    ["[X]"],
+    ["--kv=[token,X]"],
+    ["https://host.org/a?sig=X"],
+    ["https://host.org/a?x=1&token=X"],
+    ["https://me:X@host.org/a"],
+    ["https://X@host.org/a"],
+    ["s3://me:X@bucket/data"],
+    ["postgresql://u:X@db:5432/d"],
+    ["--url=https://host.org/#access_token=X"],
+    ["--data", "https://host.org/a?sig=X"],
+    ["--password=a X"],
+    ["--password", "a X"],
+    ["--token-file-content", "X"],
+    ["--my.token", "X"],
+    ["a b X"],
+    ["--note=say X"],
+    ["--slack-webhook", "https://hooks.host.org/services/T0A/B0B?X"],
+    ["--passphrase", "X"],
+)
 #: Forms where a value begins with a dash, or is glued to its option.
 DASHED = (["--password", "-X"], ["--token", "-X"], ["-pX"], ["-uX"])
 #: A number without a name, which is taken for harmless.
 NAMELESS = (["X"], ["--", "X"], ["run", "X"], ["--frob", "X"], ["frob=X"])
 #: Lines for a shell.
 SHELL = (
-    "python train.py --password X", "python train.py --password=X", "TOKEN=X python train.py",
-    "export TOKEN=X && python train.py", "export TOKEN='X'; python train.py --lr 1",
-    'python train.py --token "X"', "echo X | login --password-stdin && python train.py",
-    "python train.py --password 'a X'", "cat <<END\nX\nEND", "login $(echo X)",
-    "python train.py & curl -u me:X https://host.org/", "curl -H 'Authorization: Bearer X' host",
-    "cd /data; (A=1 MYTOKEN=X python train.py)", "python -c \"login('X')\"", "login `echo X`",
-    "echo a\\ X", "echo 'frob'=X", "python train.py '{\"token\": \"X\"}'",
-)  # fmt: skip
+    "python train.py --password X",
+    "python train.py --password=X",
+    "TOKEN=X python train.py",
+    "export TOKEN=X && python train.py",
+    "export TOKEN='X'; python train.py --lr 1",
+    'python train.py --token "X"',
+    "echo X | login --password-stdin && python train.py",
+    "python train.py --password 'a X'",
+    "cat <<END\nX\nEND",
+    "login $(echo X)",
+    "python train.py & curl -u me:X https://host.org/",
+    "curl -H 'Authorization: Bearer X' host",
+    "cd /data; (A=1 MYTOKEN=X python train.py)",
+    "python -c \"login('X')\"",
+    "login `echo X`",
+    "echo a\\ X",
+    "echo 'frob'=X",
+    'python train.py \'{"token": "X"}\'',
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +133,11 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_no_form_leaves_the_value(secret: str) -> None:
     named = (*WORDS, *DASHED, *(() if secret.isdigit() else NAMELESS))
     forms = [["python", "train.py", *words] for words in named]
-    forms += [[*words, "python", "train.py"] for words in WORDS if "=" in words[0] and not
-              words[0].startswith(("-", "+", "~"))]  # fmt: skip
+    forms += [
+        [*words, "python", "train.py"]
+        for words in WORDS
+        if "=" in words[0] and not words[0].startswith(("-", "+", "~"))
+    ]
     forms += [["env", "A=1", *words, "python"] for words in WORDS if words[0].isupper()]
     for line in (line for line in SHELL if not (secret.isdigit() and "echo" in line)):
         for shell in (["sh", "-c"], ["/bin/bash", "-lc"], ["env", "A=1", "bash", "-c"]):
@@ -117,8 +182,20 @@ def test_a_line_for_a_shell_keeps_its_form() -> None:
 
 
 def test_options_of_horovodrun_stay_but_for_lines_for_mpi() -> None:
-    options = ["-np", "4", "-H", "a:2,b:2", "--network-interfaces", "eth0", "-p", "2222",
-               "-i", "/home/me/.ssh/id_ed25519", "--cycle-time-ms=3", "--gloo"]  # fmt: skip
+    options = [
+        "-np",
+        "4",
+        "-H",
+        "a:2,b:2",
+        "--network-interfaces",
+        "eth0",
+        "-p",
+        "2222",
+        "-i",
+        "/home/me/.ssh/id_ed25519",
+        "--cycle-time-ms=3",
+        "--gloo",
+    ]
     assert redact_launcher(options) == tuple(options)
     (shown,) = without_digests(redact_launcher(["--mpi-args=-x TOKEN=hunter2 --oversubscribe"]))
     assert shown == "--mpi-args=-x TOKEN=*** --oversubscribe"

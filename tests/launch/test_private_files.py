@@ -42,13 +42,19 @@ class Trial:
 
     def start(self, rank: int, *command: str, **order: object) -> "subprocess.Popen[str]":
         environment = {
-            **os.environ, "HOROVOD_RANK": str(rank), TRIAL_ID_VARIABLE: self.name,
+            **os.environ,
+            "HOROVOD_RANK": str(rank),
+            TRIAL_ID_VARIABLE: self.name,
             FILES_VARIABLE: FilesOrder(self.name, KEY, **order).to_text(),  # type: ignore[arg-type]
-        }  # fmt: skip
+        }
         return subprocess.Popen(
-            [*self.way, *ENCLOSED, *command], cwd=self.folder, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*self.way, *ENCLOSED, *command],
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def run(self, *command: str, **order: object) -> tuple[str, str, Message]:
         """Output, error output, and what was told of the files."""
@@ -273,8 +279,18 @@ def users_trial(tmp_path: Path) -> Iterator[Callable[[], Trial]]:
             (place / name).mkdir()
             shutil.chown(place / name, USER, USER)
         needed = " ".join({sys.base_prefix, sys.prefix, str(PACKAGE)})
-        way = ["unshare", "--mount", "sh", "-c", AS_USER, "sh", USER, str(place / "home"),
-               str(tmp_path), needed]  # fmt: skip
+        way = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            AS_USER,
+            "sh",
+            USER,
+            str(place / "home"),
+            str(tmp_path),
+            needed,
+        ]
         *_, message = Trial(way, place / "run").run("true")
         if message["type"] == "refused":
             pytest.skip(f"no overlays for this user: {message['reason']}")
@@ -285,7 +301,7 @@ def users_trial(tmp_path: Path) -> Iterator[Callable[[], Trial]]:
 
 
 def test_what_another_users_script_does_to_files_is_gone_with_it(
-    users_trial: Callable[[], Trial]
+    users_trial: Callable[[], Trial],
 ) -> None:
     """That user may not copy root's folder above its own, nor files of other groups."""
     folder = users_trial().folder
@@ -343,7 +359,7 @@ def test_a_command_that_is_not_there_fails_as_in_a_shell(trial: Callable[[], Tri
 @pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and unshare")
 def test_where_no_namespace_can_be_had_the_command_does_not_start(tmp_path: Path) -> None:
     """Also where another rank was about to make it: that this has ended tells nobody why."""
-    forbid = "echo 0 > /proc/sys/user/max_mnt_namespaces; exec \"$@\""
+    forbid = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$@"'
     trial = Trial(["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh"], tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(f"\0hvd-autosync-{trial.name}")

@@ -53,9 +53,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs trials of the tiny script; each call with other arguments has a runner of its own."""
     runners: dict[Job, TrialRunner] = {}
 
-    def trial(
-        *script_arguments: str, limits: Limits | None = None, **spec: object
-    ) -> TrialResult:
+    def trial(*script_arguments: str, limits: Limits | None = None, **spec: object) -> TrialResult:
         job = job_of(*script_arguments)
         runner = runners.get(job) or runners.setdefault(job, request.param(job))
         fields = {"strategy": Strategy(), "warmup_steps": 3, "measured_steps": 10, **spec}
@@ -128,7 +126,12 @@ def test_loader_processes_end_with_the_trial(run: Run) -> None:
         (["--by-hand", "--steps", "5"], TrialStatus.ENDED_EARLY, "without a single"),
     ],
     ids=[
-        "at start", "at step 5", "on rank 1", "rank 1 exits", "rank 1 killed", "ends early",
+        "at start",
+        "at step 5",
+        "on rank 1",
+        "rank 1 exits",
+        "rank 1 killed",
+        "ends early",
         "no step",
     ],
 )

@@ -10,9 +10,12 @@ def tail_of(*lines: str) -> Tail:
 
 def test_lines_are_told_apart_by_rank_and_keep_their_order() -> None:
     tail = tail_of(
-        "[1]<stderr>:one", "launching", "[0]<stdout>:two", "[1,1]<stderr>: three",
+        "[1]<stderr>:one",
+        "launching",
+        "[0]<stdout>:two",
+        "[1,1]<stderr>: three",
         "Sat Nov 21 11:00:00 2026[0]<stderr>:four",
-    )  # fmt: skip
+    )
     assert tail.ranks() == [0, 1]
     assert tail.of([1]) == "one\nthree"
     assert tail.of([1, 0]) == "one\ntwo\nthree\nfour"

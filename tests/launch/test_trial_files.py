@@ -29,9 +29,16 @@ class Heard:
         self.spec = spec_of()
         self.files.variables(self.spec)
         message = {
-            "type": "files", "trial": "t", "host": "a", "files": 1, "bytes": 5,
-            "limit_bytes": 2**30, "full": 0, "copied": "", "copied_bytes": 0,
-        }  # fmt: skip
+            "type": "files",
+            "trial": "t",
+            "host": "a",
+            "files": 1,
+            "bytes": 5,
+            "limit_bytes": 2**30,
+            "full": 0,
+            "copied": "",
+            "copied_bytes": 0,
+        }
         self.collector = Collector(self.spec, 1)
         self.collector.files.append(message | changed)
 
@@ -64,15 +71,30 @@ def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
         ({}, CRASHED, 2, "do not see each other's files"),
         ({"files": 0}, CRASHED, 2, ""),
         ({}, CRASHED, 1, ""),
-        ({}, TrialResult(TrialStatus.CRASHED, stderr_tail="[Errno 30] Read-only file system: 'x'"),
-         1, "Read-only file system"),
-        ({}, TrialResult(TrialStatus.CRASHED, "OSError: [Errno 18] Invalid cross-device link"), 1,
-         "Invalid cross-device link"),
-        ({}, TrialResult(TrialStatus.CRASHED, stderr_tail="OSError: [Errno 75] Value too large for "
-                         "defined data type: 'log.txt'"), 1, "Value too large"),
+        (
+            {},
+            TrialResult(TrialStatus.CRASHED, stderr_tail="[Errno 30] Read-only file system: 'x'"),
+            1,
+            "Read-only file system",
+        ),
+        (
+            {},
+            TrialResult(TrialStatus.CRASHED, "OSError: [Errno 18] Invalid cross-device link"),
+            1,
+            "Invalid cross-device link",
+        ),
+        (
+            {},
+            TrialResult(
+                TrialStatus.CRASHED,
+                stderr_tail="OSError: [Errno 75] Value too large for defined data type: 'log.txt'",
+            ),
+            1,
+            "Value too large",
+        ),
     ],
     ids=["full", "hosts", "nothing written", "one host", "read-only", "renamed", "of others"],
-)  # fmt: skip
+)
 def test_private_files_are_suspected_where_something_speaks_for_it(
     told: dict[str, object], result: TrialResult, hosts: int, suspicion: str
 ) -> None:
@@ -135,7 +157,7 @@ def run(runner: AutoRunner) -> TrialStatus:
 
 
 def test_where_no_files_can_be_private_trials_run_watched(
-    driven: tuple[AutoRunner, list[str]]
+    driven: tuple[AutoRunner, list[str]],
 ) -> None:
     runner, said = driven
     runner._cold = Refuses(runner, [])  # type: ignore[assignment]

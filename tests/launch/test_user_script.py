@@ -40,12 +40,16 @@ def test_a_module() -> None:
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        (["bash", "run.sh"], "'bash'"), (["./train.py"], "'./train.py'"),
-        (["python", "-c", "print()"], "python -c"), (["python"], "no script"),
-        (["python", "missing.py"], "'missing.py'"), (["/usr/bin/python3", "train.py"], "not the"),
-        (["python9.9", "train.py"], "not found"), (["pythonic", "train.py"], "'pythonic'"),
+        (["bash", "run.sh"], "'bash'"),
+        (["./train.py"], "'./train.py'"),
+        (["python", "-c", "print()"], "python -c"),
+        (["python"], "no script"),
+        (["python", "missing.py"], "'missing.py'"),
+        (["/usr/bin/python3", "train.py"], "not the"),
+        (["python9.9", "train.py"], "not found"),
+        (["pythonic", "train.py"], "'pythonic'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_forked_is_named(command: list[str], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         user_script(command)
@@ -84,7 +88,7 @@ def test_another_python_in_the_same_folder_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("python3.11", "python3"):
-        (tmp_path / name).write_text("#!/bin/sh\necho '[\"/usr\", \"2.7\"]'\n")
+        (tmp_path / name).write_text('#!/bin/sh\necho \'["/usr", "2.7"]\'\n')
         (tmp_path / name).chmod(stat.S_IRWXU)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python3.11"))
     with pytest.raises(ConfigurationError, match="python3, which is not the Python"):

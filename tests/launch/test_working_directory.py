@@ -28,9 +28,17 @@ from hvd_autosync.util.program import run_code
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 _MODULES = (
-    "selectors", "socket", "json", "psutil", "numpy", "torch", "horovod", "hvd_autosync",
-    "sqlalchemy", "ctypes",
-)  # fmt: skip
+    "selectors",
+    "socket",
+    "json",
+    "psutil",
+    "numpy",
+    "torch",
+    "horovod",
+    "hvd_autosync",
+    "sqlalchemy",
+    "ctypes",
+)
 
 
 @pytest.fixture
@@ -153,7 +161,7 @@ def test_neither_do_the_processes_of_trials_and_the_script_has_its_own_path(
     job = job_of(2, str(script), "--steps", "30")
     plain = subprocess.run(
         [*job.command, "--help"], text=True, capture_output=True, check=True
-    ).stdout  # fmt: skip
+    ).stdout
     probe = TrialSpec(uuid.uuid4().hex, Strategy(), 0, 0, probe=job.hosts)
     probed = ColdRunner(job).run(probe, Limits(), lambda state: None)
     assert (imported(), probed.status) == ("", TrialStatus.COMPLETED), probed
@@ -179,7 +187,7 @@ def test_a_module_has_the_working_directory_on_its_path(
     job = job_of(1, "-m", "training", "--steps", "30")
     plain = subprocess.run(
         [*job.command, "--help"], text=True, capture_output=True, check=True
-    ).stdout  # fmt: skip
+    ).stdout
     runner = WarmRunner(job, user_script(job.command))
     try:
         spec = TrialSpec(uuid.uuid4().hex, Strategy(), 3, 10)

@@ -28,24 +28,36 @@ def mixed_space() -> SearchSpace:
     return SearchSpace(
         (
             integer_knob(
-                "fusion", 0, 1 << 28, 1 << 27, help="", scale="log", log_offset=65536.0,
+                "fusion",
+                0,
+                1 << 28,
+                1 << 27,
+                help="",
+                scale="log",
+                log_offset=65536.0,
                 multiple=65536,
             ),
             float_knob("cycle", 0.1, 100.0, 1.0, help="", scale="log"),
             integer_knob("streams", 1, 4, 1, help=""),
             categorical_knob("hierarchical", (False, True), False, help=""),
             categorical_knob(
-                "torus", (False, True), False, help="",
+                "torus",
+                (False, True),
+                False,
+                help="",
                 condition=Condition("hierarchical", (False,)),
             ),
             integer_knob("groups", 0, 16, 0, help="", scale="log", log_offset=1.0),
             categorical_knob(
-                "group_fusion", (False, True), True, help="",
+                "group_fusion",
+                (False, True),
+                True,
+                help="",
                 condition=Condition("groups", tuple(range(1, 17))),
             ),
             categorical_knob("codec", ("none", "fp16", "int8"), "none", help=""),
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

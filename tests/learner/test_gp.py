@@ -48,8 +48,9 @@ def test_off_and_on_at_the_default_may_differ(mixed_space: SearchSpace, tell: Te
     seen = []
     for _ in range(12):
         for groups, fuse, cost in ((0, True, 0.3), (1, True, 0.0), (1, False, 0.0)):
-            strategy = mixed_space.complete({"groups": groups, "group_fusion": fuse}
-                                            if groups else {"groups": 0})
+            strategy = mixed_space.complete(
+                {"groups": groups, "group_fusion": fuse} if groups else {"groups": 0}
+            )
             seen.append(Observation(strategy, math.exp(cost + 0.01 * rng.standard_normal())))
     surrogate = fit(Problem(mixed_space), seen)
     off, on = surrogate.predict([mixed_space.default, mixed_space.complete({"groups": 1})])[0]
@@ -90,9 +91,7 @@ def test_the_mean_alone_is_the_posterior_mean(mixed_space: SearchSpace, tell: Te
     assert surrogate.mean_at(points) == pytest.approx(surrogate.joint_at(points)[0], abs=1e-6)
 
 
-def test_deviations_are_those_of_the_joint_posterior(
-    mixed_space: SearchSpace, tell: Tell
-) -> None:
+def test_deviations_are_those_of_the_joint_posterior(mixed_space: SearchSpace, tell: Tell) -> None:
     surrogate = fit(Problem(mixed_space), [tell(s) for s in strategies(mixed_space, 15)])
     queries = strategies(mixed_space, 4, seed=2)
     mean, covariance = surrogate.joint([*queries, queries[0]])
@@ -117,9 +116,7 @@ def test_without_observations_it_is_the_prior(mixed_space: SearchSpace) -> None:
         [1e-9, 1e9, 1e-9, 1e9, 1.0, 1e9],
     ],
 )
-def test_odd_data_gives_finite_answers(
-    mixed_space: SearchSpace, steps: list[float | None]
-) -> None:
+def test_odd_data_gives_finite_answers(mixed_space: SearchSpace, steps: list[float | None]) -> None:
     tried = strategies(mixed_space, len(steps))
     seen = [Observation(s, step) for s, step in zip(tried, steps, strict=True)]
     surrogate = fit(Problem(mixed_space), seen * 3)

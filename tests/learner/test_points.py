@@ -79,10 +79,7 @@ def test_every_point_of_a_small_space(tiny_space: SearchSpace) -> None:
 
 def test_every_point_knows_integers_and_fixed_knobs() -> None:
     space = SearchSpace(
-        (
-            integer_knob("i", 1, 11, 1, help="", multiple=4),
-            float_knob("f", 2.0, 2.0, 2.0, help=""),
-        )
+        (integer_knob("i", 1, 11, 1, help="", multiple=4), float_knob("f", 2.0, 2.0, 2.0, help=""))
     )
     points = every_point(space)
     assert points is not None
@@ -90,8 +87,7 @@ def test_every_point_knows_integers_and_fixed_knobs() -> None:
 
 
 @pytest.mark.parametrize(
-    "knob",
-    [float_knob("f", 0.0, 1.0, 0.5, help=""), integer_knob("i", 0, 1 << 30, 0, help="")],
+    "knob", [float_knob("f", 0.0, 1.0, 0.5, help=""), integer_knob("i", 0, 1 << 30, 0, help="")]
 )
 def test_large_spaces_are_not_enumerated(knob) -> None:  # type: ignore[no-untyped-def]
     assert every_point(SearchSpace((knob,))) is None

@@ -115,9 +115,7 @@ def test_without_measurements_there_is_no_cost_model(
     assert cost_expert(space, None, []) is None
 
 
-def test_where_nothing_travels_the_cost_model_says_nothing(
-    task: Task, space: SearchSpace
-) -> None:
+def test_where_nothing_travels_the_cost_model_says_nothing(task: Task, space: SearchSpace) -> None:
     alone = replace(task.resources, hosts=(Host("a", 1),), links=Links())
     problem = Problem(space, replace(task, resources=alone))
     assert fit(problem, [Observation(space.default, 0.1)]).experts == ()
@@ -195,9 +193,10 @@ def test_a_gain_over_nothing_that_may_be_used_is_a_number(
 ) -> None:
     default = Observation(mixed_space.default, math.exp(log_step(mixed_space.default)))
     problem = Problem(
-        mixed_space, sources=(source(mixed_space, log_step),),
+        mixed_space,
+        sources=(source(mixed_space, log_step),),
         usable=lambda points: np.zeros(len(points)),
-    )  # fmt: skip
+    )
     suggestion = BayesianLearner().suggest(problem, [default], seed=0)
     assert suggestion is not None and suggestion.kind == "model"
     json.dumps(suggestion.info, allow_nan=False)
@@ -238,9 +237,7 @@ def test_who_contradicts_physics_is_hardly_believed_before_trials_agree(
     """A source like the target, whose step times are far from what physics says."""
     physics = CostModel(task.model, task.resources).predict
     tried = spread(space, 30)
-    seen = tuple(
-        Observation(s, float(t) ** -3) for s, t in zip(tried, physics(tried), strict=True)
-    )
+    seen = tuple(Observation(s, float(t) ** -3) for s, t in zip(tried, physics(tried), strict=True))
     some = spread(space, 100, seed=4)
     for known in (task, None):  # with a cost model of its own, and with ours taken off
         problem = Problem(space, task, (Source("liar", known, space, seen, 0.9),))
@@ -275,9 +272,7 @@ def test_physics_does_not_count_twice(task: Task, space: SearchSpace) -> None:
     assert predicted == pytest.approx(truth, abs=0.4)
 
 
-def test_a_source_that_cannot_be_learned_from_is_left_out(
-    task: Task, space: SearchSpace
-) -> None:
+def test_a_source_that_cannot_be_learned_from_is_left_out(task: Task, space: SearchSpace) -> None:
     strange = Observation(Strategy({"no such knob": 1}), 0.1)
     problem = Problem(space, task, (Source("strange", None, space, (strange,), 1.0),))
     assert [e.name for e in fit(problem, []).experts] == ["cost model"]

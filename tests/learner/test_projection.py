@@ -22,7 +22,7 @@ THERE = SearchSpace(
         float_knob("cycle", 0.1, 100.0, 1.0, help="", scale="log"),
         categorical_knob("only_there", ("x", "y"), "y", help=""),
     )
-)  # fmt: skip
+)
 
 
 def test_common_knobs_keep_their_values(mixed_space: SearchSpace) -> None:
@@ -34,8 +34,11 @@ def test_what_the_other_does_not_know_stands_at_its_default_or_bound() -> None:
     strategy = Strategy({"buckets": 40, "exchange": "rows", "only_here": 0.9})
     (found,) = translated(HERE, encode_all(HERE, [strategy]), THERE)
     assert dict(THERE.decode(found)) == {
-        "buckets": 8, "exchange": "allreduce", "cycle": 7.0, "only_there": "y",
-    }  # fmt: skip
+        "buckets": 8,
+        "exchange": "allreduce",
+        "cycle": 7.0,
+        "only_there": "y",
+    }
 
 
 def test_flags_are_not_numbers() -> None:

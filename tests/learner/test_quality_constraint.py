@@ -11,11 +11,17 @@ SPACE = SearchSpace(
         float_knob("cycle_time_ms", 0.1, 100.0, 1.0, scale="log", help=""),
         categorical_knob("codec", ("none", "bf16", "topk"), "none", help="", exact=False),
         float_knob(
-            "ratio", 0.001, 0.25, 0.01, scale="log", help="", exact=False,
+            "ratio",
+            0.001,
+            0.25,
+            0.01,
+            scale="log",
+            help="",
+            exact=False,
             condition=Condition("codec", ("topk",)),
         ),
     )
-)  # fmt: skip
+)
 
 
 def topk(ratio: float, cycle: float = 1.0) -> Strategy:

@@ -43,18 +43,17 @@ def test_tables_are_not_matrices(task: Task) -> None:
 
 def test_layouts_count(task: Task) -> None:
     one_level = replace(
-        task.resources, hosts=(Host("a", 1), Host("b", 1)),
+        task.resources,
+        hosts=(Host("a", 1), Host("b", 1)),
         links=Links(Link(2, 1e-3, 12.5e6), None, Link(2, 1e-3, 12.5e6)),
-    )  # fmt: skip
+    )
     assert similarity(task, replace(task, resources=one_level)) < 0.6
     on_gpu = replace(task.resources, device="a GPU")
     assert similarity(task, replace(task, resources=on_gpu)) == 0.0
 
 
 def test_what_was_not_measured_does_not_hurt(task: Task) -> None:
-    unknown = Task(
-        ModelProfile(task.model.parameters), replace(task.resources, links=Links())
-    )  # fmt: skip
+    unknown = Task(ModelProfile(task.model.parameters), replace(task.resources, links=Links()))
     assert similarity(unknown, unknown) == 1.0
     by_hand = Task(ModelProfile(wrapped=False), task.resources)
     assert descriptor(by_hand).shape == descriptor(task).shape

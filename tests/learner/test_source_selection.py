@@ -70,9 +70,7 @@ def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step:
     tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 8, seed=2)]
     seen = [Observation(s, math.exp(log_step(s))) for s in tried]
     both = sources(mixed_space, {"right": log_step, "wrong": unrelated})
-    together, alone = (
-        fit(Problem(mixed_space, sources=some), seen) for some in (both, both[:1])
-    )
+    together, alone = (fit(Problem(mixed_space, sources=some), seen) for some in (both, both[:1]))
     assert [e.weights for e in together.experts] == [(0.8,)]
     assert list(together.dropped) == ["wrong"] and together.dropped["wrong"] >= 0.5
     assert not alone.dropped

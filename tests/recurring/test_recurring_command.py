@@ -23,8 +23,19 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TraceStore:
 
 def keep(store: TraceStore, share: float, metric: float) -> None:
     status = "completed" if metric == metric else "diverged"
-    run = RunRecord("abc", 0, ("horovodrun", "[x]"), timestamp(), Strategy(), share, metric,
-                    "script", 50 + 50 * share, 960, status)  # fmt: skip
+    run = RunRecord(
+        "abc",
+        0,
+        ("horovodrun", "[x]"),
+        timestamp(),
+        Strategy(),
+        share,
+        metric,
+        "script",
+        50 + 50 * share,
+        960,
+        status,
+    )
     store.keep_run(run)
 
 

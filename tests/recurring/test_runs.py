@@ -78,9 +78,11 @@ def test_other_knobs_are_the_winners_of_before_and_stay(
     def tuned(cycle_time_ms: float) -> None:
         store = TraceStore(options.store)
         study = store.create_study(
-            job_key=tuning_key(JOB, options, {}), command=(), settings=StudySettings().to_json(),
+            job_key=tuning_key(JOB, options, {}),
+            command=(),
+            settings=StudySettings().to_json(),
             versions={},
-        )  # fmt: skip
+        )
         store.finish(
             study.study_id, StudyStatus.FINISHED, {}, Strategy({"cycle_time_ms": cycle_time_ms})
         )
@@ -206,9 +208,19 @@ def test_runs_are_forgotten(options: Options) -> None:
 
 def run_job(horovodrun: str, store: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [
-        horovodrun, "-np", "2", "--gloo", "--autosync", "--autosync-recurring",
-        "--autosync-search", "binary", "--autosync-store", str(store), sys.executable, str(SCRIPT),
-    ]  # fmt: skip
+        horovodrun,
+        "-np",
+        "2",
+        "--gloo",
+        "--autosync",
+        "--autosync-recurring",
+        "--autosync-search",
+        "binary",
+        "--autosync-store",
+        str(store),
+        sys.executable,
+        str(SCRIPT),
+    ]
     return subprocess.run([*command, *words], text=True, capture_output=True, timeout=280)
 
 
@@ -225,16 +237,15 @@ def test_a_real_job_says_what_it_came_to_and_goes_on(horovodrun: str, tmp_path: 
     assert told == [{}, {"protocol": "asp", "sync_share": 0.5, "total_samples": 960}]
     kept = TraceStore(store).runs()
     assert [(each.share, each.metric, each.source) for each in kept] == [
-        (1.0, 0.25, "script"), (0.5, 0.25, "script")
-    ]  # fmt: skip
+        (1.0, 0.25, "script"),
+        (0.5, 0.25, "script"),
+    ]
     assert kept[0].samples == 960
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_real_job_that_says_nothing_is_known_by_its_loss(
-    horovodrun: str, tmp_path: Path
-) -> None:
+def test_a_real_job_that_says_nothing_is_known_by_its_loss(horovodrun: str, tmp_path: Path) -> None:
     done = run_job(horovodrun, tmp_path / "traces.db")
     assert done.returncode == 0, done.stderr
     (run,) = TraceStore(tmp_path / "traces.db").runs()

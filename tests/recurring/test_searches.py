@@ -39,11 +39,13 @@ def table(
 
 outcomes = st.lists(
     st.builds(
-        Outcome, st.sampled_from([0.0, 0.0625, 0.25, 0.5, 0.8, 1.0]),
-        st.floats(-1e3, 1e3) | st.just(math.nan), st.floats(0.1, 1e4),
+        Outcome,
+        st.sampled_from([0.0, 0.0625, 0.25, 0.5, 0.8, 1.0]),
+        st.floats(-1e3, 1e3) | st.just(math.nan),
+        st.floats(0.1, 1e4),
     ),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -140,8 +142,9 @@ def test_more_bsp_is_never_less_likely_to_keep_the_target() -> None:
 
 
 def test_the_time_of_a_run_is_linear_in_the_share() -> None:
-    times = times_of([Outcome(1.0, 0.9, 100.0), Outcome(0.5, 0.9, 60.0),
-                      Outcome(0.1, math.nan, 1.0, "failed")])  # fmt: skip
+    times = times_of(
+        [Outcome(1.0, 0.9, 100.0), Outcome(0.5, 0.9, 60.0), Outcome(0.1, math.nan, 1.0, "failed")]
+    )
     assert (times.bsp, times.rest) == (pytest.approx(100), pytest.approx(20))
 
 
@@ -177,9 +180,15 @@ def test_a_table_is_read_and_drawn_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "share,metric\n1,2\n", "share,metric,seconds\n2,1,1\n1,1,1\n",
-             "share,metric,seconds\n1,1,1\n", "share,metric,seconds\nx,1,1\n"]
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "share,metric\n1,2\n",
+        "share,metric,seconds\n2,1,1\n1,1,1\n",
+        "share,metric,seconds\n1,1,1\n",
+        "share,metric,seconds\nx,1,1\n",
+    ],
+)
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "runs.csv"
     file.write_text(text)

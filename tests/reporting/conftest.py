@@ -44,9 +44,11 @@ def make_task() -> Task:
         for i in range(20)
     )
     resources = Resources(
-        (Host("a", 2), Host("b", 2)), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=True),
+        (Host("a", 2), Host("b", 2)),
+        "cpu",
+        HorovodBuild("0.28.1", gloo=True, mpi=True),
         Links(across=Link(2, 0.0012, 11.5 * 1024 * 1024)),
-    )  # fmt: skip
+    )
     return Task(ModelProfile(parameters, forward_s=0.01, backward_s=0.02), resources)
 
 
@@ -90,9 +92,11 @@ class Author:
         self.task = make_task()
         self.space = make_space(self.task)
         self.record = store.create_study(
-            job_key="job", command=command, settings=StudySettings().to_json(),
+            job_key="job",
+            command=command,
+            settings=StudySettings().to_json(),
             versions={"horovod": "0.28.1"},
-        )  # fmt: skip
+        )
         self.study_id = self.record.study_id
         self.count = 0
         self.listener: Listener | None = None
@@ -140,11 +144,20 @@ class Author:
         """The default, some strategies, one cut short and one crash."""
         self.trial("default", {})
         self.trial("sobol", {"controller": "gloo", "buckets": 4})
-        self.trial("sobol", {"cycle_time_ms": 0.2}, status=TrialStatus.CUT_SHORT,
-                   reason="its steps so far exclude beating the best")  # fmt: skip
-        self.trial("model", {"controller": "mpi", "fusion_threshold_bytes": 0}, ranks=(),
-                   status=TrialStatus.CRASHED, reason="rank 1 exited with status 3",
-                   stderr_tail="Traceback\nRuntimeError: [Errno 12] no memory")  # fmt: skip
+        self.trial(
+            "sobol",
+            {"cycle_time_ms": 0.2},
+            status=TrialStatus.CUT_SHORT,
+            reason="its steps so far exclude beating the best",
+        )
+        self.trial(
+            "model",
+            {"controller": "mpi", "fusion_threshold_bytes": 0},
+            ranks=(),
+            status=TrialStatus.CRASHED,
+            reason="rank 1 exited with status 3",
+            stderr_tail="Traceback\nRuntimeError: [Errno 12] no memory",
+        )
         self.trial("model", {"cycle_time_ms": 20.0})
         self.trial("model", WINNER)  # type: ignore[arg-type]
 
@@ -161,7 +174,8 @@ class Author:
         comparison = compare(winner, *zip(*times, strict=True))
         proven = comparison.proven
         reason = (
-            "it was faster than the default when measured again" if proven
+            "it was faster than the default when measured again"
+            if proven
             else "no candidate was faster with confidence when measured again"
         )
         conclusion = Conclusion(

@@ -37,7 +37,7 @@ def test_how_to_see_the_trace_in_the_named_store(finished: StudyRecord, tmp_path
         ("mssql+pyodbc:///?odbc_connect=PWD%3Dpw", "?odbc_connect=***"),
         ("sqlite:////tmp/t.db?timeout=5", "sqlite:////tmp/t.db?timeout=5"),
     ],
-)  # fmt: skip
+)
 def test_a_database_is_named_with_its_parameters_and_without_secrets(
     finished: StudyRecord, location: str, shown: str
 ) -> None:

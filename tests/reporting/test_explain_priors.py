@@ -30,8 +30,13 @@ def test_who_was_heard_and_until_when() -> None:
             trial(0, "default"),
             trial(1, "model", related=related, experts=["cost model", "helped", "misled"]),
             trial(2, "model", related=related, experts=["cost model", "helped", "misled"]),
-            trial(3, "model", related=related, experts=["cost model", "helped"],
-                  dropped=[["misled", 1.234]]),
+            trial(
+                3,
+                "model",
+                related=related,
+                experts=["cost model", "helped"],
+                dropped=[["misled", 1.234]],
+            ),
             trial(4, "confirm"),
         ]
     )
@@ -53,8 +58,17 @@ def test_nobody_is_no_table(info: dict[str, Any]) -> None:
 
 
 def test_what_a_stranger_wrote_does_no_harm() -> None:
-    lines = shown([trial(1, "model", experts=["x", 7], dropped=[["x", "no"], 3],
-                         related=[["x", "much"], ["y", 0.5], [1]])])
+    lines = shown(
+        [
+            trial(
+                1,
+                "model",
+                experts=["x", 7],
+                dropped=[["x", "no"], 3],
+                related=[["x", "much"], ["y", 0.5], [1]],
+            )
+        ]
+    )
     assert lines[1:] == [
         "x in trial 1",
         "study y 0.50 in no trial: it says nothing here, or the first trials spoke against it",

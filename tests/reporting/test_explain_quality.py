@@ -11,13 +11,7 @@ import pytest
 from hvd_autosync.errors import StudyError
 from hvd_autosync.reporting.explain_quality import trade_offs
 from hvd_autosync.reporting.strategy_export import taken_file
-from hvd_autosync.search_space import (
-    RankReport,
-    SearchSpace,
-    TrialResult,
-    TrialStatus,
-    build_space,
-)
+from hvd_autosync.search_space import RankReport, SearchSpace, TrialResult, TrialStatus, build_space
 from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.study.noninferiority import Outcome
@@ -27,8 +21,13 @@ from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 #: Codec of large matrices -> seconds of a step, and loss where the default's is 1.
-JUDGED = {"topk": (0.01, 1.5), "powersgd": (0.02, 1.6), "int8": (0.02, 1.1), "fp16": (0.06, 0.9),
-          "bf16": (0.06, 1.0)}  # fmt: skip
+JUDGED = {
+    "topk": (0.01, 1.5),
+    "powersgd": (0.02, 1.6),
+    "int8": (0.02, 1.1),
+    "fp16": (0.06, 0.9),
+    "bf16": (0.06, 1.0),
+}
 
 
 @pytest.fixture
@@ -41,9 +40,7 @@ def judged(author: Any) -> tuple[Study, SearchSpace]:
         strategy = space.complete({"large_codec": codec})
         number = author.store.ask(study.study_id, strategy, "quality", {"seed": 0})
         rank = RankReport(0, "a", (seconds,) * 20)
-        author.store.tell(
-            study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,))
-        )
+        author.store.tell(study.study_id, number, TrialResult(TrialStatus.COMPLETED, ranks=(rank,)))
         if codec != "none":
             outcome = Outcome.ADMITTED if loss < 1.2 else Outcome.WORSE
             verdicts.append(Verdict(strategy, outcome, loss, 1.0, 0.1, "so it is"))
@@ -82,9 +79,7 @@ def test_any_of_them_as_a_file(
             taken_file(store, record, row)
 
 
-def test_a_study_without_lossy_strategies_says_so(
-    store: TraceStore, finished: StudyRecord
-) -> None:
+def test_a_study_without_lossy_strategies_says_so(store: TraceStore, finished: StudyRecord) -> None:
     with pytest.raises(StudyError, match="it has no lossy strategies"):
         taken_file(store, finished, "1")
 

@@ -10,13 +10,7 @@ from rich.console import Console
 
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.search_space import TrialStatus
-from hvd_autosync.traces import (
-    Fallback,
-    StudyRecord,
-    StudyStatus,
-    TraceStore,
-    import_autotune_log,
-)
+from hvd_autosync.traces import Fallback, StudyRecord, StudyStatus, TraceStore, import_autotune_log
 
 
 def shown(store: TraceStore, study_id: str = "last", width: int = 120) -> str:

@@ -40,11 +40,12 @@ from hvd_autosync.util.printable import printable_output
 #: Unicode's controls, formats and separators of lines and paragraphs, then a line.
 EVIL = (
     "".join(
-        chr(code) for code in (*range(0x10000), 0xE0041)
+        chr(code)
+        for code in (*range(0x10000), 0xE0041)
         if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")
     )
     + "\x1b[2J\x1b]0;t\x07\r\nFORGED\t<script>alert(1)</script><a href='//x'>"
-)  # fmt: skip
+)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -77,9 +78,16 @@ def spoil(fields: dict[str, Any], accepts: Callable[[dict[str, Any]], object]) -
 #: of the stranger's own, below, holds the text.
 _FIXED = {"space", "winner", "strategy"}
 OWN = {
-    "kind": "categorical", "name": f"own{EVIL}", "help": EVIL, "default": "a", "unit": "",
-    "choices": ["a", f"=b{EVIL}"], "exact": True, "group": "", "condition": None,
-}  # fmt: skip
+    "kind": "categorical",
+    "name": f"own{EVIL}",
+    "help": EVIL,
+    "default": "a",
+    "unit": "",
+    "choices": ["a", f"=b{EVIL}"],
+    "exact": True,
+    "group": "",
+    "condition": None,
+}
 
 
 #: So many trials are spoiled: their texts are the same in each, but for the reason of the third.
@@ -155,9 +163,20 @@ def stranger(
     with closing(TraceStore(tmp_path / "store.db")) as own:
         own.add([(study, trials)])
         own.keep_run(
-            RunRecord("job", 0, ("python", EVIL), study.created_at, Strategy(), 1.0, 0.5, EVIL,
-                      2.0, 10, EVIL)
-        )  # fmt: skip
+            RunRecord(
+                "job",
+                0,
+                ("python", EVIL),
+                study.created_at,
+                Strategy(),
+                1.0,
+                0.5,
+                EVIL,
+                2.0,
+                10,
+                EVIL,
+            )
+        )
         export_study(own, study.study_id, tmp_path / f"{study.study_id}.jsonl")
     return Stranger(tmp_path, study, trials)
 
@@ -185,19 +204,24 @@ LINES: dict[str, Callable[[Stranger], list[list[str]]]] = {
     ],
     "traces delete": lambda s: [["--yes", _ARGUMENT], [s.study.study_id]],
     "replay": lambda s: [
-        [s.trace, "--speed", "max"], [s.trace, "--verify"], [_ARGUMENT],
+        [s.trace, "--speed", "max"],
+        [s.trace, "--verify"],
+        [_ARGUMENT],
         [s.trace, "--learner", "random", "--trials", "3", "--seeds", "1"],
     ],
     "report": lambda s: [[s.trace, "-o", "-", "--format", each] for each in ("md", "json", "html")],
     "simulate": lambda s: [[], [s.study.study_id, "--bandwidth", _ARGUMENT]],
     "recurring": lambda s: [
-        [], ["job"], [_ARGUMENT], ["--simulate", s.file("runs.csv", f"share,metric,{EVIL}\n1,2,3")]
+        [],
+        ["job"],
+        [_ARGUMENT],
+        ["--simulate", s.file("runs.csv", f"share,metric,{EVIL}\n1,2,3")],
     ],
     "doctor": lambda s: [["--store", s.file("no.db", EVIL)]],
     "testbed up": lambda s: [["--rate", _ARGUMENT]],
     "testbed run": lambda s: [[_ARGUMENT]],
     "testbed down": lambda s: [[]],
-}  # fmt: skip
+}
 
 
 def commands(group: Any, before: str = "") -> Iterator[str]:
@@ -276,7 +300,7 @@ def test_the_page_has_no_element_of_the_strangers(stranger: Stranger) -> None:
     for text in Tags(found).texts:
         assert not {c for c in text if not c.isprintable()} - {"\n"}
     # Plotly reads markup in the texts of figures, which their JSON writes so.
-    figures = found[found.rindex("<h2>Figures</h2>"):]
+    figures = found[found.rindex("<h2>Figures</h2>") :]
     assert "\\u003ca href" not in figures and "\\u003cscript" not in figures
     assert "&lt;a href" in figures or "\\u0026lt;a href" in figures
 

@@ -25,12 +25,8 @@ def test_the_first_line_says_what_will_be_done(author: Any, lines: list[str]) ->
     assert f"study {author.study_id}: at most 20 trials, each 10 steps of warm-up" in lines[0]
 
 
-def test_a_trial_is_told_with_number_kind_step_time_speedup_and_strategy(
-    lines: list[str],
-) -> None:
-    assert re.fullmatch(
-        r"hvd-autosync: trial 0 \(default\): 50\.\d ± 0\.\d ms per step", lines[1]
-    )
+def test_a_trial_is_told_with_number_kind_step_time_speedup_and_strategy(lines: list[str]) -> None:
+    assert re.fullmatch(r"hvd-autosync: trial 0 \(default\): 50\.\d ± 0\.\d ms per step", lines[1])
     assert re.fullmatch(
         r"hvd-autosync: trial 1 \(sobol\): 40\.\d ± 0\.\d ms per step, 1\.2\dx against the "
         r"default: buckets=4",

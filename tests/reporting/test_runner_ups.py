@@ -41,8 +41,7 @@ def test_runner_ups_come_best_first_after_those_that_were_confirmed(author: Any)
     author.confirm(factor=1.35)
     names = list(reasons(author))
     assert names[0].startswith("controller=mpi")
-    assert names[1:] == ["buckets=4", "cycle_time_ms=20 ms",
-                         "cycle_time_ms=0.2 ms"]  # fmt: skip
+    assert names[1:] == ["buckets=4", "cycle_time_ms=20 ms", "cycle_time_ms=0.2 ms"]
 
 
 def test_intervals_allow_for_launches_that_differ(author: Any) -> None:

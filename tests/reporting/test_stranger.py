@@ -17,11 +17,16 @@ from hvd_autosync.traces import StudyRecord
 @pytest.mark.parametrize(
     "change",
     [
-        {"winner": {"cycle_time_ms": 7.0}}, {"winner": None}, {"reason": 5}, {"default_s": "fast"},
-        {"comparisons": None}, {"comparisons": [1]}, {"comparisons": [{"strategy": {}}]},
+        {"winner": {"cycle_time_ms": 7.0}},
+        {"winner": None},
+        {"reason": 5},
+        {"default_s": "fast"},
+        {"comparisons": None},
+        {"comparisons": [1]},
+        {"comparisons": [{"strategy": {}}]},
         {"stopped": ...},
     ],
-)  # fmt: skip
+)
 def test_a_conclusion_that_is_none(finished: StudyRecord, change: dict[str, Any]) -> None:
     assert finished.outcome is not None and Conclusion.of(finished) is not None
     outcome = {k: v for k, v in {**finished.outcome, **change}.items() if v is not ...}

@@ -77,9 +77,7 @@ def test_what_runs_and_how_far_it_is(played: str) -> None:
 
 
 def test_the_best_so_far_with_its_speedup(played: str) -> None:
-    assert re.search(
-        r"best so far 1\.2\dx, 40\.\d ms per step: buckets=4", plain(played)
-    )
+    assert re.search(r"best so far 1\.2\dx, 40\.\d ms per step: buckets=4", plain(played))
 
 
 def test_the_confirmation_is_shown_as_such(played: str) -> None:

@@ -24,18 +24,31 @@ from hvd_autosync.study.values import Conclusion
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0412, "41.2 ms"), (1.319, "1.32 s"), (0.000812, "812 µs"), (0.9999, "1.00 s"),
-     (12.34, "12.3 s"), (1234.0, "1234 s"), (math.nan, "unknown"), (0.0, "0 µs")],
-)  # fmt: skip
+    [
+        (0.0412, "41.2 ms"),
+        (1.319, "1.32 s"),
+        (0.000812, "812 µs"),
+        (0.9999, "1.00 s"),
+        (12.34, "12.3 s"),
+        (1234.0, "1234 s"),
+        (math.nan, "unknown"),
+        (0.0, "0 µs"),
+    ],
+)
 def test_step_times_keep_three_digits(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("mean_s", "error_s", "text"),
-    [(0.0412, 0.00025, "41.2 ± 0.4 ms"), (0.53, 0.075, "530 ± 123 ms"),
-     (2.0, 0.1, "2.00 ± 0.16 s"), (0.0412, 0.00001, "41.2 ± 0.02 ms"), (0.04, 0.0, "40.0 ± 0 ms")],
-)  # fmt: skip
+    [
+        (0.0412, 0.00025, "41.2 ± 0.4 ms"),
+        (0.53, 0.075, "530 ± 123 ms"),
+        (2.0, 0.1, "2.00 ± 0.16 s"),
+        (0.0412, 0.00001, "41.2 ± 0.02 ms"),
+        (0.04, 0.0, "40.0 ± 0 ms"),
+    ],
+)
 def test_a_step_time_has_half_of_its_90_percent_interval(
     mean_s: float, error_s: float, text: str
 ) -> None:
@@ -50,9 +63,14 @@ def test_waiting_times_are_rounded(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(640, "640 B"), (12 * 1024, "12 KiB"), (97.5 * 1024**2, "97.5 MiB"),
-                       (2.5 * 1024**4, "2560 GiB")]
-)  # fmt: skip
+    ("size", "text"),
+    [
+        (640, "640 B"),
+        (12 * 1024, "12 KiB"),
+        (97.5 * 1024**2, "97.5 MiB"),
+        (2.5 * 1024**4, "2560 GiB"),
+    ],
+)
 def test_sizes_have_binary_units(size: float, text: str) -> None:
     assert size_text(size) == text
 
@@ -69,8 +87,7 @@ def test_the_answer_names_speedup_interval_rounds_and_winner() -> None:
     comparison = Comparison(winner, 1.214, 1.171, 1.249, 4)
     conclusion = Conclusion(winner, "proven", "all", 0.05, (comparison,))
     assert answer_text(conclusion, space) == (
-        "1.21x faster than the default (90 % interval 1.17x to 1.25x, 4 rounds): "
-        "cycle_time_ms=5 ms"
+        "1.21x faster than the default (90 % interval 1.17x to 1.25x, 4 rounds): cycle_time_ms=5 ms"
     )
 
 

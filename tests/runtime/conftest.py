@@ -22,7 +22,10 @@ LAUNCHERS = {
     "mpi": ["-np", "2", "--mpi", "--binding-args=--bind-to none --map-by slot"],
     # Without yielding, ranks that wait keep processors from those that do not.
     "four ranks": [
-        "-np", "4", "--mpi", "--binding-args=--bind-to none --map-by slot",
+        "-np",
+        "4",
+        "--mpi",
+        "--binding-args=--bind-to none --map-by slot",
         "--mpi-args=--oversubscribe --mca mpi_yield_when_idle 1",
     ],
     # Two names of this host are two hosts to Horovod under Gloo.
@@ -134,9 +137,11 @@ def start_worker() -> Callable[..., subprocess.Popen[bytes]]:
 
     def start(script: str, *arguments: str, **spec: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            worker_command(make_spec(**spec), script, *arguments), env=worker_environment(),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            worker_command(make_spec(**spec), script, *arguments),
+            env=worker_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     return start
 
@@ -147,9 +152,13 @@ def run_python() -> Callable[[str], str]:
 
     def run(code: str) -> str:
         return subprocess.run(
-            [sys.executable, "-c", code], env=worker_environment(), capture_output=True, text=True,
-            timeout=100, check=True,
-        ).stdout  # fmt: skip
+            [sys.executable, "-c", code],
+            env=worker_environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        ).stdout
 
     return run
 
@@ -169,9 +178,13 @@ def launch() -> Callable[..., Ended]:
             command = ["horovodrun", *LAUNCHERS[under], *command]
         try:
             job = subprocess.run(
-                command, env=worker_environment(alone=under == "alone"), stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, timeout=limit_s, check=False,
-            )  # fmt: skip
+                command,
+                env=worker_environment(alone=under == "alone"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                check=False,
+            )
         except subprocess.TimeoutExpired as late:
             return Ended(124, *decode(late.stdout or b""))
         return Ended(job.returncode, *decode(job.stdout))

@@ -44,21 +44,42 @@ class Group:
 
 GROUPS = {
     "plain": Group(
-        ("cases_arguments", "cases_drop_in", "cases_exactness", "cases_measuring", "cases_state",
-         "cases_local_steps", "cases_guard", "cases_drift", "cases_no_mail"),
+        (
+            "cases_arguments",
+            "cases_drop_in",
+            "cases_exactness",
+            "cases_measuring",
+            "cases_state",
+            "cases_local_steps",
+            "cases_guard",
+            "cases_drift",
+            "cases_no_mail",
+        ),
         ("gloo", "mpi"),
-        ("cases_exactness", "cases_measuring", "cases_state", "cases_no_mail",
-         "case_rounds_are_those_of_local_sgd", "case_a_loss_that_rises_ends_a_codec"),
+        (
+            "cases_exactness",
+            "cases_measuring",
+            "cases_state",
+            "cases_no_mail",
+            "case_rounds_are_those_of_local_sgd",
+            "case_a_loss_that_rises_ends_a_codec",
+        ),
     ),
     "exchanges": Group(
         ("cases_exchanges", "cases_owners", "cases_deferral", "cases_reaching"),
         ("gloo", "four ranks"),
-        ("case_momentum", "case_join", "case_sparse_gradients", "case_steps_wait_until_forward",
-         "case_a_saved_state_is_taken_up_again"),
+        (
+            "case_momentum",
+            "case_join",
+            "case_sparse_gradients",
+            "case_steps_wait_until_forward",
+            "case_a_saved_state_is_taken_up_again",
+        ),
         wide=("case_sgd", "case_adamw"),
     ),
     "codecs": Group(
-        ("cases_codecs", "cases_extensions"), ("gloo", "four ranks"),
+        ("cases_codecs", "cases_extensions"),
+        ("gloo", "four ranks"),
         ("case_rounding_is_small_and_the_same_everywhere",),
     ),
     "examples": Group(
@@ -67,14 +88,11 @@ GROUPS = {
     "two levels": Group(("cases_two_levels",), ("two levels",), slow=True),
     "added levels": Group(("cases_added_levels",), ("two levels",)),
     "mail": Group(("cases_mail",), ("gloo", "mpi"), ("cases_mail",)),
-    "phases": Group(
-        ("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)
-    ),
+    "phases": Group(("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)),
     "stragglers": Group(
-        ("cases_stragglers",), ("gloo", "mpi"),
-        ("case_others_go_on_without_a_straggler",)
+        ("cases_stragglers",), ("gloo", "mpi"), ("case_others_go_on_without_a_straggler",)
     ),
-}  # fmt: skip
+}
 
 
 def cases(module: str) -> list[str]:
@@ -108,8 +126,9 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
     def selected(group: str, launcher: str) -> list[str]:
         parameters = [getattr(item, "callspec", None) for item in request.session.items]
         found = [each.params for each in parameters if each is not None]
-        own = [each for each in found if (each.get("group"), each.get("launcher")) ==
-               (group, launcher)]  # fmt: skip
+        own = [
+            each for each in found if (each.get("group"), each.get("launcher")) == (group, launcher)
+        ]
         return [each["case"] for each in own]
 
     def run(group: str, launcher: str) -> list[dict[str, str]]:
@@ -118,9 +137,14 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
             folder = tmp_path_factory.mktemp("cases")
             # Steps without end, so that the cases run while everything is measured.
             job = launch(
-                "run_cases.py", str(folder), *selected(group, launcher), under=launcher,
-                limit_s=_LIMIT_S, warmup_steps=0, measured_steps=10**6,
-            )  # fmt: skip
+                "run_cases.py",
+                str(folder),
+                *selected(group, launcher),
+                under=launcher,
+                limit_s=_LIMIT_S,
+                warmup_steps=0,
+                measured_steps=10**6,
+            )
             files = sorted(folder.iterdir())
             assert len(files) == (2 if launcher in ("gloo", "mpi") else 4), job.output
             known[group, launcher] = [dict(map(json.loads, open(f))) for f in files]

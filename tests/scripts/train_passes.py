@@ -1,6 +1,6 @@
 """Trains in passes, saves after each on rank 0, and goes on from there; knows nothing of us.
 
-    train_passes.py CHECKPOINT [--die-at STEP] [--die-rank RANK] [--fault-at STEP]
+train_passes.py CHECKPOINT [--die-at STEP] [--die-rank RANK] [--fault-at STEP]
 """
 
 import argparse

@@ -2,13 +2,7 @@
 
 import pytest
 
-from hvd_autosync.search_space import (
-    HorovodBuild,
-    Host,
-    ModelProfile,
-    ParameterProfile,
-    Resources,
-)
+from hvd_autosync.search_space import HorovodBuild, Host, ModelProfile, ParameterProfile, Resources
 
 
 @pytest.fixture

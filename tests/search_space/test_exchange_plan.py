@@ -27,8 +27,15 @@ def test_every_exchange_knob_changes_the_plan() -> None:
 
 
 def test_knobs_become_the_plan_of_their_class() -> None:
-    plan = exchange_plan({"buckets": 4, "bucket_rule": "size", "large_codec": "powersgd",
-                          "large_rank": 4, "embedding_exchange": "rows"})  # fmt: skip
+    plan = exchange_plan(
+        {
+            "buckets": 4,
+            "bucket_rule": "size",
+            "large_codec": "powersgd",
+            "large_rank": 4,
+            "embedding_exchange": "rows",
+        }
+    )
     assert plan == ExchangePlan(
         4, "size", "arrival", ClassPlan("rows"), ClassPlan(codec="powersgd", rank=4), ClassPlan()
     )
@@ -39,14 +46,16 @@ def test_classes_follow_what_was_measured() -> None:
     def parameter(name: str, *shape: int, **more: object) -> ParameterProfile:
         return ParameterProfile(name, shape, "float32", **more)  # type: ignore[arg-type]
 
-    model = ModelProfile((
-        parameter("table", 50_000, 16, touched_rows=0.02),
-        parameter("sparse", 10, 4, sparse=True),
-        parameter("output", 50_000, 16, touched_rows=1.0),
-        parameter("conv", 256, 64, 3, 3),
-        parameter("small", 16, 16, touched_rows=0.1),
-        parameter("vector", 1_000_000),
-    ))  # fmt: skip
+    model = ModelProfile(
+        (
+            parameter("table", 50_000, 16, touched_rows=0.02),
+            parameter("sparse", 10, 4, sparse=True),
+            parameter("output", 50_000, 16, touched_rows=1.0),
+            parameter("conv", 256, 64, 3, 3),
+            parameter("small", 16, 16, touched_rows=0.1),
+            parameter("vector", 1_000_000),
+        )
+    )
     classes = parameter_classes(model)
     assert classes == {"embedding": ("table", "sparse"), "large": ("output", "conv")}
     found = [class_of(p.name, classes) for p in model.parameters]

@@ -18,9 +18,7 @@ def test_every_knob_of_horovods_has_a_meaning() -> None:
         if knob.group != "horovod":
             continue
         other = next(
-            value
-            for value in (knob.from_unit(u) for u in (0.0, 0.3, 1.0))
-            if value != knob.default
+            value for value in (knob.from_unit(u) for u in (0.0, 0.3, 1.0)) if value != knob.default
         )
         settings = horovod_settings({knob.name: other})
         assert settings.environment or settings.options, knob.name
@@ -58,8 +56,7 @@ def test_unknown_knobs_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "text"),
-    [("HOROVOD_CYCLE_TIME", "fast"), ("HOROVOD_CACHE_CAPACITY", "large")],
+    ("variable", "text"), [("HOROVOD_CYCLE_TIME", "fast"), ("HOROVOD_CACHE_CAPACITY", "large")]
 )
 def test_misread_variables_are_named(variable: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=variable):

@@ -41,9 +41,7 @@ def test_a_ramped_momentum_rises_from_its_share_to_the_whole(
     assert Protocol(momentum="ramped").momentum_factor(ramp, ranks, ramp) == 1
 
 
-@pytest.mark.parametrize(
-    ("mode", "factor"), [("kept", 1.0), ("zero", 0.0), ("scaled", 0.25)]
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "factor"), [("kept", 1.0), ("zero", 0.0), ("scaled", 0.25)])
 def test_other_modes_are_the_same_in_every_step(mode: str, factor: float) -> None:
     for steps in (0, 7, 1000):
         assert Protocol(momentum=mode).momentum_factor(steps, 4, 100) == factor
@@ -70,10 +68,15 @@ def test_every_default_of_a_knob_is_that_of_the_protocol() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"kind": "bsp"}, {"staleness": -1}, {"share": 1.5}, {"rate": "half"},
-        {"momentum": "lost"}, {"stragglers": "shot"}, {"total": -5},
+        {"kind": "bsp"},
+        {"staleness": -1},
+        {"share": 1.5},
+        {"rate": "half"},
+        {"momentum": "lost"},
+        {"stragglers": "shot"},
+        {"total": -5},
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpaceError, match=next(iter(wrong))):
         Protocol(**wrong)

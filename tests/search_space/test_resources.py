@@ -37,9 +37,16 @@ def test_the_bus_carries_what_a_ring_sends(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [(1, 0.0, 1e6), (0, 0.0, 1e6), (2, -1e-9, 1e6), (2, math.nan, 1e6), (2, 0.0, 0.0),
-               (2, 0.0, math.inf)],
-)  # fmt: skip
+    "values",
+    [
+        (1, 0.0, 1e6),
+        (0, 0.0, 1e6),
+        (2, -1e-9, 1e6),
+        (2, math.nan, 1e6),
+        (2, 0.0, 0.0),
+        (2, 0.0, math.inf),
+    ],
+)
 def test_impossible_links(values: tuple[int, float, float]) -> None:
     with pytest.raises(ValueError, match="impossible"):
         Link(*values)

@@ -36,9 +36,15 @@ def cosine(steps: int, warmup: int, peak: float) -> list[float]:
 )
 @pytest.mark.parametrize("told", [True, False], ids=["warm-up told", "warm-up seen"])
 def test_published_schedules(
-    recipe: tuple[int, int, float], base: int, alpha: float, count: int, volume: float,
-    grows_at: int, last: list[int], told: bool,
-) -> None:  # fmt: skip
+    recipe: tuple[int, int, float],
+    base: int,
+    alpha: float,
+    count: int,
+    volume: float,
+    grows_at: int,
+    last: list[int],
+    told: bool,
+) -> None:
     steps, warmup, _ = recipe
     schedule = Schedule(base, 2, alpha, warmup=warmup if told else None)
     lengths = list(rounds(schedule, cosine(*recipe)))
@@ -50,10 +56,14 @@ def test_published_schedules(
 
 rates_lists = st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=60)
 schedules = st.builds(
-    Schedule, base=st.integers(1, 9), power=st.integers(0, 3), alpha=st.floats(0.0, 10.0),
-    start=st.integers(0, 30), warmup=st.none() | st.integers(0, 20),
+    Schedule,
+    base=st.integers(1, 9),
+    power=st.integers(0, 3),
+    alpha=st.floats(0.0, 10.0),
+    start=st.integers(0, 30),
+    warmup=st.none() | st.integers(0, 20),
     cap=st.none() | st.integers(1, 12),
-)  # fmt: skip
+)
 
 
 @given(schedule=schedules, rates=rates_lists)
@@ -69,9 +79,7 @@ def test_rounds_cover_every_step_once(schedule: Schedule, rates: list[float]) ->
 
 
 @given(schedule=schedules, rates=rates_lists, remaining=st.integers(1, 5))
-def test_a_round_ends_where_it_must(
-    schedule: Schedule, rates: list[float], remaining: int
-) -> None:
+def test_a_round_ends_where_it_must(schedule: Schedule, rates: list[float], remaining: int) -> None:
     found = schedule.length(40, rates[0], max(rates), remaining)
     free = schedule.length(40, rates[0], max(rates))
     assert found == min(free, remaining)
@@ -107,9 +115,16 @@ def test_post_local() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"base": 0}, {"power": 4}, {"alpha": -1.0}, {"alpha": math.nan}, {"start": -1},
-     {"warmup": -1}, {"cap": 0}],
-)  # fmt: skip
+    [
+        {"base": 0},
+        {"power": 4},
+        {"alpha": -1.0},
+        {"alpha": math.nan},
+        {"start": -1},
+        {"warmup": -1},
+        {"cap": 0},
+    ],
+)
 def test_numbers_that_make_no_sense_are_named(wrong: dict[str, float]) -> None:
     ((name, value),) = wrong.items()
     with pytest.raises(SpaceError, match=f"{name}={value}"):

@@ -30,16 +30,23 @@ def test_one_cpu_host_has_no_knob_of_gpus_or_hierarchies(
     model: ModelProfile, one_host: Resources
 ) -> None:
     assert names(build_space(model, one_host)) == {
-        "controller", "fusion_threshold_bytes", "cycle_time_ms",
-        "cache_capacity", "buckets", "bucket_rule",
-    }  # fmt: skip
+        "controller",
+        "fusion_threshold_bytes",
+        "cycle_time_ms",
+        "cache_capacity",
+        "buckets",
+        "bucket_rule",
+    }
 
 
 def test_a_gpu_cluster_has_them(model: ModelProfile, gpu_cluster: Resources) -> None:
     found = names(build_space(model, gpu_cluster))
     assert {
-        "hierarchical_allreduce", "torus_allreduce", "num_nccl_streams", "batch_d2d_memcopies",
-    } <= found  # fmt: skip
+        "hierarchical_allreduce",
+        "torus_allreduce",
+        "num_nccl_streams",
+        "batch_d2d_memcopies",
+    } <= found
 
 
 def test_hierarchies_need_several_ranks_on_each_of_several_hosts(
@@ -120,11 +127,13 @@ def test_buckets_hold_dense_gradients(one_host: Resources) -> None:
 
 
 def test_each_class_has_its_own_exchange(one_host: Resources) -> None:
-    model = ModelProfile((
-        ParameterProfile("table", (100_000, 8), "float32", False, 2, touched_rows=0.01),
-        ParameterProfile("tied", (100_000, 8), "float32", False, 1, touched_rows=1.0),
-        ParameterProfile("bias", (8,), "float32", False, 0),
-    ))  # fmt: skip
+    model = ModelProfile(
+        (
+            ParameterProfile("table", (100_000, 8), "float32", False, 2, touched_rows=0.01),
+            ParameterProfile("tied", (100_000, 8), "float32", False, 1, touched_rows=1.0),
+            ParameterProfile("bias", (8,), "float32", False, 0),
+        )
+    )
     assert parameter_classes(model) == {"embedding": ("table",), "large": ("tied",)}
     flat = build_space(model, one_host, allow=["codec"])
     choices = {knob.name: getattr(knob, "choices", ()) for knob in flat.knobs}
@@ -141,9 +150,14 @@ def test_each_class_has_its_own_exchange(one_host: Resources) -> None:
 def test_bert_on_two_levels_has_at_most_twenty_dimensions(one_host: Resources) -> None:
     shapes = [("token", (30_000, 256)), ("position", (512, 256))]
     for layer in range(12):
-        shapes += [(f"{layer}.{name}", shape) for name, shape in (
-            ("qkv.weight", (768, 256)), ("qkv.bias", (768,)), ("norm.weight", (256,)),
-        )]  # fmt: skip
+        shapes += [
+            (f"{layer}.{name}", shape)
+            for name, shape in (
+                ("qkv.weight", (768, 256)),
+                ("qkv.bias", (768,)),
+                ("norm.weight", (256,)),
+            )
+        ]
     parameters = [
         ParameterProfile(name, shape, "float32", False, order, touched_rows=1 - order % 2)
         for order, (name, shape) in enumerate(shapes)

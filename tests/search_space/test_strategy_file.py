@@ -24,11 +24,13 @@ else:
     import tomli as tomllib
 
 CLASSES = {"embedding": ("table.*",), "large": ("fc1.weight",)}
-MODEL = ModelProfile((
-    ParameterProfile("table.weight", (1000, 8), "float32"),
-    ParameterProfile("fc1.weight", (32, 100), "float32"),
-    ParameterProfile("steps", (1,), "int64"),
-))  # fmt: skip
+MODEL = ModelProfile(
+    (
+        ParameterProfile("table.weight", (1000, 8), "float32"),
+        ParameterProfile("fc1.weight", (32, 100), "float32"),
+        ParameterProfile("steps", (1,), "int64"),
+    )
+)
 
 
 def read(text: str) -> tuple[Strategy, Any]:
@@ -81,8 +83,7 @@ def test_what_cannot_be_meant_is_refused(text: str, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "hosts",
-    [(Host("a", 4),), (Host("a", 1), Host("b", 1)), (Host("a", 2), Host("b", 3))],
+    "hosts", [(Host("a", 4),), (Host("a", 1), Host("b", 1)), (Host("a", 2), Host("b", 3))]
 )
 def test_two_levels_need_two_levels(hosts: tuple[Host, ...]) -> None:
     strategy = Strategy({"rest_exchange": "hierarchical"})

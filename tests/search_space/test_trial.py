@@ -68,9 +68,18 @@ def test_few_steps_or_a_failure_give_no_step_time() -> None:
 def test_result_round_trip_survives_strict_json() -> None:
     report = RankReport(0, "a", (0.1,), (0.0,), (1.5, math.nan), 7)
     before = TrialResult(
-        TrialStatus.HUNG, "why", (report,), 1, math.nan, 2.0, 137, "tail",
-        ModelProfile(), ("compression",), "cpu",
-    )  # fmt: skip
+        TrialStatus.HUNG,
+        "why",
+        (report,),
+        1,
+        math.nan,
+        2.0,
+        137,
+        "tail",
+        ModelProfile(),
+        ("compression",),
+        "cpu",
+    )
     text = json.dumps(before.to_json(), allow_nan=False)
     assert repr(TrialResult.from_json(json.loads(text))) == repr(before)
 

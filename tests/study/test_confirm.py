@@ -142,14 +142,16 @@ def test_a_candidate_that_is_never_faster_is_not_measured_for_long(
     slow, other = Strategy({"cycle_time_ms": 2.0}), Strategy({"cycle_time_ms": 3.0})
     measured = [
         Measurement(s, t)
-        for own in rounds for s, t in zip((DEFAULT, slow), times(1, own), strict=True)
-    ]  # fmt: skip
+        for own in rounds
+        for s, t in zip((DEFAULT, slow), times(1, own), strict=True)
+    ]
     assert Confirmation(DEFAULT, [slow], measured).next() == (DEFAULT if goes_on else None)
     assert [c.strategy for c in Confirmation(DEFAULT, [slow], measured).comparisons()] == [slow]
     both = [
         Measurement(s, t)
-        for own in rounds for s, t in zip((DEFAULT, slow, other), times(1, own, 0.8), strict=True)
-    ]  # fmt: skip
+        for own in rounds
+        for s, t in zip((DEFAULT, slow, other), times(1, own, 0.8), strict=True)
+    ]
     with_other = Confirmation(DEFAULT, [slow, other], [*both, *measured[:1]])
     assert with_other.next() == (slow if goes_on else other)
 

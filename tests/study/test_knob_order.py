@@ -74,9 +74,11 @@ def test_tables_progress_and_the_answer_show_what_matters_first(
 ) -> None:
     space = the_space(model, slow_network)
     study = Study.create(
-        space, store=str(tmp_path / "traces.db"), settings=StudySettings(trials=10, seed=1),
+        space,
+        store=str(tmp_path / "traces.db"),
+        settings=StudySettings(trials=10, seed=1),
         task=Task(model, slow_network),
-    )  # fmt: skip
+    )
     standing = Standing()
     standing.start(study)
     while (trial := study.ask()) is not None:

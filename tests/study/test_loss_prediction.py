@@ -47,8 +47,13 @@ def test_deviations_are_those_of_a_new_training_about_the_mean_of_the_trials() -
 
 @pytest.mark.parametrize(
     "trials",
-    [[], [[1.0, 2.0] * 32], [[1.0, 2.0] * 32, [1.0] * 31], [[1.0, 2.0] * 32, [math.nan] * 64],
-     [[1.0] * 64] * 2],
-)  # fmt: skip
+    [
+        [],
+        [[1.0, 2.0] * 32],
+        [[1.0, 2.0] * 32, [1.0] * 31],
+        [[1.0, 2.0] * 32, [math.nan] * 64],
+        [[1.0] * 64] * 2,
+    ],
+)
 def test_too_little_predicts_nothing(trials: list[list[float]]) -> None:
     assert predict_losses(trials).levels == ()

@@ -52,17 +52,28 @@ class Judging:
     """Trains what is asked for."""
 
     def __init__(
-        self, train: Job, candidates: Sequence[Strategy] = (FAST,), *, round_steps: int = 1,
-        goal: str = "steps", tolerance: float = 0.01, most: int = 999,
-    ) -> None:  # fmt: skip
+        self,
+        train: Job,
+        candidates: Sequence[Strategy] = (FAST,),
+        *,
+        round_steps: int = 1,
+        goal: str = "steps",
+        tolerance: float = 0.01,
+        most: int = 999,
+    ) -> None:
         self.asked: list[tuple[Strategy, int]] = []
         self.trials: list[QualityTrial] = []
 
         def check(spent: str = "") -> QualityCheck:
             return QualityCheck(
-                DEFAULT, candidates, self.trials, in_turn, tolerance=tolerance, goal=goal,
+                DEFAULT,
+                candidates,
+                self.trials,
+                in_turn,
+                tolerance=tolerance,
+                goal=goal,
                 spent=spent,
-            )  # fmt: skip
+            )
 
         while (wanted := check().next()) is not None and len(self.asked) < most:
             self.asked.append(wanted)
@@ -84,12 +95,11 @@ def test_the_default_comes_first_then_pairs_of_one_candidate_after_the_other() -
     judging = Judging(job(topk=2.0), [FAST, SAFE])
     defaults = [(DEFAULT, seed) for seed in SEEDS[:FIRST_SEEDS]]
     # What is clearly worse is so after one pair; the other takes all seeds of the first look.
-    assert judging.asked == [
-        *defaults, (FAST, 1), *((SAFE, seed) for seed in SEEDS[:FIRST_SEEDS])
-    ]  # fmt: skip
+    assert judging.asked == [*defaults, (FAST, 1), *((SAFE, seed) for seed in SEEDS[:FIRST_SEEDS])]
     assert [(v.strategy, v.outcome) for v in judging.verdicts] == [
-        (FAST, Outcome.WORSE), (SAFE, Outcome.ADMITTED),
-    ]  # fmt: skip
+        (FAST, Outcome.WORSE),
+        (SAFE, Outcome.ADMITTED),
+    ]
     assert judging.check.under_way is None
 
 
@@ -117,9 +127,14 @@ def test_a_candidate_under_way_is_known_and_has_no_verdict() -> None:
 
 @pytest.mark.parametrize(
     ("end", "outcome"),
-    [(1.0, Outcome.ADMITTED), (0.9, Outcome.ADMITTED), (1.004, Outcome.ADMITTED),
-     (1.04, Outcome.WORSE), (2.0, Outcome.WORSE)],
-)  # fmt: skip
+    [
+        (1.0, Outcome.ADMITTED),
+        (0.9, Outcome.ADMITTED),
+        (1.004, Outcome.ADMITTED),
+        (1.04, Outcome.WORSE),
+        (2.0, Outcome.WORSE),
+    ],
+)
 def test_verdicts(end: float, outcome: Outcome) -> None:
     verdict = Judging(job(topk=end)).only
     assert verdict.outcome is outcome and verdict.reason
@@ -261,9 +276,7 @@ def test_under_local_steps_the_average_is_judged_and_not_its_replicas(round_step
             if strategy == DEFAULT:
                 return noisy(1.0, seed)
             own, mean = noisy(0.9, seed, own=3), noisy(average, seed, own=4)
-            return tuple(
-                (own if step % round_steps else mean)[step] for step in range(STEPS)
-            )  # fmt: skip
+            return tuple((own if step % round_steps else mean)[step] for step in range(STEPS))
 
         return losses
 

@@ -184,9 +184,13 @@ def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
 
 def test_a_verdict_of_an_earlier_version_is_read() -> None:
     conclusion = Conclusion(
-        SPACE.default, "", "", 0.1, (),
+        SPACE.default,
+        "",
+        "",
+        0.1,
+        (),
         (Verdict(Strategy({"compression": "fp16"}), Outcome.WORSE, 2.0, 1.0, 0.1, "why"),),
-    )  # fmt: skip
+    )
     fields = conclusion.to_json()
     assert fields["verdicts"][0]["outcome"] == "worse" and fields["verdicts"][0]["bound"] is None
     (old,) = fields["verdicts"]
@@ -294,8 +298,9 @@ def test_a_job_outside_the_space_is_measured_but_not_learnt_from(tmp_path: Path)
     conclusion = finish(one, SimulatedJob())
     trials = one.history
     assert [(t.kind, t.strategy) for t in trials[:2]] == [
-        ("default", Strategy()), ("default", space.default),
-    ]  # fmt: skip
+        ("default", Strategy()),
+        ("default", space.default),
+    ]
     assert all(seen.strategy for seen in observations_of(space, trials))
     told = trials[1].result
     assert told is not None and told.step_time is not None

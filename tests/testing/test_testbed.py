@@ -101,7 +101,8 @@ def outside() -> dict[str, object]:
         "links": sorted(n for _, n in socket.if_nameindex() if own_link.fullmatch(n)),
         "name": socket.gethostname(),
         "mounts": [
-            line for line in Path("/proc/mounts").read_text().splitlines()
+            line
+            for line in Path("/proc/mounts").read_text().splitlines()
             if own_mount.fullmatch(line.split()[1])
         ],
         "ssh": sorted(p.name for p in ssh.iterdir()) if ssh.is_dir() else None,
@@ -114,8 +115,9 @@ def test_hosts_have_names_and_reach_each_other(bed: Testbed, host: int) -> None:
     other = bed.hosts[1 - host]
     assert said(bed, "hostname", host=host) == bed.hosts[host]
     assert said(bed, "getent", "hosts", other, host=host).split() == [
-        bed.addresses[1 - host], other
-    ]  # fmt: skip
+        bed.addresses[1 - host],
+        other,
+    ]
     plain = ["ssh", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"]
     assert said(bed, *plain, other, "hostname", host=host) == other
 
@@ -164,9 +166,12 @@ def test_each_host_sees_only_its_own_processes_and_shared_memory(bed: Testbed) -
 
 def test_commands_keep_environment_and_folder(bed: Testbed, tmp_path: Path) -> None:
     done = bed.run(
-        ["sh", "-c", "pwd; echo $GREETING"], cwd=tmp_path, capture_output=True, text=True,
+        ["sh", "-c", "pwd; echo $GREETING"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "GREETING": "hello"},
-    )  # fmt: skip
+    )
     assert done.stdout.split() == [str(tmp_path), "hello"]
 
 
@@ -189,11 +194,20 @@ def test_horovod_runs_across_hosts(bed: Testbed, controller: str, tmp_path: Path
     script.write_text(ALLREDUCE.format(first="from mpi4py import MPI" * (controller == "mpi")))
     scripts = os.path.dirname(sys.executable)
     done = bed.run(
-        [sys.executable, "-m", "horovod.runner.launch", *bed.horovodrun_options(), *options,
-         sys.executable, str(script)],
+        [
+            sys.executable,
+            "-m",
+            "horovod.runner.launch",
+            *bed.horovodrun_options(),
+            *options,
+            sys.executable,
+            str(script),
+        ],
         env={**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for rank, host in enumerate(bed.hosts):
         assert f"rank {rank} on {host}: 3" in done.stdout
@@ -265,8 +279,11 @@ def test_nothing_remains_of_a_killed_mpirun() -> None:
     """A later host's process of the same number would stumble over it."""
     with Testbed() as bed:
         ranks = ["-np", "2", "-H", "testhost0,testhost1", "--allow-run-as-root"]
-        job = bed.popen(["mpirun", *ranks, "sh", "-c", "echo here; exec sleep 1000"],
-                        stdout=subprocess.PIPE, text=True)  # fmt: skip
+        job = bed.popen(
+            ["mpirun", *ranks, "sh", "-c", "echo here; exec sleep 1000"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert job.stdout is not None and job.stdout.readline() == "here\n"
         session = said(bed, "sh", "-c", "ls -d /run/testbed/ompi.*").strip()
         assert not Path("/tmp", Path(session).name).exists()
@@ -281,7 +298,9 @@ def test_nothing_remains_of_a_killed_owner(number: signal.Signals) -> None:
     owner = subprocess.Popen(
         # Tests in the background of a shell have SIGINT ignored, and bequeath that.
         ["env", "--default-signal=INT", sys.executable, "-c", HOLD],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert owner.stdout is not None
     network = owner.stdout.readline().strip()

@@ -37,9 +37,11 @@ def task() -> Task:
         ParameterProfile("unused.weight", (8,), "float32"),
     )
     resources = Resources(
-        (Host("a", 2), Host("b", 2)), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=True),
+        (Host("a", 2), Host("b", 2)),
+        "cpu",
+        HorovodBuild("0.28.1", gloo=True, mpi=True),
         Links(across=Link(2, 1e-4, 1e8)),
-    )  # fmt: skip
+    )
     return Task(ModelProfile(parameters, 0.01, 0.02), resources)
 
 
@@ -54,12 +56,24 @@ def make_result() -> Callable[..., TrialResult]:
 
     def make(step_s: float, status: TrialStatus = TrialStatus.COMPLETED) -> TrialResult:
         ranks = tuple(
-            RankReport(rank, "ab"[rank], (1.0, *[step_s] * 10), (0.5, *[step_s / 4] * 10),
-                       (2.5, float("nan")), 1 << 30)
+            RankReport(
+                rank,
+                "ab"[rank],
+                (1.0, *[step_s] * 10),
+                (0.5, *[step_s / 4] * 10),
+                (2.5, float("nan")),
+                1 << 30,
+            )
             for rank in range(2)
-        )  # fmt: skip
-        return TrialResult(status, ranks=ranks, warmup_steps=1, setup_s=1.5, total_s=4.0,
-                           stderr_tail="warning: \udcff\n")  # fmt: skip
+        )
+        return TrialResult(
+            status,
+            ranks=ranks,
+            warmup_steps=1,
+            setup_s=1.5,
+            total_s=4.0,
+            stderr_tail="warning: \udcff\n",
+        )
 
     return make
 
@@ -82,18 +96,23 @@ def create(store: TraceStore) -> Callable[..., StudyRecord]:
 
     def create(job_key: str = "job", store: TraceStore = store) -> StudyRecord:
         return store.create_study(
-            job_key=job_key, command=["horovodrun", "-np", "4", "python", "train.py"],
-            settings={"seed": 0, "allow": []}, versions={"horovod": "0.28.1"},
-        )  # fmt: skip
+            job_key=job_key,
+            command=["horovodrun", "-np", "4", "python", "train.py"],
+            settings={"seed": 0, "allow": []},
+            versions={"horovod": "0.28.1"},
+        )
 
     return create
 
 
 @pytest.fixture
 def finished(
-    store: TraceStore, create: Callable[..., StudyRecord], task: Task, space: SearchSpace,
+    store: TraceStore,
+    create: Callable[..., StudyRecord],
+    task: Task,
+    space: SearchSpace,
     make_result: Callable[..., TrialResult],
-) -> StudyRecord:  # fmt: skip
+) -> StudyRecord:
     """A finished study of four trials: default, a faster one, one that crashed, one lost."""
     study_id = create().study_id
     fast = Strategy({"cycle_time_ms": 0.5, "fusion_threshold_bytes": 1 << 20})
@@ -101,8 +120,11 @@ def finished(
     store.describe_task(study_id, task, space)
     store.tell(study_id, store.ask(study_id, fast, "sobol", {}), make_result(0.1))
     crash = TrialResult(TrialStatus.CRASHED, reason="rank 1 was killed", exit_status=137)
-    store.tell(study_id, store.ask(study_id, Strategy({"controller": "mpi"}), "model",
-                                   {"expected_s": 0.09}), crash)  # fmt: skip
+    store.tell(
+        study_id,
+        store.ask(study_id, Strategy({"controller": "mpi"}), "model", {"expected_s": 0.09}),
+        crash,
+    )
     store.ask(study_id, fast, "confirm", {"rounds": [1, 2]})
     store.finish(study_id, StudyStatus.FINISHED, {"reason": "a gain of 2.0"}, fast)
     return store.study(study_id)

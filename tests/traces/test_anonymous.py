@@ -21,8 +21,14 @@ from hvd_autosync.traces import (
 )
 from hvd_autosync.traces.anonymous import anonymous
 
-SECRETS = ("our secret project", "train_secret", "secret.layer", "secret-host", "secret output",
-           "secret loss")  # fmt: skip
+SECRETS = (
+    "our secret project",
+    "train_secret",
+    "secret.layer",
+    "secret-host",
+    "secret output",
+    "secret loss",
+)
 
 
 @pytest.fixture
@@ -33,13 +39,17 @@ def secretive(store: TraceStore, finished: StudyRecord) -> StudyRecord:
     named = replace(model.parameters[0], name="secret.layer")
     host = replace(resources.hosts[0], name="secret-host")
     task = replace(
-        finished.task, model=replace(model, parameters=(named, *model.parameters[1:])),
+        finished.task,
+        model=replace(model, parameters=(named, *model.parameters[1:])),
         resources=replace(resources, hosts=(host, *resources.hosts[1:])),
-    )  # fmt: skip
+    )
     study = replace(
-        finished, study_id="0123456789ab", job_key="our secret project", task=task,
+        finished,
+        study_id="0123456789ab",
+        job_key="our secret project",
+        task=task,
         command=("horovodrun", "train_secret.py"),
-    )  # fmt: skip
+    )
     trials = []
     for trial in store.trials(finished.study_id):
         result = trial.result
@@ -85,9 +95,7 @@ def test_all_that_can_be_learned_is_kept(
         p.shape for p in original.task.model.parameters
     ]
     assert shared.task.resources.links == original.task.resources.links
-    for ours, theirs in zip(
-        other.trials(study_id), store.trials(original.study_id), strict=True
-    ):
+    for ours, theirs in zip(other.trials(study_id), store.trials(original.study_id), strict=True):
         assert ours.strategy == theirs.strategy and ours.kind == theirs.kind
         if theirs.result is not None:
             assert ours.result is not None

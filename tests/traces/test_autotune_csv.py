@@ -44,19 +44,26 @@ def test_samples_become_trials_with_scores_and_without_times(
     assert [t.info["score_bytes_per_us"] for t in trials] == [424.129, 491.156, 482.0]
     assert [t.info["line"] for t in trials] == [2, 3, 4]
     assert all(t.result is None and t.kind == "horovod-autotune" for t in trials)
-    assert trials[2].strategy == Strategy({
-        "hierarchical_allreduce": False, "hierarchical_allgather": True, "torus_allreduce": False,
-        "cache_capacity": 0, "cycle_time_ms": 9.45382,
-        "fusion_threshold_bytes": int(8.00599 * 1024 * 1024),
-    })  # fmt: skip
+    assert trials[2].strategy == Strategy(
+        {
+            "hierarchical_allreduce": False,
+            "hierarchical_allgather": True,
+            "torus_allreduce": False,
+            "cache_capacity": 0,
+            "cycle_time_ms": 9.45382,
+            "fusion_threshold_bytes": int(8.00599 * 1024 * 1024),
+        }
+    )
 
 
 def test_the_highest_score_wins(store: TraceStore, tmp_path: Path) -> None:
     path = _write(tmp_path, _HEADER + "".join(_SAMPLES))
     study = store.study(import_autotune_log(store, path))
     assert study.outcome == {
-        "best_trial": 1, "best_score_bytes_per_us": 491.156, "horovod_ended_its_search": False,
-    }  # fmt: skip
+        "best_trial": 1,
+        "best_score_bytes_per_us": 491.156,
+        "horovod_ended_its_search": False,
+    }
     assert study.winner == store.trials(study.study_id)[1].strategy
     assert study.winner["fusion_threshold_bytes"] == 32 << 20
     assert ("HOROVOD_CYCLE_TIME", "50.0") in horovod_settings(study.winner).environment

@@ -174,9 +174,7 @@ def _as_nobody(action: Callable[[], None]) -> str:
     return answer
 
 
-def test_an_unwritable_store_can_be_read_and_says_why_it_cannot_be_written(
-    tmp_path: Path,
-) -> None:
+def test_an_unwritable_store_can_be_read_and_says_why_it_cannot_be_written(tmp_path: Path) -> None:
     for folder in [tmp_path, *tmp_path.parents]:  # pytest's are its user's alone
         mode = stat.S_IMODE(folder.stat().st_mode)
         if not mode & stat.S_IXOTH:
@@ -230,9 +228,12 @@ def test_processes_that_create_one_store_at_once_share_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("raised", "logged"), [(KeyboardInterrupt, False), (OSError, True)])
 def test_ctrl_c_while_a_connection_is_closed_leaves_no_traceback(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    raised: type[BaseException], logged: bool,
-) -> None:  # fmt: skip
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    raised: type[BaseException],
+    logged: bool,
+) -> None:
     database = Database(path)
 
     def close(connection: sqlite3.Connection) -> None:

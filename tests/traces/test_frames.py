@@ -46,9 +46,11 @@ def test_one_column_per_knob_that_keeps_its_type(store: TraceStore, finished: St
 
 
 def test_a_default_without_a_step_time_gives_no_speedup(
-    store: TraceStore, create: Callable[..., StudyRecord],
-    make_result: Callable[..., TrialResult], finished: StudyRecord,
-) -> None:  # fmt: skip
+    store: TraceStore,
+    create: Callable[..., StudyRecord],
+    make_result: Callable[..., TrialResult],
+    finished: StudyRecord,
+) -> None:
     study_id = create().study_id
     fast = store.trials(finished.study_id)[1].strategy
     store.ask(study_id, fast, "default", {})

@@ -15,13 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import StoreError, TraceFormatError
-from hvd_autosync.traces import (
-    StudyRecord,
-    StudyStatus,
-    TraceStore,
-    export_study,
-    import_studies,
-)
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, export_study, import_studies
 
 Seal = Callable[[Path, list[Any]], None]
 
@@ -63,8 +57,14 @@ def test_lines_are_plain_ascii_json_with_units(file: Path) -> None:
     assert file.read_bytes().isascii()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["type"] for line in lines] == [
-        "header", "study", "trial", "trial", "trial", "trial", "footer",
-    ]  # fmt: skip
+        "header",
+        "study",
+        "trial",
+        "trial",
+        "trial",
+        "trial",
+        "footer",
+    ]
     assert lines[0]["units"] == {"time": "s", "size": "B"}
 
 
@@ -129,9 +129,12 @@ def test_a_different_study_of_the_same_id_is_refused(
 
 
 def test_files_can_be_joined_and_are_imported_whole_or_not_at_all(
-    store: TraceStore, create: Callable[..., StudyRecord], file: Path, other: TraceStore,
+    store: TraceStore,
+    create: Callable[..., StudyRecord],
+    file: Path,
+    other: TraceStore,
     finished: StudyRecord,
-) -> None:  # fmt: skip
+) -> None:
     running = create().study_id
     stream = io.StringIO()
     export_study(store, running, stream)
@@ -169,10 +172,14 @@ def test_lost_changed_and_swapped_lines_are_noticed(file: Path, other: TraceStor
     slower = lines[3].replace('"kind":"sobol"', '"kind":"model"')
     assert slower != lines[3]
     for changed, number in (
-        (lines[:5] + lines[6:], 6), ([*lines[:3], slower, *lines[4:]], 7),
-        ([*lines[:2], lines[3], lines[2], *lines[4:]], 3), (lines[1:], 1), (["\n", *lines], 1),
-        ([*lines, "\n"], 8), ([*lines[:2], lines[1], *lines[2:]], 3),
-    ):  # fmt: skip
+        (lines[:5] + lines[6:], 6),
+        ([*lines[:3], slower, *lines[4:]], 7),
+        ([*lines[:2], lines[3], lines[2], *lines[4:]], 3),
+        (lines[1:], 1),
+        (["\n", *lines], 1),
+        ([*lines, "\n"], 8),
+        ([*lines[:2], lines[1], *lines[2:]], 3),
+    ):
         file.write_text("".join(changed))
         with pytest.raises(TraceFormatError, match=f"line {number}: "):
             import_studies(other, file)
@@ -276,9 +283,10 @@ def test_a_damaged_compressed_file_is_told(
     whole = path.read_bytes()
     middle = len(whole) // 2
     damaged = {
-        "cut": whole[:middle], "plain": b"not compressed",
+        "cut": whole[:middle],
+        "plain": b"not compressed",
         "middle": whole[:middle] + bytes(20) + whole[middle + 20 :],
-    }  # fmt: skip
+    }
     path.write_bytes(damaged[damage])
     with pytest.raises(TraceFormatError, match="uncompressed|line"):
         import_studies(other, path)

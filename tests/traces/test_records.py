@@ -11,9 +11,18 @@ from hvd_autosync.traces.records import timestamp
 
 def test_a_study_goes_to_json_text_and_back(task: Task, space: SearchSpace) -> None:
     study = StudyRecord(
-        "0123456789ab", timestamp(), "job", ("horovodrun", "x"), {"seed": 1}, {"torch": "2"},
-        StudyStatus.FINISHED, task, space, {"gain": 1.2}, Strategy({"controller": "mpi"}),
-    )  # fmt: skip
+        "0123456789ab",
+        timestamp(),
+        "job",
+        ("horovodrun", "x"),
+        {"seed": 1},
+        {"torch": "2"},
+        StudyStatus.FINISHED,
+        task,
+        space,
+        {"gain": 1.2},
+        Strategy({"controller": "mpi"}),
+    )
     again = StudyRecord.from_json(json.loads(json.dumps(study.to_json())))
     assert again.to_json() == study.to_json()
     assert (again.space, again.winner, again.status) == (space, study.winner, study.status)
@@ -30,9 +39,15 @@ def test_a_study_that_knows_nothing_yet_goes_to_json_and_back() -> None:
 def test_a_trial_goes_to_json_text_and_back(make_result: Callable[..., TrialResult]) -> None:
     result = make_result(0.25)
     trial = TrialRecord(
-        "0123456789ab", 3, "model", Strategy({"cycle_time_ms": 0.1}), timestamp(), timestamp(),
-        {"expected_s": 0.2}, result,
-    )  # fmt: skip
+        "0123456789ab",
+        3,
+        "model",
+        Strategy({"cycle_time_ms": 0.1}),
+        timestamp(),
+        timestamp(),
+        {"expected_s": 0.2},
+        result,
+    )
     again = TrialRecord.from_json(json.loads(json.dumps(trial.to_json())))
     assert again.to_json() == trial.to_json()
     assert again.result is not None and again.result.step_time == result.step_time
@@ -40,9 +55,18 @@ def test_a_trial_goes_to_json_text_and_back(make_result: Callable[..., TrialResu
 
 def test_an_empty_winner_is_not_no_winner() -> None:
     fields = StudyRecord(
-        "0123456789ab", timestamp(), "", (), {}, {}, StudyStatus.FINISHED, None, None, {},
+        "0123456789ab",
+        timestamp(),
+        "",
+        (),
+        {},
+        {},
+        StudyStatus.FINISHED,
+        None,
+        None,
+        {},
         Strategy(),
-    ).to_json()  # fmt: skip
+    ).to_json()
     assert StudyRecord.from_json(fields).winner == Strategy()
 
 

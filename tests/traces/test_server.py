@@ -54,9 +54,13 @@ class Server:
 
     def _call(self, program: str, *words: str) -> None:
         subprocess.run(
-            [*self._as, os.path.join(self._programs, program), *words], check=True,
-            stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, timeout=100, cwd=self._folder,
-        )  # fmt: skip
+            [*self._as, os.path.join(self._programs, program), *words],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=100,
+            cwd=self._folder,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +103,18 @@ def created(store: TraceStore) -> str:
 
 def a_run(number: int) -> RunRecord:
     return RunRecord(
-        "job", 0, ("x",), "2026-01-01T00:00:00.000000+00:00", Strategy(), 0.5, float(number),
-        "script", 1.0, 10, "completed",
-    )  # fmt: skip
+        "job",
+        0,
+        ("x",),
+        "2026-01-01T00:00:00.000000+00:00",
+        Strategy(),
+        0.5,
+        float(number),
+        "script",
+        1.0,
+        10,
+        "completed",
+    )
 
 
 def test_several_create_one_schema_at_once(url: str) -> None:
@@ -123,9 +136,12 @@ def test_numbers_have_no_gaps_with_several_writers(url: str) -> None:
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])
 def test_a_server_that_stops_is_waited_for(
-    url: str, server: Server, how: str, make_result: Callable[..., TrialResult],
+    url: str,
+    server: Server,
+    how: str,
+    make_result: Callable[..., TrialResult],
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     with closing(TraceStore(url)) as store:
         study_id = created(store)
         number = store.ask(study_id, Strategy(), "default", {})

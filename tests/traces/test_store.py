@@ -39,8 +39,10 @@ def store(path: Path) -> Iterator[TraceStore]:
 
 
 def _everything(store: TraceStore) -> list[Any]:
-    return [[study.to_json(), *(t.to_json() for t in store.trials(study.study_id))]
-            for study in store.studies()]  # fmt: skip
+    return [
+        [study.to_json(), *(t.to_json() for t in store.trials(study.study_id))]
+        for study in store.studies()
+    ]
 
 
 def _change(path: Path, statement: str, *values: object) -> None:
@@ -80,8 +82,11 @@ def test_asks_and_tells_are_read_back(store: TraceStore, finished: StudyRecord) 
     default, fast, crashed, lost = store.trials(finished.study_id)
     assert [t.number for t in (default, fast, crashed, lost)] == [0, 1, 2, 3]
     assert [t.kind for t in (default, fast, crashed, lost)] == [
-        "default", "sobol", "model", "confirm",
-    ]  # fmt: skip
+        "default",
+        "sobol",
+        "model",
+        "confirm",
+    ]
     assert fast.result is not None and fast.result.step_time is not None
     assert fast.result.step_time.mean_s == pytest.approx(0.1)
     assert fast.result.stderr_tail == "warning: \udcff\n"
@@ -183,8 +188,12 @@ def test_an_ambiguous_prefix_lists_the_candidates(
 ) -> None:
     for number in range(10):
         study = create()
-        _change(path, "UPDATE hvd_autosync_studies SET study_id = ? WHERE study_id = ?",
-                f"abc{number:09x}", study.study_id)  # fmt: skip
+        _change(
+            path,
+            "UPDATE hvd_autosync_studies SET study_id = ? WHERE study_id = ?",
+            f"abc{number:09x}",
+            study.study_id,
+        )
     with pytest.raises(StoreError, match="'abc' fits several") as caught:
         store.study("abc")
     assert "abc000000009" in caught.value.hint and caught.value.hint.endswith("....")
@@ -205,10 +214,12 @@ def test_the_last_study_is_one_that_did_not_fail(store: TraceStore, create: Crea
 def test_find_finished_wants_the_job_and_the_newest(store: TraceStore, create: Create) -> None:
     ids = {}
     for name, job, status in (
-        ("old", "job", StudyStatus.FINISHED), ("new", "job", StudyStatus.FINISHED),
-        ("failed", "job", StudyStatus.FAILED), ("other", "other", StudyStatus.FINISHED),
+        ("old", "job", StudyStatus.FINISHED),
+        ("new", "job", StudyStatus.FINISHED),
+        ("failed", "job", StudyStatus.FAILED),
+        ("other", "other", StudyStatus.FINISHED),
         ("no winner", "job", StudyStatus.FINISHED),
-    ):  # fmt: skip
+    ):
         ids[name] = create(job).study_id
         store.finish(ids[name], status, {}, None if name == "no winner" else Strategy())
     create("job")

@@ -106,9 +106,12 @@ while (peer := port.wait()) is not None:
 
 @pytest.mark.parametrize("held", [0, 50])
 def test_a_process_without_descriptors_goes_on(held: int, crowd: Crowd) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", POOR, str(held)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process, contextlib.ExitStack() as at_end:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", POOR, str(held)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+        contextlib.ExitStack() as at_end,
+    ):
         at_end.callback(process.kill)
         assert process.stdout is not None
         address = ("127.0.0.1", int(process.stdout.readline()))

@@ -47,12 +47,16 @@ def test_visible_text_stays_as_it_is(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("\x1b[2J", "\\u001b[2J"), ("\x9b31m", "\\u009b31m"), ("a\u202eb", "a\\u202eb"),
-        ("\ud800", "\\ud800"), ("a\r\n\tb", "a\\r\\n\\tb"), ("\U000e0041", "\\U000e0041"),
+        ("\x1b[2J", "\\u001b[2J"),
+        ("\x9b31m", "\\u009b31m"),
+        ("a\u202eb", "a\\u202eb"),
+        ("\ud800", "\\ud800"),
+        ("a\r\n\tb", "a\\r\\n\\tb"),
+        ("\U000e0041", "\\U000e0041"),
         ("\u200b\ufeff\u2028", "\\u200b\\ufeff\\u2028"),
         ("12 µs ± 3 %, é, 語", "12 µs ± 3 %, é, 語"),
     ],
-)  # fmt: skip
+)
 def test_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
 

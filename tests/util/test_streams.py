@@ -68,10 +68,23 @@ def test_the_plan_without_standard_error_is_printed(horovodrun: str, tmp_path: P
 def test_a_job_without_standard_error_is_tuned_and_trained(horovodrun: str, tmp_path: Path) -> None:
     store = tmp_path / "traces.db"
     done = without(
-        "2>&- <&-", horovodrun, "-np", "2", "--gloo", "--autosync", "--autosync-trials", "1",
-        "--autosync-steps", "8", "--autosync-warmup", "3", "--autosync-store", str(store),
-        sys.executable, str(SCRIPT),
-    )  # fmt: skip
+        "2>&- <&-",
+        horovodrun,
+        "-np",
+        "2",
+        "--gloo",
+        "--autosync",
+        "--autosync-trials",
+        "1",
+        "--autosync-steps",
+        "8",
+        "--autosync-warmup",
+        "3",
+        "--autosync-store",
+        str(store),
+        sys.executable,
+        str(SCRIPT),
+    )
     assert done.returncode == 0
     assert b"trained 60 steps" in done.stdout
     with closing(TraceStore(store)) as traces:

@@ -112,7 +112,8 @@ def _on_all(make: Callable[[], _T], name: str) -> _T:
             message, hint = theirs
             raise AutosyncError(
                 f"ranks cannot send each other letters; rank {other}: {message}",
-                hint=hint or "Let the hosts of the job reach each other at any port of its "
+                hint=hint
+                or "Let the hosts of the job reach each other at any port of its "
                 "network, or choose a strategy under which ranks wait for each other.",
             )
     return made

@@ -179,12 +179,19 @@ class ZmqCarrier:
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
         for option, value in (
-            (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.RECONNECT_IVL, -1), (zmq.BACKLOG, 4096),
-            (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5),
-            (zmq.TCP_KEEPALIVE_CNT, 3), (zmq.TCP_MAXRT, _UNANSWERED_MS),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),
+            (zmq.RECONNECT_IVL, -1),
+            (zmq.BACKLOG, 4096),
+            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, 10),
+            (zmq.TCP_KEEPALIVE_INTVL, 5),
+            (zmq.TCP_KEEPALIVE_CNT, 3),
+            (zmq.TCP_MAXRT, _UNANSWERED_MS),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
-            (zmq.CURVE_PUBLICKEY, self._public), (zmq.CURVE_SECRETKEY, self._secret),
-        ):  # fmt: skip
+            (zmq.CURVE_PUBLICKEY, self._public),
+            (zmq.CURVE_SECRETKEY, self._secret),
+        ):
             made.set(option, value)
         return made
 

@@ -106,9 +106,7 @@ class GradientBucket(Bucket):
     def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
         super().__init__(name, (parameter,))
         self._parameter = parameter
-        self._factors = {
-            "prescale_factor": scaling.before, "postscale_factor": scaling.after,
-        }  # fmt: skip
+        self._factors = {"prescale_factor": scaling.before, "postscale_factor": scaling.after}
 
     def start(self) -> int:
         """The handle of the only operation, which is begun."""
@@ -138,10 +136,14 @@ class FlatBucket(Bucket):
     """
 
     def __init__(
-        self, name: str, parameters: Sequence[torch.nn.Parameter], plain: Exchange,
-        exchange: Exchange | None = None, codec: Codec | None = None,
+        self,
+        name: str,
+        parameters: Sequence[torch.nn.Parameter],
+        plain: Exchange,
+        exchange: Exchange | None = None,
+        codec: Codec | None = None,
         bounds: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name, parameters)
         self.needs_all = exchange is not None
         self.may_be_late = exchange is None and bounds is None

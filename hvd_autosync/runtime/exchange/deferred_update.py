@@ -112,8 +112,9 @@ class Deferral:
         if parameter in self._waiting:
             raise ConfigurationError(
                 "a parameter was read where Python does not see it, before its step was taken "
-                "(order 'priority')", hint=_HINT,
-            )  # fmt: skip
+                "(order 'priority')",
+                hint=_HINT,
+            )
         if parameter in self._marked:
             self._unmark(parameter)
             self._drop({parameter}, "used where Python does not see it")

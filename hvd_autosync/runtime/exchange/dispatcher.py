@@ -45,9 +45,14 @@ class Dispatcher:
     """
 
     def __init__(
-        self, name: str, make_buckets: MakeBuckets, plain: list[Bucket],
-        absence: Callable[[], None], *, priority: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        make_buckets: MakeBuckets,
+        plain: list[Bucket],
+        absence: Callable[[], None],
+        *,
+        priority: bool = False,
+    ) -> None:
         self._make_buckets = make_buckets
         self._plain = plain
         self._absence = absence

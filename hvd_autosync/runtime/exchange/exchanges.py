@@ -42,9 +42,13 @@ Reduction: TypeAlias = Callable[[torch.Tensor, str, Scaling, ProcessSet], Steps]
 def allreduce(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> Steps:
     """One allreduce of Horovod's."""
     yield allreduce_async_(
-        tensor, name=name, op=Sum, process_set=among,
-        prescale_factor=scaling.before, postscale_factor=scaling.after,
-    )  # fmt: skip
+        tensor,
+        name=name,
+        op=Sum,
+        process_set=among,
+        prescale_factor=scaling.before,
+        postscale_factor=scaling.after,
+    )
 
 
 class Flat:
@@ -79,9 +83,13 @@ class Hierarchical:
     """
 
     def __init__(
-        self, levels: Levels, bounds: tuple[int, int], like: torch.Tensor, scaling: Scaling,
+        self,
+        levels: Levels,
+        bounds: tuple[int, int],
+        like: torch.Tensor,
+        scaling: Scaling,
         reduction: Reduction = allreduce,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._levels = levels
         self._own = slice(*bounds)
         self._piece = like.new_empty(bounds[1] - bounds[0])

@@ -50,9 +50,11 @@ class Planning:
     """
 
     def __init__(
-        self, plan: ExchangePlan, names: Mapping[torch.nn.Parameter, tuple[str, str]],
+        self,
+        plan: ExchangePlan,
+        names: Mapping[torch.nn.Parameter, tuple[str, str]],
         scaling: Scaling,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._plan = plan
         self._names = names
         self._scaling = scaling
@@ -113,9 +115,12 @@ class Planning:
         ]
 
     def _bucket(
-        self, plan: ClassPlan, name: str, group: Sequence[torch.nn.Parameter],
+        self,
+        plan: ClassPlan,
+        name: str,
+        group: Sequence[torch.nn.Parameter],
         bounds: tuple[int, int] | None = None,
-    ) -> Bucket:  # fmt: skip
+    ) -> Bucket:
         first = group[0]
         whole = len(group) == 1 and bounds is None
         if whole and plan == ClassPlan() and wire_dtype(first.dtype) == first.dtype:

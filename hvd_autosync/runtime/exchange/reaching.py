@@ -36,9 +36,12 @@ def marked_class(reach: Reach) -> type[nn.Parameter]:
 
         @classmethod
         def __torch_function__(
-            cls, function: Any, _: Any, args: tuple[Any, ...] = (),
+            cls,
+            function: Any,
+            _: Any,
+            args: tuple[Any, ...] = (),
             kwargs: dict[str, Any] | None = None,
-        ) -> Any:  # fmt: skip
+        ) -> Any:
             kwargs = kwargs or {}
             for tensor in _flattened([args, kwargs]):
                 if type(tensor) is cls:

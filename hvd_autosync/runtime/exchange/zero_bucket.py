@@ -54,9 +54,13 @@ class ShardedBucket(Bucket):
     needs_all = True
 
     def __init__(
-        self, name: str, parameters: Sequence[torch.nn.Parameter], scaling: Scaling,
-        shares: Sequence[int], bounds: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        parameters: Sequence[torch.nn.Parameter],
+        scaling: Scaling,
+        shares: Sequence[int],
+        bounds: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(name, parameters)
         first = self.parameters[0]
         self._scaling = scaling
@@ -79,9 +83,13 @@ class ShardedBucket(Bucket):
         """Let each owner have the reduced gradient of its share."""
         flat = self._fill([dense_gradient(parameter) for parameter in self.parameters])
         handle: int = mpi_ops._alltoall_async(
-            flat, self._splits, self._received.view(-1), self._counts, f"{self.name}.owners",
+            flat,
+            self._splits,
+            self._received.view(-1),
+            self._counts,
+            f"{self.name}.owners",
             global_process_set,
-        )  # fmt: skip
+        )
         yield handle
         factor = self._scaling.before * self._scaling.after
         if self._dtype is torch.float16:

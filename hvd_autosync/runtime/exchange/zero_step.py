@@ -52,9 +52,13 @@ class Owners:
     """
 
     def __init__(
-        self, name: str, optimizer: Any, dispatcher: Dispatcher, told: Told,
+        self,
+        name: str,
+        optimizer: Any,
+        dispatcher: Dispatcher,
+        told: Told,
         ask_all: Callable[[], Sequence[bytes]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
         self._votes = torch.zeros(1)
         self._vote: int | None = None

@@ -217,8 +217,9 @@ class Guard(Joiner):
             self._blind = True
             print(
                 "hvd-autosync: no loss is seen, so nobody guards this training; call "
-                "hvd_autosync.report(loss) in every step", file=sys.stderr,
-            )  # fmt: skip
+                "hvd_autosync.report(loss) in every step",
+                file=sys.stderr,
+            )
 
 
 class _Sum:

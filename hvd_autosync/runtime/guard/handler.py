@@ -97,8 +97,9 @@ class Supervision:
         if rank() == 0:
             print(
                 f"hvd-autosync: loss guard: {guard.verdict} at step {guard.step}; {done}; the "
-                "training continues uncompressed and synchronous", file=sys.stderr,
-            )  # fmt: skip
+                "training continues uncompressed and synchronous",
+                file=sys.stderr,
+            )
         go_exactly(optimizer)
         if optimizer._local is not None:
             optimizer._local.stop()
@@ -130,8 +131,9 @@ def _name_long_rounds(guard: Guard, steps: int) -> None:
     print(
         f"hvd-autosync: loss guard: rounds have {steps} steps, and losses are predicted {known}: "
         "a model that learns more slowly than without local steps is not noticed beyond that; use "
-        "shorter rounds, or tune with more --autosync-quality-steps", file=sys.stderr,
-    )  # fmt: skip
+        "shorter rounds, or tune with more --autosync-quality-steps",
+        file=sys.stderr,
+    )
 
 
 def _write_down(guard: Guard) -> None:

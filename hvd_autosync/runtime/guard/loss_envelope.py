@@ -97,8 +97,9 @@ class LossEnvelope:
         self._jumps += jump * count
         self._jumped += count
         for excess, number, share in (
-            (jump, count, _RISE), (self._jumps / self._jumped, self._jumped, _RISE_OF_AVERAGES)
-        ):  # fmt: skip
+            (jump, count, _RISE),
+            (self._jumps / self._jumped, self._jumped, _RISE_OF_AVERAGES),
+        ):
             # Their own noise, and that of the replicas' losses beside them.
             noise = self._noise() * math.sqrt(losses / number + count / number)
             if excess > max(_DEVIATIONS * noise, share * abs(self._last)):

@@ -74,8 +74,7 @@ class _Snapshot:
             if _plain(value)
         ]
         copies = _copied(
-            [states[i][name].detach() for i, name in names],
-            [old[i].get(name) for i, name in names],
+            [states[i][name].detach() for i, name in names], [old[i].get(name) for i, name in names]
         )
         self._states = [
             {name: None if _plain(value) else copy.deepcopy(value) for name, value in state.items()}
@@ -117,6 +116,8 @@ def _copied(tensors: list[torch.Tensor], memory: list[Any]) -> list[torch.Tensor
 
 def _fits(old: Any, new: torch.Tensor) -> bool:
     return (
-        isinstance(old, torch.Tensor) and old.shape == new.shape and old.dtype == new.dtype
+        isinstance(old, torch.Tensor)
+        and old.shape == new.shape
+        and old.dtype == new.dtype
         and old.device == new.device
-    )  # fmt: skip
+    )

@@ -74,9 +74,13 @@ class DriftWatch:
     """
 
     def __init__(
-        self, expected_s: float, folder: str, round_steps: int = 1,
-        clock: Callable[[], float] = perf_counter, window_s: float = _WINDOW_S,
-    ) -> None:  # fmt: skip
+        self,
+        expected_s: float,
+        folder: str,
+        round_steps: int = 1,
+        clock: Callable[[], float] = perf_counter,
+        window_s: float = _WINDOW_S,
+    ) -> None:
         self._expected_s, self._folder, self._round_steps = expected_s, folder, round_steps
         self._clock, self._window_s = clock, window_s
         self._counting = StepCounting()

@@ -61,9 +61,15 @@ def DistributedOptimizer(
         "process_set": process_set,
     }
     return distribute(
-        optimizer, named_parameters, arguments, current.plan, current.classes,
-        owned_knobs(arguments), current.schedule, current.protocol,
-    )  # fmt: skip
+        optimizer,
+        named_parameters,
+        arguments,
+        current.plan,
+        current.classes,
+        owned_knobs(arguments),
+        current.schedule,
+        current.protocol,
+    )
 
 
 def distribute(
@@ -99,16 +105,22 @@ def distribute(
             print(
                 "hvd-autosync: the script's own call of DistributedOptimizer says how gradients "
                 "travel, so that what the strategy says of exchanges, local steps and protocols "
-                "is not used", file=sys.stderr,
-            )  # fmt: skip
+                "is not used",
+                file=sys.stderr,
+            )
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
         from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
 
         distributed = planned_optimizer(
-            optimizer, named_parameters, plan or ExchangePlan(), classes, arguments, schedule,
+            optimizer,
+            named_parameters,
+            plan or ExchangePlan(),
+            classes,
+            arguments,
+            schedule,
             protocol,
-        )  # fmt: skip
+        )
     if current.run is not None or current.watch is not None or current.tally is not None:
         adasum = arguments["op"] == Adasum and size() > 1
         _put_under_clock(type(distributed), adasum=adasum)

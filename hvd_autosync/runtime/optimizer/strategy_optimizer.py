@@ -180,9 +180,12 @@ def _register_hooks(self: Any) -> None:
 
     reference = weakref.ref(self)
     self._dispatcher = Dispatcher(
-        first, make_buckets, planning.plain(parameters), _absence(reference),
+        first,
+        make_buckets,
+        planning.plain(parameters),
+        _absence(reference),
         priority=plan.order == "priority",
-    )  # fmt: skip
+    )
     if plan.sharded:
         self._owners = _owners(self, first)
     if plan.order == "priority":
@@ -262,8 +265,9 @@ def _warn_of_empty_classes(plan: ExchangePlan, present: set[str]) -> None:
         if special and parameter_class not in present and rank() == 0:
             warnings.warn(
                 f"no parameter of this optimizer is of class {parameter_class}, for which the "
-                "strategy has knobs; are its names those of named_parameters?", stacklevel=2,
-            )  # fmt: skip
+                "strategy has knobs; are its names those of named_parameters?",
+                stacklevel=2,
+            )
 
 
 def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
@@ -376,10 +380,11 @@ def _has_new_gradients(self: Any) -> bool:
 def _has_hooks(self: Any) -> bool:
     """Whether something of the script's runs right before or after the optimizer's own step."""
     return bool(
-        self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        self._optimizer_step_pre_hooks
+        or self._optimizer_step_post_hooks
         or torch_optimizer._global_optimizer_pre_hooks
         or torch_optimizer._global_optimizer_post_hooks
-    )  # fmt: skip
+    )
 
 
 def _synchronize(self: Any) -> None:

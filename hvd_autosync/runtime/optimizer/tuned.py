@@ -29,9 +29,7 @@ _LIMIT_S = 60.0
 _KEPT = ("HOME", "HVD_AUTOSYNC_STORE", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "XDG_DATA_HOME")
 
 
-def of_rank_0(
-    read: Callable[[], tuple[Strategy, Classes]], name: str
-) -> tuple[Strategy, Classes]:
+def of_rank_0(read: Callable[[], tuple[Strategy, Classes]], name: str) -> tuple[Strategy, Classes]:
     """What ``read`` gives on rank 0, on every rank; a collective.
 
     Args:
@@ -68,8 +66,11 @@ def best_known(
     own = torch.tensor([local_size() if local_rank() == 0 else 0])
     slots = [count for count in allgather(own, name="hvd_autosync.slots").tolist() if count]
     device = next(p.device for group in optimizer.param_groups for p in group["params"])
-    question = {"parameters": _parameters(optimizer, named), "slots": slots,
-                "device": device_name(device)}  # fmt: skip
+    question = {
+        "parameters": _parameters(optimizer, named),
+        "slots": slots,
+        "device": device_name(device),
+    }
     return of_rank_0(lambda: read_strategy(_look_up(question)), "tuned")
 
 
@@ -80,12 +81,13 @@ def _parameters(
     names = {id(parameter): name for name, parameter in named or ()}
     return [
         [
-            names.get(id(parameter), f"allreduce.noname.{i}.{j}"), list(parameter.shape),
+            names.get(id(parameter), f"allreduce.noname.{i}.{j}"),
+            list(parameter.shape),
             str(parameter.dtype).removeprefix("torch."),
         ]
         for i, group in enumerate(optimizer.param_groups)
         for j, parameter in enumerate(group["params"])
-    ]  # fmt: skip
+    ]
 
 
 def _look_up(question: dict[str, Any]) -> dict[str, Any]:
@@ -97,9 +99,13 @@ def _look_up(question: dict[str, Any]) -> dict[str, Any]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     try:
         done = subprocess.run(
-            _LOOK_UP, input=json.dumps(question).encode(), env=environment,
-            stdout=subprocess.PIPE, timeout=_LIMIT_S, check=True,
-        )  # fmt: skip
+            _LOOK_UP,
+            input=json.dumps(question).encode(),
+            env=environment,
+            stdout=subprocess.PIPE,
+            timeout=_LIMIT_S,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(
             f"the best known strategy could not be looked up: {error}",
@@ -108,8 +114,9 @@ def _look_up(question: dict[str, Any]) -> dict[str, Any]:
     if not done.stdout:
         print(
             "hvd-autosync: no strategy is known for this model on these hosts; "
-            "tune it with horovodrun --autosync", file=sys.stderr,
-        )  # fmt: skip
+            "tune it with horovodrun --autosync",
+            file=sys.stderr,
+        )
         return {}
     found: dict[str, Any] = json.loads(done.stdout)
     if "message" in found:

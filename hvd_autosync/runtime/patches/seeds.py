@@ -45,10 +45,14 @@ def seed_everything(seed: int) -> None:
         return given  # a bit generator, or a sequence of seeds that was made from one
 
     for owner, name in (
-        (random, "seed"), (np.random, "seed"), (np.random, "default_rng"),
-        (torch, "manual_seed"), (torch.random, "manual_seed"), (torch.cuda, "manual_seed"),
+        (random, "seed"),
+        (np.random, "seed"),
+        (np.random, "default_rng"),
+        (torch, "manual_seed"),
+        (torch.random, "manual_seed"),
+        (torch.cuda, "manual_seed"),
         (torch.cuda, "manual_seed_all"),
-    ):  # fmt: skip
+    ):
         _replace(owner, name, shifted)
     _replace_generators(shifted)
 

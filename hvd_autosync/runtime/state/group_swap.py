@@ -17,10 +17,19 @@ import torch
 _ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
     for name in (
-        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
-        "Rprop", "SGD",
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
     )
-)  # fmt: skip
+)
 
 
 def own_class(optimizer: Any) -> Any:
@@ -49,9 +58,7 @@ class Substitution:
         """Whether the groups hold others now."""
         return self._wholes is not None
 
-    def make(
-        self, choose: Callable[[torch.nn.Parameter], Iterable[torch.nn.Parameter]]
-    ) -> None:
+    def make(self, choose: Callable[[torch.nn.Parameter], Iterable[torch.nn.Parameter]]) -> None:
         """Let ``choose(parameter)`` stand in the place of each parameter."""
         groups = self._optimizer.param_groups
         self._wholes = [group["params"] for group in groups]

@@ -69,8 +69,9 @@ class Replicas:
         if rank() == last:
             entries = [
                 Entry(place, 0, flat_state(optimizer.state[each], each))
-                for place, each in enumerate(parameters) if optimizer.state.get(each)
-            ]  # fmt: skip
+                for place, each in enumerate(parameters)
+                if optimizer.state.get(each)
+            ]
             states, rates = encode_entries(entries), json.dumps(_rates(optimizer)).encode()
         states = tell_all(states, f"{self._name}.states", last)
         take_states(optimizer, put_together(decode_entries(states), parameters))
@@ -126,10 +127,12 @@ def _schedulers(optimizer: Any) -> list[LRScheduler]:
     """
     first = optimizer.param_groups[0]
     found = [
-        each for each in gc.get_objects()
-        if issubclass(type(each), LRScheduler) and each.optimizer.param_groups
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), LRScheduler)
+        and each.optimizer.param_groups
         and each.optimizer.param_groups[0] is first
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda each: type(each).__qualname__)
 
 

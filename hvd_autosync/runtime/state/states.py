@@ -1,6 +1,6 @@
 """Parts of optimizer states as bytes, for other ranks: numbers and plain memory, no pickles.
 
-    length of the header (8 bytes) | header (JSON) | memory of every tensor, one after the other
+length of the header (8 bytes) | header (JSON) | memory of every tensor, one after the other
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ def flat_state(state: Mapping[str, Any], part: torch.Tensor) -> dict[str, Any]:
     """
     return {
         name: value.detach().reshape(-1).clone()
-        if isinstance(value, torch.Tensor) and value.shape == part.shape else value
+        if isinstance(value, torch.Tensor) and value.shape == part.shape
+        else value
         for name, value in state.items()
-    }  # fmt: skip
+    }
 
 
 def put_together(
@@ -142,10 +143,9 @@ def take_states(optimizer: Any, states: Mapping[int, Mapping[str, Any]]) -> None
         # Some keep counts of steps on the device.
         there = bool(group.get("fused") or group.get("capturable"))
         optimizer.state[parameter] = {
-            name: value.to(parameter.device)
-            if there and isinstance(value, torch.Tensor) else value
+            name: value.to(parameter.device) if there and isinstance(value, torch.Tensor) else value
             for name, value in state.items()
-        }  # fmt: skip
+        }
 
 
 def _memory(tensor: torch.Tensor) -> bytes:

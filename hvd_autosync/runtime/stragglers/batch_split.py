@@ -109,9 +109,14 @@ class Batches:
         """What has to be the same on all ranks."""
         own = self._sampler
         return (
-            self._batch_size, own.total_size, len(own.dataset), own.seed, own.epoch, own.shuffle,
+            self._batch_size,
+            own.total_size,
+            len(own.dataset),
+            own.seed,
+            own.epoch,
+            own.shuffle,
             own.drop_last,
-        )  # fmt: skip
+        )
 
     @property
     def whole(self) -> int:

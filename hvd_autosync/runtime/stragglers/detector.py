@@ -56,9 +56,14 @@ class Detector:
     """
 
     def __init__(
-        self, ranks: int, *, margin: float = 1.25, deviations: float = 5.0, enter: int = 4,
+        self,
+        ranks: int,
+        *,
+        margin: float = 1.25,
+        deviations: float = 5.0,
+        enter: int = 4,
         leave: int = 4,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.slow: frozenset[int] = frozenset()
         self.noise = _EXPECTED_NOISE
         self._margin = math.log(margin)

@@ -111,9 +111,12 @@ class Balancing:
             return [0.0] * 5
         decided = (self._recent, self.speeds, batches.speeds, batches.cut_from, self._first)
         return [
-            statistics.median(self._own_speeds), batches.planned, batches.begun,
-            _digest(batches.kind), _digest(decided),
-        ]  # fmt: skip
+            statistics.median(self._own_speeds),
+            batches.planned,
+            batches.begun,
+            _digest(batches.kind),
+            _digest(decided),
+        ]
 
     def voted(self, votes: Sequence[Sequence[float]]) -> None:
         """Take all ranks' votes, and cut batches anew where that pays."""

@@ -48,8 +48,9 @@ class Attendance:
         if rank() == min(set(range(size())) - slow):
             print(
                 f"hvd-autosync: {_ranks(slow)} much slower than the others, who go on without it "
-                "until their pass is over", file=sys.stderr,
-            )  # fmt: skip
+                "until their pass is over",
+                file=sys.stderr,
+            )
         self.absent, self.unequal = slow, True
         if rank() not in slow:
             return False

@@ -59,9 +59,15 @@ class Asynchronous:
     """
 
     def __init__(
-        self, name: str, optimizer: Any, protocol: Protocol, *, summed: bool,
-        order: Sequence[torch.nn.Parameter], heed: Callable[[int, Letter], None],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        optimizer: Any,
+        protocol: Protocol,
+        *,
+        summed: bool,
+        order: Sequence[torch.nn.Parameter],
+        heed: Callable[[int, Letter], None],
+    ) -> None:
         self.clock = 0
         self._of_optimizer = weakref.ref(optimizer)
         self._protocol = protocol
@@ -272,9 +278,13 @@ class Asynchronous:
             return
         if letter["kind"] == _PUSH:
             push = Push(
-                source, letter["bucket"], letter["clock"], letter["version"], letter["rates"],
+                source,
+                letter["bucket"],
+                letter["clock"],
+                letter["version"],
+                letter["rates"],
                 letter["absent"],
-            )  # fmt: skip
+            )
             gradient = _tensor(body, owned.shares[push.bucket].values)
             ready = owned.pushed(push, gradient)
         else:

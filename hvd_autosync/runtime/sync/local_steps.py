@@ -52,9 +52,7 @@ class LocalSteps(Joiner):
         highest: The highest learning rate of any of them.
     """
 
-    def __init__(
-        self, name: str, optimizer: Any, schedule: Schedule, averaging: Averaging
-    ) -> None:
+    def __init__(self, name: str, optimizer: Any, schedule: Schedule, averaging: Averaging) -> None:
         self.states = RankStates(name, optimizer)
         self.running = False
         self.step = self.averages = 0
@@ -241,10 +239,14 @@ class LocalSteps(Joiner):
 
     def _place(self) -> dict[str, Any]:
         return {
-            "step": self.step, "highest": self.highest, "samples": self.samples,
-            "length": self._length, "done": self._done,
-            "running": self.running or self._restored, "stopped": self._stopped,
-        }  # fmt: skip
+            "step": self.step,
+            "highest": self.highest,
+            "samples": self.samples,
+            "length": self._length,
+            "done": self._done,
+            "running": self.running or self._restored,
+            "stopped": self._stopped,
+        }
 
     def _go_to(self, place: dict[str, Any]) -> None:
         self.step, self.highest = place["step"], place["highest"]

@@ -129,9 +129,10 @@ class Ownership:
         else:
             slowest = min((owned.clocks.get(each, 0) for each in awaited), default=None)
             ready = [
-                push for push in owned.unanswered.values()
+                push
+                for push in owned.unanswered.values()
                 if slowest is None or push.clock - slowest <= self._most_ahead
-            ]  # fmt: skip
+            ]
         for push in ready:
             del owned.unanswered[push.source]
         return ready

@@ -72,9 +72,15 @@ class Protocols(Joiner):
     """
 
     def __init__(
-        self, name: str, optimizer: Any, protocol: Protocol, supervision: Supervision,
-        local: LocalSteps | None, *, summed: bool,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        optimizer: Any,
+        protocol: Protocol,
+        supervision: Supervision,
+        local: LocalSteps | None,
+        *,
+        summed: bool,
+    ) -> None:
         self.running = False
         self.step = 0
         self._name = f"hvd_autosync.protocols.{name}"
@@ -326,9 +332,13 @@ class Protocols(Joiner):
             watched = self._owner._requires_update
             everything = [each for each in parameters_of(self._owner) if each in watched]
             self._asynchronous = Asynchronous(
-                self._own_name, self._owner, self._protocol, summed=self._summed,
-                order=list(dict.fromkeys([*self._order, *everything])), heed=self._heed,
-            )  # fmt: skip
+                self._own_name,
+                self._owner,
+                self._protocol,
+                summed=self._summed,
+                order=list(dict.fromkeys([*self._order, *everything])),
+                heed=self._heed,
+            )
         self._asynchronous.begin()
         self.running = self._interrupted = True
         if current.tally is not None:
@@ -365,12 +375,10 @@ class Protocols(Joiner):
         self._interrupted = interrupted
         asynchronous.rest()
         at_their_end, leaving_ranks, interrupting, samples, steps, clocks = add_up(
-            [
-                ended, leaving, interrupted, self._work.new_samples(), self.step,
-                asynchronous.clock,
-            ],
-            f"{self._name}.meet", asynchronous.check,
-        )  # fmt: skip
+            [ended, leaving, interrupted, self._work.new_samples(), self.step, asynchronous.clock],
+            f"{self._name}.meet",
+            asynchronous.check,
+        )
         if not leaving_ranks:
             _check_interrupting(interrupting)
         self._work.add(samples, self.step)
@@ -389,9 +397,7 @@ class Protocols(Joiner):
             )
         if waiting:
             self._take_back(asynchronous)
-        self._supervision.at_rest(
-            round(steps / size()), waiting=waiting, healthy=broken_ranks == 0
-        )
+        self._supervision.at_rest(round(steps / size()), waiting=waiting, healthy=broken_ranks == 0)
         if not waiting:
             asynchronous.go_on()
             return
@@ -409,13 +415,12 @@ class Protocols(Joiner):
     def _met(self) -> list[float]:
         """Sums over ranks: broken; slow; steps that gradients were old; gradients."""
         own = [
-            self._stopping.broken, self._stragglers.present and rank() == 0,
+            self._stopping.broken,
+            self._stragglers.present and rank() == 0,
             sum(age * count for age, count in self.staleness.items()),
             sum(self.staleness.values()),
-        ]  # fmt: skip
-        sums = allreduce(
-            torch.tensor(own, dtype=torch.float64), op=Sum, name=f"{self._name}.met"
-        )
+        ]
+        sums = allreduce(torch.tensor(own, dtype=torch.float64), op=Sum, name=f"{self._name}.met")
         return [float(each) for each in sums]
 
     def _take_back(self, asynchronous: Asynchronous) -> None:

@@ -198,9 +198,7 @@ class Share:
 
     def _like(self, optimizer: Any) -> Any:
         """An optimizer of the script's class for the parts, made as unpickling makes one."""
-        part_of = {
-            piece.whole: part for piece, part in zip(self._pieces, self._parts, strict=True)
-        }
+        part_of = {piece.whole: part for piece, part in zip(self._pieces, self._parts, strict=True)}
         groups = [
             {**group, "params": [part_of[each] for each in group["params"] if each in part_of]}
             for group in optimizer.param_groups
@@ -209,9 +207,10 @@ class Share:
         own = cls.__new__(cls)
         # What its constructor has set, as some do; a step in the class's place is a scheduler's.
         own.__dict__.update(
-            (name, value) for name, value in vars(optimizer).items()
+            (name, value)
+            for name, value in vars(optimizer).items()
             if not name.startswith("_") and not hasattr(cls, name)
-        )  # fmt: skip
+        )
         own.__setstate__(
             {"defaults": optimizer.defaults, "state": defaultdict(dict), "param_groups": groups}
         )

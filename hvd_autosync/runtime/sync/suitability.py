@@ -75,8 +75,9 @@ def check_optimizer(optimizer: Any) -> None:
     if chosen is torch.optim.SparseAdam:
         raise ConfigurationError(
             "SparseAdam takes sparse gradients only, and those that travel to the owners of "
-            "parameters are dense", hint=_HINT,
-        )  # fmt: skip
+            "parameters are dense",
+            hint=_HINT,
+        )
     if chosen is torch.optim.LBFGS:
         raise ConfigurationError(
             "LBFGS looks at all parameters of the model at once, and their owners at shares",

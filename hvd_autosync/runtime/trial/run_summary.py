@@ -38,9 +38,7 @@ class Tally:
         clock: Seconds.
     """
 
-    def __init__(
-        self, losses: Losses, folder: str, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, losses: Losses, folder: str, clock: Callable[[], float] = monotonic) -> None:
         self._losses, self._folder, self._clock = losses, folder, clock
         self._counting = StepCounting()
         self._passes = Passes(self)
@@ -90,10 +88,13 @@ class Tally:
         if not self._is_first() or not something or not self._folder:
             return
         said = {
-            "metric": self._metric, "loss": self._loss(),
-            "samples": self._passes.samples * self._size, "steps": self._steps,
-            "fell_back": self.fell_back, "without_barrier": self.without_barrier,
-        }  # fmt: skip
+            "metric": self._metric,
+            "loss": self._loss(),
+            "samples": self._passes.samples * self._size,
+            "steps": self._steps,
+            "fell_back": self.fell_back,
+            "without_barrier": self.without_barrier,
+        }
         path = os.path.join(self._folder, OUTCOME_FILE)
         with contextlib.suppress(OSError):  # the driver may be on another host
             with open(f"{path}.new", "w") as file:

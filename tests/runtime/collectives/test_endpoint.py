@@ -285,10 +285,13 @@ class Peer:
 
     def __init__(self, manner: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(PEER), manner], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
+            [sys.executable, str(PEER), manner],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
-        )  # fmt: skip
+        )
         carrier = ZmqCarrier("127.0.0.1")
         assert self.process.stdout
         cards = [carrier.card, self.process.stdout.readline().strip()]
@@ -434,9 +437,12 @@ def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
     crowd: Callable[..., list[socket.socket]],
 ) -> None:
     carrier = ZmqCarrier("127.0.0.1")
-    with subprocess.Popen(
-        [sys.executable, "-c", POOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process, contextlib.ExitStack() as at_end:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", POOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        contextlib.ExitStack() as at_end,
+    ):
         at_end.callback(process.kill)
         assert process.stdin is not None and process.stdout is not None
         card = process.stdout.readline()

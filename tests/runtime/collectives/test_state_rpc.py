@@ -86,9 +86,12 @@ def test_who_took_the_port_of_a_rank_that_is_gone_cannot_fill_the_memory(make: M
 
 def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, crowd: Crowd) -> None:
     """Where they were spent, the thread that answers ended, and stayed so."""
-    with subprocess.Popen(
-        [sys.executable, str(POOR), SECRET.hex()], stdout=subprocess.PIPE
-    ) as process, contextlib.ExitStack() as at_end:
+    with (
+        subprocess.Popen(
+            [sys.executable, str(POOR), SECRET.hex()], stdout=subprocess.PIPE
+        ) as process,
+        contextlib.ExitStack() as at_end,
+    ):
         at_end.callback(process.kill)
         assert process.stdout is not None
         where = process.stdout.readline().decode().strip()

@@ -14,9 +14,12 @@ from hvd_autosync.runtime.driver.wire import MessageDecoder, encode_message
 
 KEY = "k" * 32
 MESSAGE = {
-    "type": "steps", "first": 0, "step_s": [0.001 * i for i in range(2000)],
-    "blocked_s": [], "losses": [],
-}  # fmt: skip
+    "type": "steps",
+    "first": 0,
+    "step_s": [0.001 * i for i in range(2000)],
+    "blocked_s": [],
+    "losses": [],
+}
 HELLO = {"type": "hello", "host": "a", "device": "cpu"}
 
 
@@ -59,8 +62,13 @@ def test_a_damaged_line_costs_its_message_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        {"type": "hello"}, {"type": "hello", "host": 5, "device": "cpu"}, {"type": "unheard of"},
-        {"host": "a"}, {"type": ["hello"]}, [], 5,
+        {"type": "hello"},
+        {"type": "hello", "host": 5, "device": "cpu"},
+        {"type": "unheard of"},
+        {"host": "a"},
+        {"type": ["hello"]},
+        [],
+        5,
         {"type": "steps", "first": 0, "step_s": ["1"], "blocked_s": [], "losses": []},
         {"type": "steps", "first": 0, "step_s": [-1], "blocked_s": [], "losses": []},
         {"type": "steps", "first": 0, "step_s": [], "blocked_s": [], "losses": ["low"]},
@@ -68,7 +76,7 @@ def test_a_damaged_line_costs_its_message_and_nothing_else() -> None:
         {"type": "end", "cause": "steps", "peak_memory_bytes": 10**30},
         {"type": "link", "ranks": 2, "latency_s": math.nan, "bandwidth_bytes_per_s": 1.0},
     ],
-)  # fmt: skip
+)
 def test_a_message_that_lacks_what_it_must_have_is_dropped(message: Any) -> None:
     assert MessageDecoder(KEY, 8).feed(lines_of(message)[0]) == (True, None)
 
@@ -119,8 +127,9 @@ def test_a_message_unpacks_to_no_more_than_the_longest_may_have() -> None:
 
 def test_a_large_model_fits() -> None:
     names = [f"model.layers.{i}.attention.heads.{j}.weight" for i in range(400) for j in range(100)]
-    parameters = [{"name": name, "shape": [4096, 128], "ready_s": 1 / (n + 1)}
-                  for n, name in enumerate(names)]  # fmt: skip
+    parameters = [
+        {"name": name, "shape": [4096, 128], "ready_s": 1 / (n + 1)} for n, name in enumerate(names)
+    ]
     profile = {"type": "profile", "profile": {"parameters": parameters}, "owned": []}
     decoder = MessageDecoder(KEY, 8)
     assert [decoder.feed(line) for line in lines_of(profile)][-1][1] == (3, profile)

@@ -59,8 +59,10 @@ def test_memory_is_taken_once_for_each(counted: None) -> None:
     for number in range(1, 7):
         step(model, optimizer)
         snapshots.take(number, optimizer)
-        held = [[*each._tensors, *(v for s in each._states for v in s.values())]
-                for each in snapshots._held]  # fmt: skip
+        held = [
+            [*each._tensors, *(v for s in each._states for v in s.values())]
+            for each in snapshots._held
+        ]
         places.append({tensor.data_ptr() for tensors in held for tensor in tensors})
     # Parameters and two moments each, and a count of steps: twice.
     assert places[1] == places[-1] and len(places[-1]) == 2 * 2 * 4

@@ -73,8 +73,9 @@ def test_slower_steps_are_said_once_by_rank_0_and_written_down(
     training.windows(30, waiting=0.14)
     (text,) = said()
     assert numbers(text, "steps take (.*) ms for good, where tuning measured (.*) ms; ") == [
-        pytest.approx(200, rel=0.05), 100
-    ]  # fmt: skip
+        pytest.approx(200, rel=0.05),
+        100,
+    ]
     assert "another job may be on the network" in text
     assert (tmp_path / DRIFT_FILE).read_text() == text
 
@@ -96,8 +97,9 @@ def test_a_rank_that_computes_more_slowly_says_so(
     training.windows(30, computing=0.15, waiting=0.0)
     (text,) = said()
     assert numbers(text, "rank 3 on .*: (.*) ms per step outside of waiting, (.*) ms at") == [
-        pytest.approx(150, rel=0.05), pytest.approx(60, rel=0.05)
-    ]  # fmt: skip
+        pytest.approx(150, rel=0.05),
+        pytest.approx(60, rel=0.05),
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,8 +179,9 @@ def test_the_time_of_a_step_is_that_of_its_round(
         training.watch.optimizer_stepped(training.optimizer)
     (text,) = said()
     assert numbers(text, "steps take (.*) ms for good, where tuning measured (.*) ms; ") == [
-        pytest.approx(200, rel=0.01), 100
-    ]  # fmt: skip
+        pytest.approx(200, rel=0.01),
+        100,
+    ]
 
 
 def test_marks_alone_count_once_there_are_any(

@@ -61,8 +61,12 @@ def test_parameters_without_gradient() -> None:
     model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
     orders = {p.name: p.ready_order for p in profile(model).parameters}
     assert orders == {
-        "0.weight": 1, "1.weight": 0, "1.bias": -1, "unused.weight": -1, "unused.bias": -1,
-    }  # fmt: skip
+        "0.weight": 1,
+        "1.weight": 0,
+        "1.bias": -1,
+        "unused.weight": -1,
+        "unused.bias": -1,
+    }
 
 
 def test_parameters_that_were_added_later_are_left_out() -> None:

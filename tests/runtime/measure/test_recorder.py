@@ -49,8 +49,12 @@ def test_news_are_handed_over_once() -> None:
     assert first["losses"] == [1.0, 2.0]
     assert len(first["step_s"]) == len(first["blocked_s"]) == 3
     assert recorder.take_news(wait_for_device=False) == {
-        "type": "steps", "first": 3, "step_s": [], "blocked_s": [], "losses": [],
-    }  # fmt: skip
+        "type": "steps",
+        "first": 3,
+        "step_s": [],
+        "blocked_s": [],
+        "losses": [],
+    }
 
 
 def test_infinite_losses_are_missing_numbers() -> None:

@@ -24,8 +24,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{}, {"backward_passes_per_step": 4}, {"gradient_predivide_factor": 2.0}],
+    "arguments", [{}, {"backward_passes_per_step": 4}, {"gradient_predivide_factor": 2.0}]
 )
 def test_calls_that_leave_the_exchange_open(arguments: dict[str, Any]) -> None:
     assert owned_knobs(DEFAULTS | arguments) == frozenset()

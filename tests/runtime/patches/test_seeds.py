@@ -51,9 +51,12 @@ print(json.dumps([unseeded, seeded, kinds]))
 @cache
 def draws(seed: int, rank: int, again: int = 0) -> tuple[dict, dict, list[bool]]:
     done = subprocess.run(
-        [sys.executable, "-c", DRAWS, str(seed)], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", DRAWS, str(seed)],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "HOROVOD_RANK": str(rank)},
-    )  # fmt: skip
+    )
     unseeded, seeded, kinds = json.loads(done.stdout)
     return unseeded, seeded, kinds
 

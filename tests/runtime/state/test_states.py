@@ -30,11 +30,17 @@ GOOD = encode_entries([Entry(0, 0, {"a": torch.ones(3)})])
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\0" * 7, GOOD[:-1], GOOD.replace(b"float32", b"floatXX"),
-     GOOD.replace(b"[[0,", b"{[0,"), GOOD.replace(b"[3]", b"[9]"),
-     GOOD.replace(b"float32", b"FloatTe")],
+    [
+        b"",
+        b"\0" * 7,
+        GOOD[:-1],
+        GOOD.replace(b"float32", b"floatXX"),
+        GOOD.replace(b"[[0,", b"{[0,"),
+        GOOD.replace(b"[3]", b"[9]"),
+        GOOD.replace(b"float32", b"FloatTe"),
+    ],
     ids=["nothing", "short", "cut", "no such type", "no JSON", "too large", "no type"],
-)  # fmt: skip
+)
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_entries(data)

@@ -17,9 +17,14 @@ SOON = 8
 
 
 def flow(
-    ranks: int, count: int, *, slow: Sequence[int] = (), factor: float = 1.0, noise: float = 0.2,
+    ranks: int,
+    count: int,
+    *,
+    slow: Sequence[int] = (),
+    factor: float = 1.0,
+    noise: float = 0.2,
     seed: int = 0,
-) -> Iterator[list[float]]:  # fmt: skip
+) -> Iterator[list[float]]:
     """Median seconds of windows of 8 steps."""
     random = np.random.default_rng(seed)
     for _ in range(count):
@@ -71,9 +76,12 @@ def test_all_ranks_come_to_the_same_verdict(table: list[list[float]]) -> None:
 
 
 @given(
-    ranks=st.integers(2, 9), rank=st.integers(0, 8), factor=st.floats(2.0, 50.0),
-    seed=st.integers(0, 1000), before=st.integers(0, 40),
-)  # fmt: skip
+    ranks=st.integers(2, 9),
+    rank=st.integers(0, 8),
+    factor=st.floats(2.0, 50.0),
+    seed=st.integers(0, 1000),
+    before=st.integers(0, 40),
+)
 @settings(max_examples=50)
 def test_a_slow_rank_is_flagged_soon_and_no_other(
     ranks: int, rank: int, factor: float, seed: int, before: int
@@ -85,9 +93,11 @@ def test_a_slow_rank_is_flagged_soon_and_no_other(
 
 
 @given(
-    ranks=st.integers(2, 9), rank=st.integers(0, 8), factor=st.floats(1.5, 50.0),
+    ranks=st.integers(2, 9),
+    rank=st.integers(0, 8),
+    factor=st.floats(1.5, 50.0),
     seed=st.integers(0, 1000),
-)  # fmt: skip
+)
 @settings(max_examples=50)
 def test_it_is_none_any_more_soon_after_it_recovered(
     ranks: int, rank: int, factor: float, seed: int

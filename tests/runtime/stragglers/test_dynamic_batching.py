@@ -143,9 +143,12 @@ def _every_rank_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(
-    ranks=st.integers(1, 4), samples=st.integers(60, 200), size=st.integers(1, 5),
-    shuffle=st.booleans(), drop_last=st.booleans(),
-)  # fmt: skip
+    ranks=st.integers(1, 4),
+    samples=st.integers(60, 200),
+    size=st.integers(1, 5),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+)
 def test_all_ranks_together_have_the_same_samples_in_every_step(
     ranks: int, samples: int, size: int, shuffle: bool, drop_last: bool
 ) -> None:

@@ -54,9 +54,13 @@ class Ranks:
     """
 
     def __init__(
-        self, protocol: Protocol, steps: list[int], shapes: list[tuple[int, ...]], base: Base,
+        self,
+        protocol: Protocol,
+        steps: list[int],
+        shapes: list[tuple[int, ...]],
+        base: Base,
         choose: Callable[[int], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.size, self._steps, self._choose = len(steps), steps, choose
         self.parameters = parameters_of(shapes)
         self.optimizer = wrapped(base, self.parameters)
@@ -65,11 +69,13 @@ class Ranks:
             bucket.keep_parameters()
         self.owners = [
             Ownership(
-                [Share(bucket, rank, self.optimizer) for bucket in self.buckets], self.size,
-                protocol, summed=False,
+                [Share(bucket, rank, self.optimizer) for bucket in self.buckets],
+                self.size,
+                protocol,
+                summed=False,
             )
             for rank in range(self.size)
-        ]  # fmt: skip
+        ]
         self.clocks = [0] * self.size
         self.most_ahead = 0
         self._versions: dict[tuple[int, int, int], int] = {}
@@ -111,10 +117,12 @@ class Ranks:
         if letter is None:
             answered = owned.rested(source)
         else:
-            flat = torch.cat([
-                gradient(source, letter.clock, parameter).view(-1)
-                for parameter in self.buckets[letter.bucket].parameters
-            ])  # fmt: skip
+            flat = torch.cat(
+                [
+                    gradient(source, letter.clock, parameter).view(-1)
+                    for parameter in self.buckets[letter.bucket].parameters
+                ]
+            )
             share = self.buckets[letter.bucket].share_of(owner, flat)
             answered = owned.pushed(letter, share)
         for push in answered:
@@ -209,8 +217,13 @@ def test_asp_of_plain_sgd_is_the_sum_of_all_gradients_at_the_divided_rate(
 def test_an_undivided_rate_is_undivided() -> None:
     moved = []
     for rate in ("divided", "kept"):
-        ranks = Ranks(Protocol(rate=rate), [1, 0, 0, 0], [(8,)],
-                      lambda p: torch.optim.SGD(p, lr=0.1), lambda _: 0)  # fmt: skip
+        ranks = Ranks(
+            Protocol(rate=rate),
+            [1, 0, 0, 0],
+            [(8,)],
+            lambda p: torch.optim.SGD(p, lr=0.1),
+            lambda _: 0,
+        )
         ranks.stretch()
         moved.append(ranks.values()[0] - parameters_of([(8,)])[0].detach())
     torch.testing.assert_close(4 * moved[0], moved[1])
@@ -250,12 +263,15 @@ def test_parameters_without_a_gradient_are_not_stepped() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "moved"), [("kept", 0.1 * 1.9), ("zero", 0.1), ("scaled", 0.1 * 1.45)]
-)  # fmt: skip
+)
 def test_momentum_modes(mode: str, moved: float) -> None:
     ranks = Ranks(
-        Protocol(momentum=mode, rate="kept"), [0, 0], [(3,)],
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda _: 0,
-    )  # fmt: skip
+        Protocol(momentum=mode, rate="kept"),
+        [0, 0],
+        [(3,)],
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda _: 0,
+    )
     owner = ranks.owners[0]
     share = owner.shares[0]
     steps = []

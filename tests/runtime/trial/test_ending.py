@@ -50,24 +50,33 @@ def test_all_ranks_end_after_the_steps(launch: Launch) -> None:
     (profile,) = job.of_type("profile")
     assert not job.of_type("profile", 1)
     assert [p["name"] for p in profile["profile"]["parameters"]] == [
-        "0.weight", "0.bias", "2.weight", "2.bias",
-    ]  # fmt: skip
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    ]
     assert profile["profile"]["wrapped"] and profile["owned"] == []
 
 
 @pytest.mark.cluster
 def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     job = launch(
-        "train.py", "--manual", "--step-s", "0.005", profile=True, measured_steps=10**6,
+        "train.py",
+        "--manual",
+        "--step-s",
+        "0.005",
+        profile=True,
+        measured_steps=10**6,
         hopeless_above_s=1e-4,
-    )  # fmt: skip
+    )
     assert job.status == 0, job.output
     # Votes are after every eighth measured step; the first that both ranks' steps justify counts.
     measured = [job.joined("step_s", rank)[4:] for rank in (0, 1)]
     justified = [
-        votes for votes in range(8, len(measured[0]) + 1, 8)
+        votes
+        for votes in range(8, len(measured[0]) + 1, 8)
         if all(is_hopeless(steps[:votes], 1e-4) for steps in measured)
-    ]  # fmt: skip
+    ]
     assert {len(steps) for steps in measured} == {justified[0]}
     for rank in (0, 1):
         assert job.of_type("end", rank)[0]["cause"] == "hopeless"

@@ -92,8 +92,11 @@ def case_script_decides():
     own = hvd.add_process_set([0])
     try:
         for options in (
-            {"compression": Own}, {"groups": 5}, {"sparse_as_dense": True}, {"process_set": own},
-        ):  # fmt: skip
+            {"compression": Own},
+            {"groups": 5},
+            {"sparse_as_dense": True},
+            {"process_set": own},
+        ):
             with strategy(buckets=2):
                 assert not hasattr(wrap(OURS, mlp(), **options), "_dispatcher"), options
     finally:

@@ -118,9 +118,7 @@ def case_low_rank_matrices_are_found_by_powersgd():
     left = torch.randn(SIZE // COLUMNS, 2, generator=torch.Generator().manual_seed(1))
     right = torch.randn(2, COLUMNS, generator=torch.Generator().manual_seed(2))
     tensor = (left @ right).view(-1) * (1 + hvd.rank())
-    torch.testing.assert_close(
-        reduce(make("powersgd"), tensor), mean(tensor), atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(reduce(make("powersgd"), tensor), mean(tensor), atol=1e-4, rtol=1e-4)
 
 
 def case_what_is_left_out_comes_later():
@@ -165,8 +163,9 @@ def _steps(model, distributed, numbers):
 def case_training_under_codecs_resembles_exact_training():
     model = Model()
     start = [p.detach().clone() for p in model.parameters()]
-    exact = _steps(model, HOROVODS(OPTIMIZERS["SGD"](model.parameters()),
-                                   model.named_parameters()), range(30))  # fmt: skip
+    exact = _steps(
+        model, HOROVODS(OPTIMIZERS["SGD"](model.parameters()), model.named_parameters()), range(30)
+    )
     way = torch.cat([(e - s).flatten() for e, s in zip(exact, start, strict=True)])
     for name in PLANS:
         model = Model()
@@ -182,8 +181,7 @@ def case_what_codecs_owe_is_saved_and_restored():
     for name in ("topk", "powersgd"):
         model = Model()
         with plan(_coded("topk") if name == "topk" else ExchangePlan(large=PLANS[name]), CLASSES):
-            distributed = OURS(OPTIMIZERS["momentum"](model.parameters()),
-                               model.named_parameters())  # fmt: skip
+            distributed = OURS(OPTIMIZERS["momentum"](model.parameters()), model.named_parameters())
             _steps(model, distributed, range(5))
             file = io.BytesIO()
             torch.save(distributed.state_dict(), file)
@@ -238,8 +236,10 @@ def case_bytes_on_the_wire():
         sent = min(counted)
         # That, the barriers and sizes come on top.
         assert codec.sent_bytes() < sent < 1.05 * codec.sent_bytes() + 20_000, (
-            name, sent, codec.sent_bytes(),
-        )  # fmt: skip
+            name,
+            sent,
+            codec.sent_bytes(),
+        )
 
 
 def case_half_is_horovods_half():

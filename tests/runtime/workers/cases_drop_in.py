@@ -71,8 +71,11 @@ def case_a_strategy_as_a_file():
 
 
 def case_strategies_that_cannot_work_are_refused():
-    for knobs, named in (({"speed": 11}, "'speed'"), ({"buckets": -1}, "out of bounds"),
-                         ({"large_slices": 2}, "no parameter is of class large")):  # fmt: skip
+    for knobs, named in (
+        ({"speed": 11}, "'speed'"),
+        ({"buckets": -1}, "out of bounds"),
+        ({"large_slices": 2}, "no parameter is of class large"),
+    ):
         with raises(AutosyncError, named):
             wrap(mlp(), strategy=knobs)
 
@@ -103,10 +106,12 @@ def store(model, slots):
 
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "traces.db")
-        profile = ModelProfile(tuple(
-            ParameterProfile(name, tuple(p.shape), "float32", ready_order=0)
-            for name, p in model.named_parameters()
-        ))  # fmt: skip
+        profile = ModelProfile(
+            tuple(
+                ParameterProfile(name, tuple(p.shape), "float32", ready_order=0)
+                for name, p in model.named_parameters()
+            )
+        )
         hosts = (Host("somewhere", slots),)
         traces = TraceStore(path)
         study = traces.create_study(job_key="k", command=(), settings={}, versions={}).study_id

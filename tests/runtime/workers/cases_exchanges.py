@@ -321,9 +321,7 @@ def case_untouched_tables():
     def run(factory):
         torch.manual_seed(5)
         model = nn.ModuleDict({"table": nn.Embedding(ROWS, 4), "body": nn.Linear(4, 2)})
-        distributed = factory(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
-        )
+        distributed = factory(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
         for step in range(6):
             distributed.zero_grad()
             used = step > 3 or (step > 1 and hvd.rank() == 0)
@@ -371,8 +369,10 @@ def case_elastic_jobs_are_refused():
 
 def case_arguments_are_checked_as_horovod_does():
     model = nn.Linear(3, 3)
-    for options in ({"backward_passes_per_step": 0},
-                    {"op": hvd.Sum, "gradient_predivide_factor": 2.0}):  # fmt: skip
+    for options in (
+        {"backward_passes_per_step": 0},
+        {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
+    ):
         with plan(PLANS["ordered"]), raises(ValueError):
             base = torch.optim.SGD(model.parameters(), lr=0.1)
             OURS(base, model.named_parameters(), **options)
@@ -383,9 +383,7 @@ def case_two_optimizers_in_one_backward():
         torch.manual_seed(9)
         parts = {name: nn.Embedding(ROWS, 4) for name in ("table_a", "table_b")}
         optimizers = [
-            factory(
-                torch.optim.SGD(part.parameters(), lr=0.1), part.named_parameters(prefix=name)
-            )
+            factory(torch.optim.SGD(part.parameters(), lr=0.1), part.named_parameters(prefix=name))
             for name, part in parts.items()
         ]
         for step in range(8):

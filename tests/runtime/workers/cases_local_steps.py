@@ -242,11 +242,12 @@ def case_the_schedule_starts_late():
 
 def case_changes_travel_as_the_plan_says():
     plans = [
-        ExchangePlan(buckets=2), ExchangePlan(large=ClassPlan(slices=3)),
+        ExchangePlan(buckets=2),
+        ExchangePlan(large=ClassPlan(slices=3)),
         ExchangePlan(rest=ClassPlan(codec="int8")),
         ExchangePlan(large=ClassPlan(codec="powersgd"), rest=ClassPlan(codec="bf16")),
         ExchangePlan(order="priority", large=ClassPlan("sharded")),
-    ]  # fmt: skip
+    ]
     for plan in plans:
         model, optimizer = local(Schedule(3), plan=plan, classes={"large": ("0.weight",)})
         for number in loader(16):
@@ -282,9 +283,12 @@ def case_rows_of_tables():
     found = []
     for chosen in (plan, ExchangePlan(buckets=1)):
         model, optimizer = local(
-            Schedule(4), lambda model: torch.optim.SGD(model.parameters(), lr=0.1), chosen,
-            {"embedding": ("table*",)}, Table(),
-        )  # fmt: skip
+            Schedule(4),
+            lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            chosen,
+            {"embedding": ("table*",)},
+            Table(),
+        )
         for number in loader(17):
             optimizer.zero_grad()
             model.table(torch.tensor([int(number), 20 + hvd.rank()])).pow(2).sum().backward()

@@ -10,15 +10,7 @@ import horovod.torch as hvd
 import torch
 from cases_guard import real_training
 from cases_local_steps import adam, batch, loader, momentum, step, together
-from common import (
-    OURS,
-    assert_close,
-    assert_identical,
-    assert_same_on_all_ranks,
-    mlp,
-    raises,
-    wrap,
-)
+from common import OURS, assert_close, assert_identical, assert_same_on_all_ranks, mlp, raises, wrap
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -34,11 +26,17 @@ ASP = Protocol("asp")
 OPTIMIZERS = [
     lambda model, cls=cls: cls(model.parameters(), lr=0.01)
     for cls in (
-        torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad,
-        torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adafactor,
+        torch.optim.Adagrad,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
         torch.optim.Rprop,
     )
-]  # fmt: skip
+]
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
     OPTIMIZERS.append(lambda m: torch.optim.Muon([p for p in m.parameters() if p.dim() == 2]))
 
@@ -426,9 +424,10 @@ def case_a_learning_rate_is_divided_where_ranks_do_not_wait():
         model = nn.Linear(3, 1, bias=False)
         nn.init.zeros_(model.weight)
         model, optimizer = phases(
-            Protocol("asp", rate=rate), lambda m: torch.optim.SGD(m.parameters(), lr=0.5),
+            Protocol("asp", rate=rate),
+            lambda m: torch.optim.SGD(m.parameters(), lr=0.5),
             model=model,
-        )  # fmt: skip
+        )
         for _ in loader(5):
             optimizer.zero_grad()
             model(torch.ones(1, 3)).sum().backward()
@@ -537,8 +536,9 @@ def case_the_guard_catches_a_learning_rate_that_is_not_divided():
             nn.init.zeros_(model.weight)
             model, optimizer = phases(
                 Protocol("asp", rate=rate, share=0.5, total=1600 * hvd.size()),
-                lambda m: torch.optim.SGD(m.parameters(), lr=1.2), model=model,
-            )  # fmt: skip
+                lambda m: torch.optim.SGD(m.parameters(), lr=1.2),
+                model=model,
+            )
             for _ in DataLoader(range(1600), batch_size=1):
                 optimizer.zero_grad()
                 target = torch.randn(1) / 10  # so that only what grows without end leaves the band

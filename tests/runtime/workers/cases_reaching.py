@@ -322,14 +322,36 @@ class Saved(Averaged):
 
 
 WAIT_ALL = (
-    Script, Functional, Stateless, OwnOperation, DirectForward, Replicas, Checkpointed,
-    CheckpointedReentrant, GraphModule, Exported, Shared,
-)  # fmt: skip
+    Script,
+    Functional,
+    Stateless,
+    OwnOperation,
+    DirectForward,
+    Replicas,
+    Checkpointed,
+    CheckpointedReentrant,
+    GraphModule,
+    Exported,
+    Shared,
+)
 NEVER_WAIT = (
-    Compiled, CompiledBefore, CompiledLate, CompiledAdam, CompiledByEager, CompiledInPlace,
-    CompiledFunction, CompiledClosure, CompiledAfterReset, Traced, TracedBefore, Scripted,
-    Flattened, AveragedData, AveragedDataLate, AveragedArrays,
-)  # fmt: skip
+    Compiled,
+    CompiledBefore,
+    CompiledLate,
+    CompiledAdam,
+    CompiledByEager,
+    CompiledInPlace,
+    CompiledFunction,
+    CompiledClosure,
+    CompiledAfterReset,
+    Traced,
+    TracedBefore,
+    Scripted,
+    Flattened,
+    AveragedData,
+    AveragedDataLate,
+    AveragedArrays,
+)
 #: They reach for parameters right after the step, or have few that wait.
 OTHERS = (Normalized, Averaged, Clipped, GradientsRead, GroupsRead, Saved)
 

@@ -71,9 +71,10 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
     def changes(length):
         ran = []
         for _, optimizer, _, made in slow_training(
-            Protocol(share=1.0, stragglers="greedy"), (length, following),
+            Protocol(share=1.0, stragglers="greedy"),
+            (length, following),
             lambda index, number: index == 0 and number < 90,
-        ):  # fmt: skip
+        ):
             ran.append(optimizer._protocols.running)
             steps = list(made)
         assert steps == [length, following]
@@ -114,9 +115,12 @@ def case_batches_as_large_as_ranks_are_fast_train_the_same():
                 model, optimizer = phases(Protocol(share=1.0, stragglers=policy))
                 sampler = DistributedSampler(data, hvd.size(), hvd.rank())
                 examples = DataLoader(
-                    data, batch_size=4, sampler=sampler, num_workers=workers,
+                    data,
+                    batch_size=4,
+                    sampler=sampler,
+                    num_workers=workers,
                     persistent_workers=workers > 0,
-                )  # fmt: skip
+                )
                 lengths = []
                 for epoch in range(2):
                     sampler.set_epoch(epoch)
