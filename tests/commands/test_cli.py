@@ -81,7 +81,7 @@ def test_help_comes_fast_and_without_the_heavy_libraries() -> None:
         "import sys, time\n"
         "begin = time.process_time(); sum(x * x for x in range(1_000_000))\n"
         "loop_s = time.process_time() - begin\n"
-        "from hvd_autosync import cli\n"
+        "from hvd_autosync.commands import cli\n"
         "sys.argv = ['hvd-autosync', '--help']\n"
         "try:\n    cli.main()\n"
         "finally:\n"
@@ -323,15 +323,16 @@ def test_deletion_does_not_ask_with_yes(store: TraceStore, study_id: str) -> Non
     assert store.studies() == []
 
 
-def checks(monkeypatch: pytest.MonkeyPatch, *verdicts: str) -> list[Any]:
-    """Make the doctor find ``verdicts``; what it was asked is collected in the result."""
+def checks(monkeypatch: pytest.MonkeyPatch, *severities: str) -> list[Any]:
+    """Make the doctor find ``severities``; what it was asked is collected in the result."""
     from hvd_autosync.doctor import checks as doctor
+    from hvd_autosync.doctor.finding import Finding, Severity
 
     asked: list[Any] = []
 
-    def examine(*arguments: Any, **keywords: Any) -> list[doctor.Check]:
+    def examine(*arguments: Any, **keywords: Any) -> list[Finding]:
         asked.append((*arguments, keywords))
-        return [doctor.Check("store", doctor.Verdict(v), f"[{v}]", f"repair {v}") for v in verdicts]
+        return [Finding("store", Severity(v), f"[{v}]", f"repair {v}") for v in severities]
 
     monkeypatch.setattr(doctor, "examine", examine)
     return asked
@@ -358,7 +359,7 @@ def test_the_doctor_fails_when_a_check_does(monkeypatch: pytest.MonkeyPatch) -> 
     assert document["ok"] is False
     assert document["checks"][1] == {
         "subject": "store",
-        "verdict": "fail",
+        "severity": "fail",
         "text": "[fail]",
         "remedy": "repair fail",
     }

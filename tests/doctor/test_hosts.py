@@ -103,7 +103,7 @@ def test_a_host_that_ssh_does_not_reach_fails_with_what_ssh_said() -> None:
         ("/bin/sh: 1: ssh: not found", "apt-get install openssh-client"),
         ("bash: line 1: ssh: command not found", "apt-get install openssh-client"),
         ("ssh: connect to host gone port 22: Connection refused", "Start sshd on gone"),
-        ("ssh: Could not resolve hostname gone: Name or service not known", "Finding the name"),
+        ("ssh: Could not resolve hostname gone: Name or service not known", "Check the name"),
         ("Host key verification failed.", "ssh-keygen -R gone"),
         ("me@gone: Permission denied (publickey,password).", "ssh-copy-id gone"),
         ("ssh: connect to host gone port 22: Connection timed out", "gone is up"),
