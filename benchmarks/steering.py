@@ -35,7 +35,7 @@ from rich.table import Table
 from hvd_autosync.cost import CostModel
 from hvd_autosync.learner.points import FloatArray, distinct, encode_all, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
-from hvd_autosync.learner.quality_constraint import Admissibility
+from hvd_autosync.learner.quality_constraint import QualityConstraint
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -126,13 +126,13 @@ class Job:
         points = sobol_points(self.space, 4096, 0)
         points = np.concatenate([points, encode_all(self.space, [self.space.default])])
         for _ in range(12):
-            usable = [self.excess(self.space.decode(point)) <= _SURE for point in points]
-            points = points[np.array(usable)]
+            feasible = [self.excess(self.space.decode(point)) <= _SURE for point in points]
+            points = points[np.array(feasible)]
             points = points[np.argsort(self.log_step(points))[:60]]
             neighbours = one_knob_away(self.space, points, (0.3, 0.1, 0.03))
             points = distinct(np.concatenate([points, neighbours]))
-        usable = [self.excess(self.space.decode(point)) <= _SURE for point in points]
-        return float(self.log_step(points[np.array(usable)]).min())
+        feasible = [self.excess(self.space.decode(point)) <= _SURE for point in points]
+        return float(self.log_step(points[np.array(feasible)]).min())
 
     def saved(self, strategy: Strategy) -> float:
         """True speed-up over the default."""
@@ -177,10 +177,12 @@ def play(job: Job, way: str, seed: int) -> tuple[int, int, float, float, Strateg
     study = Study.create(job.space, store="sqlite://", settings=settings, task=job.task)
     total_s = 0.0
 
-    def even(self: Admissibility, points: FloatArray) -> FloatArray:
+    def even(self: QualityConstraint, points: FloatArray) -> FloatArray:
         return np.ones(len(points))
 
-    with mock.patch.object(Admissibility, "at", even if way != _WAYS[0] else Admissibility.at):
+    with mock.patch.object(
+        QualityConstraint, "at", even if way != _WAYS[0] else QualityConstraint.at
+    ):
         while (trial := study.ask()) is not None:
             steps = trial.steps or settings.warmup + settings.steps
             result = job.run(trial.strategy, steps, trial.seed, trial.number, seed)

@@ -117,7 +117,7 @@ class TrialSpec:
     warmup_steps: int = 10
     measured_steps: int = 40
     profile: bool = False
-    hopeless_above_s: float = math.inf
+    prune_above_s: float = math.inf
     classes: Classes = field(default_factory=dict)
     probe: tuple[Host, ...] = ()
     seed: int = 0
@@ -148,8 +148,8 @@ class TrialSpec:
             "probe": probe,
             "loss_prediction": asdict(self.loss_prediction),
         }
-        if math.isinf(self.hopeless_above_s):
-            fields["hopeless_above_s"] = None
+        if math.isinf(self.prune_above_s):
+            fields["prune_above_s"] = None
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -162,8 +162,8 @@ class TrialSpec:
         fields["loss_prediction"] = LossPrediction(
             **{name: tuple(values) for name, values in fields["loss_prediction"].items()}
         )
-        if fields["hopeless_above_s"] is None:
-            fields["hopeless_above_s"] = math.inf
+        if fields["prune_above_s"] is None:
+            fields["prune_above_s"] = math.inf
         return cls(**fields)
 
 

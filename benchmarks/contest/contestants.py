@@ -19,7 +19,7 @@ from hvd_autosync.learner import BayesianLearner, Learner, Observation, RandomLe
 from hvd_autosync.learner.points import FloatArray, distinct, encode_all, keys
 from hvd_autosync.learner.pool import candidate_pool
 from hvd_autosync.learner.problem import Problem, Source
-from hvd_autosync.learner.projection import translated
+from hvd_autosync.learner.projection import project_onto_space
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 
 
@@ -357,7 +357,7 @@ class MultiTask:
             points = encode_all(source.space, [one.strategy for one in source.observations])
             log_step = np.array([one.log_step for one in source.observations])
             scaled = (log_step - log_step.mean()) / max(float(log_step.std()), 1e-6)
-            own = translated(source.space, points, self._space)
+            own = project_onto_space(source.space, points, self._space)
             self._known.append((self._inputs(own), -scaled))
 
     def ask(self) -> Strategy:

@@ -9,7 +9,7 @@ import numpy as np
 from hvd_autosync.learner import Observation, SobolLearner, Suggestion
 from hvd_autosync.learner.points import distinct, encode_all, keys, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
-from hvd_autosync.learner.prior_functions import cost_expert
+from hvd_autosync.learner.prior_functions import cost_model_prior
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy
 
@@ -58,7 +58,7 @@ class SurveyLearner:
 def _promising(problem: Problem, observations: Sequence[Observation], seed: int) -> Strategy | None:
     """One of the untried strategies that are fastest by the cost model."""
     space = problem.space
-    expert = cost_expert(space, problem.task, observations)
+    expert = cost_model_prior(space, problem.task, observations)
     if expert is None:
         return None
     rng = np.random.default_rng([seed, len(observations)])

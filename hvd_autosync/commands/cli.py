@@ -68,9 +68,9 @@ def show(
     """Explain a study: what won, why, and how to use it."""
     traces = open_store(store)
     if take is not None:
-        from hvd_autosync.reporting.strategy_export import taken_file
+        from hvd_autosync.reporting.strategy_export import exported_strategy
 
-        print(taken_file(traces, traces.study(study), take), end="")
+        print(exported_strategy(traces, traces.study(study), take), end="")
         return
     from hvd_autosync.reporting.explanation import explain
 

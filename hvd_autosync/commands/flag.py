@@ -97,7 +97,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _run_file(job: Job, options: Options) -> int:
     """Run ``job`` under the strategy of a file."""
-    from hvd_autosync.engine.training import Known, run_training
+    from hvd_autosync.engine.training import TrainingContext, run_training
     from hvd_autosync.engine.training_context import known_model, predicted_losses
     from hvd_autosync.engine.tuning import tuning_keys
     from hvd_autosync.search_space.documents import read_toml
@@ -116,7 +116,7 @@ def _run_file(job: Job, options: Options) -> int:
         if model is not None:
             check_model(strategy, classes, model)
         prediction = predicted_losses(options.store, tuning_keys(job), strategy)
-    return run_training(job, strategy, Known(classes, prediction)).status
+    return run_training(job, strategy, TrainingContext(classes, prediction)).status
 
 
 def _run_winner(job: Job, options: Options, trace: str) -> int:
@@ -125,7 +125,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
 
     from hvd_autosync.engine.compatibility import classes_for, differences, winner_for
     from hvd_autosync.engine.training import run_training
-    from hvd_autosync.engine.training_context import known_of
+    from hvd_autosync.engine.training_context import training_context
     from hvd_autosync.reporting import answer_line
     from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.study.fallbacks import fallback_line
@@ -142,7 +142,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     apart = list(differences(study, job))
     for line in apart:
         print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
-    known = replace(known_of(study, store), classes=classes)
+    known = replace(training_context(study, store), classes=classes)
     if apart:  # then steps need not take as long as there
         known = replace(known, expected_step_s=0.0)
     return run_training(job, strategy, known).status

@@ -58,7 +58,7 @@ def simulate(
       hvd-autosync simulate --hosts 64 --slots 8 --bandwidth 25gbit
       hvd-autosync simulate --hosts 8 --strategy asp.toml
     """
-    from hvd_autosync.cost.hypothetical import imagined_resources
+    from hvd_autosync.cost.hypothetical import hypothetical_resources
     from hvd_autosync.engine.simulation import simulate as predict
     from hvd_autosync.reporting.simulation import simulation_text
 
@@ -80,7 +80,7 @@ def simulate(
                 "known",
                 hint="Say what a host can send, as with --bandwidth 25gbit.",
             )
-        resources = imagined_resources(resources, *layout, rate, hop)
+        resources = hypothetical_resources(resources, *layout, rate, hop)
     asked = None if strategy is None else _asked(strategy, record, resources)
     out = console()
     trials = traces.trials(record.study_id)

@@ -131,7 +131,7 @@ def _run_so_far(job: Job, options: Options, study: Study | None) -> int:
 def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     """Run the training with the winner of ``record``; say ``answer`` again after it."""
     from hvd_autosync.engine.training import run_training
-    from hvd_autosync.engine.training_context import known_of
+    from hvd_autosync.engine.training_context import training_context
 
     strategy = record.winner or Strategy()
     kept: list[str] = []
@@ -139,7 +139,7 @@ def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     def keep(step: int, reason: str) -> None:
         kept.append(_keep_fallback(record, options, strategy, step, reason))
 
-    ended = run_training(job, strategy, known_of(record, options.store), on_fallback=keep)
+    ended = run_training(job, strategy, training_context(record, options.store), on_fallback=keep)
     if not ended.stopped:
         _say(answer)
     for line in kept:

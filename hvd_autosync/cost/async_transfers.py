@@ -21,7 +21,7 @@ from hvd_autosync.search_space.protocol import push_count
 PUSH_PASSES = 6 / 7
 
 
-def pushes(gradients: Gradients, resources: Resources, count: int) -> Items:
+def async_transfers(gradients: Gradients, resources: Resources, count: int) -> Items:
     """The buckets of ``count`` strategies, all the same.
 
     The last one is through when its answer has come, an operation's latency later.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hvd_autosync.cost.async_transfers import PUSH_PASSES, pushes
+from hvd_autosync.cost.async_transfers import PUSH_PASSES, async_transfers
 from hvd_autosync.cost.bucketing import bucketed
 from hvd_autosync.cost.coefficients import (
     CONTENTION,
@@ -104,7 +104,7 @@ class CostModel:
         sent_s = PUSH_PASSES * float(self._gradients.size_bytes.sum()) * PASS_S_PER_BYTE
         return replace(
             waiting,
-            items=pushes(self._gradients, self._resources, count),
+            items=async_transfers(self._gradients, self._resources, count),
             loop=Loop(nothing, nothing, self._latency_s * once),
             host_s=sent_s * once,
             local=once,

@@ -13,7 +13,7 @@ _MEMORY_BYTES_PER_S = 5e9
 _LOCAL_HOP_S, _HOP_S = 1e-5, 5e-5
 
 
-def imagined_resources(
+def hypothetical_resources(
     resources: Resources,
     hosts: int,
     slots: int,

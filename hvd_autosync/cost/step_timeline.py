@@ -33,7 +33,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class StepTimeline:
     """One step; all times in seconds from its start.
 
     Attributes:
@@ -52,9 +52,9 @@ class Anatomy:
     local: int
 
 
-def anatomy(
+def step_timeline(
     model: CostModel, strategy: Mapping[str, Value], coefficients: Coefficients = UNCALIBRATED
-) -> Anatomy:
+) -> StepTimeline:
     """A step of ``model`` under ``strategy``, in the phase that most of the work is in.
 
     Args:
@@ -84,4 +84,4 @@ def anatomy(
                     float(start + ends[index]),
                 )
             )
-    return Anatomy(forward_s, forward_s + backward_s, tuple(messages), float(step_s), local)
+    return StepTimeline(forward_s, forward_s + backward_s, tuple(messages), float(step_s), local)

@@ -17,7 +17,7 @@ from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.learner import BayesianLearner, Observation
 from hvd_autosync.learner.registry import named
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
-from hvd_autosync.study.decision import Decision, Question
+from hvd_autosync.study.decision import Decision, TrialRequest
 from hvd_autosync.study.study import Study, problem_of
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
@@ -150,7 +150,7 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
     space, settings = study.space, StudySettings.from_json(study.settings)
     problem, learner = problem_of(store, study, trials), BayesianLearner()
 
-    def asked_at(number: int, moment: str | None) -> Question | Conclusion:
+    def asked_at(number: int, moment: str | None) -> TrialRequest | Conclusion:
         known = [_as_known(trial, moment) for trial in trials[:number]]
         seen = [trial for trial in known if trial is not None]
         return Decision(problem, settings, learner, seen).next()
@@ -161,7 +161,9 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
             note = f"{trial.kind!r} is a learner of somebody else"
             yield Check(trial.number, trial.kind, recorded, None, True, note=note)
             continue
-        again = Question(Strategy(), "default") if index == 0 else asked_at(index, trial.asked_at)
+        again = (
+            TrialRequest(Strategy(), "default") if index == 0 else asked_at(index, trial.asked_at)
+        )
         if isinstance(again, Conclusion):
             yield Check(trial.number, trial.kind, recorded, None, False, note="it would end here")
             continue
@@ -176,10 +178,10 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
 
 
 def _check_end(
-    space: SearchSpace, ended: Conclusion, again: Question | Conclusion, number: int
+    space: SearchSpace, ended: Conclusion, again: TrialRequest | Conclusion, number: int
 ) -> Check:
     winner = space.complete(ended.winner)
-    if isinstance(again, Question):
+    if isinstance(again, TrialRequest):
         note = f"it would go on: {again.kind}"
         return Check(number, "end", winner, None, False, note=note)
     now = space.complete(again.winner)
@@ -250,7 +252,7 @@ def rerun(
     asked = chosen.make()
     explored = [t for t in trials if t.kind != "confirm"]
     runner = ReplayRunner(study, explored)
-    problem = chosen.told(problem_of(store, study, trials))
+    problem = chosen.restrict_problem(problem_of(store, study, trials))
     seen: list[Observation] = []
     best, apart = [], []
     strategy: Strategy | None = problem.space.default

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_autosync.cost import Calibration, CostModel, calibrate
-from hvd_autosync.cost.hypothetical import imagined_resources
+from hvd_autosync.cost.hypothetical import hypothetical_resources
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.errors import StudyError
 from hvd_autosync.learner.points import distinct, sobol_points
@@ -108,7 +108,7 @@ def simulate(
     space = _space(study, model, resources, held)
     elsewhere = CostModel(model, resources)
     best = _search(elsewhere, space, calibration, seed)
-    one_rank = CostModel(model, imagined_resources(resources, 1, 1))
+    one_rank = CostModel(model, hypothetical_resources(resources, 1, 1))
     alone = one_rank.predict([held], calibration.coefficients)
     draws = calibration.draws(_DRAWS, seed)
     some = [held, {**held, **best}, *([] if asked is None else [{**held, **asked}])]

@@ -30,7 +30,7 @@ _PASS_SIGINT_ON_AFTER_S = 6.0
 
 
 @dataclass(frozen=True)
-class Known:
+class TrainingContext:
     """What is known of a training before it runs.
 
     Attributes:
@@ -45,7 +45,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Reported:
+class RunReport:
     """What rank 0 of a run of a recurring job has said of it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Reported:
     without_barrier: bool = False
 
     @classmethod
-    def read(cls, folder: str) -> Reported | None:
+    def read(cls, folder: str) -> RunReport | None:
         """What was written into ``folder``, if anything."""
         try:
             fields = json.loads(Path(folder, OUTCOME_FILE).read_text())
@@ -75,7 +75,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunOutcome:
     """How a training ended.
 
     Attributes:
@@ -88,7 +88,7 @@ class Ended:
 
     status: int
     drift: str = ""
-    outcome: Reported | None = None
+    outcome: RunReport | None = None
     stopped: bool = False
 
 
@@ -100,11 +100,11 @@ OnFallback = Callable[[int, str], None]
 def run_training(
     job: Job,
     strategy: Strategy,
-    known: Known | None = None,
+    known: TrainingContext | None = None,
     *,
     tallied: bool = False,
     on_fallback: OnFallback | None = None,
-) -> Ended:
+) -> RunOutcome:
     """Run ``job`` under ``strategy`` with this terminal as its own.
 
     SIGINT, SIGTERM and SIGHUP are passed on. Whatever ends this process ends the job.
@@ -123,15 +123,15 @@ def run_training(
         folder = ""
         with contextlib.suppress(OSError):  # nothing is written down then
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
-        spec = _worker_spec(strategy, known or Known(), folder, tallied)
+        spec = _worker_spec(strategy, known or TrainingContext(), folder, tallied)
         if folder and on_fallback is not None and beyond_horovod(strategy):
             stack.enter_context(_heard(folder, on_fallback))
         status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
-        outcome = Reported.read(folder) if tallied and folder else None
+        outcome = RunReport.read(folder) if tallied and folder else None
         with contextlib.suppress(OSError):  # there is none
             drift = Path(folder, DRIFT_FILE).read_text()
-            return Ended(status, drift, outcome, stopped)
-    return Ended(status, outcome=outcome, stopped=stopped)
+            return RunOutcome(status, drift, outcome, stopped)
+    return RunOutcome(status, outcome=outcome, stopped=stopped)
 
 
 @contextlib.contextmanager
@@ -198,7 +198,9 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
     return status if status >= 0 else 128 - status, bool(signals)
 
 
-def _worker_spec(strategy: Strategy, known: Known, folder: str, tallied: bool) -> TrialSpec | None:
+def _worker_spec(
+    strategy: Strategy, known: TrainingContext, folder: str, tallied: bool
+) -> TrialSpec | None:
     """Workers know of us only when they have something to do or to watch."""
     spec = TrialSpec(
         "training",

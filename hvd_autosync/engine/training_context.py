@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hvd_autosync.engine.training import Known
+from hvd_autosync.engine.training import TrainingContext
 from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.search_space import ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
@@ -15,7 +15,7 @@ from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 
-def known_of(study: StudyRecord, location: str | TraceStore | None) -> Known:
+def training_context(study: StudyRecord, location: str | TraceStore | None) -> TrainingContext:
     """What the finished study of a job knows of its training, and earlier ones of the same job.
 
     Where another study has found its winner, that one's losses count as well.
@@ -26,17 +26,15 @@ def known_of(study: StudyRecord, location: str | TraceStore | None) -> Known:
     """
     conclusion = Conclusion.of(study)
     expected_s = conclusion.winner_s if conclusion is not None else 0.0
-    keys = {study.job_key, *_key_of_source(conclusion, location)}
-    return Known(
+    keys = {study.job_key, *source_key(conclusion, location)}
+    return TrainingContext(
         parameter_classes(study.task.model) if study.task is not None else {},
         predicted_losses(location, keys, study.winner or Strategy()),
         expected_s if expected_s > 0 else 0.0,
     )
 
 
-def _key_of_source(
-    conclusion: Conclusion | None, location: str | TraceStore | None
-) -> tuple[str, ...]:
+def source_key(conclusion: Conclusion | None, location: str | TraceStore | None) -> tuple[str, ...]:
     """The job of the study that found the winner, where it was taken over and is still known."""
     if conclusion is None or not conclusion.source:
         return ()

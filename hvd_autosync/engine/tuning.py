@@ -197,15 +197,15 @@ def tune(
     known = None if options.reuse == "never" else store.find_finished(key)
     left = left_strategies(store, key)
     if known is not None:
-        usable = without_left(known, left)
-        if usable is not known:
+        feasible = without_left(known, left)
+        if feasible is not known:
             listener.on_notice(
                 f"study {known.study_id}: {fallback_line(known)}; it is not used again"
             )
-        again = _why_again(known, usable)
+        again = _why_again(known, feasible)
         if not again or options.reuse == "only":
             listener.on_notice(f"this job was tuned before, by study {known.study_id}; {_AGAIN}")
-            return usable
+            return feasible
     if options.reuse == "only":
         raise ConfigurationError(
             "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
@@ -238,7 +238,7 @@ def tune(
         raise
 
 
-def _why_again(known: StudyRecord, usable: StudyRecord) -> str:
+def _why_again(known: StudyRecord, feasible: StudyRecord) -> str:
     """Why a job is searched again that was tuned before; empty where it is not.
 
     Args:
@@ -247,9 +247,9 @@ def _why_again(known: StudyRecord, usable: StudyRecord) -> str:
     """
     if known.drift:
         return known.drift[0]
-    conclusion = Conclusion.of(usable)
+    conclusion = Conclusion.of(feasible)
     found_another = conclusion is not None and conclusion.best is not None
-    if usable is known or found_another or StudySettings.from_json(known.settings).anew:
+    if feasible is known or found_another or StudySettings.from_json(known.settings).anew:
         return ""
     return "the loss guard has ended its winner, and no other was proven to be faster"
 
@@ -358,7 +358,7 @@ class _Tuning:
             seed=trial.seed,
             fewer=trial.kind == "default" and study.settings.fewer,
             profile=trial.kind == "default",
-            hopeless_above_s=study.hopeless_above_s(trial),
+            prune_above_s=study.prune_above_s(trial),
             classes=_classes(study.record.task, trial.strategy),
         )
 

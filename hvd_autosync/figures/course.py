@@ -23,7 +23,7 @@ from hvd_autosync.figures.style import (
     nothing,
     wrapped,
 )
-from hvd_autosync.reporting.explain_priors import heard_by
+from hvd_autosync.reporting.explain_priors import prior_uses
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.traces import TrialRecord
 
@@ -164,7 +164,7 @@ def transfer(evidence: Evidence) -> go.Figure:
         "Look for rows that end early: who misled in the first trials is not heard any more. "
         "A study's similarity to this one, from 0 to 1, stands in brackets."
     )
-    heard = heard_by(evidence.trials)
+    heard = prior_uses(evidence.trials)
     if not heard:
         return nothing(title, caption, "No expert was heard: the learner knew the trials alone.")
     figure = go.Figure()

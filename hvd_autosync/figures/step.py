@@ -7,7 +7,7 @@ import math
 import plotly.graph_objects as go
 
 from hvd_autosync.cost import CostModel, calibrate
-from hvd_autosync.cost.step_timeline import Anatomy, anatomy
+from hvd_autosync.cost.step_timeline import StepTimeline, step_timeline
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.figures.evidence import Evidence, step_ms
 from hvd_autosync.figures.style import BLACK, GREEN, ORANGE, RED, SKY, dressed, nothing
@@ -38,7 +38,7 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
     seen = [({**held, **o.strategy}, o.step_s) for o in evidence.observations if o.measured]
     fitted = calibrate(model, [s for s, _ in seen], [s for _, s in seen if s is not None])
     strategy = {**held, **evidence.space.complete(trial.strategy)}
-    found = anatomy(model, strategy, fitted.coefficients)
+    found = step_timeline(model, strategy, fitted.coefficients)
     figure = _drawn(found)
     measured = step_ms(trial)
     if math.isfinite(measured):
@@ -54,7 +54,7 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
     return dressed(figure, title, f"{caption} Strategy: {name}.", height=230 + 20 * rows)
 
 
-def _drawn(found: Anatomy) -> go.Figure:
+def _drawn(found: StepTimeline) -> go.Figure:
     """Bars from the top: forward, backward, then the messages in the order of their sending."""
     figure = go.Figure()
     bars = [

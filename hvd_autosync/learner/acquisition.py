@@ -32,7 +32,7 @@ from hvd_autosync.learner.surrogate import Surrogate
 
 #: What an improvement counts, as a logarithm: of points, ``n x d``, and their expected log step
 #: times, ``(n,)``, to ``(n,)``.
-Worth = Callable[[FloatArray, FloatArray], FloatArray]
+LogUtility = Callable[[FloatArray, FloatArray], FloatArray]
 #: The whole score of points, ``n x d``, with the model's inputs there: larger is better.
 Score = Callable[[FloatArray, Tensor], FloatArray]
 
@@ -53,8 +53,8 @@ def propose(
     tried: FloatArray,
     pending: FloatArray,
     seed: int,
-    worth: Worth | None = None,
-    rivals: BoolArray | None = None,
+    log_utility: LogUtility | None = None,
+    incumbents: BoolArray | None = None,
 ) -> tuple[FloatArray, float] | None:
     """The most promising point that is neither tried nor pending.
 
@@ -71,7 +71,7 @@ def propose(
         The point, shape ``(d,)``, and the logarithm of its expected improvement with that added;
         ``None`` when every candidate is tried or pending.
     """
-    best_so_far = tried if rivals is None or not rivals.any() else tried[rivals]
+    best_so_far = tried if incumbents is None or not incumbents.any() else tried[incumbents]
     tried, pending, best_so_far = distinct(tried), distinct(pending), distinct(best_so_far)
     baseline = surrogate.inputs(best_so_far)
     ranked = best_so_far[np.argsort(surrogate.mean_of(baseline), kind="stable")]
@@ -81,7 +81,7 @@ def propose(
     if len(pool) == 0:
         return None
     with isolated(seed), torch.no_grad():
-        score = _score(surrogate, baseline, pending, seed, worth)
+        score = _score(surrogate, baseline, pending, seed, log_utility)
         inputs = surrogate.inputs(pool)
         if not complete:
             kept = _promising(surrogate.mean_of(inputs))
@@ -101,7 +101,11 @@ def _promising(log_step: FloatArray) -> npt.NDArray[np.intp]:
 
 
 def _score(
-    surrogate: Surrogate, baseline: Tensor, pending: FloatArray, seed: int, worth: Worth | None
+    surrogate: Surrogate,
+    baseline: Tensor,
+    pending: FloatArray,
+    seed: int,
+    log_utility: LogUtility | None,
 ) -> Score:
     """The acquisition function over the best at some inputs of the model."""
     acquisition = qLogNoisyExpectedImprovement(
@@ -115,7 +119,11 @@ def _score(
     def score(points: FloatArray, inputs: Tensor) -> FloatArray:
         values: FloatArray = acquisition(inputs.unsqueeze(-2)).numpy()
         values = np.nan_to_num(values, nan=_HOPELESS, neginf=_HOPELESS, posinf=_HOPELESS)
-        return values if worth is None else values + worth(points, surrogate.mean_of(inputs))
+        return (
+            values
+            if log_utility is None
+            else values + log_utility(points, surrogate.mean_of(inputs))
+        )
 
     return score
 

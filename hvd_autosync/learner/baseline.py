@@ -10,7 +10,7 @@ from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import spread
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.learner.untried import first_untried, taken_keys
+from hvd_autosync.learner.untried import excluded_keys, first_untried
 from hvd_autosync.search_space import Strategy
 
 
@@ -30,7 +30,7 @@ class RandomLearner:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
         rng = np.random.default_rng([seed, len(observations), len(pending)])
-        taken = taken_keys(space, observations, pending)
+        taken = excluded_keys(space, observations, pending)
         strategy = first_untried(
             space, taken, lambda count: spread(space, rng.random((count, space.dimension)))
         )

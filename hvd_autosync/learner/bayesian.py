@@ -27,7 +27,7 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.sobol import SobolLearner
 from hvd_autosync.learner.stopping import expected_gain
 from hvd_autosync.learner.surrogate import HALF_WIDTH_90, Surrogate
-from hvd_autosync.learner.untried import exhausted, taken_keys
+from hvd_autosync.learner.untried import excluded_keys, space_exhausted
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 #: Seconds of a trial beside its steps: between the 0.2 of a warm one and the 5 of a cold one
@@ -63,13 +63,13 @@ class BayesianLearner:
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
-        taken = taken_keys(space, observations, pending)
-        if exhausted(space, taken):
+        taken = excluded_keys(space, observations, pending)
+        if space_exhausted(space, taken):
             return None
         surrogate = fit(problem, observations)
-        default = taken_keys(space, (), [space.default])
-        advised = len(taken_keys(space, observations, ()) - default)
-        wanted = self._spread(space, surrogate, observations, advised)
+        default = excluded_keys(space, (), [space.default])
+        advised = len(excluded_keys(space, observations, ()) - default)
+        wanted = self._initial_points(space, surrogate, observations, advised)
         if len(taken - default) >= wanted and any(seen.measured for seen in observations):
             suggestion = _from_model(problem, surrogate, observations, pending, seed)
             if suggestion is not None:
@@ -79,7 +79,7 @@ class BayesianLearner:
             suggestion = replace(suggestion, info={"dropped": _dropped(surrogate)})
         return suggestion
 
-    def _spread(
+    def _initial_points(
         self,
         space: SearchSpace,
         surrogate: Surrogate,
@@ -99,16 +99,16 @@ class BayesianLearner:
             observations: All that was learned.
             ended: Distinct strategies other than the default among them.
         """
-        if surrogate.knows_physics:
+        if surrogate.has_cost_model:
             return 0
         if not surrogate.experts and not surrogate.dropped:
             return self.initial_points
-        if surrogate.experts and (ended < _ADVICE or _has_paid(space, observations)):
+        if surrogate.experts and (ended < _ADVICE or _improved(space, observations)):
             return 0
         return self.initial_points + _ADVICE
 
 
-def _has_paid(space: SearchSpace, observations: Sequence[Observation]) -> bool:
+def _improved(space: SearchSpace, observations: Sequence[Observation]) -> bool:
     """Whether something was clearly faster than the default, where that was measured."""
     measured = [(space.complete(o.strategy), o.log_step) for o in observations if o.measured]
     default = [log_step for strategy, log_step in measured if strategy == space.default]
@@ -130,23 +130,23 @@ def _from_model(
     def chance(points: FloatArray) -> FloatArray:
         return measurable(points) * _usable(problem, points)
 
-    def worth(points: FloatArray, log_step: FloatArray) -> FloatArray:
+    def log_utility(points: FloatArray, log_step: FloatArray) -> FloatArray:
         """An improvement counts if it can be had, and per second of its trial."""
         trial_s = _OVERHEAD_S + problem.steps * np.exp(log_step)
-        worth: FloatArray = np.log(chance(points)) - np.log(trial_s)
-        return worth
+        log_utility: FloatArray = np.log(chance(points)) - np.log(trial_s)
+        return log_utility
 
     call = np.random.SeedSequence([seed, len(observations), len(pending)])
     # What has crashed still has the step time that was expected of it: nobody need beat that.
     measured = np.array([seen.measured for seen in observations], dtype=bool)
-    rivals = measured & (_usable(problem, tried) >= _RIVAL)
+    incumbents = measured & (_usable(problem, tried) >= _RIVAL)
     found = propose(
         surrogate,
         tried,
         encode_all(space, pending),
         int(call.generate_state(1)[0] >> 1),
-        worth,
-        rivals,
+        log_utility,
+        incumbents,
     )
     if found is None:
         return None
@@ -155,17 +155,17 @@ def _from_model(
     info = _explain(surrogate, there, acquisition)
     can_be = float(chance(point[np.newaxis])[0])
     gain = 1.0  # nothing can be used yet: anything that can is worth its whole step
-    if rivals.any():
-        gain = expected_gain(surrogate, surrogate.inputs(tried[rivals]), there)
+    if incumbents.any():
+        gain = expected_gain(surrogate, surrogate.inputs(tried[incumbents]), there)
     info["expected_gain"] = can_be * gain
     return Suggestion(space.decode(point), "model", info)
 
 
 def _usable(problem: Problem, points: FloatArray) -> FloatArray:
     """The chance that what stands at ``points`` may be used, not told below a hundredth."""
-    if problem.usable is None:
+    if problem.feasible is None:
         return np.ones(len(points))
-    return np.maximum(problem.usable(points), _LEAST)
+    return np.maximum(problem.feasible(points), _LEAST)
 
 
 def _explain(surrogate: Surrogate, there: Tensor, acquisition: float) -> dict[str, Any]:

@@ -45,14 +45,14 @@ def worth_confirming(
     surrogate = surrogate or fit(problem, observations)
     ranked = best_tried(problem, observations, len(observations), surrogate)
     gains, deviations = _gains(surrogate, ranked, reference)
-    worth = [
+    log_utility = [
         strategy
         for strategy, gain, deviation in zip(ranked, gains, deviations, strict=True)
         if strategy != reference
         and norm.cdf(gain / deviation) >= _WORTH
         and expected_saving(float(gain), float(deviation)) >= _LEAST_SAVING
     ]
-    return worth[:count]
+    return log_utility[:count]
 
 
 def expected_savings(

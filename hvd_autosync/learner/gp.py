@@ -31,24 +31,24 @@ from torch import Tensor
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.learner.features import Features
-from hvd_autosync.learner.kernel import ExpertMean, MixedKernel
+from hvd_autosync.learner.kernel import MixedKernel, PriorMean
 from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.learner.outcome_transform import Targets
+from hvd_autosync.learner.outcome_transform import OutcomeTransform
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.learner.prior_functions import (
-    Expert,
-    cost_expert,
+    PriorFunction,
+    cost_model_prior,
+    design_matrix,
     deviations,
-    opinions,
-    plausible,
-    sharing,
-    source_expert,
+    discount_implausible,
+    drop_constant,
+    normalize_weights,
+    source_task_prior,
     weights,
-    with_something_to_say,
 )
 from hvd_autosync.learner.problem import Problem, Source
-from hvd_autosync.learner.source_selection import FEWEST_TO_JUDGE, misleading
+from hvd_autosync.learner.source_selection import FEWEST_TO_JUDGE, sources_to_drop
 from hvd_autosync.learner.surrogate import Surrogate, model_inputs
 from hvd_autosync.search_space import SearchSpace
 
@@ -91,28 +91,28 @@ def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
     seen = observations or (Observation(space.default, 1.0, 1.0),)
     features = Features.of(space)
     points = encode_all(space, [one.strategy for one in seen])
-    cost = cost_expert(space, problem.task, observations)
-    physics = [] if cost is None else with_something_to_say(space, [cost])
-    sources = _source_experts(problem, cost)
-    surrogate = _fitted(features, (*physics, *sharing(sources)), points, seen)
+    cost = cost_model_prior(space, problem.task, observations)
+    physics = [] if cost is None else drop_constant(space, [cost])
+    sources = _source_task_priors(problem, cost)
+    surrogate = _fitted(features, (*physics, *normalize_weights(sources)), points, seen)
     if sources and len(observations) >= FEWEST_TO_JUDGE:
-        dropped = misleading(surrogate.model, surrogate.experts, len(physics))
+        dropped = sources_to_drop(surrogate.model, surrogate.experts, len(physics))
         if dropped:
-            kept = sharing([each for each in sources if each.name not in dropped])
+            kept = normalize_weights([each for each in sources if each.name not in dropped])
             surrogate = _fitted(features, (*physics, *kept), points, seen, dropped)
     return surrogate
 
 
 def _fitted(
     features: Features,
-    experts: tuple[Expert, ...],
+    experts: tuple[PriorFunction, ...],
     points: FloatArray,
     seen: tuple[Observation, ...],
     dropped: Mapping[str, float] = MappingProxyType({}),
 ) -> Surrogate:
     spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
-    said = opinions(experts, points)
-    targets = Targets.of(seen, said, weights(experts), deviations(experts), spread)
+    said = design_matrix(experts, points)
+    targets = OutcomeTransform.of(seen, said, weights(experts), deviations(experts), spread)
     with isolated():
         inputs = model_inputs(features, said, points, targets.scale)
         model = _build(features, experts, inputs, targets)
@@ -120,40 +120,40 @@ def _fitted(
     return Surrogate(model, features, experts, targets, dropped)
 
 
-def _source_experts(problem: Problem, cost: Expert | None) -> list[Expert]:
+def _source_task_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFunction]:
     """The related tasks; one that cannot be learned from is left out."""
-    found: list[Expert] = []
+    found: list[PriorFunction] = []
     for source in problem.sources:
         with contextlib.suppress(AutosyncError):
             surrogate = fit(Problem(source.space, source.task), source.observations)
-            if cost is not None and surrogate.knows_physics:
-                found += _beyond_physics(problem.space, source)
+            if cost is not None and surrogate.has_cost_model:
+                found += _residuals_of_sources(problem.space, source)
             else:
-                expert = source_expert(problem.space, source, surrogate.mean_at, cost)
-                said = with_something_to_say(problem.space, [expert])
+                expert = source_task_prior(problem.space, source, surrogate.mean_at, cost)
+                said = drop_constant(problem.space, [expert])
                 found += said if cost is None else _believable(problem.space, said)
     return found
 
 
 @lru_cache(maxsize=64)
-def _beyond_physics(space: SearchSpace, source: Source) -> tuple[Expert, ...]:
+def _residuals_of_sources(space: SearchSpace, source: Source) -> tuple[PriorFunction, ...]:
     """What a source says beyond its cost model, whatever the target's trials; if it says anything.
 
     Raises:
         AutosyncError: It cannot be learned from.
     """
     surrogate = fit(Problem(source.space, source.task), source.observations)
-    expert = source_expert(space, source, surrogate.beyond_physics_at)
-    return tuple(_believable(space, with_something_to_say(space, [expert])))
+    expert = source_task_prior(space, source, surrogate.residual_mean_at)
+    return tuple(_believable(space, drop_constant(space, [expert])))
 
 
-def _believable(space: SearchSpace, experts: Sequence[Expert]) -> list[Expert]:
+def _believable(space: SearchSpace, experts: Sequence[PriorFunction]) -> list[PriorFunction]:
     """Experts on what is beyond physics, each believed as much as is plausible."""
-    return [plausible(space, expert, _UNEXPLAINED_SPREAD) for expert in experts]
+    return [discount_implausible(space, expert, _UNEXPLAINED_SPREAD) for expert in experts]
 
 
 def _build(
-    features: Features, experts: Sequence[Expert], inputs: Tensor, targets: Targets
+    features: Features, experts: Sequence[PriorFunction], inputs: Tensor, targets: OutcomeTransform
 ) -> SingleTaskGP:
     """The model with the most likely hyperparameters of the prior."""
     speed = torch.from_numpy(-(targets.log_step - targets.center) / targets.scale)
@@ -173,7 +173,7 @@ def _build(
         speed.unsqueeze(-1),
         likelihood=likelihood,
         covar_module=MixedKernel(len(features.numeric), features.categorical_count, unsure),
-        mean_module=ExpertMean(believed),
+        mean_module=PriorMean(believed),
         outcome_transform=None,
     )
     return model.to(inputs)

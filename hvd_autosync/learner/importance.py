@@ -8,7 +8,7 @@ import numpy as np
 
 from hvd_autosync.learner.gp import fit
 from hvd_autosync.learner.observation import Observation
-from hvd_autosync.learner.points import FloatArray, snap, sobol_points
+from hvd_autosync.learner.points import FloatArray, discretize, sobol_points
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace
 
@@ -56,4 +56,4 @@ def _moved(space: SearchSpace, places: FloatArray, index: int, knob: Knob) -> Fl
         values = [(part + 0.5) / _VALUES for part in range(_VALUES)]
     moved = np.repeat(places, len(values), axis=0)
     moved[:, index] = np.tile(values, len(places))
-    return snap(space, moved)
+    return discretize(space, moved)

@@ -46,7 +46,7 @@ _LENGTHSCALE, _RATE = 0.3, 2.5
 _DEVIATION = 1.0
 
 
-class ExpertMean(Mean):  # type: ignore[misc]
+class PriorMean(Mean):  # type: ignore[misc]
     """A constant plus what experts predict, times how much of it is believed.
 
     Args:

@@ -17,7 +17,7 @@ from hvd_autosync.learner.baseline import RandomLearner
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import encode_all, keys
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.learner.untried import taken_keys
+from hvd_autosync.learner.untried import excluded_keys
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy, Value
 
 #: A strategy that was tried already is asked for again at most so often; then chance decides.
@@ -59,7 +59,7 @@ class OptunaLearner:
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
-        taken = taken_keys(space, observations, pending)
+        taken = excluded_keys(space, observations, pending)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of features that Optuna calls experimental
             study = self._told(space, observations, seed)

@@ -20,7 +20,7 @@ _EXPECTATION_WEIGHT = 2.0
 
 
 @dataclass(frozen=True)
-class Targets:
+class OutcomeTransform:
     """What the model is fitted to.
 
     Attributes:
@@ -39,11 +39,11 @@ class Targets:
     def of(
         cls,
         observations: Sequence[Observation],
-        opinions: FloatArray,
+        design_matrix: FloatArray,
         weights: FloatArray,
         deviations: FloatArray,
         spread: float,
-    ) -> Targets:
+    ) -> OutcomeTransform:
         """The targets of ``observations``, all of them measured and at least one.
 
         The unit is the root of the mean square that is expected of what experts do not explain,
@@ -62,19 +62,21 @@ class Targets:
         """
         log_step = np.array([seen.log_step for seen in observations])
         variance = np.array([seen.log_variance for seen in observations])
-        believed, unsure = _taught(opinions, weights, deviations, log_step, variance + spread**2)
-        unexplained = log_step - opinions @ believed
+        believed, unsure = _weight_posterior(
+            design_matrix, weights, deviations, log_step, variance + spread**2
+        )
+        unexplained = log_step - design_matrix @ believed
         center = float(unexplained.mean())
         squares = float(((unexplained - center) ** 2).sum())
-        around = opinions - opinions.mean(axis=0)
+        around = design_matrix - design_matrix.mean(axis=0)
         squares += float(((around @ unsure) * around).sum())  # what weights leave open
         squares += _EXPECTATION_WEIGHT * spread**2
         scale = math.sqrt(squares / (len(log_step) - 1 + _EXPECTATION_WEIGHT))
         return cls(log_step, variance, center, scale)
 
 
-def _taught(
-    opinions: FloatArray,
+def _weight_posterior(
+    design_matrix: FloatArray,
     weights: FloatArray,
     deviations: FloatArray,
     log_step: FloatArray,
@@ -88,7 +90,7 @@ def _taught(
     precise, sure = 1 / np.sqrt(variance), 1 / deviations
     rows = np.block(
         [
-            [opinions * precise[:, np.newaxis], precise[:, np.newaxis]],
+            [design_matrix * precise[:, np.newaxis], precise[:, np.newaxis]],
             [np.diag(sure), np.zeros((count, 1))],
         ]
     )

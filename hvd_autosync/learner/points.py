@@ -63,7 +63,7 @@ def active(space: SearchSpace, points: FloatArray) -> BoolArray:
     return holds
 
 
-def snap(space: SearchSpace, points: FloatArray) -> FloatArray:
+def discretize(space: SearchSpace, points: FloatArray) -> FloatArray:
     """``points``, shape ``n x d``, moved onto strategies: each row decoded and encoded again.
 
     It goes knob by knob instead of row by row, which is much faster.
@@ -84,7 +84,7 @@ def spread(space: SearchSpace, uniform: FloatArray) -> FloatArray:
         if isinstance(knob, CategoricalKnob):
             count = len(knob.choices)
             points[:, index] = np.floor(uniform[:, index] * count) / max(count - 1, 1)
-    return snap(space, points)
+    return discretize(space, points)
 
 
 def sobol_points(space: SearchSpace, count: int, seed: int) -> FloatArray:
@@ -102,7 +102,7 @@ def every_point(space: SearchSpace) -> FloatArray | None:
         return None
     grid = list(itertools.product(*(_positions(knob) for knob in space.knobs)))
     points = np.array(grid, dtype=np.float64).reshape(len(grid), space.dimension)
-    return distinct(snap(space, points))
+    return distinct(discretize(space, points))
 
 
 def _count(knob: Knob) -> float:

@@ -10,9 +10,9 @@ import numpy as np
 from hvd_autosync.learner.points import (
     FloatArray,
     can_vary,
+    discretize,
     distinct,
     every_point,
-    snap,
     sobol_points,
 )
 from hvd_autosync.search_space import CategoricalKnob, IntegerKnob, Knob, SearchSpace
@@ -65,7 +65,7 @@ def one_knob_away(space: SearchSpace, points: FloatArray, steps: tuple[float, ..
             moved.append(changed[changed[:, index] != points[:, index]])
     if not moved:
         return points[:0]
-    return distinct(snap(space, np.concatenate(moved)))
+    return distinct(discretize(space, np.concatenate(moved)))
 
 
 def _targets(knob: Knob, column: FloatArray, steps: tuple[float, ...]) -> list[FloatArray]:
@@ -107,4 +107,4 @@ def _perturbed(
             else:
                 moved = points[rows, index] + shift[dimension == index]
                 points[rows, index] = np.clip(moved, 0.0, 1.0)
-    return snap(space, points)
+    return discretize(space, points)

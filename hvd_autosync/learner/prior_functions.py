@@ -24,17 +24,17 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, sobol_points
 from hvd_autosync.learner.problem import Source
-from hvd_autosync.learner.projection import translated
+from hvd_autosync.learner.projection import project_onto_space
 from hvd_autosync.search_space import SearchSpace, Task
 
 #: From points, ``n x d``, to logarithms of the step time, shape ``(n,)``.
 LogStep = Callable[[FloatArray], FloatArray]
 #: From points, ``n x d``, to what an expert of ``m`` numbers says of them, ``n x m``.
-Opinion = Callable[[FloatArray], FloatArray]
+Basis = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
-class Expert:
+class PriorFunction:
     """Somebody whose predictions the model starts from.
 
     Attributes:
@@ -46,30 +46,30 @@ class Expert:
     """
 
     name: str
-    opinion: Opinion
+    basis: Basis
     weights: tuple[float, ...]
     deviations: tuple[float, ...]
     likely: tuple[float, ...]
 
     def expected(self, points: FloatArray) -> FloatArray:
         """The most likely logarithm of the step time over the default's, shape ``(n,)``."""
-        expected: FloatArray = self.opinion(points) @ np.array(self.likely)
+        expected: FloatArray = self.basis(points) @ np.array(self.likely)
         return expected
 
 
-def opinions(experts: Sequence[Expert], points: FloatArray) -> FloatArray:
+def design_matrix(experts: Sequence[PriorFunction], points: FloatArray) -> FloatArray:
     """What ``experts`` say of points, shape ``n x e``."""
     return np.concatenate(
-        [np.empty((len(points), 0)), *(expert.opinion(points) for expert in experts)], axis=1
+        [np.empty((len(points), 0)), *(expert.basis(points) for expert in experts)], axis=1
     )
 
 
-def weights(experts: Sequence[Expert]) -> FloatArray:
+def weights(experts: Sequence[PriorFunction]) -> FloatArray:
     """How much of their numbers is believed before any trial, shape ``(e,)``."""
     return np.array([weight for expert in experts for weight in expert.weights])
 
 
-def deviations(experts: Sequence[Expert]) -> FloatArray:
+def deviations(experts: Sequence[PriorFunction]) -> FloatArray:
     """Standard deviations of :func:`weights`, shape ``(e,)``."""
     return np.array([deviation for expert in experts for deviation in expert.deviations])
 
@@ -87,9 +87,9 @@ _ASKED_ABOUT, _SAYS_SOMETHING = 64, 0.01
 _PLAUSIBLE = 2.0
 
 
-def cost_expert(
+def cost_model_prior(
     space: SearchSpace, task: Task | None, observations: Sequence[Observation]
-) -> Expert | None:
+) -> PriorFunction | None:
     """The cost model of a task; ``None`` where there can be none.
 
     Its first number is what it says without any trial, the others how that changes with each of
@@ -117,7 +117,7 @@ def cost_expert(
         return np.column_stack([log_s[0] - slopes @ factors, slopes])
 
     default = tangent(space.encode(space.default)[np.newaxis])
-    return Expert(
+    return PriorFunction(
         COST_MODEL,
         lambda points: tangent(points) - default,
         (_COST_WEIGHT, *(0.0 for _ in factors)),
@@ -135,9 +135,9 @@ def _cost_model(task: Task) -> CostModel | None:
         return None
 
 
-def source_expert(
-    space: SearchSpace, source: Source, taught: LogStep, known: Expert | None = None
-) -> Expert:
+def source_task_prior(
+    space: SearchSpace, source: Source, taught: LogStep, known: PriorFunction | None = None
+) -> PriorFunction:
     """What a related task has taught, believed as much as it is similar.
 
     Args:
@@ -148,12 +148,12 @@ def source_expert(
     """
 
     def log_step(points: FloatArray) -> FloatArray:
-        said = taught(translated(space, points, source.space))
+        said = taught(project_onto_space(space, points, source.space))
         return said if known is None else said - known.expected(points)
 
     level = float(log_step(space.encode(space.default)[np.newaxis])[0])
     weight = (source.similarity,)
-    return Expert(
+    return PriorFunction(
         source.study_id,
         lambda points: (log_step(points) - level)[:, np.newaxis],
         weight,
@@ -162,7 +162,7 @@ def source_expert(
     )
 
 
-def sharing(experts: Sequence[Expert]) -> list[Expert]:
+def normalize_weights(experts: Sequence[PriorFunction]) -> list[PriorFunction]:
     """Experts of one number on the same matter, with weights that do not sum to more than 1."""
     total = max(sum(expert.weights[0] for expert in experts), 1.0)
     shared = [(expert.weights[0] / total,) for expert in experts]
@@ -172,7 +172,7 @@ def sharing(experts: Sequence[Expert]) -> list[Expert]:
     ]
 
 
-def plausible(space: SearchSpace, expert: Expert, usual: float) -> Expert:
+def discount_implausible(space: SearchSpace, expert: PriorFunction, usual: float) -> PriorFunction:
     """``expert`` with its weight times the square of how plausible what it says is.
 
     It tells what the cost model does not know, and should differ between strategies by about as
@@ -185,13 +185,13 @@ def plausible(space: SearchSpace, expert: Expert, usual: float) -> Expert:
         expert: Of one number, of what is beyond the cost model.
         usual: Standard deviation of the logarithm of what a cost model leaves open.
     """
-    said = float(expert.opinion(sobol_points(space, _ASKED_ABOUT, 0)).std())
+    said = float(expert.basis(sobol_points(space, _ASKED_ABOUT, 0)).std())
     share = min(1.0, _PLAUSIBLE * usual / max(said, _SAYS_SOMETHING)) ** 2
     weight = tuple(share * believed for believed in expert.weights)
     return replace(expert, weights=weight, likely=weight)
 
 
-def with_something_to_say(space: SearchSpace, experts: Sequence[Expert]) -> list[Expert]:
+def drop_constant(space: SearchSpace, experts: Sequence[PriorFunction]) -> list[PriorFunction]:
     """Those of ``experts`` who do not say about the same of all strategies."""
     points = sobol_points(space, _ASKED_ABOUT, 0)
     return [expert for expert in experts if np.ptp(expert.expected(points)) >= _SAYS_SOMETHING]

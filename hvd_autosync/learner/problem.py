@@ -50,4 +50,4 @@ class Problem:
     task: Task | None = None
     sources: tuple[Source, ...] = ()
     steps: int = 0
-    usable: Callable[[FloatArray], FloatArray] | None = None
+    feasible: Callable[[FloatArray], FloatArray] | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_autosync.learner.points import FloatArray, snap
+from hvd_autosync.learner.points import FloatArray, discretize
 from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace, Value
 
 
-def translated(space: SearchSpace, points: FloatArray, other: SearchSpace) -> FloatArray:
+def project_onto_space(space: SearchSpace, points: FloatArray, other: SearchSpace) -> FloatArray:
     """The points of ``other`` nearest to those of ``space``, knob by knob.
 
     Knobs that only ``space`` has are left out; those that only ``other`` has stand at its default,
@@ -34,7 +34,7 @@ def translated(space: SearchSpace, points: FloatArray, other: SearchSpace) -> Fl
         unique, inverse = np.unique(points[:, own], return_inverse=True)
         values = [space.knobs[own].from_unit(float(position)) for position in unique]
         found[:, index] = np.array([_place(knob, value) for value in values])[inverse]
-    return snap(other, found)
+    return discretize(other, found)
 
 
 def _place(knob: Knob, value: Value) -> float:

@@ -32,7 +32,7 @@ _SCALE, _RATE = 0.4, 0.7
 _LEAST = -2.0
 
 
-class Admissibility:
+class QualityConstraint:
     """What is known of losses.
 
     Args:
@@ -56,7 +56,7 @@ class Admissibility:
         self._inverse = np.linalg.inv(covariance + _NOISE**2 * np.eye(len(values)))
         self._weights = self._inverse @ values
 
-    def chances(self, strategies: Sequence[Strategy]) -> FloatArray:
+    def feasibility_probabilities(self, strategies: Sequence[Strategy]) -> FloatArray:
         """The chance that each of ``strategies`` may be used, shape ``(m,)``."""
         return self.at(encode_all(self._space, strategies))
 
@@ -73,8 +73,8 @@ class Admissibility:
         explained = np.einsum("ij,jk,ik->i", shared, self._inverse, shared)
         prior = (_BEARS * expected) ** 2 + _spread(expected) ** 2
         deviation = np.sqrt(np.maximum(prior - explained, 1e-12))
-        chances: FloatArray = norm.cdf((1.0 - mean) / deviation)
-        return chances
+        feasibility_probabilities: FloatArray = norm.cdf((1.0 - mean) / deviation)
+        return feasibility_probabilities
 
     def _features(self, points: FloatArray) -> FloatArray:
         """Lossy knobs' positions, NaN for those without effect, and h. Shape ``n x (l + 1)``."""

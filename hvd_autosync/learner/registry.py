@@ -13,7 +13,7 @@ from hvd_autosync.learner.sobol import SobolLearner
 
 
 @dataclass(frozen=True)
-class Named:
+class LearnerSpec:
     """A learner that can be asked for by name.
 
     Attributes:
@@ -28,7 +28,7 @@ class Named:
     physics: bool = False
     sources: bool = False
 
-    def told(self, problem: Problem) -> Problem:
+    def restrict_problem(self, problem: Problem) -> Problem:
         """What of ``problem`` it is told."""
         task = problem.task if self.physics else None
         sources = problem.sources if self.sources else ()
@@ -50,17 +50,19 @@ def _optuna(sampler: str) -> Learner:
 
 
 LEARNERS = {
-    "transfer": Named("ours: cost model, related studies, GP", _ours, physics=True, sources=True),
-    "cost-model": Named("ours without related studies", _ours, physics=True),
-    "botorch": Named("ours without cost model and related studies: a GP alone", _ours),
-    "optuna-tpe": Named("Optuna's multivariate TPE", lambda: _optuna("tpe")),
-    "optuna-gp": Named("Optuna's Gaussian process", lambda: _optuna("gp")),
-    "sobol": Named("a Sobol sequence", SobolLearner),
-    "random": Named("random search", RandomLearner),
+    "transfer": LearnerSpec(
+        "ours: cost model, related studies, GP", _ours, physics=True, sources=True
+    ),
+    "cost-model": LearnerSpec("ours without related studies", _ours, physics=True),
+    "botorch": LearnerSpec("ours without cost model and related studies: a GP alone", _ours),
+    "optuna-tpe": LearnerSpec("Optuna's multivariate TPE", lambda: _optuna("tpe")),
+    "optuna-gp": LearnerSpec("Optuna's Gaussian process", lambda: _optuna("gp")),
+    "sobol": LearnerSpec("a Sobol sequence", SobolLearner),
+    "random": LearnerSpec("random search", RandomLearner),
 }
 
 
-def named(name: str) -> Named:
+def named(name: str) -> LearnerSpec:
     """The learner of that name.
 
     Raises:

@@ -8,7 +8,7 @@ from hvd_autosync.learner.base import Suggestion
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.learner.untried import first_untried, taken_keys
+from hvd_autosync.learner.untried import excluded_keys, first_untried
 from hvd_autosync.search_space import Strategy
 
 
@@ -31,6 +31,6 @@ class SobolLearner:
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
-        taken = taken_keys(space, observations, pending)
+        taken = excluded_keys(space, observations, pending)
         strategy = first_untried(space, taken, lambda count: sobol_points(space, count, seed))
         return None if strategy is None else Suggestion(strategy, "sobol")

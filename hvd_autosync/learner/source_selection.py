@@ -15,17 +15,19 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from hvd_autosync.learner.numerics import isolated
-from hvd_autosync.learner.prior_functions import Expert
+from hvd_autosync.learner.prior_functions import PriorFunction
 
 #: Fewest observations that can speak against an expert.
 FEWEST_TO_JUDGE = 3
 #: What they must gain without it, in logarithms of probability.
 _CLEARLY = 0.5
-#: Variance of the model's constant before anything is known, in its unit (:class:`ExpertMean`).
+#: Variance of the model's constant before anything is known, in its unit (:class:`PriorMean`).
 _CONSTANT_VARIANCE = 1.0
 
 
-def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> dict[str, float]:
+def sources_to_drop(
+    model: SingleTaskGP, experts: Sequence[PriorFunction], first: int
+) -> dict[str, float]:
     """The experts without whom the model predicts clearly better.
 
     The score of a model is the sum of the log densities of all observations, each predicted from
@@ -71,14 +73,14 @@ def misleading(model: SingleTaskGP, experts: Sequence[Expert], first: int) -> di
 
 
 def _without(
-    covariance: Tensor, residual: Tensor, expert: Expert, said: Tensor
+    covariance: Tensor, residual: Tensor, expert: PriorFunction, said: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Covariance, ``n x n``, and residual, ``(n,)``, of a model that does not hear ``expert``."""
     unsure = said * torch.tensor(expert.deviations, dtype=said.dtype)
     return covariance - unsure @ unsure.T, residual + said @ _weights(expert)
 
 
-def _weights(expert: Expert) -> Tensor:
+def _weights(expert: PriorFunction) -> Tensor:
     return torch.tensor(expert.weights, dtype=torch.float64)
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from hvd_autosync.learner.features import Features
 from hvd_autosync.learner.numerics import isolated
-from hvd_autosync.learner.outcome_transform import Targets
+from hvd_autosync.learner.outcome_transform import OutcomeTransform
 from hvd_autosync.learner.points import FloatArray, encode_all
-from hvd_autosync.learner.prior_functions import COST_MODEL, Expert, opinions
+from hvd_autosync.learner.prior_functions import COST_MODEL, PriorFunction, design_matrix
 from hvd_autosync.search_space import Value
 
 #: Half the width of a 90 % interval of a normal distribution, in standard deviations.
@@ -43,8 +43,8 @@ class Surrogate:
         self,
         model: SingleTaskGP,
         features: Features,
-        experts: tuple[Expert, ...],
-        targets: Targets,
+        experts: tuple[PriorFunction, ...],
+        targets: OutcomeTransform,
         dropped: Mapping[str, float],
     ) -> None:
         self.model = model
@@ -57,7 +57,7 @@ class Surrogate:
 
     def inputs(self, points: FloatArray) -> Tensor:
         """The model's inputs at points, ``n x d``: shape ``n x (p + c + e)``."""
-        said = opinions(self.experts, points)
+        said = design_matrix(self.experts, points)
         return model_inputs(self._features, said, points, self._scale)
 
     def mean_at(self, points: FloatArray) -> FloatArray:
@@ -75,11 +75,11 @@ class Surrogate:
         return self._center - self._scale * speed.numpy()
 
     @property
-    def knows_physics(self) -> bool:
+    def has_cost_model(self) -> bool:
         """Whether the cost model is among the experts; it is the first then."""
         return bool(self.experts) and self.experts[0].name == COST_MODEL
 
-    def beyond_physics_at(self, points: FloatArray) -> FloatArray:
+    def residual_mean_at(self, points: FloatArray) -> FloatArray:
         """As :meth:`mean_at`, less what the cost model, the first expert, expects."""
         inputs = self.inputs(points)
         first = len(self._features.numeric) + self._features.categorical_count

@@ -19,7 +19,7 @@ from hvd_autosync.search_space import SearchSpace, Strategy
 _DRAWS = (64, 4096)
 
 
-def taken_keys(
+def excluded_keys(
     space: SearchSpace, observations: Sequence[Observation], pending: Sequence[Strategy]
 ) -> set[bytes]:
     """Keys of the points that may not be suggested again.
@@ -30,7 +30,7 @@ def taken_keys(
     return set(keys(encode_all(space, [*(seen.strategy for seen in observations), *pending])))
 
 
-def exhausted(space: SearchSpace, taken: set[bytes]) -> bool:
+def space_exhausted(space: SearchSpace, taken: set[bytes]) -> bool:
     """Whether no knob is free, or every strategy of a small space is taken."""
     if not any(can_vary(knob) for knob in space.knobs):
         return True
@@ -51,7 +51,7 @@ def first_untried(
     Returns:
         The strategy; ``None`` when nothing is left, or so little that it was not found.
     """
-    if exhausted(space, taken):
+    if space_exhausted(space, taken):
         return None
     for count in _DRAWS:
         left = distinct(draw(count), taken)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.training import Ended, Known, Reported, run_training
-from hvd_autosync.engine.training_context import known_of
+from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext, run_training
+from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.engine.tuning import load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES
@@ -53,7 +53,7 @@ class Plan:
 
     decision: Decision
     strategy: Strategy
-    known: Known
+    known: TrainingContext
     number: int
 
 
@@ -83,9 +83,9 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
     base = Strategy() if study is None or study.winner is None else study.winner
     if runs:
         base = runs[0].strategy
-    known = Known() if study is None else known_of(study, store)
+    known = TrainingContext() if study is None else training_context(study, store)
     # Steps without a barrier take as long as they take: nothing is slower than it was measured.
-    known = Known(known.classes, known.loss_prediction)
+    known = TrainingContext(known.classes, known.loss_prediction)
     total = next((each.samples for each in reversed(runs) if each.samples), 0)
     if 0 < decision.share < 1 and not total:
         decision = Decision(1.0, False, _UNCOUNTED)
@@ -138,9 +138,9 @@ def run_recurring(job: Job, options: Options) -> int:
     return ended.status
 
 
-def record_of(job: Job, plan: Plan, ended: Ended, seconds: float) -> RunRecord | None:
+def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRecord | None:
     """What is written down of a run; ``None`` where it says nothing of its share."""
-    said = ended.outcome or Reported()
+    said = ended.outcome or RunReport()
     metric, source, status = math.nan, "script", "completed"
     if said.metric is not None:
         metric = said.metric
@@ -177,15 +177,15 @@ def _beginning(job: Job, options: Options, plan: Plan) -> str:
     return f"{what}: f = {decision.share:.4g} of the work under BSP: {decision.reason}"
 
 
-def _was_stopped(ended: Ended) -> bool:
+def _was_stopped(ended: RunOutcome) -> bool:
     return ended.stopped or ended.status in _STOPPED
 
 
-def _was_tried(plan: Plan, said: Reported) -> bool:
+def _was_tried(plan: Plan, said: RunReport) -> bool:
     return plan.decision.share == 1 or said.without_barrier
 
 
-def _why_not(plan: Plan, ended: Ended) -> str:
+def _why_not(plan: Plan, ended: RunOutcome) -> str:
     if _was_stopped(ended):
         return "it was stopped"
     if ended.outcome is not None and not _was_tried(plan, ended.outcome):

@@ -13,7 +13,7 @@ from hvd_autosync.traces import TrialRecord
 
 
 @dataclass(frozen=True)
-class Heard:
+class PriorUse:
     """An expert in one study.
 
     Attributes:
@@ -35,13 +35,13 @@ class Heard:
         return self.name if self.similarity is None else f"{self.name} ({self.similarity:.2f})"
 
 
-def experts_table(trials: Sequence[TrialRecord]) -> Table | None:
+def priors_table(trials: Sequence[TrialRecord]) -> Table | None:
     """Each expert, how similar its task is, and in which trials it was heard; ``None``: nobody.
 
     Args:
         trials: All trials of a study.
     """
-    experts = heard_by(trials)
+    experts = prior_uses(trials)
     if not experts:
         return None
     last = max(trial.number for trial in _asked(trials))
@@ -52,7 +52,7 @@ def experts_table(trials: Sequence[TrialRecord]) -> Table | None:
     return table
 
 
-def heard_by(trials: Sequence[TrialRecord]) -> list[Heard]:
+def prior_uses(trials: Sequence[TrialRecord]) -> list[PriorUse]:
     """Each expert of a study with the trials in which it was heard.
 
     Args:
@@ -62,7 +62,7 @@ def heard_by(trials: Sequence[TrialRecord]) -> list[Heard]:
     similar = _similarities(trials)
     names = dict.fromkeys([*(name for t in asked for name in _experts(t)), *similar])
     return [
-        Heard(
+        PriorUse(
             f"study {name}" if name in similar else name,
             similar.get(name),
             tuple(trial.number for trial in asked if name in _experts(trial)),
@@ -72,7 +72,7 @@ def heard_by(trials: Sequence[TrialRecord]) -> list[Heard]:
     ]
 
 
-def _heard_text(expert: Heard, last: int) -> str:
+def _heard_text(expert: PriorUse, last: int) -> str:
     heard = expert.heard
     rise = "" if expert.rise is None else f" (leave-one-out score {expert.rise:+.1f} without it)"
     if not heard and not rise:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hvd_autosync.reporting.explain_knobs import knob_table
-from hvd_autosync.reporting.explain_priors import experts_table
+from hvd_autosync.reporting.explain_priors import priors_table
 from hvd_autosync.reporting.explain_quality import quality_lines
 from hvd_autosync.reporting.explain_task import task_table
 from hvd_autosync.reporting.explain_trials import (
@@ -95,7 +95,7 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
                     Verbatim(take),
                 ),
             )
-    if (experts := experts_table(trials)) is not None:
+    if (experts := priors_table(trials)) is not None:
         yield Section("Learned from", (experts,))
     if parts := parts_text(trials):
         yield Section("Where the time went", (parts,))

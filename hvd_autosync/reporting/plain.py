@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TextIO
 
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.reporting.tuning_progress import EndedTrial, Standing
+from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
@@ -28,7 +28,7 @@ class PlainProgress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._standing = Standing()
+        self._standing = TuningProgress()
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""

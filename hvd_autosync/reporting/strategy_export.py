@@ -14,7 +14,7 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 WINNER = "winner"
 
 
-def taken_file(store: TraceStore, study: StudyRecord, which: str) -> str:
+def exported_strategy(store: TraceStore, study: StudyRecord, which: str) -> str:
     """The strategy file of the winner, or of a row of the table of judged lossy strategies.
 
     Args:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.console import PrintableConsole
-from hvd_autosync.reporting.tuning_progress import EndedTrial, Standing
+from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.stage_budget import explores
@@ -45,7 +45,7 @@ class TerminalProgress:
     def __init__(self, stream: TextIO) -> None:
         console = PrintableConsole(stream)
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
-        self._standing = Standing()
+        self._standing = TuningProgress()
         self._table: RenderableType = ""
         self._drawn_at = -math.inf
         self._phase = ""

@@ -70,7 +70,7 @@ class EndedTrial:
         return explores(self.kind)
 
 
-class Standing:
+class TuningProgress:
     """Follows one study through the calls that a listener gets.
 
     Args:

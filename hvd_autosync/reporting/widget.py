@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.closing import answer_line
-from hvd_autosync.reporting.tuning_progress import EndedTrial, Standing
+from hvd_autosync.reporting.tuning_progress import EndedTrial, TuningProgress
 from hvd_autosync.reporting.words import forecast_text, span_text, speedup_text, step_time_text
 from hvd_autosync.search_space import TrialResult, TrialStatus
 from hvd_autosync.study.stage_budget import explores
@@ -56,7 +56,7 @@ class WidgetProgress:
         import ipywidgets
         from IPython.display import display
 
-        self._standing = Standing()
+        self._standing = TuningProgress()
         self._drawn_at = -math.inf
         self._stopped = False
         self._title = ""

@@ -18,7 +18,7 @@ from hvd_autosync.study.quality import MOST_STEPS_FACTOR, Verdict
 from hvd_autosync.traces import TrialRecord, default_result
 
 if TYPE_CHECKING:
-    from hvd_autosync.learner.quality_constraint import Admissibility
+    from hvd_autosync.learner.quality_constraint import QualityConstraint
 
 #: A second candidate is confirmed too when it is expected within this of the first.
 _CLOSE_RACE = 0.03
@@ -27,11 +27,11 @@ _MOST_CONFIRMED = 2
 _WORTH_JUDGING = 0.01
 
 
-def admissibility(space: SearchSpace, verdicts: Sequence[Verdict]) -> Admissibility:
+def admissibility(space: SearchSpace, verdicts: Sequence[Verdict]) -> QualityConstraint:
     """What verdicts say of strategies that were not judged."""
-    from hvd_autosync.learner.quality_constraint import Admissibility
+    from hvd_autosync.learner.quality_constraint import QualityConstraint
 
-    return Admissibility(space, [v.strategy for v in verdicts], [v.excess for v in verdicts])
+    return QualityConstraint(space, [v.strategy for v in verdicts], [v.excess for v in verdicts])
 
 
 def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdict]) -> bool:
@@ -42,7 +42,7 @@ def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdi
     )
 
 
-def refuted(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
+def pruned(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
     """Strategies that were never measured but clearly slower than the default.
 
     By more than launches differ, or in a trial cut short. Whatever a model makes of their
@@ -61,27 +61,27 @@ def refuted(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
     return slow - others
 
 
-class Finalists:
+class CandidateSelection:
     """Chooses among the strategies that were tried.
 
     Args:
         problem: What the learner works on.
         observations: What was learned so far.
-        refuted: Strategies that :func:`refuted` names.
+        refuted: Strategies that :func:`pruned` names.
     """
 
     def __init__(
         self,
         problem: Problem,
         observations: Sequence[Observation],
-        refuted: Collection[Strategy] = (),
+        pruned: Collection[Strategy] = (),
     ) -> None:
-        self._refuted = refuted
+        self._refuted = pruned
         self._problem = problem
         self._observations = observations
         self._space = problem.space
 
-    def leaders(self) -> list[Strategy]:
+    def top_candidates(self) -> list[Strategy]:
         """The strategies worth confirming, best first; none when all are surely slower.
 
         Lossy ones down to the best exact one: they may be refused.
@@ -99,12 +99,15 @@ class Finalists:
         return [*lossy, *exact[:_MOST_CONFIRMED]]
 
     def to_judge(
-        self, leaders: Sequence[Strategy], untried: Sequence[Strategy], verdicts: Sequence[Verdict]
+        self,
+        top_candidates: Sequence[Strategy],
+        untried: Sequence[Strategy],
+        verdicts: Sequence[Verdict],
     ) -> Strategy | None:
         """The lossy strategy that is judged next: what it saves, times the chance that it may.
 
         Args:
-            leaders: What :meth:`leaders` returned.
+            leaders: What :meth:`top_candidates` returned.
             untried: The lossy ones of them that were not judged.
             verdicts: Of those that were.
 
@@ -115,23 +118,23 @@ class Finalists:
 
         if len(verdicts) >= MOST_JUDGED:
             return None
-        usable = [each for each in leaders if may_be_used(self._space, each, verdicts)]
-        best = min(self._log_step([self._space.default, *usable]))
+        feasible = [each for each in top_candidates if may_be_used(self._space, each, verdicts)]
+        best = min(self._log_step([self._space.default, *feasible]))
         saved = np.maximum(best - np.array(self._log_step(untried)), 0.0)
-        worth = saved * admissibility(self._space, verdicts).chances(untried)
+        worth = saved * admissibility(self._space, verdicts).feasibility_probabilities(untried)
         most = int(np.argmax(worth))
         return untried[most] if worth[most] > _WORTH_JUDGING else None
 
     def candidates(
-        self, leaders: Sequence[Strategy], verdicts: Sequence[Verdict]
+        self, top_candidates: Sequence[Strategy], verdicts: Sequence[Verdict]
     ) -> list[Strategy]:
-        """Those of ``leaders`` that may be used and are about as fast as the fastest of them.
+        """Those of ``top_candidates`` that may be used and are about as fast as the fastest.
 
         Args:
-            leaders: What :meth:`leaders` returned.
+            leaders: What :meth:`top_candidates` returned.
             verdicts: Of the lossy ones; who has none is not used.
         """
-        allowed = [each for each in leaders if may_be_used(self._space, each, verdicts)]
+        allowed = [each for each in top_candidates if may_be_used(self._space, each, verdicts)]
         log_step = self._log_step(allowed)
         close = min(log_step, default=0.0) + math.log1p(_CLOSE_RACE)
         near = [each for each, y in zip(allowed, log_step, strict=True) if y <= close]

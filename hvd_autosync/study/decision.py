@@ -16,7 +16,7 @@ from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
-from hvd_autosync.study.candidate_selection import Finalists, admissibility, refuted
+from hvd_autosync.study.candidate_selection import CandidateSelection, admissibility, pruned
 from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_left
 from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict, losses_of
@@ -30,7 +30,7 @@ SMALL_GAIN = 0.01
 
 
 @dataclass(frozen=True)
-class Question:
+class TrialRequest:
     """A trial that is wanted.
 
     Attributes:
@@ -71,22 +71,22 @@ class Decision:
         self._trials = trials
         self._budget = Budget(settings, trials)
 
-    def next(self) -> Question | Conclusion:
+    def next(self) -> TrialRequest | Conclusion:
         """The next trial, or how the study ends."""
         default = self._space.default
         if not self._space.holds_job and all(t.strategy != default for t in self._trials):
-            return Question(default, "default")
+            return TrialRequest(default, "default")
         confirming = [t for t in self._trials if t.kind == "confirm"]
         if confirming:
-            stopped, leaders = _agenda(confirming[0])
+            stopped, top_candidates = _confirmation_plan(confirming[0])
         else:
-            wanted, stopped, leaders = self._before_confirming()
+            wanted, stopped, top_candidates = self._before_confirming()
             if wanted is not None:
                 return wanted
-        verdicts = self._check(leaders).verdicts()
-        candidates = leaders
+        verdicts = self._check(top_candidates).verdicts()
+        candidates = top_candidates
         if not confirming:
-            candidates = self._finalists.candidates(leaders, verdicts)
+            candidates = self._finalists.candidates(top_candidates, verdicts)
             if self._budget.left_s < self._budget.confirming_s(len(candidates) + 1):
                 candidates = candidates[:1]
         measured = [self._measurement(t) for t in confirming]
@@ -97,14 +97,14 @@ class Decision:
             why = too_long if next_one is not None else ""
             return self._concluded(confirmation.comparisons(), stopped, verdicts, why)
         agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
-        return Question(next_one, "confirm", agenda)
+        return TrialRequest(next_one, "confirm", agenda)
 
     def proven(self) -> Strategy | None:
         """The best strategy that was confirmed so far, if any."""
         confirming = [t for t in self._trials if t.kind == "confirm"]
         if not confirming:
             return None
-        _, candidates = _agenda(confirming[0])
+        _, candidates = _confirmation_plan(confirming[0])
         measured = [self._measurement(t) for t in confirming]
         found = Confirmation(self._space.default, candidates, measured).comparisons()
         sure = (c.strategy for c in found if c.proven and c.rounds >= MIN_ROUNDS)
@@ -125,7 +125,7 @@ class Decision:
         saving = self._finalists.saving(candidates[0])
         return self._budget.why_not_confirm(len(candidates) + 1, saving)
 
-    def _before_confirming(self) -> tuple[Question | None, str, list[Strategy]]:
+    def _before_confirming(self) -> tuple[TrialRequest | None, str, list[Strategy]]:
         """The next trial that explores or judges; else why there is none, and who is best."""
         stopped = ""
         check = self._check(())
@@ -138,19 +138,19 @@ class Decision:
                 suggestion, stopped = self._explore()
                 if suggestion is not None:
                     info = suggestion.info
-                    return Question(suggestion.strategy, suggestion.kind, info), "", []
+                    return TrialRequest(suggestion.strategy, suggestion.kind, info), "", []
                 continue
-            wanted = self._check(self._finalists.leaders()).next()
+            wanted = self._check(self._finalists.top_candidates()).next()
             if wanted is not None:
                 return self._judging(*wanted), "", []
-        return None, stopped, self._finalists.leaders()
+        return None, stopped, self._finalists.top_candidates()
 
-    def _judging(self, strategy: Strategy, seed: int) -> Question:
+    def _judging(self, strategy: Strategy, seed: int) -> TrialRequest:
         """A trial that judges."""
         steps = self._settings.quality_steps
         if self._settings.goal == "time-to-loss":
             steps = self._finalists.steps_in_time(strategy, steps)
-        return Question(strategy, "quality", {"seed": seed}, steps, seed)
+        return TrialRequest(strategy, "quality", {"seed": seed}, steps, seed)
 
     def _measurement(self, trial: TrialRecord) -> Measurement:
         time_s = trial.result.step_time if trial.result is not None else None
@@ -164,8 +164,8 @@ class Decision:
             return None, exhausted
         problem = self._problem
         if self._space.has_lossy:
-            usable = admissibility(self._space, self.verdicts()).at
-            problem = replace(problem, usable=usable)
+            feasible = admissibility(self._space, self.verdicts()).at
+            problem = replace(problem, feasible=feasible)
         running = [trial.strategy for trial in self._trials if trial.result is None]
         suggestion = self._learner.suggest(
             problem, observations_of(self._space, self._trials), running, seed=self._settings.seed
@@ -202,14 +202,14 @@ class Decision:
         return self._budget.why_not_explore()
 
     @cached_property
-    def _finalists(self) -> Finalists:
+    def _finalists(self) -> CandidateSelection:
         observations = observations_of(self._space, self._trials)
         left = self._settings.left
-        out = refuted(self._space, self._trials)
+        out = pruned(self._space, self._trials)
         out |= {o.strategy for o in observations if is_left(o.strategy, left, self._space)}
-        return Finalists(self._problem, observations, out)
+        return CandidateSelection(self._problem, observations, out)
 
-    def _check(self, leaders: Sequence[Strategy]) -> QualityCheck:
+    def _check(self, top_candidates: Sequence[Strategy]) -> QualityCheck:
         """The test of lossy strategies: of each part that decides what is trained, one."""
         first: dict[Strategy, Strategy] = {}
 
@@ -229,13 +229,13 @@ class Decision:
             for trial in self._trials
             if trial.kind == "quality"
         ]
-        for strategy in leaders:
+        for strategy in top_candidates:
             judged_as(strategy)
         return QualityCheck(
             self._space.default,
             list(first.values()),
             tried,
-            lambda untried, verdicts: self._finalists.to_judge(leaders, untried, verdicts),
+            lambda untried, verdicts: self._finalists.to_judge(top_candidates, untried, verdicts),
             tolerance=self._settings.loss_tolerance,
             goal=self._settings.goal,
             spent=self._budget.why_not_judge(),
@@ -272,6 +272,6 @@ class Decision:
         return Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
 
 
-def _agenda(trial: TrialRecord) -> tuple[str, list[Strategy]]:
+def _confirmation_plan(trial: TrialRecord) -> tuple[str, list[Strategy]]:
     """Why exploring stopped and who was chosen then, as a later trial has it written down."""
     return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]

@@ -67,7 +67,7 @@ def load_sources(store: TraceStore, related: Iterable[Sequence[Any]]) -> tuple[S
             study, trials = store.study(study_id), store.trials(study_id)
             if study.space is None:
                 continue
-            seen = thinned(observations_of(study.space, trials))
+            seen = subsample(observations_of(study.space, trials))
         except (AutosyncError, LookupError, TypeError, ValueError, ArithmeticError):
             continue
         known = Source(study.study_id, study.task, study.space, tuple(seen), alike)
@@ -75,7 +75,7 @@ def load_sources(store: TraceStore, related: Iterable[Sequence[Any]]) -> tuple[S
     return tuple(sources.values())
 
 
-def thinned(observations: Sequence[Observation]) -> list[Observation]:
+def subsample(observations: Sequence[Observation]) -> list[Observation]:
     """At most 60 of the measured ones, fast and slow alike."""
     measured = sorted((o for o in observations if o.measured), key=lambda o: o.log_step)
     count = min(len(measured), _MOST_OBSERVATIONS)

@@ -33,7 +33,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.study.budget import Budget
 from hvd_autosync.study.candidate_selection import may_be_used
 from hvd_autosync.study.confirm import LAUNCHES_DIFFER
-from hvd_autosync.study.decision import Decision, Question
+from hvd_autosync.study.decision import Decision, TrialRequest
 from hvd_autosync.study.knob_order import KNOB_ORDER, knobs_by_effect
 from hvd_autosync.study.related_studies import (
     RELATED,
@@ -159,7 +159,7 @@ class Study:
         """Seconds that are left of the minutes; infinite without such a limit."""
         return Budget(self.settings, self.history).left_s
 
-    def decide(self) -> Question | Conclusion:
+    def decide(self) -> TrialRequest | Conclusion:
         """What :meth:`ask` would do now; nothing is written.
 
         Raises:
@@ -167,7 +167,7 @@ class Study:
             StoreError: The store cannot be read.
         """
         trials = [t for t in self.history if t.result is not None or t.number in self._mine]
-        return self._decision(trials).next() if trials else Question(Strategy(), "default")
+        return self._decision(trials).next() if trials else TrialRequest(Strategy(), "default")
 
     def ask(self) -> Trial | None:
         """The next trial, committed to the store; ``None`` when the study has concluded.
@@ -216,7 +216,7 @@ class Study:
         self._store.tell(self.study_id, trial.number, outcome)
         del self._mine[trial.number]
 
-    def hopeless_above_s(self, trial: Trial) -> float:
+    def prune_above_s(self, trial: Trial) -> float:
         """Step time above which ``trial`` need not go on, seconds; infinite when it must."""
         if trial.kind not in ("sobol", "model"):
             return math.inf

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_autosync.cost import Coefficients, CostModel, calibrate
-from hvd_autosync.cost.async_transfers import pushes
+from hvd_autosync.cost.async_transfers import async_transfers
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.runtime.sync.shards import make_buckets
 from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
@@ -26,7 +26,7 @@ def test_buckets_are_those_of_the_runtime(model: ModelProfile, slow_network: Res
         4 * sum(parameter.numel() for parameter in bucket.parameters)
         for bucket in make_buckets(optimizer, parameters, 4)
     ]
-    sizes = pushes(Gradients.of(model), slow_network, 1).size_bytes[:, 0]
+    sizes = async_transfers(Gradients.of(model), slow_network, 1).size_bytes[:, 0]
     assert sizes[sizes > 0].tolist() == expected
 
 

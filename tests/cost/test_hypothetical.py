@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_autosync.cost.hypothetical import imagined_resources
+from hvd_autosync.cost.hypothetical import hypothetical_resources
 from hvd_autosync.search_space import Resources
 
 
 def test_more_hosts_take_longer_for_nothing_and_as_long_for_bytes(slow_network: Resources) -> None:
-    large = imagined_resources(slow_network, 64, 8, 25e9 / 8)
+    large = hypothetical_resources(slow_network, 64, 8, 25e9 / 8)
     assert large.world_size == 512 and large.even_levels
     overall, across, within = large.links.overall, large.links.across, large.links.within
     assert overall is not None and across is not None and within is not None
@@ -21,7 +21,7 @@ def test_more_hosts_take_longer_for_nothing_and_as_long_for_bytes(slow_network: 
 
 
 def test_the_same_layout_has_the_same_network(slow_network: Resources) -> None:
-    same = imagined_resources(slow_network, 2, 2).links
+    same = hypothetical_resources(slow_network, 2, 2).links
     for name in ("overall", "across", "within"):
         imagined, measured = getattr(same, name), getattr(slow_network.links, name)
         assert imagined.bus_bytes_per_s == pytest.approx(measured.bus_bytes_per_s), name
@@ -30,14 +30,14 @@ def test_the_same_layout_has_the_same_network(slow_network: Resources) -> None:
 
 def test_a_slower_message_takes_longer(slow_network: Resources) -> None:
     quick, slow = (
-        imagined_resources(slow_network, 2, 2, None, hop).links.across for hop in (5e-6, 5e-4)
+        hypothetical_resources(slow_network, 2, 2, None, hop).links.across for hop in (5e-6, 5e-4)
     )
     assert quick is not None and slow is not None
     assert slow.latency_s - quick.latency_s == pytest.approx(2 * (5e-4 - 5e-6))
 
 
 def test_one_host_has_no_network(slow_network: Resources) -> None:
-    alone = imagined_resources(slow_network, 1, 4).links
+    alone = hypothetical_resources(slow_network, 1, 4).links
     assert alone.across is None and alone.within is None
     assert alone.overall is not None and alone.overall.ranks == 4
-    assert imagined_resources(slow_network, 1, 1).links.overall is None
+    assert hypothetical_resources(slow_network, 1, 1).links.overall is None

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hvd_autosync.commands.cli import app
 from hvd_autosync.cost import Coefficients, CostModel
-from hvd_autosync.cost.hypothetical import imagined_resources
+from hvd_autosync.cost.hypothetical import hypothetical_resources
 from hvd_autosync.engine.simulation import simulate
 from hvd_autosync.search_space import (
     Host,
@@ -57,7 +57,7 @@ def test_the_winner_elsewhere_is_near_the_best_there(
     store: TraceStore, model: ModelProfile, slow_network: Resources
 ) -> None:
     (study,) = store.studies()
-    elsewhere = imagined_resources(slow_network, 8, 2, 1e9 / 8)
+    elsewhere = hypothetical_resources(slow_network, 8, 2, 1e9 / 8)
     found = simulate(study, store.trials(study.study_id), elsewhere)
     truth = CostModel(model, elsewhere)
     space = build_space(model, elsewhere)

@@ -12,7 +12,7 @@ from hvd_autosync.api.results import Study
 from hvd_autosync.cost import CostModel
 from hvd_autosync.cost.coefficients import UNCALIBRATED, Coefficients
 from hvd_autosync.cost.columns import Columns
-from hvd_autosync.cost.step_timeline import anatomy
+from hvd_autosync.cost.step_timeline import step_timeline
 from hvd_autosync.search_space import Task, Value
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "traces"
@@ -41,7 +41,7 @@ def test_the_last_message_ends_where_communication_does(
     task: Task, strategy: dict[str, Value]
 ) -> None:
     model = CostModel(task.model, task.resources)
-    found = anatomy(model, strategy)
+    found = step_timeline(model, strategy)
     assert found.step_s == pytest.approx(model.predict([strategy])[0])
     prepared = model.phases(Columns.of([strategy])).typical
     assert prepared.items is not None
@@ -57,7 +57,7 @@ def test_the_last_message_ends_where_communication_does(
 def test_messages_follow_each_other_and_carry_everything(
     task: Task, strategy: dict[str, Value]
 ) -> None:
-    found = anatomy(CostModel(task.model, task.resources), strategy)
+    found = step_timeline(CostModel(task.model, task.resources), strategy)
     sent = [p.size_bytes for p in task.model.parameters if p.ready_order >= 0]
     assert sum(message.size_bytes for message in found.messages) == pytest.approx(sum(sent))
     ends = [message.end_s for message in found.messages]
@@ -69,6 +69,9 @@ def test_messages_follow_each_other_and_carry_everything(
 def test_slower_computation_moves_all_of_it(task: Task) -> None:
 
     model = CostModel(task.model, task.resources)
-    usual, slow = anatomy(model, {}), anatomy(model, {}, Coefficients(compute=math.log(2)))
+    usual, slow = (
+        step_timeline(model, {}),
+        step_timeline(model, {}, Coefficients(compute=math.log(2))),
+    )
     assert slow.backward_s == pytest.approx(2 * usual.backward_s)
     assert slow.messages[0].ready_s == pytest.approx(2 * usual.messages[0].ready_s)

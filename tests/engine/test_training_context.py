@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_autosync.engine.training_context import known_of, predicted_losses
+from hvd_autosync.engine.training_context import predicted_losses, training_context
 from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus, catalogue_knob
 from hvd_autosync.search_space.space import SearchSpace
 from hvd_autosync.search_space.trial import RankReport
@@ -80,5 +80,5 @@ def test_who_takes_over_a_winner_takes_over_what_its_losses_were(
     store.finish(study.study_id, StudyStatus.FINISHED, conclusion.to_json(), SLOW)
     if forgotten:
         store.delete(source)
-    known = known_of(store.study(study.study_id), location)
+    known = training_context(store.study(study.study_id), location)
     assert known.loss_prediction.levels == pytest.approx([] if forgotten else [2.0] * 2, abs=0.01)

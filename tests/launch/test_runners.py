@@ -169,7 +169,7 @@ def test_a_flood_of_output_changes_nothing(run: Run) -> None:
 
 
 def test_a_hopeless_trial_is_cut_short_on_all_ranks(run: Run) -> None:
-    result = run(measured_steps=500, hopeless_above_s=1e-6)
+    result = run(measured_steps=500, prune_above_s=1e-6)
     assert result.status is TrialStatus.CUT_SHORT
     assert len({len(rank.step_s) for rank in result.ranks}) == 1
     assert result.step_time is not None and result.step_time.steps < 50

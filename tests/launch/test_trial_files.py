@@ -20,7 +20,7 @@ def spec_of(name: str = "t", **fields: object) -> TrialSpec:
     return TrialSpec(name, Strategy(), 3, 10, **fields)  # type: ignore[arg-type]
 
 
-class Heard:
+class PriorUse:
     """The files of one trial of which one message came."""
 
     def __init__(self, **changed: object) -> None:
@@ -54,13 +54,13 @@ def test_each_run_of_a_trial_has_files_of_its_own() -> None:
 
 
 def test_a_rank_that_refuses_is_heard() -> None:
-    heard = Heard(type="refused", reason="a: unshare: not here")
+    heard = PriorUse(type="refused", reason="a: unshare: not here")
     with pytest.raises(NotPrivateError, match="not here"):
         heard.files.hear(heard.collector)
 
 
 def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
-    heard = Heard(type="refused", reason="late", trial="s")
+    heard = PriorUse(type="refused", reason="late", trial="s")
     heard.files.hear(heard.collector)
 
 
@@ -98,14 +98,14 @@ def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
 def test_private_files_are_suspected_where_something_speaks_for_it(
     told: dict[str, object], result: TrialResult, hosts: int, suspicion: str
 ) -> None:
-    heard = Heard(**told)
+    heard = PriorUse(**told)
     heard.files.hear(heard.collector)
     found = heard.files.suspicion(result, hosts)
     assert suspicion in found and bool(suspicion) == bool(found)
 
 
 def test_a_large_file_that_is_copied_is_said_once() -> None:
-    heard = Heard(copied="/data/a.bin", copied_bytes=12 * 10**9)
+    heard = PriorUse(copied="/data/a.bin", copied_bytes=12 * 10**9)
     for _ in range(2):
         heard.files.hear(heard.collector)
     (line,) = heard.said

@@ -51,10 +51,10 @@ def test_only_rivals_are_to_be_improved_on(
 ) -> None:
     surrogate = fit(Problem(mixed_space), seen)
     tried = encode_all(mixed_space, [o.strategy for o in seen])
-    rivals = np.ones(len(tried), dtype=bool)
-    rivals[np.argsort(surrogate.mean_at(tried))[:5]] = False
+    incumbents = np.ones(len(tried), dtype=bool)
+    incumbents[np.argsort(surrogate.mean_at(tried))[:5]] = False
     beside_all = propose(surrogate, tried, tried[:0], seed=0)
-    beside_rivals = propose(surrogate, tried, tried[:0], seed=0, rivals=rivals)
+    beside_rivals = propose(surrogate, tried, tried[:0], seed=0, incumbents=incumbents)
     assert beside_all is not None and beside_rivals is not None
     assert beside_rivals[1] > beside_all[1] + 0.5
 

@@ -17,11 +17,11 @@ def test_what_fails_is_told_from_what_runs(mixed_space: SearchSpace) -> None:
     tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 30, 0)]
     seen = [Observation(s, None if fails(s) else 0.1) for s in tried]
     unseen = sobol_points(mixed_space, 60, 1)
-    chances = feasibility(mixed_space, seen)(unseen)
+    feasibility_probabilities = feasibility(mixed_space, seen)(unseen)
     failing = np.array([fails(mixed_space.decode(point)) for point in unseen])
-    assert chances[~failing].min() > 0.6
-    assert np.mean(chances[failing] < 0.5) > 0.8
-    assert chances[failing].max() < np.median(chances[~failing])
+    assert feasibility_probabilities[~failing].min() > 0.6
+    assert np.mean(feasibility_probabilities[failing] < 0.5) > 0.8
+    assert feasibility_probabilities[failing].max() < np.median(feasibility_probabilities[~failing])
 
 
 def test_without_failures_all_can_run(mixed_space: SearchSpace) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel
 
-from hvd_autosync.learner.kernel import ExpertMean, MixedKernel
+from hvd_autosync.learner.kernel import MixedKernel, PriorMean
 
 
 def inputs(numeric: int, categorical: int, count: int = 12) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_experts_are_believed_within_their_deviations() -> None:
 
 def test_the_mean_is_what_experts_say_times_their_weights() -> None:
     x = torch.cat([inputs(2, 1), torch.randn(12, 2, dtype=torch.float64)], dim=-1)
-    mean = ExpertMean(torch.tensor([1.0, 0.25], dtype=torch.float64))
+    mean = PriorMean(torch.tensor([1.0, 0.25], dtype=torch.float64))
     assert torch.allclose(mean(x), x[:, 3] + 0.25 * x[:, 4])
-    none = ExpertMean(torch.empty(0, dtype=torch.float64))
+    none = PriorMean(torch.empty(0, dtype=torch.float64))
     assert torch.equal(none(x), torch.zeros(12, dtype=torch.float64))

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from hvd_autosync.learner import Observation
-from hvd_autosync.learner.outcome_transform import Targets
+from hvd_autosync.learner.outcome_transform import OutcomeTransform
 from hvd_autosync.search_space import Strategy
 
 
-def told(*steps: float) -> Targets:
+def told(*steps: float) -> OutcomeTransform:
     seen = [Observation(Strategy(), step, 0.0) for step in steps]
-    return Targets.of(seen, np.empty((len(seen), 0)), np.empty(0), np.empty(0), 0.25)
+    return OutcomeTransform.of(seen, np.empty((len(seen), 0)), np.empty(0), np.empty(0), 0.25)
 
 
-def explained(opinions: list[float], weight: float) -> Targets:
+def explained(design_matrix: list[float], weight: float) -> OutcomeTransform:
     """Three step times, and an expert who says this of them."""
     seen = [Observation(Strategy(), step, 0.0) for step in (0.1, 0.2, 0.4)]
-    said = np.array(opinions)[:, np.newaxis]
-    return Targets.of(seen, said, np.array([weight]), np.array([0.4]), 0.1)
+    said = np.array(design_matrix)[:, np.newaxis]
+    return OutcomeTransform.of(seen, said, np.array([weight]), np.array([0.4]), 0.1)
 
 
 def test_what_experts_explain_is_no_spread() -> None:
@@ -42,7 +42,7 @@ def test_what_weights_leave_open_is_in_the_unit() -> None:
         said = rng.normal(0, 0.4, (6, 7))
         log_step = said @ rng.normal(0, 0.5, 7) + rng.normal(0, 0.12, 6)
         seen = [Observation(Strategy(), math.exp(value), 0.0) for value in log_step]
-        scales.append(Targets.of(seen, said, np.zeros(7), np.full(7, 0.5), 0.12).scale)
+        scales.append(OutcomeTransform.of(seen, said, np.zeros(7), np.full(7, 0.5), 0.12).scale)
     assert np.sqrt(np.mean(np.square(scales))) == pytest.approx(0.12, rel=0.1)
 
 

@@ -6,11 +6,11 @@ import pytest
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner.points import (
     active,
+    discretize,
     distinct,
     encode_all,
     every_point,
     keys,
-    snap,
     sobol_points,
     spread,
 )
@@ -25,7 +25,7 @@ def row_by_row(space: SearchSpace, points: np.ndarray) -> np.ndarray:
 
 def test_snapping_decodes_and_encodes_each_row(mixed_space: SearchSpace) -> None:
     points = np.random.default_rng(0).random((200, mixed_space.dimension))
-    assert np.array_equal(snap(mixed_space, points), row_by_row(mixed_space, points))
+    assert np.array_equal(discretize(mixed_space, points), row_by_row(mixed_space, points))
 
 
 def test_snapped_points_are_strategies_and_back(mixed_space: SearchSpace) -> None:
@@ -35,7 +35,7 @@ def test_snapped_points_are_strategies_and_back(mixed_space: SearchSpace) -> Non
 
 
 def test_active_tells_which_knobs_matter(mixed_space: SearchSpace) -> None:
-    points = snap(mixed_space, np.random.default_rng(0).random((50, mixed_space.dimension)))
+    points = discretize(mixed_space, np.random.default_rng(0).random((50, mixed_space.dimension)))
     holds = active(mixed_space, points)
     names = [knob.name for knob in mixed_space.knobs]
     for point, row in zip(points, holds, strict=True):
@@ -48,7 +48,7 @@ def test_conditions_on_held_knobs_hold_or_not() -> None:
     for held in (True, False):
         space = SearchSpace((child,), (("a", held),))
         assert active(space, points).tolist() == [[held], [held]]
-        assert np.array_equal(snap(space, points), row_by_row(space, points))
+        assert np.array_equal(discretize(space, points), row_by_row(space, points))
 
 
 def test_a_switched_off_parent_switches_its_children_off() -> None:
@@ -61,7 +61,7 @@ def test_a_switched_off_parent_switches_its_children_off() -> None:
     )
     points = np.array([[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
     assert active(space, points).tolist() == [[True, False, False], [True, True, True]]
-    assert np.array_equal(snap(space, points), row_by_row(space, points))
+    assert np.array_equal(discretize(space, points), row_by_row(space, points))
 
 
 def test_every_choice_has_an_equal_share() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_autosync.learner.points import encode_all, every_point, keys, snap
+from hvd_autosync.learner.points import discretize, encode_all, every_point, keys
 from hvd_autosync.learner.pool import candidate_pool, one_knob_away
 from hvd_autosync.search_space import SearchSpace
 
@@ -36,7 +36,7 @@ def test_the_pool_is_snapped_and_distinct_and_follows_from_the_seed(
     pool, complete = candidate_pool(mixed_space, default, seed=0)
     assert not complete
     assert len(set(keys(pool))) == len(pool) > 600
-    assert np.array_equal(pool[:50], snap(mixed_space, pool[:50]))
+    assert np.array_equal(pool[:50], discretize(mixed_space, pool[:50]))
     assert np.array_equal(pool, candidate_pool(mixed_space, default, seed=0)[0])
     assert not np.array_equal(pool[:20], candidate_pool(mixed_space, default, seed=1)[0][:20])
 

@@ -14,7 +14,11 @@ from hvd_autosync.cost import CostModel
 from hvd_autosync.cost.coefficients import Coefficients
 from hvd_autosync.learner import BayesianLearner, Observation, fit
 from hvd_autosync.learner.points import encode_all, sobol_points
-from hvd_autosync.learner.prior_functions import Expert, cost_expert, plausible
+from hvd_autosync.learner.prior_functions import (
+    PriorFunction,
+    cost_model_prior,
+    discount_implausible,
+)
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.search_space import (
     Host,
@@ -111,8 +115,8 @@ def test_without_measurements_there_is_no_cost_model(
         resources = Resources(resources.hosts, "cpu", resources.build, Links())
     else:
         model = ModelProfile(model.parameters)
-    assert cost_expert(space, Task(model, resources), []) is None
-    assert cost_expert(space, None, []) is None
+    assert cost_model_prior(space, Task(model, resources), []) is None
+    assert cost_model_prior(space, None, []) is None
 
 
 def test_where_nothing_travels_the_cost_model_says_nothing(task: Task, space: SearchSpace) -> None:
@@ -195,7 +199,7 @@ def test_a_gain_over_nothing_that_may_be_used_is_a_number(
     problem = Problem(
         mixed_space,
         sources=(source(mixed_space, log_step),),
-        usable=lambda points: np.zeros(len(points)),
+        feasible=lambda points: np.zeros(len(points)),
     )
     suggestion = BayesianLearner().suggest(problem, [default], seed=0)
     assert suggestion is not None and suggestion.kind == "model"
@@ -251,12 +255,14 @@ def test_who_contradicts_physics_is_hardly_believed_before_trials_agree(
 def test_what_is_plausible_is_believed_as_it_was(space: SearchSpace) -> None:
     """So is who says up to twice of what is usual; beyond that the square of the ratio counts."""
 
-    def saying(height: float) -> Expert:
-        return Expert("x", lambda points: height * (points[:, :1] > 0.5), (0.8,), (0.4,), (0.8,))
+    def saying(height: float) -> PriorFunction:
+        return PriorFunction(
+            "x", lambda points: height * (points[:, :1] > 0.5), (0.8,), (0.4,), (0.8,)
+        )
 
-    unit = float(saying(1.0).opinion(sobol_points(space, 64, 0)).std())
+    unit = float(saying(1.0).basis(sobol_points(space, 64, 0)).std())
     for height, share in ((0.05, 1.0), (0.2, 1.0), (0.4, 0.25), (1.0, 0.04)):
-        believed = plausible(space, saying(height / unit), 0.1)
+        believed = discount_implausible(space, saying(height / unit), 0.1)
         assert believed.weights == believed.likely == pytest.approx((0.8 * share,))
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_autosync.learner.points import encode_all, sobol_points
-from hvd_autosync.learner.projection import translated
+from hvd_autosync.learner.projection import project_onto_space
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
 
@@ -27,12 +27,12 @@ THERE = SearchSpace(
 
 def test_common_knobs_keep_their_values(mixed_space: SearchSpace) -> None:
     points = sobol_points(mixed_space, 50, 0)
-    assert np.array_equal(translated(mixed_space, points, mixed_space), points)
+    assert np.array_equal(project_onto_space(mixed_space, points, mixed_space), points)
 
 
 def test_what_the_other_does_not_know_stands_at_its_default_or_bound() -> None:
     strategy = Strategy({"buckets": 40, "exchange": "rows", "only_here": 0.9})
-    (found,) = translated(HERE, encode_all(HERE, [strategy]), THERE)
+    (found,) = project_onto_space(HERE, encode_all(HERE, [strategy]), THERE)
     assert dict(THERE.decode(found)) == {
         "buckets": 8,
         "exchange": "allreduce",
@@ -45,5 +45,5 @@ def test_flags_are_not_numbers() -> None:
     other = SearchSpace(
         (categorical_knob("flag", (0, 1), 0, help=""), float_knob("exchange", 1, 2, 1.5, help=""))
     )
-    (found,) = translated(HERE, encode_all(HERE, [HERE.default]), other)
+    (found,) = project_onto_space(HERE, encode_all(HERE, [HERE.default]), other)
     assert dict(other.decode(found)) == {"flag": 0, "exchange": 1.5}

@@ -2,7 +2,7 @@
 
 import math
 
-from hvd_autosync.learner.quality_constraint import Admissibility
+from hvd_autosync.learner.quality_constraint import QualityConstraint
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
 
@@ -31,28 +31,28 @@ def topk(ratio: float, cycle: float = 1.0) -> Strategy:
 BF16 = SPACE.complete({"codec": "bf16"})
 
 
-def chances(*judged: tuple[Strategy, float]) -> list[float]:
+def feasibility_probabilities(*judged: tuple[Strategy, float]) -> list[float]:
     """Of a mild, a middling and a harsh strategy, after verdicts."""
-    known = Admissibility(SPACE, [s for s, _ in judged], [excess for _, excess in judged])
-    return known.chances([BF16, topk(0.25), topk(0.01)]).tolist()
+    known = QualityConstraint(SPACE, [s for s, _ in judged], [excess for _, excess in judged])
+    return known.feasibility_probabilities([BF16, topk(0.25), topk(0.01)]).tolist()
 
 
 def test_before_any_verdict_milder_ones_are_likelier() -> None:
-    mild, middling, harsh = chances()
+    mild, middling, harsh = feasibility_probabilities()
     assert mild > 0.95 and 0.9 > middling > 1.5 * harsh
 
 
 def test_a_refusal_makes_harsher_ones_and_those_that_are_alike_doubtful() -> None:
-    before, after = chances(), chances((topk(0.1), 4.0))
+    before, after = feasibility_probabilities(), feasibility_probabilities((topk(0.1), 4.0))
     assert after[1] < before[1] / 2 and after[2] < before[2] / 2
     assert after[0] > 0.95  # where a large change of gradients does harm, a small one need not
-    failed = Admissibility(SPACE, [topk(0.1)], [math.inf])
-    same, near, far = failed.chances([topk(0.1), topk(0.15), topk(0.25)])
+    failed = QualityConstraint(SPACE, [topk(0.1)], [math.inf])
+    same, near, far = failed.feasibility_probabilities([topk(0.1), topk(0.15), topk(0.25)])
     assert same < near < far and same < 0.02
 
 
 def test_praise_lets_harsher_ones_hope() -> None:
-    before, after = chances(), chances((topk(0.25), 0.0))
+    before, after = feasibility_probabilities(), feasibility_probabilities((topk(0.25), 0.0))
     assert after[1] > 0.9 and after[2] > 2 * before[2]
 
 
@@ -60,13 +60,13 @@ def test_an_unknown_choice_is_neither_mild_nor_harsh() -> None:
     space = SearchSpace(
         (categorical_knob("codec", ("none", "bf16", "mine"), "none", help="", exact=False),)
     )
-    mild, mine = Admissibility(space, [], []).chances(
+    mild, mine = QualityConstraint(space, [], []).feasibility_probabilities(
         [space.complete({"codec": each}) for each in ("bf16", "mine")]
     )
     assert mild > mine > 0.7
 
 
 def test_exact_knobs_change_no_loss() -> None:
-    known = Admissibility(SPACE, [topk(0.01)], [5.0])
-    here, there = known.chances([topk(0.01), topk(0.01, cycle=80.0)])
+    known = QualityConstraint(SPACE, [topk(0.01)], [5.0])
+    here, there = known.feasibility_probabilities([topk(0.01), topk(0.01, cycle=80.0)])
     assert here == there

@@ -10,7 +10,7 @@ import torch
 
 from hvd_autosync.learner import BayesianLearner, Observation, fit
 from hvd_autosync.learner.points import sobol_points
-from hvd_autosync.learner.prior_functions import Expert, sharing, with_something_to_say
+from hvd_autosync.learner.prior_functions import PriorFunction, drop_constant, normalize_weights
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.learner.source_selection import loo_score
 from hvd_autosync.search_space import SearchSpace, Strategy
@@ -150,14 +150,17 @@ def test_two_trials_say_nothing_against_anybody(
 
 def test_who_has_nothing_to_say_is_no_expert(mixed_space: SearchSpace, log_step: LogStep) -> None:
     assert heard(mixed_space, log_step, {"flat": lambda _: 0.0}, 2) == []
-    flat = Expert("flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,), (1.0,))
-    assert with_something_to_say(mixed_space, [flat]) == []
-    assert with_something_to_say(SearchSpace(()), [flat]) == []
+    flat = PriorFunction(
+        "flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,), (1.0,)
+    )
+    assert drop_constant(mixed_space, [flat]) == []
+    assert drop_constant(SearchSpace(()), [flat]) == []
 
 
 def test_experts_on_one_matter_share_their_weight() -> None:
     experts = [
-        Expert(str(w), lambda points: points[:, :1], (w,), (0.4,), (w,)) for w in (0.9, 0.6, 0.5)
+        PriorFunction(str(w), lambda points: points[:, :1], (w,), (0.4,), (w,))
+        for w in (0.9, 0.6, 0.5)
     ]
-    assert [round(*e.weights, 3) for e in sharing(experts)] == [0.45, 0.3, 0.25]
-    assert [e.weights for e in sharing(experts[1:2])] == [(0.6,)]
+    assert [round(*e.weights, 3) for e in normalize_weights(experts)] == [0.45, 0.3, 0.25]
+    assert [e.weights for e in normalize_weights(experts[1:2])] == [(0.6,)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hvd_autosync.reporting.explain_priors import experts_table
+from hvd_autosync.reporting.explain_priors import priors_table
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.traces import TrialRecord
 
@@ -15,7 +15,7 @@ def trial(number: int, kind: str, **info: Any) -> TrialRecord:
 
 
 def shown(trials: list[TrialRecord]) -> list[str]:
-    table = experts_table(trials)
+    table = priors_table(trials)
     assert table is not None
     console = Console(width=120)
     with console.capture() as captured:
@@ -53,8 +53,8 @@ def test_who_was_heard_and_until_when() -> None:
     "info", [{}, {"experts": 3, "related": "no"}, {"experts": [], "related": []}]
 )
 def test_nobody_is_no_table(info: dict[str, Any]) -> None:
-    assert experts_table([trial(0, "default"), trial(1, "model", **info)]) is None
-    assert experts_table([]) is None
+    assert priors_table([trial(0, "default"), trial(1, "model", **info)]) is None
+    assert priors_table([]) is None
 
 
 def test_what_a_stranger_wrote_does_no_harm() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hvd_autosync.errors import StudyError
 from hvd_autosync.reporting.explain_quality import trade_offs
-from hvd_autosync.reporting.strategy_export import taken_file
+from hvd_autosync.reporting.strategy_export import exported_strategy
 from hvd_autosync.search_space import RankReport, SearchSpace, TrialResult, TrialStatus, build_space
 from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.strategy_file import read_strategy
@@ -68,22 +68,22 @@ def test_any_of_them_as_a_file(
 ) -> None:
     record = store.study(judged[0].study_id)
     file = tmp_path / "strategy.toml"
-    file.write_text(taken_file(store, record, "1"))
+    file.write_text(exported_strategy(store, record, "1"))
     strategy, classes = read_strategy(read_toml(str(file), "the strategy file"))
     assert strategy["large_codec"] == "topk" and classes["large"][0] == "layer0.weight"
-    file.write_text(taken_file(store, record, "winner"))
+    file.write_text(exported_strategy(store, record, "winner"))
     strategy, _ = read_strategy(read_toml(str(file), "the strategy file"))
     assert strategy == judged[1].default
     for row in ("0", "7", "-1", "best"):
         with pytest.raises(StudyError, match="it has rows 1 to 6"):
-            taken_file(store, record, row)
+            exported_strategy(store, record, row)
 
 
 def test_a_study_without_lossy_strategies_says_so(store: TraceStore, finished: StudyRecord) -> None:
     with pytest.raises(StudyError, match="it has no lossy strategies"):
-        taken_file(store, finished, "1")
+        exported_strategy(store, finished, "1")
 
 
 def test_a_study_without_a_winner_says_so(author: Any) -> None:
     with pytest.raises(StudyError, match="has no winner: it is running"):
-        taken_file(author.store, author.study.record, "winner")
+        exported_strategy(author.store, author.study.record, "winner")

@@ -159,12 +159,12 @@ def test_a_running_trial_is_redrawn_once_a_second_at_most(
 def test_the_table_has_the_default_the_best_and_the_last(author: Any) -> None:
     from rich.console import Console
 
-    from hvd_autosync.reporting.tuning_progress import Standing
+    from hvd_autosync.reporting.tuning_progress import TuningProgress
 
     author.explore()
     for number in range(8):
         author.trial("model", {"cycle_time_ms": 30.0 + number}, mean_s=0.06)
-    standing = Standing()
+    standing = TuningProgress()
     standing.start(author.study)
     console = Console(width=120, markup=False)
     with console.capture() as captured:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvd_autosync.launch.runner import TrialProgress
-from hvd_autosync.reporting.tuning_progress import Standing
+from hvd_autosync.reporting.tuning_progress import TuningProgress
 from hvd_autosync.search_space import Strategy, catalogue_knob
 from hvd_autosync.study.values import Trial
 
@@ -27,7 +27,7 @@ class Follower:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.standing = Standing(self.clock)
+        self.standing = TuningProgress(self.clock)
         self.rounds: list[int] = []
         self.left_s: list[float] = []
 
@@ -102,7 +102,7 @@ def test_the_time_left_is_that_of_the_minutes_at_most(author: Any) -> None:
     author.explore()
     study = author.study
     study.settings = replace(study.settings, minutes=1.0)
-    standing = Standing(Clock())
+    standing = TuningProgress(Clock())
     standing.start(study)
     assert standing.spent_s == 6 * 5.0
     assert standing.left_s(study) == pytest.approx(30.0)
@@ -122,7 +122,7 @@ def test_a_running_trial_counts_down_but_not_below_the_others(author: Any) -> No
 
 def test_a_resumed_study_goes_on_with_its_trials(author: Any) -> None:
     author.explore()
-    standing = Standing()
+    standing = TuningProgress()
     standing.start(author.study)
     assert standing.explored == 6
     assert standing.best is not None and standing.best.number == 5
@@ -132,7 +132,7 @@ def test_a_resumed_study_goes_on_with_its_trials(author: Any) -> None:
 @pytest.mark.parametrize("resumed", [False, True])
 def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -> None:
     author.explore()
-    standing = Standing()
+    standing = TuningProgress()
     standing.start(author.study)
     default = author.space.default
     agenda = {"stopped": "all trials were used", "candidates": [{}, {}]}
@@ -140,7 +140,7 @@ def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -
     standing.begin(author.study, Trial(number, "confirm", default))
     if resumed:
         author.store.tell(author.study_id, number, author.study.history[0].result)
-        standing = Standing()
+        standing = TuningProgress()
         standing.start(author.study)
     # 14 trials are left to explore as long as nothing is confirmed, each of five seconds.
     to_do = 8 if resumed else 14 + 9
@@ -151,7 +151,7 @@ def test_a_trial_before_the_space_is_known_is_the_default(store: Any) -> None:
     from hvd_autosync.study.study import Study
 
     study = Study.create(store=store)
-    standing = Standing()
+    standing = TuningProgress()
     standing.start(study)
     assert standing.describe(study, Trial(0, "default", Strategy())) == "default"
 
@@ -162,7 +162,7 @@ def test_trials_that_judge_explore_nothing(author: Any) -> None:
     author.store.describe_task(author.study_id, author.task, author.space)
     author.trial("quality", {})
     author.trial("quality", {"rest_codec": "fp16"})
-    standing = Standing()
+    standing = TuningProgress()
     standing.start(author.study)
     assert standing.explored == 6
     assert standing.best is not None and standing.best.number == 5
@@ -176,14 +176,14 @@ def test_a_launch_without_a_step_is_doubted_only_where_the_script_never_trained(
 ) -> None:
     silent = TrialProgress("starting", 0, 50, 61.0)
     first, late = Trial(0, "default", Strategy()), Trial(18, "model", Strategy())
-    fresh = Standing()
+    fresh = TuningProgress()
     assert fresh.hint(first, replace(silent, elapsed_s=59.0)) is None
     said = fresh.hint(first, silent)
     assert said is not None and "if the script does not train with horovod.torch" in said
     assert fresh.hint(first, silent) is None, "it is said once"
 
     trained = sum(trial.time is not None for trial in follower.standing.ended)
-    resumed = Standing()
+    resumed = TuningProgress()
     resumed.start(author.study)
     for standing in (follower.standing, resumed):
         said = standing.hint(late, silent)

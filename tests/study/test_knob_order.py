@@ -8,7 +8,7 @@ from pathlib import Path
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.listing import trials_table
-from hvd_autosync.reporting.tuning_progress import Standing
+from hvd_autosync.reporting.tuning_progress import TuningProgress
 from hvd_autosync.search_space import (
     ModelProfile,
     RankReport,
@@ -79,7 +79,7 @@ def test_tables_progress_and_the_answer_show_what_matters_first(
         settings=StudySettings(trials=10, seed=1),
         task=Task(model, slow_network),
     )
-    standing = Standing()
+    standing = TuningProgress()
     standing.start(study)
     while (trial := study.ask()) is not None:
         steps = (seconds(space.complete(trial.strategy)),) * 12

@@ -25,7 +25,7 @@ from hvd_autosync.search_space import (
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
 from hvd_autosync.study import study as study_module
 from hvd_autosync.study.budget import FEWEST_TRIALS
-from hvd_autosync.study.candidate_selection import Finalists, may_be_used, refuted
+from hvd_autosync.study.candidate_selection import CandidateSelection, may_be_used, pruned
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.related_studies import observations_of
@@ -113,17 +113,17 @@ def test_what_was_cut_short_as_slower_than_the_default_is_not_confirmed(tmp_path
         report = RankReport(0, "", (seconds,) * 8)
         return replace(trial, result=TrialResult(TrialStatus.CUT_SHORT, ranks=(report,)))
 
-    slow = refuted(SPACE, explored)
+    slow = pruned(SPACE, explored)
     assert winner not in slow
     for seconds, expected in ((0.2, {winner}), (0.09, set())):
         trials = [
             cut_short(t, seconds) if SPACE.complete(t.strategy) == winner else t for t in explored
         ]
-        assert refuted(SPACE, trials) == slow | expected
-        assert refuted(SPACE, [*trials, *one.history]) == slow, "it was measured in whole"
+        assert pruned(SPACE, trials) == slow | expected
+        assert pruned(SPACE, [*trials, *one.history]) == slow, "it was measured in whole"
     seen = observations_of(SPACE, explored)
-    assert winner in Finalists(one.problem, seen).leaders()
-    assert winner not in Finalists(one.problem, seen, {winner}).leaders()
+    assert winner in CandidateSelection(one.problem, seen).top_candidates()
+    assert winner not in CandidateSelection(one.problem, seen, {winner}).top_candidates()
 
 
 @pytest.mark.parametrize("slower", [1.01, 2.5])
@@ -221,8 +221,8 @@ def test_what_trains_the_same_model_is_judged_once(tmp_path: Path) -> None:
     assert all(verdict.admissible for verdict in conclusion.verdicts)
     found = {each["compression"] for each in judged}
     for each in coded:
-        usable = may_be_used(SPACE, each, conclusion.verdicts)
-        assert usable == (each["compression"] in found)
+        feasible = may_be_used(SPACE, each, conclusion.verdicts)
+        assert feasible == (each["compression"] in found)
 
 
 def test_where_the_fastest_ruin_the_model_milder_ones_are_looked_for(tmp_path: Path) -> None:
@@ -486,11 +486,11 @@ def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
 def test_only_slow_exploration_is_hopeless(tmp_path: Path) -> None:
     one = study(tmp_path)
     default = one.ask()
-    assert default is not None and math.isinf(one.hopeless_above_s(default))
+    assert default is not None and math.isinf(one.prune_above_s(default))
     one.tell(default, [0.1] * 20)
     second = one.ask()
     assert second is not None
-    assert one.hopeless_above_s(second) == pytest.approx(0.11)
+    assert one.prune_above_s(second) == pytest.approx(0.11)
 
 
 def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ _CONFIDENCE = 3.0
 _SHUTDOWN_LIMIT_S = 10.0
 
 
-def is_hopeless(step_s: Sequence[float], above_s: float) -> bool:
+def should_prune(step_s: Sequence[float], above_s: float) -> bool:
     """Whether measured steps, in seconds, exclude a step time below ``above_s``."""
     if len(step_s) < MIN_MEASURED_STEPS:
         return False
@@ -36,8 +36,8 @@ def is_hopeless(step_s: Sequence[float], above_s: float) -> bool:
     return estimate.mean_s - _CONFIDENCE * estimate.standard_error_s > above_s
 
 
-def agree_hopeless(step_s: Sequence[float], above_s: float) -> bool:
-    """Whether every rank finds its steps hopeless (:func:`is_hopeless`).
+def vote_prune(step_s: Sequence[float], above_s: float) -> bool:
+    """Whether every rank finds its steps hopeless (:func:`should_prune`).
 
     A collective: all ranks ask after the same number of steps. A rank that waits in ``join()``
     counts as not convinced.
@@ -46,7 +46,7 @@ def agree_hopeless(step_s: Sequence[float], above_s: float) -> bool:
         step_s: This rank's measured steps, seconds.
         above_s: The threshold, seconds.
     """
-    hopeless = float(is_hopeless(step_s, above_s))
+    hopeless = float(should_prune(step_s, above_s))
     votes = allreduce(torch.tensor([hopeless]), name="hvd_autosync.hopeless", op=Sum)
     return bool(votes.item() == size())
 

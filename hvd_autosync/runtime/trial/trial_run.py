@@ -73,7 +73,7 @@ class TrialRun:
             begin = warmup // 2
             due.setdefault(begin, []).append(self._begin_profile)
             due.setdefault(max(warmup - 1, begin + 1), []).append(self._end_profile)
-        if math.isfinite(self._spec.hopeless_above_s):
+        if math.isfinite(self._spec.prune_above_s):
             for steps in range(_VOTE_EVERY, measured, _VOTE_EVERY):
                 due.setdefault(warmup + steps, []).append(self._vote)
         if self._spec.fewer and warmup > 1:
@@ -170,7 +170,7 @@ class TrialRun:
 
     def _vote(self) -> None:
         measured = self.recorder.step_s[self._spec.warmup_steps :]
-        if ending.agree_hopeless(measured, self._spec.hopeless_above_s):
+        if ending.vote_prune(measured, self._spec.prune_above_s):
             self.leave("hopeless")
 
     def _measure_fewer(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hvd_autosync.runtime.trial.ending import is_hopeless
+from hvd_autosync.runtime.trial.ending import should_prune
 
 Launch = Callable[..., Any]
 
@@ -67,7 +67,7 @@ def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
         "0.005",
         profile=True,
         measured_steps=10**6,
-        hopeless_above_s=1e-4,
+        prune_above_s=1e-4,
     )
     assert job.status == 0, job.output
     # Votes are after every eighth measured step; the first that both ranks' steps justify counts.
@@ -75,7 +75,7 @@ def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     justified = [
         votes
         for votes in range(8, len(measured[0]) + 1, 8)
-        if all(is_hopeless(steps[:votes], 1e-4) for steps in measured)
+        if all(should_prune(steps[:votes], 1e-4) for steps in measured)
     ]
     assert {len(steps) for steps in measured} == {justified[0]}
     for rank in (0, 1):
@@ -90,7 +90,7 @@ def test_ranks_with_uneven_data(launch: Launch) -> None:
     # Rank 0 makes 3 of an epoch's 5 steps and waits in join(): for the first vote's step to come
     # it has to catch up, and it is there when rank 1 has made all steps. It waits there, too, when
     # rank 1 asks whether fewer would do, and has to take over the answer.
-    job = launch("train.py", "--uneven", profile=True, hopeless_above_s=100.0, fewer=True)
+    job = launch("train.py", "--uneven", profile=True, prune_above_s=100.0, fewer=True)
     assert job.status == 0, job.output
     assert "Traceback" not in job.output
     assert len(job.joined("step_s", 0)) == 15

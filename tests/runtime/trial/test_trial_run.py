@@ -61,7 +61,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
     monkeypatch.setattr(trial_run, "rank", lambda: 0)
     monkeypatch.setattr(trial_run.ending, "leave", leave)
-    monkeypatch.setattr(trial_run.ending, "agree_hopeless", spy.vote)
+    monkeypatch.setattr(trial_run.ending, "vote_prune", spy.vote)
     monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: spy.most_steps)
     monkeypatch.setattr(trial_run.atexit, "register", lambda _: None)
     return spy
@@ -102,7 +102,7 @@ class Stepping:
 
 
 def test_votes_every_eight_measured_steps(start: Start, spy: Spy) -> None:
-    run, optimizer = start(warmup_steps=3, measured_steps=25, hopeless_above_s=1.0), Stepping()
+    run, optimizer = start(warmup_steps=3, measured_steps=25, prune_above_s=1.0), Stepping()
     run._begun = True
     with pytest.raises(Left):
         for _ in range(100):
@@ -111,7 +111,7 @@ def test_votes_every_eight_measured_steps(start: Start, spy: Spy) -> None:
 
 
 def test_ends_when_all_find_it_hopeless(start: Start, spy: Spy) -> None:
-    run, optimizer = start(warmup_steps=3, measured_steps=40, hopeless_above_s=1.0), Stepping()
+    run, optimizer = start(warmup_steps=3, measured_steps=40, prune_above_s=1.0), Stepping()
     spy.hopeless = True
     with pytest.raises(Left):
         for _ in range(100):
@@ -165,13 +165,13 @@ def test_who_was_in_join_ends_with_the_others(
 def test_what_is_done_between_steps_is_not_timed(
     start: Start, spy: Spy, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = start(warmup_steps=1, measured_steps=20, hopeless_above_s=1.0)
+    run = start(warmup_steps=1, measured_steps=20, prune_above_s=1.0)
 
     def slow_vote(step_s: list[float], above_s: float) -> bool:
         clock.now += 100
         return False
 
-    monkeypatch.setattr(trial_run.ending, "agree_hopeless", slow_vote)
+    monkeypatch.setattr(trial_run.ending, "vote_prune", slow_vote)
     for _ in range(12):
         run.mark()
     assert clock.now > 100
@@ -257,7 +257,7 @@ def test_knobs_are_owned_that_all_optimizers_own(start: Start, spy: Spy) -> None
 
 
 def test_catches_up_after_join(start: Start, spy: Spy) -> None:
-    run = start(profile=True, warmup_steps=4, measured_steps=20, hopeless_above_s=1.0)
+    run = start(profile=True, warmup_steps=4, measured_steps=20, prune_above_s=1.0)
     for _ in range(2):
         run.mark()
     spy.most_steps = 13
