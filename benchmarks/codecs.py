@@ -30,7 +30,7 @@ from rich.table import Table
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
+from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 #: One step of a contender: the gradient that it leaves.
@@ -69,7 +69,7 @@ def ours(plan: ClassPlan, rows: int, columns: int, name: str) -> Step:
         "op": hvd.Average,
         "gradient_predivide_factor": 1.0,
     }
-    optimizer = planned_optimizer(
+    optimizer = make_strategy_optimizer(
         torch.optim.SGD(model.parameters(), lr=0.0),
         model.named_parameters(prefix=name),
         ExchangePlan(large=plan),

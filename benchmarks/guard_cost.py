@@ -34,7 +34,7 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     from exchanged.models import MODELS
     from exchanged.trainers import Trainer
 
-    from hvd_autosync.runtime.guard.handler import Supervision
+    from hvd_autosync.runtime.guard.handler import LossGuardHandler
     from hvd_autosync.runtime.state.normalization import count_layers
     from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
@@ -44,14 +44,14 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     plan = ExchangePlan(2, embedding=coded, large=coded, rest=coded)
     count_layers()  # as where a training begins
     trainer = Trainer(model, MODELS[model], plan)
-    stepped, spent = Supervision.stepped, [0.0]
+    stepped, spent = LossGuardHandler.stepped, [0.0]
 
-    def timed(self: Supervision) -> None:
+    def timed(self: LossGuardHandler) -> None:
         begun = perf_counter()
         stepped(self)
         spent[0] += perf_counter() - begun
 
-    Supervision.stepped = timed  # type: ignore[method-assign]
+    LossGuardHandler.stepped = timed  # type: ignore[method-assign]
     rows = []
     for step in range(steps):
         before = spent[0]

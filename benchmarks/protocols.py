@@ -84,10 +84,10 @@ def work(
     from exchanged.trainers import Trainer, sent_bytes
     from torch.utils.data import DataLoader
 
-    from hvd_autosync.runtime.collectives.transport import prepare_mail
+    from hvd_autosync.runtime.collectives.messaging import prepare_messaging
     from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
-    prepare_mail()
+    prepare_messaging()
     hvd.init()
     torch.set_num_threads(1)
 

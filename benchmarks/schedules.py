@@ -96,7 +96,7 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
     from exchanged.trainers import sent_bytes
     from scheduled.jobs import JOBS, rate_factor
 
-    from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
+    from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
     from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
     hvd.init()
@@ -122,7 +122,7 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
             }
             schedule = chosen if isinstance(chosen, Schedule) else None
             protocol = chosen if isinstance(chosen, Protocol) else None
-            optimizer = planned_optimizer(
+            optimizer = make_strategy_optimizer(
                 own.optimizer, named, ExchangePlan(), {}, arguments, schedule, protocol
             )
         scheduler = torch.optim.lr_scheduler.LambdaLR(

@@ -53,7 +53,7 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
     import torch
     from scheduled.jobs import JOBS, rate_factor
 
-    from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
+    from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
     from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
     hvd.init()
@@ -66,7 +66,7 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
     }
     own = JOBS["digits"](seed)
     named = [(f"{remedy}.{each}", p) for each, p in own.model.named_parameters()]
-    optimizer: Any = planned_optimizer(
+    optimizer: Any = make_strategy_optimizer(
         own.optimizer, named, ExchangePlan(), {}, arguments, None, _REMEDIES[remedy]
     )
     steps = own.passes * len(own.loader)

@@ -27,7 +27,7 @@ import struct
 from time import monotonic, sleep
 from typing import Any
 
-from hvd_autosync.util.authentication import NONCE_BYTES, Admission
+from hvd_autosync.util.authentication import NONCE_BYTES, AuthenticatedPort
 from hvd_autosync.util.sockets import keep_alive, read_exactly, time_left
 
 _LENGTH = struct.Struct("!I")
@@ -134,7 +134,7 @@ class ControlReceiver:
     def __init__(self, host: str, secret: bytes) -> None:
         self._secret = secret
         self._number = 0
-        self._admission = Admission(host, _MAC_BYTES, self._proves)
+        self._admission = AuthenticatedPort(host, _MAC_BYTES, self._proves)
         self._nonce = b""
         self._socket: socket.socket | None = None
 

@@ -26,7 +26,7 @@ from hvd_autosync.launch.forked_trial import ForkedTrial
 from hvd_autosync.launch.preload import Preloader
 from hvd_autosync.launch.stage import remove_stages
 from hvd_autosync.runtime.driver.environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
-from hvd_autosync.runtime.driver.processes import await_keepers, end_descendants
+from hvd_autosync.runtime.driver.processes import await_daemons, end_descendants
 from hvd_autosync.runtime.driver.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 from hvd_autosync.util.sockets import interface_address
@@ -99,7 +99,7 @@ class _Server:
                 selector.register(self._child_fd, selectors.EVENT_READ)
             ready = {key.fileobj for key, _ in selector.select()}
         if self._child is not None and self._child_fd in ready:
-            self._bury()
+            self._reap()
             return None
         return receiver.receive()
 
@@ -126,9 +126,9 @@ class _Server:
     def _end_child(self) -> None:
         if self._child is not None:
             os.kill(self._child, signal.SIGKILL)
-            self._bury()
+            self._reap()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """The child has ended or is about to: end what it left, and say so after all it wrote."""
         if self._child is None:
             return
@@ -136,7 +136,7 @@ class _Server:
         os.close(self._child_fd)
         self._child = None
         end_descendants()
-        await_keepers()
+        await_daemons()
         code = os.waitstatus_to_exitcode(status)
         self._send({"type": "exit", "trial": self._trial_id, "status": code})
         self._preloader.load_what_was_imported()

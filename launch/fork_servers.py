@@ -83,7 +83,7 @@ class ForkServers:
             raise
 
     @property
-    def meeting_address(self) -> str:
+    def rendezvous_address(self) -> str:
         """The driver's address on the job's network, as Horovod's launcher chose it."""
         return str(self._hellos[0]["meeting"])
 

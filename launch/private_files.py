@@ -2,9 +2,9 @@
 
 All ranks of a trial on one host run in one mount namespace, in which every place that can be
 written is an overlay (:mod:`..launch.mounts`): they exchange files, and nobody else sees these.
-The first of them makes it; a small process (:mod:`..launch.keeper`) hands it to the others and
-tells the driver in the end what was written. Its name is that of an abstract socket, so hosts with
-network namespaces of their own are hosts of their own.
+The first of them makes it; a small process (:mod:`..launch.files_daemon`) hands it to the others
+and tells the driver in the end what was written. Its name is that of an abstract socket, so hosts
+with network namespaces of their own are hosts of their own.
 
 Whether there can be overlays is found out by making them. Where there cannot, the rank says so and
 ends before the script has started.
@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hvd_autosync.launch import keeper, namespaces
+from hvd_autosync.launch import files_daemon as keeper
+from hvd_autosync.launch import namespaces
 from hvd_autosync.launch.mounts import PrivateRoot, mount_overlay, read_mounts
 from hvd_autosync.launch.shared_paths import shared_paths
 from hvd_autosync.launch.stage import make_stage

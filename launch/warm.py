@@ -70,7 +70,7 @@ class WarmRunner:
             )
         servers, collector, done = self._servers, Collector(spec, world_size), False
         try:
-            with rendezvous(servers.meeting_address, hosts) as meeting:
+            with rendezvous(servers.rendezvous_address, hosts) as meeting:
                 more = self._files.variables(spec) if self._files else {}
                 orders = (_order(spec, slot | more, servers.name) for slot in meeting)
                 slots = _slots(self._job.hosts, hosts)

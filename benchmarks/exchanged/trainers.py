@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
+from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
 
@@ -51,7 +51,7 @@ class Trainer:
                 "op": hvd.Average,
                 "gradient_predivide_factor": 1.0,
             }
-            self.optimizer = planned_optimizer(
+            self.optimizer = make_strategy_optimizer(
                 base, named, plan, classes, arguments, None, protocol
             )
 

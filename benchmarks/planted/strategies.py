@@ -115,12 +115,12 @@ def _patches(flaw: str) -> list[tuple[type, str, Any]]:
     changes = {"clip": _clipped, "coarse": _coarse, "scale": _doubled}
     if flaw not in changes:
         return []
-    decode = codecs.Integer.decode
+    decode = codecs.Int8Codec.decode
 
     def decode_wrongly(self: Any, codes: torch.Tensor) -> torch.Tensor:
         return changes[flaw](decode(self, codes))
 
-    return [(codecs.Integer, "decode", decode_wrongly)]
+    return [(codecs.Int8Codec, "decode", decode_wrongly)]
 
 
 def _forgetting(call: Any) -> Any:

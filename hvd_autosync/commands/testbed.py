@@ -35,7 +35,7 @@ def up(
     ] = "",
 ) -> None:
     """Make the hosts; they stay until `down`."""
-    from hvd_autosync.testing import keeper
+    from hvd_autosync.testing import daemon as keeper
 
     rates = [_mbit(word) for word in rate.split(",")] if rate else [None]
     if len(rates) not in (1, hosts):
@@ -57,7 +57,7 @@ def run(
 
     Exit status: that of the command.
     """
-    from hvd_autosync.testing import keeper
+    from hvd_autosync.testing import daemon as keeper
 
     kept = keeper.find()
     if kept is None:
@@ -71,7 +71,7 @@ def run(
 @app.command()
 def down() -> None:
     """End the hosts with everything that runs on them."""
-    from hvd_autosync.testing import keeper
+    from hvd_autosync.testing import daemon as keeper
 
     print("down" if keeper.down() else "no test bed was up")
 

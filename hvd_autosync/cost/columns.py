@@ -92,7 +92,7 @@ class Columns:
     def replicated(self) -> BoolArray:
         """Whether ranks may train apart, so that every one keeps all parameters, shape ``(c,)``.
 
-        As in ``planned_optimizer`` of ``runtime/optimizer/strategy_optimizer.py``.
+        As in ``make_strategy_optimizer`` of ``runtime/optimizer/strategy_optimizer.py``.
         """
         asked = (self.words("protocol") != "bsp") & (self.numbers("sync_share") < 1)
         apart: BoolArray = (self.rounds() > 1) | asked | (self.words("stragglers") != "none")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hvd_autosync.runtime.measure.drift import DriftWatch
     from hvd_autosync.runtime.measure.losses import Losses
-    from hvd_autosync.runtime.trial.run_summary import Tally
+    from hvd_autosync.runtime.trial.run_summary import RunSummary
     from hvd_autosync.runtime.trial.trial_run import TrialRun
     from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
     from hvd_autosync.search_space.protocol import Protocol
@@ -32,7 +32,7 @@ run: TrialRun | None = None
 #: Watches the steps of a real training that was tuned.
 watch: DriftWatch | None = None
 #: Counts what a run of a recurring job comes to.
-tally: Tally | None = None
+run_summary: RunSummary | None = None
 #: What the training's losses are, as quality trials of the job predict them.
 loss_prediction: LossPrediction | None = None
 #: A folder of the driver's, where that is on this host; empty: none.
@@ -68,8 +68,8 @@ def mark_step() -> None:
         run.mark()
     if watch is not None:
         watch.mark()
-    if tally is not None:
-        tally.mark()
+    if run_summary is not None:
+        run_summary.mark()
 
 
 def average(optimizer: Any) -> None:
@@ -112,11 +112,11 @@ def outcome(metric: Any) -> None:
     Args:
         metric: A number, or a tensor of one; the same measure in every run.
     """
-    if tally is not None:
-        tally.outcome(float(metric))
+    if run_summary is not None:
+        run_summary.outcome(float(metric))
 
 
 def forget_run() -> None:
     """Take no further part in the job; called in forked children, such as data loaders."""
-    global run, watch, tally
-    run = watch = tally = None
+    global run, watch, run_summary
+    run = watch = run_summary = None

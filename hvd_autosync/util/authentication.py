@@ -3,7 +3,7 @@
 All connections are waited for at once, in one thread. Each has one deadline for its whole proof,
 however slowly it talks; there are never more than a few without proof, and where there is no room
 for another the one that came first goes, so that a peer that answers at once comes in through a
-crowd. Nothing but :meth:`Admission.close` ends it.
+crowd. Nothing but :meth:`AuthenticatedPort.close` ends it.
 
     port -> peer   nonce (32 bytes)
     peer -> port   proof
@@ -43,7 +43,7 @@ class _Stranger:
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AuthenticatedPeer:
     """A connection with its proof; it blocks."""
 
     connection: socket.socket
@@ -51,7 +51,7 @@ class Admitted:
     proof: bytes
 
 
-class Admission:
+class AuthenticatedPort:
     """Waits for peers; all methods but :meth:`close` are for one thread.
 
     Args:
@@ -79,7 +79,7 @@ class Admission:
         host, port = self._listener.getsockname()
         return host, port
 
-    def wait(self, most_s: float | None = None) -> Admitted | None:
+    def wait(self, most_s: float | None = None) -> AuthenticatedPeer | None:
         """The next that has proved himself; ``None`` after ``most_s`` seconds, or when closed."""
         deadline = None if most_s is None else monotonic() + most_s
         self._waits = True
@@ -90,7 +90,7 @@ class Admission:
             if self._closed:
                 self._listener.close()
 
-    def _next(self, deadline: float | None) -> Admitted | None:
+    def _next(self, deadline: float | None) -> AuthenticatedPeer | None:
         while not self._closed:
             now = monotonic()
             self._drop_late(now)
@@ -153,7 +153,7 @@ class Admission:
         except OSError:
             self._drop(connection)
 
-    def _listen(self, connection: socket.socket) -> Admitted | None:
+    def _listen(self, connection: socket.socket) -> AuthenticatedPeer | None:
         """Take what a stranger says."""
         stranger = self._strangers.get(connection)
         if stranger is None:  # it had to make room just now
@@ -172,7 +172,7 @@ class Admission:
             return None
         del self._strangers[connection]
         connection.setblocking(True)
-        return Admitted(connection, stranger.nonce, stranger.said)
+        return AuthenticatedPeer(connection, stranger.nonce, stranger.said)
 
     def _drop_late(self, now: float) -> None:
         for stranger in list(self._strangers.values()):

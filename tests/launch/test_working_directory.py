@@ -23,7 +23,7 @@ from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
 from hvd_autosync.runtime.optimizer import tuned
 from hvd_autosync.search_space import Host, Strategy, TrialSpec, TrialStatus
-from hvd_autosync.testing import keeper
+from hvd_autosync.testing import daemon as keeper
 from hvd_autosync.util.program import run_code
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"

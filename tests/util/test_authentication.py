@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvd_autosync.util import authentication as admission
-from hvd_autosync.util.authentication import NONCE_BYTES, Admission
+from hvd_autosync.util.authentication import NONCE_BYTES, AuthenticatedPort
 from hvd_autosync.util.sockets import read_exactly
 
 Crowd = Callable[..., list[socket.socket]]
 
 
 @pytest.fixture
-def port() -> Iterator[Admission]:
+def port() -> Iterator[AuthenticatedPort]:
     """A proof is its nonce."""
-    made = Admission("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
+    made = AuthenticatedPort("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
     yield made
     made.close()
     made.wait()
@@ -40,7 +40,7 @@ def enter(address: tuple[str, int]) -> socket.socket:
 
 
 @pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
-def test_peers_come_in_through_a_crowd(port: Admission, manner: str, crowd: Crowd) -> None:
+def test_peers_come_in_through_a_crowd(port: AuthenticatedPort, manner: str, crowd: Crowd) -> None:
     crowd(port.address, manner, 300)
     with ThreadPoolExecutor() as pool:
         entering = [pool.submit(enter, port.address) for _ in range(3)]
@@ -55,7 +55,7 @@ def test_peers_come_in_through_a_crowd(port: Admission, manner: str, crowd: Crow
 
 
 def test_who_talks_slowly_has_no_more_time(
-    port: Admission, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+    port: AuthenticatedPort, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     monkeypatch.setattr(admission, "HANDSHAKE_S", 0.4)
     (slow,) = crowd(port.address, "drip", 1)
@@ -68,7 +68,7 @@ def test_who_talks_slowly_has_no_more_time(
 
 
 def test_the_clock_of_the_day_sets_no_deadline(
-    port: Admission, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+    port: AuthenticatedPort, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     crowd(port.address, "silent", 1)
     for day in (1e9, 2e9, 0.0):
@@ -76,7 +76,7 @@ def test_the_clock_of_the_day_sets_no_deadline(
         assert port.wait(0.1) is None and len(port._strangers) == 1
 
 
-def test_close_ends_the_wait_from_another_thread(port: Admission, crowd: Crowd) -> None:
+def test_close_ends_the_wait_from_another_thread(port: AuthenticatedPort, crowd: Crowd) -> None:
     crowd(port.address, "silent", admission._MOST + 10)
     where = port.address
     waiting = threading.Thread(target=port.wait)
@@ -90,10 +90,10 @@ def test_close_ends_the_wait_from_another_thread(port: Admission, crowd: Crowd) 
 
 POOR = """
 import os, resource, sys
-from hvd_autosync.util.authentication import NONCE_BYTES, Admission
+from hvd_autosync.util.authentication import NONCE_BYTES, AuthenticatedPort
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-port = Admission("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
+port = AuthenticatedPort("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
 held = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(sys.argv[1]))]
 print(port.address[1], flush=True)
 while (peer := port.wait()) is not None:

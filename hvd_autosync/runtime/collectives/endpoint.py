@@ -21,12 +21,18 @@ from dataclasses import dataclass
 from time import monotonic
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.carrier import Carrier
-from hvd_autosync.runtime.collectives.shutdown import FAILURE, GOODBYE, LEAVE, THANKS, Farewell
+from hvd_autosync.runtime.collectives.shutdown import (
+    FAILURE,
+    GOODBYE,
+    LEAVE,
+    THANKS,
+    ShutdownProtocol,
+)
+from hvd_autosync.runtime.collectives.transport import Transport
 
 #: What is done with a letter: source rank, head, body. Called in the service thread, one letter
 #: after the other. The body is valid as long as somebody holds it.
-Heed = Callable[[int, bytes, memoryview], None]
+MessageHandler = Callable[[int, bytes, memoryview], None]
 
 _LETTER = b"L"
 _EMPTY = memoryview(b"")
@@ -45,7 +51,7 @@ class _Failure:
     at_s: float
 
 
-class Mailbox:
+class Endpoint:
     """Where letters to this rank arrive, and from where it sends its own.
 
     Args:
@@ -55,13 +61,15 @@ class Mailbox:
         heed: Called with each letter.
     """
 
-    def __init__(self, rank: int, size: int, carrier: Carrier, heed: Heed) -> None:
+    def __init__(
+        self, rank: int, size: int, carrier: Transport, on_message: MessageHandler
+    ) -> None:
         self._rank = rank
         self._ranks = frozenset(range(size))
         self._carrier = carrier
-        self._heed = heed
+        self._on_message = on_message
         self._outbox: deque[tuple[int, bytes, memoryview]] = deque()
-        self._farewell = Farewell(self._ranks)
+        self._farewell = ShutdownProtocol(self._ranks)
         self._takes_leave = False
         self._failure: _Failure | None = None
         self._told = self._leaving = False
@@ -73,7 +81,7 @@ class Mailbox:
         _mailboxes.add(self)
 
     def send(self, to: int, head: bytes, body: memoryview | None = None) -> None:
-        """Send a letter; from any thread, also from within ``heed``; returns at once.
+        """Send a letter; from any thread, also from within ``on_message``; returns at once.
 
         Letters from one rank to another arrive in order, each of them once. After a failure they
         are dropped.
@@ -100,7 +108,7 @@ class Mailbox:
         """Return if all is well; for threads that wait for a letter.
 
         Raises:
-            AutosyncError: A rank is gone, or ``heed`` has failed on some rank.
+            AutosyncError: A rank is gone, or ``on_message`` has failed on some rank.
         """
         if self._failure is not None:
             self._told = True
@@ -219,7 +227,7 @@ class Mailbox:
         if self._failure is not None:
             return
         try:
-            self._heed(source, head, body)
+            self._on_message(source, head, body)
         except BaseException as error:
             where = f"rank {self._rank} failed on a letter of rank {source}"
             self._fail(f"{where}: {_described(error)}", error)
@@ -257,13 +265,13 @@ class Mailbox:
 
 
 #: Those of this process.
-_mailboxes: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+_mailboxes: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
 def abandon_all(why: str) -> None:
-    """:meth:`Mailbox.abandon` those of this process that are open, before MPI is finalized, say."""
-    for mailbox in list(_mailboxes):
-        mailbox.abandon(why)
+    """:meth:`Endpoint.abandon` those of this process that are open, as before MPI ends."""
+    for endpoint in list(_mailboxes):
+        endpoint.abandon(why)
 
 
 def _described(error: BaseException) -> str:
@@ -271,8 +279,8 @@ def _described(error: BaseException) -> str:
 
 
 def _forget_all() -> None:
-    for mailbox in list(_mailboxes):
-        mailbox._forget()
+    for endpoint in list(_mailboxes):
+        endpoint._forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 GOODBYE, FAILURE, THANKS, LEAVE = b"G", b"F", b"T", b"E"
 
 
-class Farewell:
+class ShutdownProtocol:
     """What one rank has heard of the others' ends.
 
     Args:

@@ -33,7 +33,12 @@ from horovod.torch.mpi_ops import rank, shutdown, size
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.agreement import gather_texts, tell_all
-from hvd_autosync.util.authentication import HANDSHAKE_S, NONCE_BYTES, Admission, Admitted
+from hvd_autosync.util.authentication import (
+    HANDSHAKE_S,
+    NONCE_BYTES,
+    AuthenticatedPeer,
+    AuthenticatedPort,
+)
 from hvd_autosync.util.sockets import keep_alive, read_exactly, time_left
 
 _STATES, _END = b"s", b"e"
@@ -44,7 +49,7 @@ _PROOF_BYTES = 1 + NONCE_BYTES + _MAC_BYTES
 _AGAIN_S = 0.02
 
 
-class Peers:
+class StateServer:
     """The other ranks, as those that can be asked; a collective when it is made.
 
     Args:
@@ -57,7 +62,9 @@ class Peers:
         self._answer = answer
         self._rank = rank()
         self._secret = tell_all(os.urandom(32), f"peers.{name}")
-        self._port = Admission(own_address(name), _PROOF_BYTES, self._proves, backlog=size())
+        self._port = AuthenticatedPort(
+            own_address(name), _PROOF_BYTES, self._proves, backlog=size()
+        )
         own = "{}:{}".format(*self._port.address)
         addresses = [text.rpartition(":") for text in gather_texts(own, f"addresses.{name}")]
         self._addresses = [(host, int(port)) for host, _, port in addresses]
@@ -72,7 +79,7 @@ class Peers:
         self._leaving.set()
         threading.Thread(target=self._retire, name="hvd_autosync retires", daemon=True).start()
 
-    def ask_all(self) -> list[bytes]:
+    def fetch_all(self) -> list[bytes]:
         """The answers of all other ranks.
 
         Raises:
@@ -161,13 +168,13 @@ class Peers:
                 self._asking.discard(asking.connection)
                 asking.connection.close()
 
-    def _reply(self, asking: Admitted) -> None:
+    def _reply(self, asking: AuthenticatedPeer) -> None:
         with asking.connection as connection:
             with contextlib.suppress(OSError):  # of one who is gone
                 self._reply_to(connection, asking)
             self._asking.discard(connection)
 
-    def _reply_to(self, connection: socket.socket, asking: Admitted) -> None:
+    def _reply_to(self, connection: socket.socket, asking: AuthenticatedPeer) -> None:
         question, theirs, _ = self._parts(asking.proof)
         keep_alive(connection)
         if question == _END:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_autosync.errors import HorovodBuildError
-from hvd_autosync.runtime.collectives.carrier import Parcel
+from hvd_autosync.runtime.collectives.transport import TransportMessage
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,7 +46,7 @@ class _Arriving:
     request: MPI.Request | None
 
 
-class MpiCarrier:
+class MpiTransport:
     """Messages of one rank; a collective when it is made.
 
     Args:
@@ -79,17 +79,17 @@ class MpiCarrier:
                 message: Any = [content, self._mpi.BYTE]
                 self._leaving.append((self._communicator.Isend(message, to, tag), content))
 
-    def receive(self, most_s: float) -> list[Parcel]:
+    def receive(self, most_s: float) -> list[TransportMessage]:
         """What arrived."""
         until_s = perf_counter() + most_s
         while True:
             self._announced()
-            letters = self._arrived()
+            messages = self._arrived()
             self._leaving = [each for each in self._leaving if not each[0].Test()]
             now_s = perf_counter()
-            if letters:
+            if messages:
                 self._last_s = now_s
-                return letters
+                return messages
             pause_s = min(max(_SHARE * (now_s - self._last_s), _SHORTEST_S), _LONGEST_S)
             if self._leaving or any(self._arriving):
                 pause_s = min(pause_s, _MOVING_S)
@@ -130,14 +130,14 @@ class MpiCarrier:
             text = bytes(announcement[_SIZE.size :])
             self._arriving[source].append(_Arriving(text, body, request))
 
-    def _arrived(self) -> list[Parcel]:
+    def _arrived(self) -> list[TransportMessage]:
         """The letters that are complete, those of one rank in order."""
-        letters = []
+        messages = []
         for source, queue in enumerate(self._arriving):
             while queue and (queue[0].request is None or queue[0].request.Test()):
                 letter = queue.popleft()
-                letters.append((source, letter.text, letter.body))
-        return letters
+                messages.append((source, letter.text, letter.body))
+        return messages
 
 
 def own_world_rank() -> int:

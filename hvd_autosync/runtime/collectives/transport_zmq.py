@@ -28,7 +28,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from hvd_autosync.runtime.collectives.carrier import Parcel
+from hvd_autosync.runtime.collectives.transport import TransportMessage
 
 #: Where libzmq asks who may connect.
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -60,7 +60,7 @@ def check_build() -> None:
     zmq.curve_keypair()
 
 
-class ZmqCarrier:
+class ZmqTransport:
     """The connections of one rank; made in one thread, and from :meth:`wake` on used in another.
 
     Args:
@@ -139,7 +139,7 @@ class ZmqCarrier:
             if error.errno != zmq.EHOSTUNREACH:  # of a rank that we shall hear to be gone
                 raise
 
-    def receive(self, most_s: float) -> list[Parcel]:
+    def receive(self, most_s: float) -> list[TransportMessage]:
         """What arrived."""
         ready = dict(self._poller.poll(int(most_s * 1000)))
         if self._bell in ready:
@@ -148,14 +148,14 @@ class ZmqCarrier:
             self._admit()
         if self._departures in ready:
             self._note(*_event(self._departures))
-        letters, ranks = self._letters() if self._in in ready else ([], [])
+        messages, ranks = self._messages() if self._in in ready else ([], [])
         # Whoever has sent a letter had arrived before.
         while self._arrivals.poll(0):
             self._arrived(*_event(self._arrivals)[:2])
         for number in ranks:
             self._strangers.pop(number, None)
         self._make_room()
-        return letters
+        return messages
 
     def wake(self) -> None:
         """Let :meth:`receive` return."""
@@ -195,19 +195,19 @@ class ZmqCarrier:
             made.set(option, value)
         return made
 
-    def _letters(self) -> tuple[list[Parcel], list[int]]:
+    def _messages(self) -> tuple[list[TransportMessage], list[int]]:
         """Letters that are here, and the descriptors of connections on which the first one came."""
-        letters: list[Parcel] = []
+        messages: list[TransportMessage] = []
         ranks: list[int] = []
         with contextlib.suppress(zmq.Again):
-            while len(letters) < _AT_ONCE:
+            while len(messages) < _AT_ONCE:
                 frames = self._in.recv_multipart(zmq.NOBLOCK, copy=False)
                 text, body = frames
                 if text.bytes:
-                    letters.append((int(text.get("User-Id")), text.bytes, body.buffer))
+                    messages.append((int(text.get("User-Id")), text.bytes, body.buffer))
                 else:
                     ranks.append(int(text.get("__fd")))
-        return letters, ranks
+        return messages, ranks
 
     def _admit(self) -> None:
         """Answer libzmq whether somebody who has proved to have a key may come in."""

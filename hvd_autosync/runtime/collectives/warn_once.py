@@ -11,13 +11,13 @@ from horovod.torch.mpi_ops import rank
 _TELL_AFTER = 64
 
 
-def say_of_all(text: str) -> None:
+def warn_on_rank_0(text: str) -> None:
     """Say what is so on all ranks."""
     if rank() == 0:
         print(f"hvd-autosync: {text}", file=sys.stderr)
 
 
-class Remark:
+class WarnOnce:
     """Something that is worth a word if it lasts.
 
     Args:
@@ -40,4 +40,4 @@ class Remark:
             self._since = step
         if step - self._since >= _TELL_AFTER:
             self._since = math.inf
-            say_of_all(self._text)
+            warn_on_rank_0(self._text)

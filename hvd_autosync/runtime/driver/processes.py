@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 #: How long :func:`end_descendants` leaves them to it.
 _CLEANERS_S = 2.0
-#: What the system calls the process that holds a trial's files (``launch/keeper.py``), and how long
-#: :func:`await_keepers` waits for one.
-KEEPER_NAME = "hvd-files"
+#: What the system calls the process that holds a trial's files (``launch/files_daemon.py``), and
+#: how long :func:`await_daemons` waits for one.
+DAEMON_NAME = "hvd-files"
 _KEEPERS_S = 0.5
 
 
@@ -38,7 +38,7 @@ def end_descendants() -> None:
     """
 
     patience_ends = time.monotonic() + _CLEANERS_S
-    while children := [each for each in _below() if not _is_keeper(each)]:
+    while children := [each for each in _below() if not _is_daemon(each)]:
         _kill(children, cleaners_too=time.monotonic() > patience_ends)
         for child in children:
             with contextlib.suppress(ChildProcessError):  # it is a child's child as yet
@@ -46,13 +46,13 @@ def end_descendants() -> None:
         time.sleep(0.002)
 
 
-def await_keepers() -> None:
+def await_daemons() -> None:
     """Wait a little for those below this process that hold a trial's files, to end by themselves.
 
     They do when the trial's last process on this host is gone, and have the last word.
     """
     patience_ends = time.monotonic() + _KEEPERS_S
-    while (keepers := [each for each in _below() if _is_keeper(each)]) and (
+    while (keepers := [each for each in _below() if _is_daemon(each)]) and (
         time.monotonic() < patience_ends
     ):
         for each in keepers:
@@ -67,11 +67,11 @@ def _below() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def _is_keeper(process: psutil.Process) -> bool:
+def _is_daemon(process: psutil.Process) -> bool:
     import psutil
 
     try:
-        return process.name() == KEEPER_NAME
+        return process.name() == DAEMON_NAME
     except psutil.Error:  # it is gone
         return False
 

@@ -69,7 +69,7 @@ class Bucket(ABC):
     """
 
     needs_all = False
-    may_be_late = False
+    deferrable = False
     codec: Codec | None = None
 
     def __init__(self, name: str, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -101,7 +101,7 @@ class GradientBucket(Bucket):
         scaling: Factors of the reduction.
     """
 
-    may_be_late = True
+    deferrable = True
 
     def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
         super().__init__(name, (parameter,))
@@ -146,7 +146,7 @@ class FlatBucket(Bucket):
     ) -> None:
         super().__init__(name, parameters)
         self.needs_all = exchange is not None
-        self.may_be_late = exchange is None and bounds is None
+        self.deferrable = exchange is None and bounds is None
         self.codec = codec
         self._plain = plain
         self._exchange = exchange or plain

@@ -73,7 +73,7 @@ class Codec(ABC):
             self.reset()
 
 
-class Half(Codec):
+class Fp16Codec(Codec):
     """``fp16``: as Horovod's own ``Compression.fp16``, summed in half precision."""
 
     def __init__(self, size: int, like: torch.Tensor, ranks: int) -> None:
@@ -132,7 +132,7 @@ class _Coded(Codec):
         return 2 * (self.ranks - 1) * self._code_bytes()
 
 
-class Brain(_Coded):
+class Bf16Codec(_Coded):
     """``bf16``: the upper half of each float32, rounded to nearest."""
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ class Brain(_Coded):
         return 2 * self._part
 
 
-class Integer(_Coded):
+class Int8Codec(_Coded):
     """``int8``: a scale for each block and stochastic rounding, which is right on average.
 
     With u uniform in [0, 1), floor(x / s + u) has the expected value x / s (QSGD, NeurIPS 2017).
@@ -296,11 +296,11 @@ def make_codec(
         SpaceError: No codec has that name.
     """
     if plan.codec == "fp16":
-        return Half(size, like, ranks)
+        return Fp16Codec(size, like, ranks)
     if plan.codec == "bf16":
-        return Brain(size, like, ranks)
+        return Bf16Codec(size, like, ranks)
     if plan.codec == "int8":
-        return Integer(size, like, ranks)
+        return Int8Codec(size, like, ranks)
     if plan.codec == "topk":
         return TopK(size, like, ranks, plan.ratio)
     if plan.codec == "powersgd" and columns > 1:

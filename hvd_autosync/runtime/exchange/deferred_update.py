@@ -29,7 +29,7 @@ from torch import nn
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.warn_once import say_of_all
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket
 from hvd_autosync.runtime.exchange.compiling import COMPILED, anything_compiled, before_compiling
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
@@ -39,7 +39,7 @@ from hvd_autosync.runtime.exchange.reaching import (
     unwatch_modules,
     watch_modules,
 )
-from hvd_autosync.runtime.state.group_swap import Substitution, own_class, steps_by_element
+from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, own_class, steps_by_element
 
 _HINT = "Leave the knob order out of the strategy, or set it to 'arrival'."
 
@@ -49,7 +49,7 @@ _OBSERVED, _REHEARSED = 2, 3
 _LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Deferral:
+class DeferredUpdate:
     """The steps of one optimizer that wait.
 
     It begins once two steps have shown that the script drops gradients after a step
@@ -74,7 +74,7 @@ class Deferral:
         self._waiting: dict[nn.Parameter, Bucket] = {}
         self._gradients: dict[Bucket, list[tuple[torch.Tensor, int]]] = {}
         self._options: list[dict[str, Any]] = []
-        self._substitution = Substitution(optimizer)
+        self._substitution = ParameterGroupSwap(optimizer)
         #: The class of parameters that nobody has reached for since the last step, and these.
         self._class = marked_class(self.settle)
         self._marked: set[nn.Parameter] = set()
@@ -101,7 +101,7 @@ class Deferral:
         self.settle_all()
         self._possible = False
         self._late = {}
-        say_of_all(f"order 'priority': steps do not wait for the next forward: {why}")
+        warn_on_rank_0(f"order 'priority': steps do not wait for the next forward: {why}")
 
     def arrived(self, parameter: nn.Parameter) -> None:
         """A gradient has been computed; its parameter must have had its step before.
@@ -197,7 +197,7 @@ class Deferral:
 
     def _watch(self) -> None:
         """Have whoever reaches for parameters seen, where that is possible."""
-        buckets = [b for b in self._dispatcher.buckets if b.may_be_late]
+        buckets = [b for b in self._dispatcher.buckets if b.deferrable]
         parameters = {p for b in buckets for p in b.parameters}
         plain = {p for p in parameters if type(p) is nn.Parameter}
         self._late = {b: [Memory(p) for p in b.parameters] for b in buckets}
@@ -212,7 +212,7 @@ class Deferral:
     def _tell(self, count: int, why: str) -> None:
         if count and why not in self._told:
             self._told.add(why)
-            say_of_all(
+            warn_on_rank_0(
                 f"order 'priority': steps of {count} or more parameters do not wait for the next "
                 f"forward: they are {why}"
             )
@@ -231,7 +231,7 @@ class Deferral:
             parameter.grad = gradient
         try:
             began = perf_counter()
-            self._dispatcher.finish_late(bucket)
+            self._dispatcher.finish_deferred(bucket)
             current.waited(perf_counter() - began)
             self._step(set(bucket.parameters))
         finally:

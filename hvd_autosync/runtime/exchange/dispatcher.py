@@ -66,7 +66,7 @@ class Dispatcher:
         #: other.
         self._single: dict[Bucket, tuple[int, Steps | None]] = {}
         self._staged: deque[tuple[int, Steps]] = deque()
-        self._census = _Census(name)
+        self._participation = _ParticipationCheck(name)
         self._codec_states: dict[str, dict[str, torch.Tensor]] = {}
         self._codecs_dropped = False
         # Backward runs hooks in one thread for each device.
@@ -82,7 +82,7 @@ class Dispatcher:
                 bucket.missing -= 1
                 if bucket.missing == 0 and not bucket.started:
                     self._ready.append(bucket)
-            self._census.begin()
+            self._participation.begin()
             self._start_ready(wait=False)
             if self._staged and poll(self._staged[0][0]):
                 self._advance()
@@ -91,19 +91,19 @@ class Dispatcher:
         """Send what was not sent yet, and wait until every gradient is the same on all ranks.
 
         Args:
-            late: Buckets that :meth:`finish_late` waits for; they ``may_be_late``.
+            late: Buckets that :meth:`finish_deferred` waits for; they ``deferrable``.
         """
         with self._lock:
-            self._census.begin()
+            self._participation.begin()
             buckets = self.buckets or self._first_buckets()
             self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
             self._start_ready(wait=True)
             self._finish_staged()
             for bucket in [b for b in self._single if b not in late]:
-                self.finish_late(bucket)
+                self.finish_deferred(bucket)
             self._rest(buckets)
 
-    def finish_late(self, bucket: Bucket) -> None:
+    def finish_deferred(self, bucket: Bucket) -> None:
         """Wait for the exchange of one bucket."""
         with self._lock:
             handle, steps = self._single.pop(bucket)
@@ -150,11 +150,11 @@ class Dispatcher:
                 bucket.codec.load(states.get(bucket.name, {}))
 
     def _first_buckets(self) -> list[Bucket]:
-        if not self._census.all_here(wait=True):
+        if not self._participation.all_here(wait=True):
             return self._plain
         self.buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
         self._first_arrivals.clear()
-        self._census.needed = any(bucket.needs_all for bucket in self.buckets)
+        self._participation.needed = any(bucket.needs_all for bucket in self.buckets)
         for place, bucket in enumerate(self.buckets):
             self._place[bucket] = place
             for parameter in bucket.parameters:
@@ -166,12 +166,12 @@ class Dispatcher:
         return self.buckets
 
     def _rest(self, buckets: list[Bucket]) -> None:
-        self._census.rest()
+        self._participation.rest()
         for bucket in buckets:
             bucket.rest()
 
     def _start_ready(self, *, wait: bool) -> None:
-        all_here = self._census.all_here(wait=wait) if self._ready else None
+        all_here = self._participation.all_here(wait=wait) if self._ready else None
         if all_here is None:
             return
         if not all_here and not self.busy:
@@ -225,7 +225,7 @@ class Dispatcher:
             self._staged.append((steps.send(output), steps))
 
 
-class _Census:
+class _ParticipationCheck:
     """Counts in each step which ranks take part in it.
 
     Args:

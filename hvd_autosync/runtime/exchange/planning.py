@@ -30,7 +30,7 @@ from hvd_autosync.runtime.exchange.exchanges import (
     own_bounds,
 )
 from hvd_autosync.runtime.exchange.rows import RowsBucket
-from hvd_autosync.runtime.exchange.zero_bucket import ShardedBucket, even_shares
+from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, even_shares
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
 #: Without a number of buckets, what Horovod cannot fuse is put into buckets of so many bytes.
@@ -128,7 +128,7 @@ class Planning:
         count = bounds[1] - bounds[0] if bounds else sum(p.numel() for p in group)
         if plan.exchange == "sharded":
             shares = even_shares(count, size())
-            return ShardedBucket(name, group, self._scaling, shares, bounds)
+            return ZeroBucket(name, group, self._scaling, shares, bounds)
         like = first.new_empty(0, dtype=wire_dtype(first.dtype))
         columns = matrix_shape(first.shape)[1] if len(group) == 1 else 1
         plain = Flat(self._scaling)

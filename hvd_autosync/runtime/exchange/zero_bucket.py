@@ -36,7 +36,7 @@ class Piece:
     part: torch.nn.Parameter
 
 
-class ShardedBucket(Bucket):
+class ZeroBucket(Bucket):
     """Dense gradients of one type on one device, of which every rank owns a share.
 
     Args:

@@ -10,8 +10,8 @@ from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
-from hvd_autosync.runtime.exchange.zero_bucket import Piece, ShardedBucket
-from hvd_autosync.runtime.state.group_swap import Substitution, steps_by_element
+from hvd_autosync.runtime.exchange.zero_bucket import Piece, ZeroBucket
+from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
 from hvd_autosync.runtime.state.states import (
     Entry,
     decode_entries,
@@ -21,7 +21,7 @@ from hvd_autosync.runtime.state.states import (
 )
 
 
-class Told:
+class FetchedStates:
     """What a rank answers when it is asked for its part of the states; outlives the optimizer.
 
     Attributes:
@@ -36,7 +36,7 @@ class Told:
         return encode_entries(self.entries)
 
 
-class Owners:
+class ZeroStep:
     """The owners' side of one optimizer.
 
     It lets owners step as long as the script leaves everything to ``step()``. A script that looks
@@ -56,17 +56,17 @@ class Owners:
         name: str,
         optimizer: Any,
         dispatcher: Dispatcher,
-        told: Told,
-        ask_all: Callable[[], Sequence[bytes]],
+        told: FetchedStates,
+        fetch_all: Callable[[], Sequence[bytes]],
     ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
         self._votes = torch.zeros(1)
         self._vote: int | None = None
         self._optimizer = optimizer
         self._dispatcher = dispatcher
-        self._ask_all = ask_all
+        self._ask_all = fetch_all
         self._given_up = not steps_by_element(optimizer)
-        self._substitution = Substitution(optimizer)
+        self._substitution = ParameterGroupSwap(optimizer)
         #: Whether owners have stepped since every rank had the whole states.
         self._apart = False
         #: State of each piece, between steps.
@@ -152,8 +152,8 @@ class Owners:
             )
         return self._whole_states()
 
-    def _buckets(self) -> list[ShardedBucket]:
-        return [b for b in self._dispatcher.buckets if isinstance(b, ShardedBucket)]
+    def _buckets(self) -> list[ZeroBucket]:
+        return [b for b in self._dispatcher.buckets if isinstance(b, ZeroBucket)]
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]

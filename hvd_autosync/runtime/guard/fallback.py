@@ -7,7 +7,7 @@ from typing import Any
 from hvd_autosync.runtime import current
 
 
-def go_exactly(self: Any) -> None:
+def fall_back_to_exact(self: Any) -> None:
     """Exchange gradients as they are for good."""
     if self._guard is not None:
         self._guard.about_to_join()  # nobody would wait for what it has sent
@@ -15,6 +15,6 @@ def go_exactly(self: Any) -> None:
     self._dispatcher.drop_codecs()
     if self._protocols is not None:
         self._protocols.stop()
-    if current.tally is not None:
-        current.tally.fell_back = True
+    if current.run_summary is not None:
+        current.run_summary.fell_back = True
     current.watch = None  # steps take longer now, as they must

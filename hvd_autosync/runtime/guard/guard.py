@@ -21,14 +21,14 @@ from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
 from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.runtime.guard.snapshots import Snapshots
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.runtime.patches.join_hook import Joiner, tell_of_joins
+from hvd_autosync.runtime.patches.join_hook import JoinHook, tell_of_joins
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
 #: Windows between two snapshots: more than a loss takes to be judged.
 _SNAPSHOT_EVERY = 8
 
 
-class Guard(Joiner):
+class Guard(JoinHook):
     """Guards one optimizer.
 
     Args:
@@ -117,7 +117,7 @@ class Guard(Joiner):
         self.verdict = self._envelope.accepts(mean, window)
         return not self.verdict
 
-    def at_rest(self, step: int, *, waiting: bool) -> None:
+    def on_quiescent(self, step: int, *, waiting: bool) -> None:
         """Ranks stop together, after steps that they made without waiting for each other.
 
         Args:

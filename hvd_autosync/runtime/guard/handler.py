@@ -12,7 +12,7 @@ from typing import Any
 from horovod.torch.mpi_ops import local_rank, rank
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.guard.fallback import go_exactly
+from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.guard.guard import Guard
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
 
@@ -21,7 +21,7 @@ from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
 _ROUNDS_PREDICTED, _LONG_ROUND = 2, 2
 
 
-class Supervision:
+class LossGuardHandler:
     """The guard's side of one optimizer.
 
     Args:
@@ -65,16 +65,16 @@ class Supervision:
         """Whether any rank's loss is well, in a phase in which ranks do not wait; on one rank."""
         return self._guard is None or self._guard.bears_one(loss)
 
-    def at_rest(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
+    def on_quiescent(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
         """All ranks stop before or after steps without waiting, and have the same parameters.
 
         Args:
-            step: As of :meth:`Guard.at_rest`.
+            step: As of :meth:`Guard.on_quiescent`.
             waiting: As there.
             healthy: Whether what they have is worth to be gone back to.
         """
         if self._guard is not None:
-            self._guard.at_rest(step, waiting=waiting)
+            self._guard.on_quiescent(step, waiting=waiting)
             if healthy and self._guard.wants_snapshot:
                 self._take_snapshot(self._guard)
 
@@ -89,8 +89,8 @@ class Supervision:
         optimizer._settle_steps()
         done = "kept what was learned"
         if not guard.keeps:
-            if optimizer._owners is not None:
-                optimizer._owners.forget()  # states of shards are in no snapshot: they begin anew
+            if optimizer._zero_step is not None:
+                optimizer._zero_step.forget()  # no snapshot has states of shards
             done = f"restored step {guard.restore(optimizer)}"
         elif optimizer._local is not None:
             optimizer._local.average()
@@ -100,7 +100,7 @@ class Supervision:
                 "training continues uncompressed and synchronous",
                 file=sys.stderr,
             )
-        go_exactly(optimizer)
+        fall_back_to_exact(optimizer)
         if optimizer._local is not None:
             optimizer._local.stop()
         if optimizer._protocols is not None:

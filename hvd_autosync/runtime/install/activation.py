@@ -52,24 +52,24 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     if current.schedule is not None or current.protocol is not None:
         watch_join()
     if current.protocol is not None:
-        from hvd_autosync.runtime.collectives.transport import (
-            prepare_mail,  # few strategies need it
+        from hvd_autosync.runtime.collectives.messaging import (
+            prepare_messaging,  # few strategies need it
         )
 
-        prepare_mail()
+        prepare_messaging()
     if spec.watched and current.watch is None:
         from hvd_autosync.runtime.measure.drift import DriftWatch  # trials need it not
 
         current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
         os.register_at_fork(after_in_child=current.forget_run)
-    if spec.tallied and current.tally is None:
-        from hvd_autosync.runtime.trial.run_summary import Tally  # trials need it not
+    if spec.tallied and current.run_summary is None:
+        from hvd_autosync.runtime.trial.run_summary import RunSummary  # trials need it not
 
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)
-        current.tally = Tally(current.losses, spec.drift_folder)
-        atexit.register(current.tally.write)
+        current.run_summary = RunSummary(current.losses, spec.drift_folder)
+        atexit.register(current.run_summary.write)
         os.register_at_fork(after_in_child=current.forget_run)
     if sender is None or current.run is not None:
         return

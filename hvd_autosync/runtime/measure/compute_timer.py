@@ -10,7 +10,7 @@ from time import perf_counter
 WINDOW = 8
 
 
-class Pace:
+class ComputeTimer:
     """The seconds of this rank's last steps, without waiting for other ranks."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from horovod.torch.mpi_ops import rank
 
-from hvd_autosync.runtime.measure.step_classifier import StepCounting
+from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.search_space.trial import DRIFT_FILE
 
 #: A window has at least so many steps, and lasts so many seconds.
@@ -83,7 +83,7 @@ class DriftWatch:
     ) -> None:
         self._expected_s, self._folder, self._round_steps = expected_s, folder, round_steps
         self._clock, self._window_s = clock, window_s
-        self._counting = StepCounting()
+        self._counting = StepClassifier()
         self._steps, self._waited = 0, 0.0
         self._round_began = self._window_began = clock()
         #: Of each round of the window, per step: all of it, and without waiting.

@@ -9,7 +9,7 @@ from typing import Any
 _PATIENCE = 32
 
 
-class StepCounting:
+class StepClassifier:
     """Tells steps from the calls that are a part of one.
 
     The first optimizer that steps is counted; the steps of others, as of a second network's, are

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from hvd_autosync.runtime.guard.fallback import go_exactly
+from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 
 _Hook: TypeAlias = Callable[[Any, dict[str, Any]], Any]
 #: Its entries.
@@ -22,7 +22,7 @@ def keep_in_checkpoints(optimizer: Any) -> None:
     """Have ``state_dict()`` and ``load_state_dict()`` know what ``optimizer`` is made of."""
     saved: list[_Hook] = [_save_codec_states]
     loaded: list[_Hook] = [_load_codec_states]
-    if optimizer._owners is not None:
+    if optimizer._zero_step is not None:
         saved.append(_save_owned_states)
     if optimizer._local is not None:
         saved.append(_save_rounds)
@@ -40,7 +40,7 @@ def keep_in_checkpoints(optimizer: Any) -> None:
 
 
 def _save_owned_states(self: Any, state_dict: dict[str, Any]) -> None:
-    state_dict["state"].update(self._owners.whole_states())
+    state_dict["state"].update(self._zero_step.whole_states())
 
 
 def _save_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def _save_exact(self: Any, state_dict: dict[str, Any]) -> None:
 
 def _load_exact(self: Any, state_dict: dict[str, Any]) -> None:
     if state_dict.get(_EXACT):
-        go_exactly(self)
+        fall_back_to_exact(self)
 
 
 def _save_rounds(self: Any, state_dict: dict[str, Any]) -> None:

@@ -110,9 +110,9 @@ def distribute(
             )
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:
-        from hvd_autosync.runtime.optimizer.strategy_optimizer import planned_optimizer
+        from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 
-        distributed = planned_optimizer(
+        distributed = make_strategy_optimizer(
             optimizer,
             named_parameters,
             plan or ExchangePlan(),
@@ -121,7 +121,7 @@ def distribute(
             schedule,
             protocol,
         )
-    if current.run is not None or current.watch is not None or current.tally is not None:
+    if current.run is not None or current.watch is not None or current.run_summary is not None:
         adasum = arguments["op"] == Adasum and size() > 1
         _put_under_clock(type(distributed), adasum=adasum)
     if current.run is not None:
@@ -142,7 +142,7 @@ def broadcast_optimizer_state(
         root_rank: As there.
         model: As there.
     """
-    owners = getattr(optimizer, "_owners", None)
+    owners = getattr(optimizer, "_zero_step", None)
     if owners is not None:
         owners.collect()
     protocols = getattr(optimizer, "_protocols", None)
@@ -155,12 +155,12 @@ def broadcast_optimizer_state(
     if protocols is not None:
         protocols.share(root_rank)
     if hasattr(optimizer, "_exact"):
-        from hvd_autosync.runtime.guard.fallback import go_exactly
+        from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 
         exact = torch.tensor([float(optimizer._exact)])
         horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")
         if exact.item():
-            go_exactly(optimizer)
+            fall_back_to_exact(optimizer)
 
 
 # broadcast_optimizer_state compares this with the module of the optimizer's class, to tell
@@ -203,7 +203,7 @@ def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> An
 
 
 def _stepped(optimizer: Any) -> None:
-    for watcher in (current.run, current.watch, current.tally):
+    for watcher in (current.run, current.watch, current.run_summary):
         if watcher is not None:
             watcher.optimizer_stepped(optimizer)
 

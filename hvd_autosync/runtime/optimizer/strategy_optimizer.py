@@ -26,21 +26,21 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order, agree_parameters
 from hvd_autosync.runtime.collectives.levels import two_levels
-from hvd_autosync.runtime.collectives.state_rpc import Peers
-from hvd_autosync.runtime.collectives.transport import check_mail
+from hvd_autosync.runtime.collectives.messaging import check_messaging
+from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.exchange.buckets import Bucket
-from hvd_autosync.runtime.exchange.deferred_update import Deferral
+from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.planning import Planning
-from hvd_autosync.runtime.exchange.zero_step import Owners, Told
+from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
 from hvd_autosync.runtime.guard.guard import Guard
-from hvd_autosync.runtime.guard.handler import Supervision
+from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.runtime.patches.scalers import watch_scalers
-from hvd_autosync.runtime.state.group_swap import Substitution
+from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
 from hvd_autosync.runtime.sync.averaging import Averaging
 from hvd_autosync.runtime.sync.local_steps import LocalSteps
 from hvd_autosync.runtime.sync.protocols import Protocols
@@ -67,7 +67,7 @@ _GUARDS: list[weakref.ref[Guard]] = []
 _SENT = (0, None)
 
 
-def planned_optimizer(
+def make_strategy_optimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
     plan: ExchangePlan,
@@ -107,8 +107,8 @@ def planned_optimizer(
     if schedule is not None or protocol is not None:
         plan = replicated(plan)
     methods["_hvd_autosync_plan"] = (plan, classes, schedule, protocol)
-    methods |= dict.fromkeys(("_owners", "_deferral", "_local", "_protocols", "_guard"))
-    methods |= {"_in_step": False, "_exact": False, "_supervision": None}
+    methods |= dict.fromkeys(("_zero_step", "_deferred_update", "_local", "_protocols", "_guard"))
+    methods |= {"_in_step": False, "_exact": False, "_guard_handler": None}
     methods["_hvd_autosync_after_skip"] = _after_skip
     cls = type(base.__name__, (base,), methods)
     planned: torch.optim.Optimizer = cls(
@@ -187,11 +187,11 @@ def _register_hooks(self: Any) -> None:
         priority=plan.order == "priority",
     )
     if plan.sharded:
-        self._owners = _owners(self, first)
+        self._zero_step = _zero_step(self, first)
     if plan.order == "priority":
-        self._deferral = Deferral(self, self._dispatcher)
+        self._deferred_update = DeferredUpdate(self, self._dispatcher)
         self.register_state_dict_pre_hook(_settle)
-    self._supervision = Supervision(self)
+    self._guard_handler = LossGuardHandler(self)
     # Several optimizers may have first parameters of one name.
     own_name = f"{next(_NUMBERS)}.{first}"
     if schedule is not None:
@@ -230,17 +230,17 @@ def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
     check_balance(
         protocol, local_steps=local is not None, passes_per_step=self.backward_passes_per_step
     )
-    check_mail(name)
-    return Protocols(name, self, protocol, self._supervision, local, summed=self.op != Average)
+    check_messaging(name)
+    return Protocols(name, self, protocol, self._guard_handler, local, summed=self.op != Average)
 
 
-def _owners(self: Any, name: str) -> Owners:
+def _zero_step(self: Any, name: str) -> ZeroStep:
     """The owners' side of an optimizer; a collective."""
-    told = Told()
-    peers = Peers(name, told.answer)
+    told = FetchedStates()
+    peers = StateServer(name, told.answer)
     # Another rank may save what this one has dropped.
     weakref.finalize(self, peers.retire).atexit = False
-    return Owners(name, self, self._dispatcher, told, peers.ask_all)
+    return ZeroStep(name, self, self._dispatcher, told, peers.fetch_all)
 
 
 def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
@@ -248,8 +248,8 @@ def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
 
     def absence() -> None:
         self = reference()
-        if self is not None and self._owners is not None:
-            self._owners.collect()
+        if self is not None and self._zero_step is not None:
+            self._zero_step.collect()
 
     return absence
 
@@ -289,8 +289,8 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
                 "step(). Increase backward_passes_per_step to accumulate gradients locally."
             )
         delay[parameter] -= 1
-        if self._deferral is not None:
-            self._deferral.arrived(parameter)
+        if self._deferred_update is not None:
+            self._deferred_update.arrived(parameter)
         # Horovod's zero_grad looks at these.
         self._handles[parameter] = _SENT
         if delay[parameter] > 0:
@@ -311,7 +311,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     # Only here nobody but the optimizer looks at what was reduced; hooks and closures would.
     self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
     by_owners = False
-    substitution = Substitution(self)
+    substitution = ParameterGroupSwap(self)
     if self._should_synchronize:
         _settle_owed(self)  # whose collectives cannot wait for the lock
     apart = self._local is not None and self._local.running
@@ -324,23 +324,23 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._in_step = False
         by_others = substitution.made
         substitution.undo()
-        if self._deferral is not None:
-            self._deferral.put_back()
-        if self._owners is not None:
-            by_owners = self._owners.put_back()
+        if self._deferred_update is not None:
+            self._deferred_update.put_back()
+        if self._zero_step is not None:
+            by_owners = self._zero_step.put_back()
     began = perf_counter()
     if by_owners:
-        self._owners.share()
+        self._zero_step.share()
     if by_others:
         self._protocols.exchange()
-        self._protocols.pace.waited(perf_counter() - began)
+        self._protocols.compute_timer.waited(perf_counter() - began)
     _after_step(self)
     current.waited(perf_counter() - began)
     return result
 
 
 def _after_step(self: Any) -> None:
-    if self._supervision is None:
+    if self._guard_handler is None:
         return  # Horovod registers no hooks for a rank alone, nor we for nothing to train
     if self._local is not None and self._protocols is not None and self._local.running:
         self._protocols.await_device()
@@ -348,10 +348,10 @@ def _after_step(self: Any) -> None:
     if self._local is not None:
         self._local.stepped()
     if self._protocols is not None:
-        self._protocols.pace.waited(perf_counter() - began)
+        self._protocols.compute_timer.waited(perf_counter() - began)
         self._protocols.stepped()
     if self._protocols is None or not self._protocols.running:
-        self._supervision.stepped()
+        self._guard_handler.stepped()
 
 
 def _after_skip(self: Any) -> None:
@@ -398,22 +398,22 @@ def _synchronize(self: Any) -> None:
             self._local.synchronized()
     elif self._requires_update and size() > 1:
         late: Collection[Bucket] = ()
-        if self._deferral is not None:
-            self._deferral.settle_all()
-            late = self._deferral.choose() if self._in_step else ()
-        if self._owners is not None:
-            self._owners.vote(in_step=self._in_step)
+        if self._deferred_update is not None:
+            self._deferred_update.settle_all()
+            late = self._deferred_update.choose() if self._in_step else ()
+        if self._zero_step is not None:
+            self._zero_step.vote(in_step=self._in_step)
         if self._protocols is not None:
             self._protocols.await_device()
         began = perf_counter()
         self._dispatcher.finish(late)
         if self._protocols is not None:
-            self._protocols.pace.waited(perf_counter() - began)
+            self._protocols.compute_timer.waited(perf_counter() - began)
             self._protocols.rescale([p.grad for p in self._requires_update if p.grad is not None])
-        if self._owners is not None:
-            self._owners.synchronized()
+        if self._zero_step is not None:
+            self._zero_step.synchronized()
         if late:
-            self._deferral.begin(late)
+            self._deferred_update.begin(late)
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
     self._handles.clear()
@@ -432,20 +432,20 @@ def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
         # What some ranks have begun, all have to end.
         _settle(self)
         self._dispatcher.finish_if_started()
-        if self._owners is not None:
-            self._owners.forget()
+        if self._zero_step is not None:
+            self._zero_step.forget()
     _horovods_class.load_state_dict(self, *args, **kwargs)
 
 
 def _zero_grad(self: Any) -> None:
-    waiting = self._deferral
+    waiting = self._deferred_update
     with waiting.dropping_gradients() if waiting is not None else contextlib.nullcontext():
         _horovods_class.zero_grad(self)
 
 
 def _settle(self: Any) -> None:
-    if self._deferral is not None:
-        self._deferral.settle_all()
+    if self._deferred_update is not None:
+        self._deferred_update.settle_all()
 
 
 def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
-class Rounds(Protocol):
+class SyncPoints(Protocol):
     """What a pass can end."""
 
     @property
@@ -29,11 +29,11 @@ class Rounds(Protocol):
     def average(self) -> None:
         """Make them so at the end of a pass, if they are not; a collective."""
 
-    def interrupt(self) -> None:
+    def sync_for_eval(self) -> None:
         """Make them so in the middle of one, where another pass begins; a collective."""
 
 
-class Passes:
+class Epochs:
     """The passes that feed one optimizer.
 
     Args:
@@ -45,10 +45,10 @@ class Passes:
         error: What went wrong at the end of a pass.
     """
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: SyncPoints) -> None:
         self._rounds = weakref.ref(rounds)
         self._begun: weakref.WeakMethod[Callable[[Any, Any], None]] | None = None
-        self._passes: dict[int, _Pass] = {}
+        self._epochs: dict[int, _Epoch] = {}
         #: Batches that a step uses, by the largest number so far.
         self._per_step = 0
         self.samples = 0
@@ -57,7 +57,7 @@ class Passes:
         _LISTENING.append(weakref.ref(self, _forget))
 
     @property
-    def rounds(self) -> Rounds | None:
+    def rounds(self) -> SyncPoints | None:
         """Of the optimizer; ``None`` once that is gone."""
         return self._rounds()
 
@@ -69,7 +69,7 @@ class Passes:
             return  # of a stream, whose end nobody knows
         key = id(iterator)
         reference = weakref.ref(iterator, functools.partial(_gone, weakref.ref(self), key))
-        self._passes[key] = _Pass(reference, batches, loader.batch_size)
+        self._epochs[key] = _Epoch(reference, batches, loader.batch_size)
         begun = None if self._begun is None else self._begun()
         if begun is not None:
             begun(loader, iterator)
@@ -81,17 +81,17 @@ class Passes:
     @property
     def seen(self) -> bool:
         """Whether the last step used batches of a pass whose end is known."""
-        return any(each.feeds for each in self._passes.values())
+        return any(each.feeds for each in self._epochs.values())
 
     @property
     def feeding(self) -> list[Any]:
         """Iterators whose batches the last step used."""
-        return _alive(each for each in self._passes.values() if each.feeds)
+        return _alive(each for each in self._epochs.values() if each.feeds)
 
     @property
     def giving(self) -> list[Any]:
         """Iterators whose batches the next step will use, as far as they were given."""
-        return _alive(each for each in self._passes.values() if each.given() > each.used)
+        return _alive(each for each in self._epochs.values() if each.given() > each.used)
 
     def stepped(self) -> None:
         """The optimizer has made a step with what iterators have given since the last one.
@@ -101,7 +101,7 @@ class Passes:
             HorovodInternalError: Another rank has failed.
         """
         self.check()
-        for each in self._passes.values():
+        for each in self._epochs.values():
             new = each.given() - each.used
             each.feeds = new > 0
             each.has_fed = each.has_fed or each.feeds
@@ -127,7 +127,7 @@ class Passes:
         """
         counts = [
             (each.batches - each.given()) // self._per_step + 1 if self._per_step else 1
-            for each in self._passes.values()
+            for each in self._epochs.values()
             if each.given() > each.used
         ]
         return min(counts, default=None)
@@ -135,24 +135,24 @@ class Passes:
     @property
     def at_end(self) -> bool:
         """Whether the last step used the last batch of an iterator that has no more."""
-        return any(each.exhausted and each.feeds for each in self._passes.values())
+        return any(each.exhausted and each.feeds for each in self._epochs.values())
 
     def exhausted(self, key: int) -> None:
         """An iterator has no more to give; what it gave may still be used."""
-        own = self._passes.get(key)
+        own = self._epochs.get(key)
         if own is None or own.exhausted:
             return
         own.exhausted = True
         if not own.has_fed and own.given() - own.used > self._per_step + 1:
             # No step was made from its begin to its end, so that it feeds another loop. Of one that
             # fetches ahead only the batches of a step are missing here.
-            del self._passes[key]
+            del self._epochs[key]
         elif own.has_fed and own.given() <= own.used:
             self._end()
 
     def gave(self, key: int, batch: Any) -> None:
         """An iterator has given a batch; none of it feeds a step where gradients are off."""
-        own = self._passes.get(key)
+        own = self._epochs.get(key)
         if own is None:
             return
         if torch.is_grad_enabled():
@@ -162,16 +162,16 @@ class Passes:
 
     def cut(self) -> None:
         """End the passes that feed this optimizer: their iterators give nothing more."""
-        for each in self._passes.values():
+        for each in self._epochs.values():
             each.cut = each.cut or each.feeds
 
     def is_cut(self, key: int) -> bool:
         """Whether the iterator of that number was told to give nothing more."""
-        return key in self._passes and self._passes[key].cut
+        return key in self._epochs and self._epochs[key].cut
 
     def over(self, key: int) -> None:
         """The iterator of a pass is gone."""
-        own = self._passes.pop(key, None)
+        own = self._epochs.pop(key, None)
         if own is not None and own.has_fed:
             self._end()
 
@@ -182,7 +182,7 @@ class Passes:
 
 
 @dataclass
-class _Pass:
+class _Epoch:
     """One iterator of a loader.
 
     Attributes:
@@ -212,28 +212,28 @@ class _Pass:
         return int(getattr(self.iterator(), "_num_yielded", self.used))
 
 
-def _alive(passes: Iterable[_Pass]) -> list[Any]:
+def _alive(passes: Iterable[_Epoch]) -> list[Any]:
     found = [each.iterator() for each in passes]
     return [each for each in found if each is not None]
 
 
 #: In the order in which they were made: ranks must tell them in the same.
-_LISTENING: list[weakref.ref[Passes]] = []
+_LISTENING: list[weakref.ref[Epochs]] = []
 
 
-def _forget(reference: weakref.ref[Passes]) -> None:
+def _forget(reference: weakref.ref[Epochs]) -> None:
     if reference in _LISTENING:  # not in a child of the script's own
         _LISTENING.remove(reference)
 
 
-def _listening() -> list[Passes]:
+def _listening() -> list[Epochs]:
     return [passes for each in _LISTENING if (passes := each()) is not None]
 
 
 def _interrupt() -> None:
     """Let parameters be equal where another pass begins."""
 
-    def open_ones() -> list[Rounds]:
+    def open_ones() -> list[SyncPoints]:
         all_rounds = (passes.rounds for passes in _listening())
         return [rounds for rounds in all_rounds if rounds is not None and not rounds.equal]
 
@@ -241,7 +241,7 @@ def _interrupt() -> None:
         # Of optimizers that the script has dropped, some ranks may have collected the rest.
         gc.collect()
     for rounds in open_ones():
-        rounds.interrupt()
+        rounds.sync_for_eval()
 
 
 def _samples_of(batch: Any) -> int:
@@ -260,7 +260,7 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-def _gone(reference: weakref.ref[Passes], key: int, _: Any) -> None:
+def _gone(reference: weakref.ref[Epochs], key: int, _: Any) -> None:
     passes = reference()
     if passes is not None:
         try:

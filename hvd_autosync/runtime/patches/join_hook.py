@@ -18,7 +18,7 @@ from horovod.torch import mpi_ops
 from hvd_autosync.runtime.collectives.agreement import gather_texts
 
 
-class Joiner:
+class JoinHook:
     """Somebody who counts steps."""
 
     def about_to_join(self) -> None:
@@ -34,11 +34,11 @@ class Joiner:
 
 
 #: By number, in the order in which they were made, which ranks have in common.
-_JOINERS: weakref.WeakValueDictionary[int, Joiner] = weakref.WeakValueDictionary()
+_JOINERS: weakref.WeakValueDictionary[int, JoinHook] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-def tell_of_joins(joiner: Joiner) -> None:
+def tell_of_joins(joiner: JoinHook) -> None:
     """Tell ``joiner``, as long as it lives, of every ``join()``, before and after it."""
     watch_join()
     _JOINERS[next(_NUMBERS)] = joiner

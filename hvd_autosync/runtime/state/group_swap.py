@@ -42,7 +42,7 @@ def steps_by_element(optimizer: Any) -> bool:
     return own_class(optimizer) in _ELEMENTWISE
 
 
-class Substitution:
+class ParameterGroupSwap:
     """Other parameters in an optimizer's groups, for a while.
 
     Args:

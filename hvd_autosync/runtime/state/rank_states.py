@@ -14,7 +14,7 @@ import torch
 from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.runtime.collectives.agreement import tell_all
-from hvd_autosync.runtime.collectives.state_rpc import Peers
+from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries
 
 #: Place of a parameter among those of the optimizer -> its state.
@@ -37,7 +37,7 @@ class RankStates:
         self._name = f"states.{name}"
         self._optimizer = weakref.ref(optimizer)
         self._loaded: dict[int, States] = {}
-        self._peers = Peers(self._name, self._answer)
+        self._peers = StateServer(self._name, self._answer)
         weakref.finalize(optimizer, self._peers.retire).atexit = False
 
     def save(self) -> dict[int, States]:
@@ -47,7 +47,7 @@ class RankStates:
             AutosyncError: A rank cannot be reached.
         """
         others = [each for each in range(size()) if each != rank()]
-        answers = zip(others, self._peers.ask_all(), strict=True)
+        answers = zip(others, self._peers.fetch_all(), strict=True)
         return {rank(): self._own(), **{other: _states(answer) for other, answer in answers}}
 
     def load(self, saved: dict[int, States]) -> States | None:

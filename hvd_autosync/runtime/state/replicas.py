@@ -52,7 +52,7 @@ class Replicas:
         for statistic, part in zip(statistics, parts, strict=True):
             statistic.detach().copy_(part.view(statistic.shape))
 
-    def catch_up(self) -> Rates:
+    def resync(self) -> Rates:
         """Wait until all ranks are here, and have what the last of them has; a collective.
 
         Who waits takes no part in the others' steps, as Horovod's ``join()`` has it.

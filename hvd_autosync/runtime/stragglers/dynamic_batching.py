@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from hvd_autosync.runtime.measure.compute_timer import WINDOW
-from hvd_autosync.runtime.patches.epochs import Passes
+from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
 from hvd_autosync.runtime.stragglers.batch_split import Batches, Speeds, can_be_cut, cut_sizes
 
@@ -36,7 +36,7 @@ _GAIN, _PATIENCE = 1.1, 3
 _TELL_AFTER = 8
 
 
-class Balancing:
+class DynamicBatching:
     """One rank's part; the last one that was made in this process is the only one to cut anything.
 
     Args:
@@ -48,11 +48,11 @@ class Balancing:
         speeds: By which batches are cut; equal at first.
     """
 
-    _newest: weakref.ref[Balancing] | None = None
+    _newest: weakref.ref[DynamicBatching] | None = None
 
-    def __init__(self, rank: int, ranks: int, passes: Passes) -> None:
+    def __init__(self, rank: int, ranks: int, passes: Epochs) -> None:
         self._rank, self._ranks = rank, ranks
-        self._passes = passes
+        self._epochs = passes
         self._equal: Speeds = (1.0,) * ranks
         self.speeds = self._equal
         #: The batches of loaders' iterators, by these.
@@ -67,7 +67,7 @@ class Balancing:
         self._recent: list[Speeds] = []
         self._votes = 0
         self._said: tuple[int, ...] = ()
-        Balancing._newest = weakref.ref(self)
+        DynamicBatching._newest = weakref.ref(self)
         passes.tell_of(self.begun)
         weight_backward(self.weight)
 
@@ -88,7 +88,7 @@ class Balancing:
     def stepped(self, seconds: float) -> None:
         """A step was made, which took so long without waiting."""
         self._iterator = self._loader = None
-        iterators = self._passes.feeding
+        iterators = self._epochs.feeding
         if len(iterators) == 1 and iterators[0] in self._batches:
             batches = self._batches[iterators[0]]
             self._iterator, self._loader = weakref.ref(iterators[0]), batches.loader
@@ -98,7 +98,7 @@ class Balancing:
 
     def weight(self) -> float:
         """Of the gradient of the batch that the script was given last."""
-        giving = self._passes.giving or ([] if self._iterator is None else [self._iterator()])
+        giving = self._epochs.giving or ([] if self._iterator is None else [self._iterator()])
         known = [each for each in giving if each in self._batches]
         if len(known) != 1 or len(giving) != 1:
             return 1.0
@@ -176,7 +176,7 @@ class Balancing:
             self._recent.clear()
 
     def _is_newest(self) -> bool:
-        return Balancing._newest is not None and Balancing._newest() is self
+        return DynamicBatching._newest is not None and DynamicBatching._newest() is self
 
     def _own(self) -> Batches | None:
         iterator = None if self._iterator is None else self._iterator()

@@ -15,7 +15,7 @@ from horovod.torch.mpi_ops import rank, size
 from hvd_autosync.runtime.state.replicas import Rates, Replicas
 
 
-class Attendance:
+class Membership:
     """Of one optimizer.
 
     Args:
@@ -40,7 +40,7 @@ class Attendance:
         """Whether all ranks have made the same steps and have the same learning rates."""
         return not self.unequal and self._owed_rates is None
 
-    def leave_out(self, slow: frozenset[int]) -> bool:
+    def exclude(self, slow: frozenset[int]) -> bool:
         """Let the others go on without some ranks; returns whether this was one of those.
 
         Such a rank is back when the pass of the others is over.
@@ -54,19 +54,19 @@ class Attendance:
         self.absent, self.unequal = slow, True
         if rank() not in slow:
             return False
-        self._owed_rates = self._replicas.catch_up()
+        self._owed_rates = self._replicas.resync()
         self.absent = frozenset()
         return True
 
-    def catch_up(self) -> None:
+    def resync(self) -> None:
         """Wait until all ranks are here, and have what the last of them has; a collective."""
-        self._replicas.take_rates(self._replicas.catch_up())
+        self._replicas.take_rates(self._replicas.resync())
         self.absent = frozenset()
 
     def pass_ended(self) -> None:
         """This rank's pass is over; a collective where it is unequal."""
         if self.unequal:
-            self.catch_up()
+            self.resync()
         elif self._owed_rates is not None:
             self._replicas.take_rates(self._owed_rates)
             self._owed_rates = None

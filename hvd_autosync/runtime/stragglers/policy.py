@@ -9,7 +9,7 @@ from hvd_autosync.runtime.measure.compute_timer import WINDOW
 from hvd_autosync.runtime.stragglers.detector import Detector
 
 
-class Stragglers:
+class StragglerPolicy:
     """What is known of the ranks' speeds.
 
     Args:

@@ -23,10 +23,10 @@ from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_order
-from hvd_autosync.runtime.collectives.transport import Heed, open_mailbox
+from hvd_autosync.runtime.collectives.messaging import MessageHandler, open_endpoint
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.states import Entry
-from hvd_autosync.runtime.sync.parameter_server import Ownership, Push
+from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
 from hvd_autosync.runtime.sync.shards import Bucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
 
@@ -38,7 +38,7 @@ _LOOK_S = 0.2
 #: are as they came from their owners; in other steps those that torch has seen written to.
 _CHECKED, _CHECK_EVERY = 2, 64
 
-Letter = dict[str, Any]
+PeerMessage = dict[str, Any]
 
 
 class Asynchronous:
@@ -66,13 +66,13 @@ class Asynchronous:
         *,
         summed: bool,
         order: Sequence[torch.nn.Parameter],
-        heed: Callable[[int, Letter], None],
+        on_message: Callable[[int, PeerMessage], None],
     ) -> None:
         self.clock = 0
         self._of_optimizer = weakref.ref(optimizer)
         self._protocol = protocol
         self._summed = summed
-        self._heed_other = heed
+        self._heed_other = on_message
         parameters = parameters_of(optimizer)
         #: Parameter -> place in the optimizer, whose groups are empty while it makes a step.
         self._places = {parameter: index for index, parameter in enumerate(parameters)}
@@ -82,15 +82,15 @@ class Asynchronous:
         self._missing: dict[Bucket, set[torch.nn.Parameter]] = {}
         #: Bucket and owner -> version of what this rank has of it.
         self._versions: dict[tuple[int, int], int] = {}
-        self._owned: Ownership | None = None
-        self.stretch = 0
+        self._owned: ParameterServer | None = None
+        self.segment = 0
         self._awaited = 0
         #: The stretch and the clock of the step that has begun.
         self._begun = 0, 0
         #: Guards what letters change, in the thread that reads them.
         self._changed = threading.Condition()
         # The thread that reads letters must not keep an optimizer that the script has dropped.
-        self._mailbox = open_mailbox(f"asynchronous.{name}", _weakly(self._heed))
+        self._mailbox = open_endpoint(f"asynchronous.{name}", _weakly(self._on_message))
         weakref.finalize(optimizer, self._mailbox.retire).atexit = False
 
     @property
@@ -101,7 +101,7 @@ class Asynchronous:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """As of :class:`Ownership`, of what this rank owns."""
+        """As of :class:`ParameterServer`, of what this rank owns."""
         return {} if self._owned is None else dict(self._owned.staleness)
 
     def begin(self) -> None:
@@ -113,15 +113,15 @@ class Asynchronous:
             self._optimizer.state.pop(parameter, None)
         self._versions.clear()
         with self._changed:
-            self._owned = Ownership(shares, size(), self._protocol, summed=self._summed)
+            self._owned = ParameterServer(shares, size(), self._protocol, summed=self._summed)
         self.go_on()
 
     def go_on(self) -> None:
         """Begin another stretch with what owners have; on all ranks, all of which rest."""
         assert self._owned is not None, "it has begun"
         with self._changed:
-            self._owned.begin_stretch()
-            self.stretch += 1
+            self._owned.begin_segment()
+            self.segment += 1
             self._changed.notify_all()
         self.clock = 0
         self._expect_gradients()
@@ -131,9 +131,9 @@ class Asynchronous:
         with self._changed:
             self._owned = None
 
-    def tell(self, to: int, letter: Letter) -> None:
+    def tell(self, to: int, message: PeerMessage) -> None:
         """Send a letter of another kind; its ``kind`` says which."""
-        self._mailbox.send(to, json.dumps(letter).encode())
+        self._mailbox.send(to, json.dumps(message).encode())
 
     def check(self) -> None:
         """Raise what has gone wrong.
@@ -213,9 +213,9 @@ class Asynchronous:
         Raises:
             ConfigurationError: The script itself has changed parameters, which would be lost.
         """
-        if self._begun == (self.stretch, self.clock):
+        if self._begun == (self.segment, self.clock):
             return
-        self._begun = self.stretch, self.clock
+        self._begun = self.segment, self.clock
         everything = self.clock < _CHECKED or self.clock % _CHECK_EVERY == 0
         for bucket in self._buckets:
             if (everything or bucket.moved()) and not bucket.untouched():
@@ -234,7 +234,7 @@ class Asynchronous:
         head = {"kind": _PUSH, "clock": self.clock + 1, "rates": rates, "absent": absent}
         self._ask(bucket, head, bucket.flat)
 
-    def _ask(self, bucket: Bucket, head: Letter, flat: torch.Tensor | None = None) -> None:
+    def _ask(self, bucket: Bucket, head: PeerMessage, flat: torch.Tensor | None = None) -> None:
         """Send to each owner what it will answer with fresh parameters."""
         with self._changed:
             self._awaited += size()
@@ -243,8 +243,8 @@ class Asynchronous:
             body = None if flat is None else bucket.share_of(owner, flat)
             self._send(owner, {**head, "bucket": bucket.number, "version": version}, body)
 
-    def _send(self, to: int, head: Letter, body: torch.Tensor | None = None) -> None:
-        text = json.dumps({**head, "stretch": self.stretch}).encode()
+    def _send(self, to: int, head: PeerMessage, body: torch.Tensor | None = None) -> None:
+        text = json.dumps({**head, "segment": self.segment}).encode()
         self._mailbox.send(to, text, None if body is None else _memory(body))
 
     def _take_answers(self) -> None:
@@ -257,33 +257,33 @@ class Asynchronous:
 
     # What follows is called in the thread that reads letters.
 
-    def _heed(self, source: int, head: bytes, body: memoryview) -> None:
-        letter = json.loads(head)
-        kind = letter["kind"]
+    def _on_message(self, source: int, head: bytes, body: memoryview) -> None:
+        message = json.loads(head)
+        kind = message["kind"]
         if kind == _FRESH:
-            self._heed_answer(source, letter, body)
+            self._on_answer_message(source, message, body)
         elif kind in (_PUSH, _REST, _PULL):
             with self._changed:
-                while letter["stretch"] > self.stretch:
+                while message["segment"] > self.segment:
                     self._changed.wait()  # this rank is about to begin it, too
-                self._heed_as_owner(source, letter, body)
+                self._on_message_as_owner(source, message, body)
         else:
-            self._heed_other(source, letter)
+            self._heed_other(source, message)
 
-    def _heed_as_owner(self, source: int, letter: Letter, body: memoryview) -> None:
+    def _on_message_as_owner(self, source: int, message: PeerMessage, body: memoryview) -> None:
         owned = self._owned
         assert owned is not None, "nobody sends to owners after the last stretch"
-        if letter["kind"] == _PULL:
-            self._answer(source, letter["bucket"], letter["version"])
+        if message["kind"] == _PULL:
+            self._answer(source, message["bucket"], message["version"])
             return
-        if letter["kind"] == _PUSH:
+        if message["kind"] == _PUSH:
             push = Push(
                 source,
-                letter["bucket"],
-                letter["clock"],
-                letter["version"],
-                letter["rates"],
-                letter["absent"],
+                message["bucket"],
+                message["clock"],
+                message["version"],
+                message["rates"],
+                message["absent"],
             )
             gradient = _tensor(body, owned.shares[push.bucket].values)
             ready = owned.pushed(push, gradient)
@@ -302,10 +302,10 @@ class Asynchronous:
         values = None if version == share.version else share.values.clone()
         self._send(to, {"kind": _FRESH, "bucket": bucket, "version": share.version}, values)
 
-    def _heed_answer(self, owner: int, letter: Letter, body: memoryview) -> None:
-        number = letter["bucket"]
+    def _on_answer_message(self, owner: int, message: PeerMessage, body: memoryview) -> None:
+        number = message["bucket"]
         with self._changed:
-            self._versions[number, owner] = letter["version"]
+            self._versions[number, owner] = message["version"]
             if len(body):
                 bucket = self._buckets[number]
                 place = bucket.share_of(owner, bucket.fresh)
@@ -315,15 +315,15 @@ class Asynchronous:
                 self._changed.notify_all()
 
 
-def _weakly(method: Heed) -> Heed:
+def _weakly(method: MessageHandler) -> MessageHandler:
     reference = weakref.WeakMethod(method)
 
-    def heed(source: int, head: bytes, body: memoryview) -> None:
+    def on_message(source: int, head: bytes, body: memoryview) -> None:
         alive = reference()
         if alive is not None:
             alive(source, head, body)
 
-    return heed
+    return on_message
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

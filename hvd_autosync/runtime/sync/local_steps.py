@@ -20,9 +20,9 @@ from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, size, synchr
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all, tell_all
-from hvd_autosync.runtime.collectives.warn_once import Remark
-from hvd_autosync.runtime.patches.epochs import Passes
-from hvd_autosync.runtime.patches.join_hook import Joiner, tell_of_joins
+from hvd_autosync.runtime.collectives.warn_once import WarnOnce
+from hvd_autosync.runtime.patches.epochs import Epochs
+from hvd_autosync.runtime.patches.join_hook import JoinHook, tell_of_joins
 from hvd_autosync.runtime.state.normalization import running_statistics
 from hvd_autosync.runtime.state.rank_states import RankStates, States
 from hvd_autosync.runtime.sync.averaging import Averaging, moments
@@ -34,7 +34,7 @@ _VOTE_EVERY = 8
 _NEAR = 32
 
 
-class LocalSteps(Joiner):
+class LocalSteps(JoinHook):
     """The rounds of one optimizer.
 
     Args:
@@ -62,7 +62,7 @@ class LocalSteps(Joiner):
         self._optimizer = weakref.ref(optimizer)
         self._schedule = schedule
         self._averaging = averaging
-        self._passes = Passes(self)
+        self._epochs = Epochs(self)
         tell_of_joins(self)
         self._proposal: _Proposal | None = None
         self._length = self._done = 0
@@ -70,7 +70,7 @@ class LocalSteps(Joiner):
         #: Whether the script itself says when parameters must be equal.
         self._script_averages = False
         self._restored = self._stopped = self._paused = False
-        self._no_ends = Remark(
+        self._no_ends = WarnOnce(
             "local steps wait until an end of a pass is known; feed the training by a "
             "torch.utils.data.DataLoader that has a length, or call "
             "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
@@ -84,7 +84,7 @@ class LocalSteps(Joiner):
     @property
     def samples(self) -> int:
         """Samples of this rank so far, where batches have a size."""
-        return self._passes.samples
+        return self._epochs.samples
 
     def gradient_arrived(self) -> None:
         """A gradient of a local step is complete."""
@@ -154,7 +154,7 @@ class LocalSteps(Joiner):
         elif self._done:
             self._end_round(early=True)
 
-    def interrupt(self) -> None:
+    def sync_for_eval(self) -> None:
         """Make parameters equal before another pass, as for an evaluation; a collective."""
         self.average()
 
@@ -250,7 +250,7 @@ class LocalSteps(Joiner):
 
     def _go_to(self, place: dict[str, Any]) -> None:
         self.step, self.highest = place["step"], place["highest"]
-        self._passes.samples = place["samples"]
+        self._epochs.samples = place["samples"]
         self.running, self._restored = False, place["running"]
         self._stopped = place["stopped"]
         self._length = self._done = 0
@@ -259,7 +259,7 @@ class LocalSteps(Joiner):
     def _count(self) -> None:
         self.highest = max(self.highest, self._rate())
         self.step += 1
-        self._passes.stepped()
+        self._epochs.stepped()
 
     def _rate(self) -> float:
         rates = [group["lr"] for group in self._owner.param_groups]
@@ -276,7 +276,7 @@ class LocalSteps(Joiner):
 
         Rounds of one step are none: with gradients exchanged, moments stay the same on all ranks.
         """
-        known = self._script_averages or self._passes.seen
+        known = self._script_averages or self._epochs.seen
         wanted = self._schedule.length(self.step, self._rate(), self.highest) > 1
         ready = torch.tensor([float(known and wanted)])
         if allreduce(ready, op=Sum, name=f"{self._name}.vote").item() == size():
@@ -295,7 +295,7 @@ class LocalSteps(Joiner):
         self._averaging.average_tensors("parameters", self._averaging.parameters, size())
 
     def _propose(self) -> None:
-        known = self._passes.remaining()
+        known = self._epochs.remaining()
         most = 1 if known is None and not self._script_averages else known
         highest = max(self.highest, self._rate())
         length = self._schedule.length(self.step, self._rate(), highest, most)

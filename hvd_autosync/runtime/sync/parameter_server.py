@@ -57,7 +57,7 @@ class _Owned:
     unanswered: dict[int, Push] = field(default_factory=dict)
 
 
-class Ownership:
+class ParameterServer:
     """All that one rank owns.
 
     Args:
@@ -94,7 +94,7 @@ class Ownership:
         """Whether every rank has made its last step of this stretch."""
         return len(self._resting) == self._ranks
 
-    def begin_stretch(self) -> None:
+    def begin_segment(self) -> None:
         """All ranks make steps again, each its first one of the stretch."""
         self._resting.clear()
         for owned in self._owned:

@@ -27,12 +27,12 @@ from hvd_autosync.runtime.collectives.agreement import (
     same_on_all,
     tell_all,
 )
-from hvd_autosync.runtime.collectives.state_rpc import Peers
-from hvd_autosync.runtime.collectives.warn_once import Remark, say_of_all
-from hvd_autosync.runtime.guard.handler import Supervision
-from hvd_autosync.runtime.measure.compute_timer import Pace
-from hvd_autosync.runtime.patches.epochs import Passes
-from hvd_autosync.runtime.patches.join_hook import Joiner, tell_of_joins
+from hvd_autosync.runtime.collectives.state_rpc import StateServer
+from hvd_autosync.runtime.collectives.warn_once import WarnOnce, warn_on_rank_0
+from hvd_autosync.runtime.guard.handler import LossGuardHandler
+from hvd_autosync.runtime.measure.compute_timer import ComputeTimer
+from hvd_autosync.runtime.patches.epochs import Epochs
+from hvd_autosync.runtime.patches.join_hook import JoinHook, tell_of_joins
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.replicas import Replicas
 from hvd_autosync.runtime.state.states import (
@@ -41,12 +41,12 @@ from hvd_autosync.runtime.state.states import (
     put_together,
     take_states,
 )
-from hvd_autosync.runtime.stragglers.dynamic_batching import Balancing
-from hvd_autosync.runtime.stragglers.membership import Attendance
-from hvd_autosync.runtime.stragglers.policy import Stragglers
-from hvd_autosync.runtime.sync.asynchronous import Asynchronous, Letter
+from hvd_autosync.runtime.stragglers.dynamic_batching import DynamicBatching
+from hvd_autosync.runtime.stragglers.membership import Membership
+from hvd_autosync.runtime.stragglers.policy import StragglerPolicy
+from hvd_autosync.runtime.sync.asynchronous import Asynchronous, PeerMessage
 from hvd_autosync.runtime.sync.local_steps import LocalSteps
-from hvd_autosync.runtime.sync.sample_counter import Work
+from hvd_autosync.runtime.sync.sample_counter import SampleCounter
 from hvd_autosync.runtime.sync.stopping import Stopping
 from hvd_autosync.runtime.sync.suitability import check_alone
 from hvd_autosync.search_space.protocol import Protocol
@@ -55,7 +55,7 @@ from hvd_autosync.search_space.protocol import Protocol
 _VOTE_EVERY = 8
 
 
-class Protocols(Joiner):
+class Protocols(JoinHook):
     """The phases of one optimizer; a collective when it is made.
 
     Args:
@@ -76,7 +76,7 @@ class Protocols(Joiner):
         name: str,
         optimizer: Any,
         protocol: Protocol,
-        supervision: Supervision,
+        guard_handler: LossGuardHandler,
         local: LocalSteps | None,
         *,
         summed: bool,
@@ -87,15 +87,15 @@ class Protocols(Joiner):
         self._own_name = name
         self._optimizer = weakref.ref(optimizer)
         self._protocol = protocol
-        self._supervision = supervision
+        self._guard_handler = guard_handler
         self._summed = summed
         self._local = local
-        self._passes = Passes(self)
-        self._balancing: Balancing | None = None
+        self._epochs = Epochs(self)
+        self._dynamic_batching: DynamicBatching | None = None
         if protocol.stragglers == "balance":
-            self._balancing = Balancing(rank(), size(), self._passes)
+            self._dynamic_batching = DynamicBatching(rank(), size(), self._epochs)
         tell_of_joins(self)
-        self._peers = Peers(f"protocols.{name}", self._answer)
+        self._peers = StateServer(f"protocols.{name}", self._answer)
         weakref.finalize(optimizer, self._peers.retire).atexit = False
         self._asynchronous: Asynchronous | None = None
         #: Gradients in the order in which they arrived in the first step.
@@ -103,29 +103,29 @@ class Protocols(Joiner):
         #: Whether the script looks at gradients before the optimizer uses them.
         self._looks = False
         self._script_averages = False
-        self._work = Work(protocol, self._passes)
+        self._sample_counter = SampleCounter(protocol, self._epochs)
         self._voted = 0
         #: Whether ranks wait for each other for good.
         self._stopped = False
         #: Whether this stretch began in the middle of passes, whose ends are still to come.
         self._interrupted = False
-        self._no_ends = Remark(
+        self._no_ends = WarnOnce(
             "ranks go on to wait for each other until an end of a pass is known; feed the training "
             "by a torch.utils.data.DataLoader that has a length, or call "
             "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
         )
         self._replicas = Replicas(name, optimizer)
-        self._attendance = Attendance(self._replicas, summed=summed)
-        self._stragglers = Stragglers(protocol.stragglers, size())
-        self._stopping = Stopping(supervision, self._stragglers)
-        self.pace = Pace()
+        self._membership = Membership(self._replicas, summed=summed)
+        self._stragglers = StragglerPolicy(protocol.stragglers, size())
+        self._stopping = Stopping(guard_handler, self._stragglers)
+        self.compute_timer = ComputeTimer()
 
     @property
     def equal(self) -> bool:
         """Whether parameters are the same on all ranks, and all have made the same steps."""
         if self._asynchronous is not None and self.running:
             return self._asynchronous.clock == 0
-        return self._attendance.equal
+        return self._membership.equal
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -135,12 +135,12 @@ class Protocols(Joiner):
     @property
     def straggler_noticed(self) -> bool:
         """Whether something is done about a straggler now."""
-        return bool(self._attendance.absent) or self._stragglers.present or self.balanced
+        return bool(self._membership.absent) or self._stragglers.present or self.balanced
 
     @property
     def balanced(self) -> bool:
         """Whether ranks have batches of different sizes."""
-        return self._balancing is not None and self._balancing.unequal
+        return self._dynamic_batching is not None and self._dynamic_batching.unequal
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is complete."""
@@ -173,20 +173,20 @@ class Protocols(Joiner):
         """A step was made."""
         self.step += 1
         check_alone(self, self._protocol)
-        computed_s = self.pace.stepped()
-        self._passes.stepped()
-        if self._balancing is not None:
-            self._balancing.stepped(computed_s)
+        computed_s = self.compute_timer.stepped()
+        self._epochs.stepped()
+        if self._dynamic_batching is not None:
+            self._dynamic_batching.stepped(computed_s)
         began = perf_counter()
-        if self._passes.at_end and not self.equal:
+        if self._epochs.at_end and not self.equal:
             self.average()
         elif self.running:
             self._step_without_barrier(computed_s)
         elif (self._local is None or self._local.equal) and self._due():
             self._vote()
-        self.pace.waited(perf_counter() - began)
+        self.compute_timer.waited(perf_counter() - began)
 
-    def interrupt(self) -> None:
+    def sync_for_eval(self) -> None:
         """Another pass begins in the middle of one, as for an evaluation; a collective.
 
         Raises:
@@ -205,7 +205,7 @@ class Protocols(Joiner):
             if self._interrupted or not self.equal:
                 self._meet(ended=True)
         else:
-            self._attendance.pass_ended()
+            self._membership.pass_ended()
 
     def average_for_script(self) -> None:
         """The script says that parameters must be the same; it need not have passes."""
@@ -214,21 +214,21 @@ class Protocols(Joiner):
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
-        self._attendance.unequal = False
+        self._membership.unequal = False
         self.step = agree_steps(self.step, self._name)
         self._voted = self.step
         # Who waited there has missed votes.
-        self._work.agree(f"{self._name}.samples")
+        self._sample_counter.agree(f"{self._name}.samples")
         if not same_on_all([self._stragglers.windows], f"{self._name}.windows"):
             self._stragglers.forget()
-        if self._balancing is not None:
-            self._balancing.forget()
+        if self._dynamic_batching is not None:
+            self._dynamic_batching.forget()
 
     def equalize(self) -> None:
         """Let batches of ranks be equal from now on; a collective."""
-        if self._balancing is not None:
-            planned = agree_steps(self._balancing.planned, f"{self._name}.planned")
-            self._balancing.end(planned)
+        if self._dynamic_batching is not None:
+            planned = agree_steps(self._dynamic_batching.planned, f"{self._name}.planned")
+            self._dynamic_batching.end(planned)
 
     def stop(self) -> None:
         """Let ranks wait for each other for good."""
@@ -247,19 +247,19 @@ class Protocols(Joiner):
         """
         if not self.running:
             return {}
-        answers = [self._answer(), *self._peers.ask_all()]
+        answers = [self._answer(), *self._peers.fetch_all()]
         entries = [entry for answer in answers for entry in decode_entries(answer)]
         return put_together(entries, parameters_of(self._owner))
 
     def save(self) -> dict[str, Any]:
         """What has to be saved for the phases to go on."""
-        return {"step": self.step, "samples": self._work.save()}
+        return {"step": self.step, "samples": self._sample_counter.save()}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Go on where :meth:`save` was called, whose states the optimizer loads, too."""
-        self._attendance.unequal = False
+        self._membership.unequal = False
         self.step = saved["step"]
-        self._work.load(saved["samples"])
+        self._sample_counter.load(saved["samples"])
         self._voted = self.step - _VOTE_EVERY
 
     def share(self, root: int) -> None:
@@ -283,7 +283,7 @@ class Protocols(Joiner):
         watched = self._protocol.stragglers != "none"
         if self._protocol.needs_total and not self._protocol.total and not watched:
             if self.step == 1:
-                say_of_all(
+                warn_on_rank_0(
                     "how many samples this training takes is not known yet, so that ranks wait for "
                     "each other all the time; set total_samples"
                 )
@@ -294,29 +294,29 @@ class Protocols(Joiner):
         """Begin steps without a barrier if it is time; a collective."""
         self._voted = self.step
         # Elastic ends a straggler's pass, and where a script averages itself there is none to end.
-        known = self._passes.seen or (
+        known = self._epochs.seen or (
             self._script_averages and self._protocol.stragglers != "elastic"
         )
-        own = [known, self._work.new_samples(), self.pace.seconds]
-        if self._balancing is not None:
-            own += self._balancing.vote()
+        own = [known, self._sample_counter.new_samples(), self.compute_timer.seconds]
+        if self._dynamic_batching is not None:
+            own += self._dynamic_batching.vote()
         votes = torch.zeros(size(), len(own), dtype=torch.float64)
         votes[rank()] = torch.tensor(own, dtype=torch.float64)
         told = allreduce(votes, op=Sum, name=f"{self._name}.vote")
         in_favour, samples = told[:, :2].sum(0).tolist()
         seconds = told[:, 2].tolist()
-        self._work.add(samples, self.step)
-        if self._balancing is not None and not self._attendance.unequal:
-            self._balancing.voted(told[:, 3:].tolist())
-        waiting = self._work.synchronous
+        self._sample_counter.add(samples, self.step)
+        if self._dynamic_batching is not None and not self._membership.unequal:
+            self._dynamic_batching.voted(told[:, 3:].tolist())
+        waiting = self._sample_counter.synchronous
         # Those who are left out do not vote: the others must not learn what they cannot know.
-        slow = frozenset() if self._attendance.unequal else self._stragglers.window(seconds)
-        if self._attendance.unequal or (waiting and not slow):
+        slow = frozenset() if self._membership.unequal else self._stragglers.window(seconds)
+        if self._membership.unequal or (waiting and not slow):
             return
         if in_favour == size():
             if waiting and self._protocol.stragglers == "elastic":
-                if self._attendance.leave_out(slow):
-                    self._passes.cut()
+                if self._membership.exclude(slow):
+                    self._epochs.cut()
             else:
                 self._begin()
         elif not known:
@@ -327,7 +327,7 @@ class Protocols(Joiner):
     def _begin(self) -> None:
         if self._local is not None:
             self._local.pause()
-        self._supervision.at_rest(self.step, waiting=True)
+        self._guard_handler.on_quiescent(self.step, waiting=True)
         if self._asynchronous is None:
             watched = self._owner._requires_update
             everything = [each for each in parameters_of(self._owner) if each in watched]
@@ -337,26 +337,26 @@ class Protocols(Joiner):
                 self._protocol,
                 summed=self._summed,
                 order=list(dict.fromkeys([*self._order, *everything])),
-                heed=self._heed,
+                on_message=self._on_message,
             )
         self._asynchronous.begin()
         self.running = self._interrupted = True
-        if current.tally is not None:
-            current.tally.without_barrier = True
+        if current.run_summary is not None:
+            current.run_summary.without_barrier = True
 
     def rescale(self, gradients: Sequence[torch.Tensor]) -> None:
         """Make means of all ranks those of the ranks that took part."""
-        self._attendance.rescale(gradients)
+        self._membership.rescale(gradients)
 
     def _step_without_barrier(self, computed_s: float) -> None:
         assert self._asynchronous is not None, "it runs"
         if self._stopping.stepped(self._asynchronous, computed_s):
             self._meet(ended=False, leaving=True)
 
-    def _heed(self, source: int, letter: Letter) -> None:
+    def _on_message(self, source: int, message: PeerMessage) -> None:
         """A letter that is not about parameters; called in the thread that reads them."""
         if self._asynchronous is not None:
-            self._stopping.heed(self._asynchronous, source, letter)
+            self._stopping.on_message(self._asynchronous, source, message)
 
     def _meet(self, *, ended: bool, leaving: bool = False, interrupted: bool = False) -> None:
         """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
@@ -375,29 +375,38 @@ class Protocols(Joiner):
         self._interrupted = interrupted
         asynchronous.rest()
         at_their_end, leaving_ranks, interrupting, samples, steps, clocks = add_up(
-            [ended, leaving, interrupted, self._work.new_samples(), self.step, asynchronous.clock],
+            [
+                ended,
+                leaving,
+                interrupted,
+                self._sample_counter.new_samples(),
+                self.step,
+                asynchronous.clock,
+            ],
             f"{self._name}.meet",
             asynchronous.check,
         )
         if not leaving_ranks:
             _check_interrupting(interrupting)
-        self._work.add(samples, self.step)
+        self._sample_counter.add(samples, self.step)
         asynchronous.refresh()
         self._replicas.average_statistics()
         asynchronous.await_rest()  # after their losses
         # Nobody changes what another is about to take.
         broken_ranks, slow, behind, gradients = self._met()
         self._stragglers.present = slow > 0
-        due = self._work.synchronous and not slow
+        due = self._sample_counter.synchronous and not slow
         waiting = leaving_ranks + broken_ranks > 0 or due
-        if gradients and (waiting or asynchronous.stretch == 1):
-            say_of_all(
+        if gradients and (waiting or asynchronous.segment == 1):
+            warn_on_rank_0(
                 f"without a barrier gradients were {behind / gradients:.1f} steps of other ranks "
                 "old on average"
             )
         if waiting:
             self._take_back(asynchronous)
-        self._supervision.at_rest(round(steps / size()), waiting=waiting, healthy=broken_ranks == 0)
+        self._guard_handler.on_quiescent(
+            round(steps / size()), waiting=waiting, healthy=broken_ranks == 0
+        )
         if not waiting:
             asynchronous.go_on()
             return
@@ -406,11 +415,11 @@ class Protocols(Joiner):
         if self._local is not None:
             self._local.resume()
         if broken_ranks:
-            self._supervision.fall_back()
+            self._guard_handler.fall_back()
         # In the middle of their passes ranks have different numbers of steps before them.
-        self._attendance.unequal = at_their_end < size() and clocks > 0
-        if self._attendance.unequal and ended and not interrupted:
-            self._attendance.catch_up()
+        self._membership.unequal = at_their_end < size() and clocks > 0
+        if self._membership.unequal and ended and not interrupted:
+            self._membership.resync()
 
     def _met(self) -> list[float]:
         """Sums over ranks: broken; slow; steps that gradients were old; gradients."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from horovod.torch.mpi_ops import size
 
 from hvd_autosync.runtime.collectives.agreement import agree_steps
-from hvd_autosync.runtime.collectives.warn_once import Remark
-from hvd_autosync.runtime.patches.epochs import Passes
+from hvd_autosync.runtime.collectives.warn_once import WarnOnce
+from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.search_space.protocol import Protocol
 
 
-class Work:
+class SampleCounter:
     """The samples of one optimizer.
 
     Args:
@@ -21,13 +21,13 @@ class Work:
         samples: Of all ranks, as all of them know it.
     """
 
-    def __init__(self, protocol: Protocol, passes: Passes) -> None:
+    def __init__(self, protocol: Protocol, passes: Epochs) -> None:
         self.samples = 0
         #: How many of this rank that includes.
         self._included = 0
         self._protocol = protocol
-        self._passes = passes
-        self._uncounted = Remark(
+        self._epochs = passes
+        self._uncounted = WarnOnce(
             "samples of this training cannot be counted, so that it never switches; feed it by a "
             "torch.utils.data.DataLoader that has a length, and a batch_size or batches whose "
             "tensors all are as long as they have samples"
@@ -35,8 +35,8 @@ class Work:
 
     def new_samples(self) -> int:
         """Samples of this rank that no other knows of, to be added to those of others."""
-        new = self._passes.samples - self._included
-        self._included = self._passes.samples
+        new = self._epochs.samples - self._included
+        self._included = self._epochs.samples
         return new
 
     def add(self, samples: float, step: int) -> None:
@@ -56,8 +56,8 @@ class Work:
 
     def save(self) -> int:
         """Samples of all ranks, those estimated of which this rank alone knows its own."""
-        return self.samples + (self._passes.samples - self._included) * int(size())
+        return self.samples + (self._epochs.samples - self._included) * int(size())
 
     def load(self, samples: int) -> None:
         """Go on from there."""
-        self.samples, self._included = samples, self._passes.samples
+        self.samples, self._included = samples, self._epochs.samples

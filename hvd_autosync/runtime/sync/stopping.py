@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from horovod.torch.mpi_ops import size
 
-from hvd_autosync.runtime.guard.handler import Supervision
-from hvd_autosync.runtime.stragglers.policy import Stragglers
-from hvd_autosync.runtime.sync.asynchronous import Asynchronous, Letter
+from hvd_autosync.runtime.guard.handler import LossGuardHandler
+from hvd_autosync.runtime.stragglers.policy import StragglerPolicy
+from hvd_autosync.runtime.sync.asynchronous import Asynchronous, PeerMessage
 
 #: Kinds of letters: to rank 0, what it has to know of a step; from it, to stop at a later one.
 _STEP, _STOP = "step", "stop"
@@ -34,41 +34,41 @@ class Stopping:
         broken: On rank 0: whether a loss was not healthy.
     """
 
-    def __init__(self, supervision: Supervision, stragglers: Stragglers) -> None:
+    def __init__(self, guard_handler: LossGuardHandler, stragglers: StragglerPolicy) -> None:
         self.broken = False
-        self._supervision = supervision
+        self._guard_handler = guard_handler
         self._stragglers = stragglers
         #: The order of the last stretch that had one.
-        self._told: Letter | None = None
+        self._told: PeerMessage | None = None
         #: On rank 0: the stretch that letters are about, and the highest step of any rank in it.
         self._heard_of = 0, 0
 
     def stepped(self, asynchronous: Asynchronous, computed_s: float) -> bool:
         """This rank has made a step; whether it is to stop now."""
-        stretch, clock = asynchronous.stretch, asynchronous.clock
+        segment, clock = asynchronous.segment, asynchronous.clock
         told = self._told
-        if told is not None and told["stretch"] == stretch and clock >= told["clock"]:
+        if told is not None and told["segment"] == segment and clock >= told["clock"]:
             return True
-        loss = self._supervision.loss()
+        loss = self._guard_handler.loss()
         if loss is not None or self._stragglers.present:
-            letter = {"kind": _STEP, "stretch": stretch, "clock": clock}
-            asynchronous.tell(0, {**letter, "loss": loss, "seconds": computed_s})
+            message = {"kind": _STEP, "segment": segment, "clock": clock}
+            asynchronous.tell(0, {**message, "loss": loss, "seconds": computed_s})
         return False
 
-    def heed(self, asynchronous: Asynchronous, source: int, letter: Letter) -> None:
+    def on_message(self, asynchronous: Asynchronous, source: int, message: PeerMessage) -> None:
         """Take a letter; in the thread that reads them."""
-        if letter["kind"] == _STOP:
-            if self._told is None or self._told["stretch"] != letter["stretch"]:
-                self._told = letter
+        if message["kind"] == _STOP:
+            if self._told is None or self._told["segment"] != message["segment"]:
+                self._told = message
             return
-        if letter["stretch"] != self._heard_of[0]:
-            self._heard_of = letter["stretch"], 0
-        highest = max(self._heard_of[1], letter["clock"])
-        self._heard_of = letter["stretch"], highest
-        loss = letter["loss"]
-        broken = loss is not None and not self._supervision.healthy(loss)
+        if message["segment"] != self._heard_of[0]:
+            self._heard_of = message["segment"], 0
+        highest = max(self._heard_of[1], message["clock"])
+        self._heard_of = message["segment"], highest
+        loss = message["loss"]
+        broken = loss is not None and not self._guard_handler.healthy(loss)
         self.broken = self.broken or broken
-        if self._stragglers.stepped(source, letter["seconds"]) or broken:
-            order = {"kind": _STOP, "stretch": letter["stretch"], "clock": highest + _NOTICE}
+        if self._stragglers.stepped(source, message["seconds"]) or broken:
+            order = {"kind": _STOP, "segment": message["segment"], "clock": highest + _NOTICE}
             for each in range(size()):
                 asynchronous.tell(each, order)

@@ -19,8 +19,8 @@ import torch
 from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.runtime.measure.step_classifier import StepCounting
-from hvd_autosync.runtime.patches.epochs import Passes
+from hvd_autosync.runtime.measure.step_classifier import StepClassifier
+from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE
 
 #: Windows of losses at the end whose mean stands for a metric that the script does not say.
@@ -29,7 +29,7 @@ _LAST_WINDOWS = 4
 _EVERY_S = 5.0
 
 
-class Tally:
+class RunSummary:
     """What this process's training comes to.
 
     Args:
@@ -40,8 +40,8 @@ class Tally:
 
     def __init__(self, losses: Losses, folder: str, clock: Callable[[], float] = monotonic) -> None:
         self._losses, self._folder, self._clock = losses, folder, clock
-        self._counting = StepCounting()
-        self._passes = Passes(self)
+        self._counting = StepClassifier()
+        self._epochs = Epochs(self)
         self._steps = self._seen = 0
         #: Sums of the losses of the last windows, on their device, and how many each has.
         self._windows: deque[tuple[torch.Tensor, int]] = deque(maxlen=_LAST_WINDOWS + 1)
@@ -63,7 +63,7 @@ class Tally:
     def average(self) -> None:
         """Likewise."""
 
-    def interrupt(self) -> None:
+    def sync_for_eval(self) -> None:
         """Likewise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -90,7 +90,7 @@ class Tally:
         said = {
             "metric": self._metric,
             "loss": self._loss(),
-            "samples": self._passes.samples * self._size,
+            "samples": self._epochs.samples * self._size,
             "steps": self._steps,
             "fell_back": self.fell_back,
             "without_barrier": self.without_barrier,
@@ -111,7 +111,7 @@ class Tally:
         if not self._is_first():
             return
         self._steps += 1
-        self._passes.stepped()
+        self._epochs.stepped()
         loss = self._losses.since(self._seen)
         self._seen = self._losses.count
         if loss is not None:

@@ -25,7 +25,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.recorder import Recorder
-from hvd_autosync.runtime.measure.step_classifier import StepCounting
+from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.trial import ending
 from hvd_autosync.search_space.trial import TrialSpec
 
@@ -58,7 +58,7 @@ class TrialRun:
         # Weakly, so that what the script drops is gone.
         self._optimizers: list[weakref.ref[Any]] = []
         self._owned: list[frozenset[str]] = []
-        self._counting = StepCounting()
+        self._counting = StepClassifier()
         self._begun = False
         self._steps = 0
         self._last_step = spec.warmup_steps + spec.measured_steps

@@ -23,8 +23,8 @@ zmq = pytest.importorskip("zmq")
 
 from hvd_autosync.errors import AutosyncError  # noqa: E402
 from hvd_autosync.runtime.collectives import transport_zmq as mail_zmq  # noqa: E402
-from hvd_autosync.runtime.collectives.endpoint import Heed, Mailbox  # noqa: E402
-from hvd_autosync.runtime.collectives.transport_zmq import ZmqCarrier  # noqa: E402
+from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler  # noqa: E402
+from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport  # noqa: E402
 
 PEER = Path(__file__).parents[1] / "workers" / "mail_peer.py"
 #: More than any wait here takes on a busy machine.
@@ -40,12 +40,12 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def failure(mailbox: Mailbox) -> str:
+def failure(endpoint: Endpoint) -> str:
     """What ``check`` raises, as soon as it does."""
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         try:
-            mailbox.check()
+            endpoint.check()
         except AutosyncError as error:
             return error.message
         time.sleep(0.005)
@@ -55,24 +55,24 @@ def failure(mailbox: Mailbox) -> str:
 def in_turn(letters: Letters) -> Callable[[int, int, bytes, memoryview], None]:
     """Keeps what each rank gets."""
 
-    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+    def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         letters[own].put((source, head, bytes(body)))
 
-    return heed
+    return on_message
 
 
 @contextlib.contextmanager
-def mailboxes(count: int, heed: Callable[..., None]) -> Iterator[list[Mailbox]]:
-    """Connected mailboxes of this process; ``heed`` gets the rank that heeds before all else."""
-    carriers = [ZmqCarrier("127.0.0.1") for _ in range(count)]
+def mailboxes(count: int, on_message: Callable[..., None]) -> Iterator[list[Endpoint]]:
+    """Connected endpoints of this process; ``on_message`` gets the receiving rank first."""
+    carriers = [ZmqTransport("127.0.0.1") for _ in range(count)]
     cards = [carrier.card for carrier in carriers]
     for rank, carrier in enumerate(carriers):
         carrier.connect(rank, cards)
 
-    def of_rank(rank: int) -> Heed:
-        return lambda *letter: heed(rank, *letter)
+    def of_rank(rank: int) -> MessageHandler:
+        return lambda *letter: on_message(rank, *letter)
 
-    opened = [Mailbox(r, count, carrier, of_rank(r)) for r, carrier in enumerate(carriers)]
+    opened = [Endpoint(r, count, carrier, of_rank(r)) for r, carrier in enumerate(carriers)]
     for each in opened:
         each.await_connections(LONG_S)
     try:
@@ -81,8 +81,8 @@ def mailboxes(count: int, heed: Callable[..., None]) -> Iterator[list[Mailbox]]:
         close_all(opened)
 
 
-def close_all(opened: list[Mailbox]) -> None:
-    def close(each: Mailbox) -> None:
+def close_all(opened: list[Endpoint]) -> None:
+    def close(each: Endpoint) -> None:
         with contextlib.suppress(AutosyncError):
             each.close()
 
@@ -125,10 +125,10 @@ def test_large_letters_both_ways_at_once() -> None:
     bodies = [bytearray(chosen.randbytes(2**20) * 50) for _ in range(2)]
     arrived: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
 
-    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+    def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         arrived.put((own, len(body) == size and body == bodies[source]))
 
-    with mailboxes(2, heed) as opened:
+    with mailboxes(2, on_message) as opened:
         for own in (0, 1):
             opened[own].send(1 - own, b"", memoryview(bodies[own]))
         assert sorted(arrived.get(timeout=LONG_S) for _ in range(2)) == [(0, True), (1, True)]
@@ -136,15 +136,15 @@ def test_large_letters_both_ways_at_once() -> None:
 
 def test_many_shapes_of_body_come_back_from_within_heed() -> None:
     letters: Letters = [queue.SimpleQueue() for _ in range(2)]
-    opened: list[Mailbox] = []
+    opened: list[Endpoint] = []
 
-    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+    def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         if head == b"echo":
             opened[own].send(source, b"reply", body)
         else:
             in_turn(letters)(own, source, head, body)
 
-    with mailboxes(2, heed) as boxes:
+    with mailboxes(2, on_message) as boxes:
         opened += boxes
         flat = memoryview(bytes(range(200)))
         for to in (0, 1):
@@ -160,14 +160,14 @@ def test_closing_delivers_all_letters_and_the_replies_to_them() -> None:
     heeded, opened = [0, 0], []
     body = memoryview(bytes(300_000))
 
-    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+    def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         if head == b"ask":
             time.sleep(0.002)  # slower than they come
             opened[own].send(source, b"reply", body)
         else:
             heeded[own] += 1
 
-    with mailboxes(2, heed) as boxes:
+    with mailboxes(2, on_message) as boxes:
         opened += boxes
         for _ in range(100):
             boxes[0].send(1, b"ask", body)
@@ -181,12 +181,12 @@ def test_closing_delivers_all_letters_and_the_replies_to_them() -> None:
 def test_a_failure_is_known_everywhere_and_nothing_is_heeded_after_it() -> None:
     letters: Letters = [queue.SimpleQueue() for _ in range(3)]
 
-    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+    def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         if head == b"bad":
             raise KeyError("no such parameter")
         in_turn(letters)(own, source, head, body)
 
-    with mailboxes(3, heed) as opened:
+    with mailboxes(3, on_message) as opened:
         for head in (b"good", b"bad", b"late"):
             opened[2].send(1, head)
         for each in opened:
@@ -201,10 +201,10 @@ def test_a_failure_is_known_everywhere_and_nothing_is_heeded_after_it() -> None:
 
 
 def test_close_tells_of_a_failure_that_nobody_has_been_told() -> None:
-    def heed(own: int, source: int, head: bytes, body: memoryview) -> None:
+    def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         raise KeyError("no such parameter")
 
-    with mailboxes(2, heed) as opened:
+    with mailboxes(2, on_message) as opened:
         opened[0].send(1, b"")
         until(lambda: opened[1]._failure is not None)
         with pytest.raises(AutosyncError, match="rank 1 failed on a letter of rank 0"):
@@ -234,7 +234,7 @@ def test_who_has_another_ranks_place_is_told_apart(
 ) -> None:
     monkeypatch.setattr(mail_zmq, "_HANDSHAKE_MS", 500)
     with contextlib.ExitStack() as opened:
-        own, other = ZmqCarrier("127.0.0.1"), ZmqCarrier("127.0.0.1")
+        own, other = ZmqTransport("127.0.0.1"), ZmqTransport("127.0.0.1")
         opened.callback(other.end)
         card = other.card
         if listener != "a rank of another job":
@@ -243,13 +243,13 @@ def test_who_has_another_ranks_place_is_told_apart(
             if listener == "gone":
                 there.close()
         own.connect(0, [own.card, card])
-        mailbox = Mailbox(0, 2, own, lambda *letter: None)
+        endpoint = Endpoint(0, 2, own, lambda *letter: None)
         if listener == "closing":
             there.accept()[0].close()
         if listener == "a rank of another job":
             until(lambda: bool(other.receive(0.01)) or bool(own.lost))
-        assert failure(mailbox).startswith(f"rank 1 is gone: {how}")
-        mailbox.abandon("")
+        assert failure(endpoint).startswith(f"rank 1 is gone: {how}")
+        endpoint.abandon("")
 
 
 @pytest.mark.parametrize("key", ["none", "own", "a rank's public one"])
@@ -292,14 +292,14 @@ class Peer:
             text=True,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
         )
-        carrier = ZmqCarrier("127.0.0.1")
+        carrier = ZmqTransport("127.0.0.1")
         assert self.process.stdout
         cards = [carrier.card, self.process.stdout.readline().strip()]
         self.tell(json.dumps(cards))
         carrier.connect(0, cards)
         self.letters: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.mailbox = Mailbox(0, 2, carrier, lambda *letter: self.letters.put(letter[:2]))
-        self.mailbox.await_connections(LONG_S)
+        self.endpoint = Endpoint(0, 2, carrier, lambda *letter: self.letters.put(letter[:2]))
+        self.endpoint.await_connections(LONG_S)
         self.said = self.process.stdout.readline().strip()
 
     def tell(self, line: str) -> None:
@@ -321,7 +321,7 @@ def peer() -> Iterator[Callable[[str], Peer]]:
         each.process.kill()
         each.process.communicate()
         with contextlib.suppress(AutosyncError):
-            each.mailbox.close()
+            each.endpoint.close()
 
 
 def test_a_killed_rank_is_named_even_if_it_leaves_a_child(peer: Callable[[str], Peer]) -> None:
@@ -329,12 +329,12 @@ def test_a_killed_rank_is_named_even_if_it_leaves_a_child(peer: Callable[[str], 
     child = int(killed.said)
     killed.process.kill()
     try:
-        assert failure(killed.mailbox) == "rank 1 is gone: its connection broke"
+        assert failure(killed.endpoint) == "rank 1 is gone: its connection broke"
         os.kill(child, 0)  # lives
     finally:
         os.kill(child, signal.SIGKILL)
-    killed.mailbox.close()  # waits for nobody, and says nothing that is known
-    assert not killed.mailbox._thread.is_alive()
+    killed.endpoint.close()  # waits for nobody, and says nothing that is known
+    assert not killed.endpoint._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -346,18 +346,18 @@ def test_a_rank_that_ends_without_closing_ends(
 ) -> None:
     other = peer(manner)
     other.tell("end")
-    assert failure(other.mailbox) == f"rank 1 has ended {why}"
+    assert failure(other.endpoint) == f"rank 1 has ended {why}"
     assert other.letters.get(timeout=LONG_S) == (1, b"last")
     assert other.process.wait(LONG_S) == status
 
 
 def test_a_rank_ends_whose_heed_hangs(peer: Callable[[str], Peer]) -> None:
     other = peer("hang")
-    other.mailbox.send(1, b"hang")
+    other.endpoint.send(1, b"hang")
     assert other.letters.get(timeout=LONG_S) == (1, b"hanging")
     other.tell("end")
     assert other.process.wait(LONG_S) == 0
-    assert failure(other.mailbox) == "rank 1 is gone: its connection broke"
+    assert failure(other.endpoint) == "rank 1 is gone: its connection broke"
 
 
 def test_a_forked_child_has_no_mailbox_and_harms_none() -> None:
@@ -417,13 +417,13 @@ def still_there(stranger: socket.socket) -> bool:
 
 POOR = """
 import queue, resource, sys, time
-from hvd_autosync.runtime.collectives.transport_zmq import ZmqCarrier
-from hvd_autosync.runtime.collectives.endpoint import Mailbox
+from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport
+from hvd_autosync.runtime.collectives.endpoint import Endpoint
 
-carrier, heard = ZmqCarrier("127.0.0.1"), queue.SimpleQueue()
+carrier, heard = ZmqTransport("127.0.0.1"), queue.SimpleQueue()
 print(carrier.card, flush=True)
 carrier.connect(0, [carrier.card, sys.stdin.readline()])
-box = Mailbox(0, 2, carrier, lambda *letter: heard.put(letter))
+box = Endpoint(0, 2, carrier, lambda *letter: heard.put(letter))
 while not carrier._connections:
     time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -436,7 +436,7 @@ print(heard.get(timeout=60)[:2], flush=True)
 def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
     crowd: Callable[..., list[socket.socket]],
 ) -> None:
-    carrier = ZmqCarrier("127.0.0.1")
+    carrier = ZmqTransport("127.0.0.1")
     with (
         subprocess.Popen(
             [sys.executable, "-c", POOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -452,7 +452,7 @@ def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
         host, _, port = json.loads(card)[0].removeprefix("tcp://").partition(":")
         crowd((host, int(port)), "silent", 200)
         carrier.connect(1, [card, carrier.card])
-        box = Mailbox(1, 2, carrier, lambda *letter: None)
+        box = Endpoint(1, 2, carrier, lambda *letter: None)
         box.await_connections(LONG_S)
         box.send(0, b"hello")
         assert process.stdout.readline() == "(1, b'hello')\n"

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from hvd_autosync.runtime.collectives.shutdown import GOODBYE, LEAVE, THANKS, Farewell
+from hvd_autosync.runtime.collectives.shutdown import GOODBYE, LEAVE, THANKS, ShutdownProtocol
 
 
 def test_a_rank_leaves_when_nothing_is_under_way_and_ends_when_all_leave() -> None:
-    farewell = Farewell(range(3))
+    farewell = ShutdownProtocol(range(3))
     for rank in range(3):
         farewell.heard(GOODBYE, rank)
     assert not farewell.awaited and not farewell.may_leave()
@@ -20,7 +20,7 @@ def test_a_rank_leaves_when_nothing_is_under_way_and_ends_when_all_leave() -> No
 
 
 def test_thanks_for_a_goodbye_are_no_thanks_for_a_failure() -> None:
-    farewell = Farewell(range(3))
+    farewell = ShutdownProtocol(range(3))
     farewell.heard(THANKS, 1)
     farewell.failed()
     assert not farewell.is_known(0, {2})

@@ -19,26 +19,26 @@ pytest.importorskip("horovod.torch")
 
 from hvd_autosync.errors import AutosyncError  # noqa: E402
 from hvd_autosync.runtime.collectives import state_rpc as module  # noqa: E402
-from hvd_autosync.runtime.collectives.state_rpc import Peers  # noqa: E402
+from hvd_autosync.runtime.collectives.state_rpc import StateServer  # noqa: E402
 
 POOR = Path(__file__).parents[1] / "workers" / "poor_peer.py"
 SECRET = os.urandom(32)
 Crowd = Callable[..., list[socket.socket]]
-Make = Callable[[int, list[str], bytes], Peers]
+Make = Callable[[int, list[str], bytes], StateServer]
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """``make(rank, addresses, answer)``: one rank; its own address, where it has one, is added."""
-    made: list[Peers] = []
+    made: list[StateServer] = []
 
-    def peers(rank: int, addresses: list[str], answer: bytes) -> Peers:
+    def peers(rank: int, addresses: list[str], answer: bytes) -> StateServer:
         monkeypatch.setattr(module, "rank", lambda: rank)
         monkeypatch.setattr(module, "size", lambda: 2)
         monkeypatch.setattr(module, "tell_all", lambda text, name: SECRET)
         monkeypatch.setattr(module, "gather_texts", lambda own, name: [*addresses, own][:2])
         monkeypatch.setattr(module, "own_address", lambda name: "127.0.0.1")
-        made.append(Peers("test", lambda: answer))
+        made.append(StateServer("test", lambda: answer))
         atexit.unregister(made[-1]._linger)
         return made[-1]
 
@@ -47,7 +47,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         each._close()
 
 
-def written(peers: Peers) -> str:
+def written(peers: StateServer) -> str:
     return "{}:{}".format(*peers._port.address)
 
 
@@ -57,7 +57,7 @@ def test_a_rank_is_answered_beside_a_crowd(make: Make, manner: str, crowd: Crowd
     asking = make(1, [written(asked)], b"state of rank 1")
     crowd(asked._port.address, manner, 300)
     for _ in range(3):
-        assert asking.ask_all() == [b"state of rank 0"]
+        assert asking.fetch_all() == [b"state of rank 0"]
 
 
 def test_a_rank_that_is_gone_is_not_waited_for(make: Make) -> None:
@@ -65,7 +65,7 @@ def test_a_rank_that_is_gone_is_not_waited_for(make: Make) -> None:
     asking = make(1, [written(asked)], b"")
     asked._close()
     with pytest.raises(AutosyncError, match="rank 0 does not tell .*refused"):
-        asking.ask_all()
+        asking.fetch_all()
 
 
 def test_who_took_the_port_of_a_rank_that_is_gone_cannot_fill_the_memory(make: Make) -> None:
@@ -80,7 +80,7 @@ def test_who_took_the_port_of_a_rank_that_is_gone_cannot_fill_the_memory(make: M
             thread = threading.Thread(target=answer)
             thread.start()
             with pytest.raises(AutosyncError, match="not signed"):
-                asking.ask_all()
+                asking.fetch_all()
             thread.join()
 
 
@@ -102,7 +102,7 @@ def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, cro
         while len(os.listdir(f"/proc/{process.pid}/fd")) < 60:
             assert time.monotonic() < deadline, "the crowd is not large enough"
             time.sleep(0.01)
-        assert asking.ask_all() == [b"poor"]
+        assert asking.fetch_all() == [b"poor"]
         for stranger in strangers:
             stranger.close()
-        assert asking.ask_all() == [b"poor"]
+        assert asking.fetch_all() == [b"poor"]

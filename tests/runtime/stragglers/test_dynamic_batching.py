@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from hvd_autosync.runtime.patches.epochs import Passes
+from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.stragglers.batch_split import cut_sizes
-from hvd_autosync.runtime.stragglers.dynamic_batching import Balancing
+from hvd_autosync.runtime.stragglers.dynamic_batching import DynamicBatching
 
 VOTES = 3
 
@@ -81,7 +81,7 @@ class Rank:
 
     def __init__(self, rank: int, ranks: int, loader: Any) -> None:
         self.passes = OwnPasses()
-        self.part = Balancing(rank, ranks, self.passes)  # type: ignore[arg-type]
+        self.part = DynamicBatching(rank, ranks, self.passes)  # type: ignore[arg-type]
         self.loader = loader
         self.again()
 
@@ -139,7 +139,7 @@ def check(job: Sequence[Rank], plain: Iterator[int]) -> None:
 @pytest.fixture(autouse=True)
 def _every_rank_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here all ranks are in one process."""
-    monkeypatch.setattr(Balancing, "_is_newest", lambda self: True)
+    monkeypatch.setattr(DynamicBatching, "_is_newest", lambda self: True)
 
 
 @given(
@@ -260,7 +260,7 @@ def test_ranks_whose_data_differ_are_left_alone(
     assert capfd.readouterr().err.count("batches stay as they are") == 1
 
 
-class Rounds:
+class SyncPoints:
     """No rounds, as for a training whose parameters are always the same on all ranks."""
 
     equal = True
@@ -268,7 +268,7 @@ class Rounds:
     def average(self) -> None:
         raise AssertionError
 
-    interrupt = average
+    sync_for_eval = average
 
 
 @pytest.mark.parametrize("kind", ["no sampler", "evaluation", "two loaders", "training"])
@@ -276,9 +276,9 @@ def test_other_loops_are_left_alone(kind: str) -> None:
     loader = loader_of(0, 2, 100, 4)
     if kind == "no sampler":
         loader = DataLoader(list(range(100)), batch_size=4)  # type: ignore[arg-type]
-    rounds = Rounds()
-    passes = Passes(rounds)
-    part = Balancing(0, 2, passes)
+    rounds = SyncPoints()
+    passes = Epochs(rounds)
+    part = DynamicBatching(0, 2, passes)
     with torch.set_grad_enabled(kind != "evaluation"):
         iterator = iter(loader)
     other = iter(loader)
@@ -292,9 +292,9 @@ def test_other_loops_are_left_alone(kind: str) -> None:
 
 
 def test_a_batch_of_another_loop_counts_as_it_is() -> None:
-    rounds = Rounds()
-    passes = Passes(rounds)
-    part = Balancing(0, 2, passes)
+    rounds = SyncPoints()
+    passes = Epochs(rounds)
+    part = DynamicBatching(0, 2, passes)
     iterator = iter(loader_of(0, 2, 800, 8))
     for batches in range(2):
         next(iterator)

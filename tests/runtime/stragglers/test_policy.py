@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_autosync.runtime.measure.compute_timer import WINDOW, Pace
-from hvd_autosync.runtime.stragglers.policy import Stragglers
+from hvd_autosync.runtime.measure.compute_timer import WINDOW, ComputeTimer
+from hvd_autosync.runtime.stragglers.policy import StragglerPolicy
 
 
-def noticed(policy: str) -> Stragglers:
-    stragglers = Stragglers(policy, 3)
+def noticed(policy: str) -> StragglerPolicy:
+    stragglers = StragglerPolicy(policy, 3)
     for _ in range(8):
         slow = stragglers.window([1.0, 1.0, 3.0])
     assert slow == ({2} if policy != "none" else set())
@@ -59,10 +59,10 @@ def test_what_one_rank_has_seen_alone_is_forgotten() -> None:
 def test_waiting_is_no_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("hvd_autosync.runtime.measure.compute_timer.perf_counter", lambda: now[0])
-    pace = Pace()
-    assert pace.seconds == 0
+    compute_timer = ComputeTimer()
+    assert compute_timer.seconds == 0
     for took in [5.0] * (WINDOW // 2 + 1) + [50.0] * (WINDOW // 2 - 1):
         now[0] += took + 2.0
-        pace.waited(2.0)
-        assert pace.stepped() == took
-    assert pace.seconds == 5.0, "a stall or two do not count"
+        compute_timer.waited(2.0)
+        assert compute_timer.stepped() == took
+    assert compute_timer.seconds == 5.0, "a stall or two do not count"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_autosync.runtime.state.states import put_together
-from hvd_autosync.runtime.sync.parameter_server import Ownership, Push
+from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
 from hvd_autosync.runtime.sync.shards import Bucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
 
@@ -68,7 +68,7 @@ class Ranks:
         for bucket in self.buckets:
             bucket.keep_parameters()
         self.owners = [
-            Ownership(
+            ParameterServer(
                 [Share(bucket, rank, self.optimizer) for bucket in self.buckets],
                 self.size,
                 protocol,
@@ -84,11 +84,11 @@ class Ranks:
             pair: deque() for pair in itertools.product(range(self.size), repeat=2)
         }
 
-    def stretch(self) -> None:
+    def segment(self) -> None:
         """Every rank makes its steps, and rests."""
         self.clocks = [0] * self.size
         for owner in self.owners:
-            owner.begin_stretch()
+            owner.begin_segment()
         for rank in range(self.size):
             self._go_on(rank)
         while waiting := [pair for pair, letters in self._letters.items() if letters]:
@@ -157,8 +157,8 @@ def test_every_rank_comes_to_its_end_and_is_never_too_far_ahead(
 ) -> None:
     protocol = Protocol("asp") if staleness is None else Protocol("ssp", staleness)
     ranks = Ranks(protocol, steps, shapes, momentum, random.randrange)
-    ranks.stretch()
-    ranks.stretch()
+    ranks.segment()
+    ranks.segment()
     if staleness is not None:
         # A rank that has its answers for step c has made it: s steps ahead of those answered, and
         # one more of a rank whose gradients are all here and its answers not.
@@ -171,7 +171,7 @@ def test_ssp_of_no_staleness_makes_the_steps_of_bsp(
     base: Base, size: int, shapes: list[tuple[int, ...]], random: Any
 ) -> None:
     ranks = Ranks(Protocol("ssp", 0), [4] * size, shapes, base, random.randrange)
-    ranks.stretch()
+    ranks.segment()
     alone = parameters_of(shapes)
     optimizer = base(alone)
     for clock in range(1, 5):
@@ -187,7 +187,7 @@ def test_ssp_of_no_staleness_makes_the_steps_of_bsp(
 def test_asp_of_one_rank_makes_the_steps_of_the_optimizer(base: Base) -> None:
     shapes: list[tuple[int, ...]] = [(5, 3), (3,), ()]
     ranks = Ranks(Protocol("asp"), [6], shapes, base, lambda _: 0)
-    ranks.stretch()
+    ranks.segment()
     alone = parameters_of(shapes)
     optimizer = base(alone)
     for clock in range(1, 7):
@@ -206,7 +206,7 @@ def test_asp_of_plain_sgd_is_the_sum_of_all_gradients_at_the_divided_rate(
         return torch.optim.SGD(parameters, lr=0.1)
 
     ranks = Ranks(Protocol("asp"), steps, [(4, 3)], plain, random.randrange)
-    ranks.stretch()
+    ranks.segment()
     (wanted,) = (each.detach() for each in parameters_of([(4, 3)]))
     for rank, count in enumerate(steps):
         for clock in range(1, count + 1):
@@ -224,7 +224,7 @@ def test_an_undivided_rate_is_undivided() -> None:
             lambda p: torch.optim.SGD(p, lr=0.1),
             lambda _: 0,
         )
-        ranks.stretch()
+        ranks.segment()
         moved.append(ranks.values()[0] - parameters_of([(8,)])[0].detach())
     torch.testing.assert_close(4 * moved[0], moved[1])
 
@@ -232,7 +232,7 @@ def test_an_undivided_rate_is_undivided() -> None:
 def test_the_states_of_all_owners_are_the_whole_states() -> None:
     shapes: list[tuple[int, ...]] = [(7, 3), (5,), ()]
     ranks = Ranks(Protocol("ssp", 0), [3, 3, 3], shapes, adam, lambda _: 0)
-    ranks.stretch()
+    ranks.segment()
     places = {parameter: place for place, parameter in enumerate(ranks.parameters)}
     entries = [e for o in ranks.owners for share in o.shares for e in share.entries(places)]
     whole = put_together(entries, ranks.parameters)

@@ -13,8 +13,8 @@ pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setu
 
 from hvd_autosync.runtime import current  # noqa: E402
 from hvd_autosync.runtime.measure.losses import Losses  # noqa: E402
-from hvd_autosync.runtime.trial import run_summary as tally  # noqa: E402
-from hvd_autosync.runtime.trial.run_summary import Tally  # noqa: E402
+from hvd_autosync.runtime.trial import run_summary as run_summary  # noqa: E402
+from hvd_autosync.runtime.trial.run_summary import RunSummary  # noqa: E402
 from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE  # noqa: E402
 
 
@@ -26,18 +26,18 @@ class Training:
     """Steps of a training of two ranks on a clock of its own."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> None:
-        monkeypatch.setattr(tally, "rank", lambda: rank)
-        monkeypatch.setattr(tally, "size", lambda: 2)
+        monkeypatch.setattr(run_summary, "rank", lambda: rank)
+        monkeypatch.setattr(run_summary, "size", lambda: 2)
         self.now, self.losses, self.optimizer = 0.0, Losses(), Optimizer()
         self.file = folder / OUTCOME_FILE
-        self.tally = Tally(self.losses, str(folder), clock=lambda: self.now)
+        self.run_summary = RunSummary(self.losses, str(folder), clock=lambda: self.now)
 
     def steps(self, count: int, loss: float = 1.0, seconds: float = 0.01) -> None:
         loader = torch.utils.data.DataLoader(list(range(4 * count)), batch_size=4)
         for _ in loader:
             self.now += seconds
             self.losses.seen(torch.tensor(loss))
-            self.tally.optimizer_stepped(self.optimizer)
+            self.run_summary.optimizer_stepped(self.optimizer)
 
     def said(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.file.read_text())
@@ -52,7 +52,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
 def test_samples_of_all_ranks_and_the_last_losses(training: Training) -> None:
     training.steps(100, loss=5.0)
     training.steps(5 * LOSS_WINDOW, loss=2.0)
-    training.tally.write()
+    training.run_summary.write()
     said = training.said()
     assert said["samples"] == 2 * 4 * (100 + 5 * LOSS_WINDOW)
     assert (said["steps"], said["metric"]) == (100 + 5 * LOSS_WINDOW, None)
@@ -62,7 +62,7 @@ def test_samples_of_all_ranks_and_the_last_losses(training: Training) -> None:
 def test_the_last_metric_counts_and_is_written_at_once(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(current, "tally", training.tally)
+    monkeypatch.setattr(current, "run_summary", training.run_summary)
     training.steps(3)
     current.outcome(0.5)
     current.outcome(torch.tensor(0.75))
@@ -79,7 +79,7 @@ def test_it_is_written_while_the_training_runs(training: Training) -> None:
 def test_other_ranks_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(tmp_path, monkeypatch, rank=1)
     training.steps(3)
-    training.tally.outcome(0.5)
+    training.run_summary.outcome(0.5)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,17 +90,17 @@ def test_nothing_is_written_where_the_driver_is_elsewhere(
     for folder in (tmp_path / "absent", Path("")):
         training = Training(folder, monkeypatch)
         training.steps(3)
-        training.tally._folder = "" if folder == Path("") else str(folder)
-        training.tally.outcome(0.5)
+        training.run_summary._folder = "" if folder == Path("") else str(folder)
+        training.run_summary.outcome(0.5)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_loss_that_is_no_number_is_said(training: Training) -> None:
     training.steps(3, loss=float("nan"))
-    training.tally.write()
+    training.run_summary.write()
     assert training.said()["loss"] != training.said()["loss"]
 
 
 def test_outside_of_recurring_jobs_nothing_happens() -> None:
-    assert current.tally is None
+    assert current.run_summary is None
     current.outcome(0.5)

@@ -16,7 +16,7 @@ from common import HOROVODS, OURS, assert_identical, raises
 from horovod.torch.mpi_ops import global_process_set, synchronize
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.exchange.codecs import Half, make_codec
+from hvd_autosync.runtime.exchange.codecs import Fp16Codec, make_codec
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
@@ -245,7 +245,7 @@ def case_bytes_on_the_wire():
 def case_half_is_horovods_half():
     tensor = data()
     theirs = hvd.allreduce(tensor, name="half", compression=hvd.Compression.fp16)
-    codec = Half(SIZE, torch.zeros(0), hvd.size())
+    codec = Fp16Codec(SIZE, torch.zeros(0), hvd.size())
     torch.testing.assert_close(reduce(codec, tensor), theirs, atol=1e-3, rtol=1e-3)
 
 

@@ -46,7 +46,7 @@ def unseen(parameters):
 
 
 def waits(distributed):
-    return len(distributed._deferral._waiting)
+    return len(distributed._deferred_update._waiting)
 
 
 def case_steps_wait_until_forward():
@@ -214,7 +214,9 @@ def case_parameters_without_modules_never_wait():
 def case_a_gradient_that_is_changed_after_the_step_is_noticed():
     model, distributed = make()
     steps(model, distributed)
-    held = [g for gradients in distributed._deferral._gradients.values() for g, _ in gradients]
+    held = [
+        g for gradients in distributed._deferred_update._gradients.values() for g, _ in gradients
+    ]
     held[0].zero_()
     with raises(AutosyncError, "changed in place"):
         list(model.parameters())

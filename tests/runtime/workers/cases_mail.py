@@ -12,7 +12,7 @@ import torch
 from common import raises
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.transport import open_mailbox
+from hvd_autosync.runtime.collectives.messaging import open_endpoint
 
 LONG_S = 60.0
 #: Rank ends the process with it open.
@@ -20,33 +20,33 @@ LEFT_OPEN = []
 
 
 @contextlib.contextmanager
-def opened(name, heed=None):
-    """A mailbox and the letters of which ``heed`` makes nothing; echoes what asks for it."""
+def opened(name, on_message=None):
+    """A mailbox and the letters of which ``on_message`` makes nothing; echoes what asks for it."""
     letters = queue.SimpleQueue()
 
-    def heed_or_keep(source, head, body):
-        if heed is not None:
-            heed(source, head, body)
+    def handle_or_keep(source, head, body):
+        if on_message is not None:
+            on_message(source, head, body)
         if head.startswith(b"ask"):
-            mailbox.send(source, b"reply" + head[3:], body)
+            endpoint.send(source, b"reply" + head[3:], body)
         else:
             letters.put((source, head, body))
 
-    mailbox = open_mailbox(name, heed_or_keep)
+    endpoint = open_endpoint(name, handle_or_keep)
     hvd.barrier()  # heed may be called before open_mailbox() returns, here it is not
-    yield mailbox, letters
-    mailbox.close()
+    yield endpoint, letters
+    endpoint.close()
 
 
 def case_order_and_sizes_with_everyone_at_once():
     chosen = random.Random(hvd.rank())
     sizes = [0, 1, 5000, 65_536, 20_000_000, *(chosen.randrange(3_000_000) for _ in range(6))]
-    with opened("sizes") as (mailbox, letters):
+    with opened("sizes") as (endpoint, letters):
         sent = []
         for number, size in enumerate(sizes):
             for to in range(hvd.size()):
                 body = torch.full((size,), (number + hvd.rank()) % 256, dtype=torch.uint8)
-                mailbox.send(to, b"ask%d" % number, memoryview(body.numpy()))
+                endpoint.send(to, b"ask%d" % number, memoryview(body.numpy()))
                 sent.append((to, number, body))
         came = {to: [] for to in range(hvd.size())}
         for _ in sent:
@@ -56,14 +56,14 @@ def case_order_and_sizes_with_everyone_at_once():
             head, back = came[to][number]
             assert head == b"reply%d" % number
             assert len(body) == 0 if back is None else torch.equal(back, body)
-        mailbox.check()
+        endpoint.check()
 
 
 def case_letters_pass_while_ranks_wait_in_collectives_and_compute():
-    with opened("beside") as (mailbox, letters):
+    with opened("beside") as (endpoint, letters):
         other = (hvd.rank() + 1) % hvd.size()
         for number in range(30):
-            mailbox.send(other, b"ask%d" % number, memoryview(bytes(100_000)))
+            endpoint.send(other, b"ask%d" % number, memoryview(bytes(100_000)))
             total = hvd.allreduce(torch.ones(50_000), op=hvd.Sum, name=f"beside.{number}")
             assert total[0] == hvd.size()
             torch.randn(200, 200) @ torch.randn(200, 200)
@@ -74,17 +74,17 @@ def case_letters_pass_while_ranks_wait_in_collectives_and_compute():
 def case_close_delivers_what_is_under_way():
     count = [0]
 
-    def heed(source, head, body):
+    def on_message(source, head, body):
         assert len(body) == 1_000_000
         count[0] += 1
 
-    with opened("under way", heed) as (mailbox, _):
+    with opened("under way", on_message) as (endpoint, _):
         for to in range(hvd.size()):
             for _ in range(10):
-                mailbox.send(to, b"last", memoryview(bytes(1_000_000)))
+                endpoint.send(to, b"last", memoryview(bytes(1_000_000)))
     assert count[0] == 10 * hvd.size()
     with raises(AutosyncError, "after close()"):
-        mailbox.send(0, b"")
+        endpoint.send(0, b"")
 
 
 def case_several_mailboxes_and_uneven_ends():
@@ -102,42 +102,42 @@ def case_several_mailboxes_and_uneven_ends():
 
 
 def case_a_failure_of_heed_is_known_on_all_ranks():
-    def heed(source, head, body):
+    def on_message(source, head, body):
         if head == b"bad":
             raise KeyError("no such parameter")
 
     said = "rank 1 failed on a letter of rank 0: KeyError: 'no such parameter'"
-    with raises(AutosyncError, said), opened("failing", heed) as (mailbox, _):
+    with raises(AutosyncError, said), opened("failing", on_message) as (endpoint, _):
         if hvd.rank() == 0:
-            mailbox.send(1, b"bad", memoryview(bytes(200_000)))
+            endpoint.send(1, b"bad", memoryview(bytes(200_000)))
         late = threading.Event()
         for _ in range(int(LONG_S / 0.01)):
-            mailbox.check()
+            endpoint.check()
             late.wait(0.01)
     with raises(AutosyncError, said):
-        mailbox.check()
-    mailbox.close()
+        endpoint.check()
+    endpoint.close()
     hvd.barrier()
 
 
 def case_forked_children_are_no_concern_of_a_mailbox():
-    with opened("forking") as (mailbox, letters):
+    with opened("forking") as (endpoint, letters):
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(AutosyncError):
-                mailbox.send(0, b"from a child")
+                endpoint.send(0, b"from a child")
                 os._exit(1)
-            mailbox.close()
+            endpoint.close()
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         loader = torch.utils.data.DataLoader(range(8), num_workers=1)
         assert len(list(loader)) == 8
-        mailbox.send((hvd.rank() + 1) % hvd.size(), b"from a parent")
+        endpoint.send((hvd.rank() + 1) % hvd.size(), b"from a parent")
         assert letters.get(timeout=LONG_S)[1] == b"from a parent"
 
 
 def case_zz_an_open_mailbox_does_not_keep_the_process():
     """The last case: the job must end with status 0 all the same."""
-    LEFT_OPEN.append(open_mailbox("left open", lambda *letter: None))
+    LEFT_OPEN.append(open_endpoint("left open", lambda *letter: None))
     LEFT_OPEN[0].send((hvd.rank() + 1) % hvd.size(), b"last", memoryview(bytes(1_000_000)))
     signal.alarm(int(LONG_S))

@@ -6,7 +6,7 @@ import horovod.torch as hvd
 from common import raises
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.transport import open_mailbox
+from hvd_autosync.runtime.collectives.messaging import open_endpoint
 
 
 def case_mpi4py_has_to_be_imported_before_init():
@@ -14,4 +14,4 @@ def case_mpi4py_has_to_be_imported_before_init():
         raise unittest.SkipTest("ZeroMQ needs nothing beforehand")
     for _ in range(2):
         with raises(AutosyncError, "rank 0: mpi4py.MPI was not imported before hvd.init()"):
-            open_mailbox("unprepared", lambda *letter: None)
+            open_endpoint("unprepared", lambda *letter: None)

@@ -78,7 +78,7 @@ def case_every_elementwise_optimizer():
 def case_states_are_only_with_their_owners():
     model, distributed = make(OURS)
     step(model, distributed, 0)
-    own = sum(s["exp_avg"].numel() for s in distributed._owners._states.values())
+    own = sum(s["exp_avg"].numel() for s in distributed._zero_step._states.values())
     total = sum(parameter.numel() for parameter in model.parameters())
     counts = hvd.allgather(torch.tensor([own]), name="counts")
     assert int(counts.sum()) == total and int(counts.max()) <= total // hvd.size() + 2
@@ -232,7 +232,7 @@ def case_a_script_that_begins_to_clip():
                 distributed.step()
     (ours, left), (expected, right) = pairs
     assert_close(list(ours.parameters()), list(expected.parameters()))
-    assert left.state and not left._owners._states
+    assert left.state and not left._zero_step._states
     assert_states(left.state_dict(), right.state_dict())
 
 

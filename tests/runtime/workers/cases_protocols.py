@@ -155,7 +155,7 @@ def case_a_pass_that_ends_at_an_evaluation_is_the_same_pass_as_that_of_others():
             if number % 3 == 2:
                 for _ in loader(2):
                     assert together(model)
-        places.append(optimizer._protocols._asynchronous.stretch)
+        places.append(optimizer._protocols._asynchronous.segment)
         assert together(model)
     assert optimizer._protocols.running
     assert_same_on_all_ranks([torch.tensor(places)])
@@ -167,7 +167,7 @@ def case_a_switch_at_the_last_step_of_some_ranks_waits_for_the_others():
     for _ in range(2):
         for number in loader(1 + (hvd.rank() == 0)):
             step(model, optimizer, number)
-        places.append(optimizer._protocols._asynchronous.stretch)
+        places.append(optimizer._protocols._asynchronous.segment)
         assert together(model)
     assert_same_on_all_ranks([torch.tensor(places)])
 
@@ -195,10 +195,10 @@ def case_a_step_that_one_rank_leaves_out_counts_for_protocols_too():
 def case_what_went_wrong_at_the_end_of_a_pass_is_raised_in_the_next():
     model, optimizer = phases(ASP)
     passes(model, optimizer, 4)
-    optimizer._protocols._passes.error = ConfigurationError("at the end")
+    optimizer._protocols._epochs.error = ConfigurationError("at the end")
     with raises(ConfigurationError, "at the end"):
         iter(loader(2))
-    optimizer._protocols._passes.error = None
+    optimizer._protocols._epochs.error = None
 
 
 def case_without_a_known_end_of_a_pass_ranks_wait_for_each_other():
@@ -239,7 +239,7 @@ def case_samples_are_counted_where_a_sampler_makes_batches():
         for index, _ in enumerate(data(uneven)):
             step(model, optimizer, index)
             ran.append(optimizer._protocols.running)
-    assert optimizer._protocols._work.samples == 40 * hvd.size() * 2
+    assert optimizer._protocols._sample_counter.samples == 40 * hvd.size() * 2
     assert ran.index(True) in range(10, 17) and ran[-1], ran
 
 
@@ -566,8 +566,8 @@ def case_an_evaluation_of_one_rank_feeds_no_step():
             if hvd.rank() == 0:
                 with context():
                     assert sum(1 for _ in held) == 12
-        assert optimizer._protocols.running and optimizer._protocols._passes.samples == 0
-        assert together(model) and optimizer._protocols._passes._per_step == 1
+        assert optimizer._protocols.running and optimizer._protocols._epochs.samples == 0
+        assert together(model) and optimizer._protocols._epochs._per_step == 1
 
 
 class OfItsOwn(torch.optim.SGD):

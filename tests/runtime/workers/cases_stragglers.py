@@ -89,7 +89,7 @@ def case_who_waits_for_others_at_the_end_of_a_round_computes_no_longer():
     protocol = Protocol(share=1.0, stragglers="greedy")
     for state in slow_training(protocol, (60,), lambda *_: True, Schedule(2)):
         optimizer = state[1]
-    seconds = torch.tensor([optimizer._protocols.pace.seconds])
+    seconds = torch.tensor([optimizer._protocols.compute_timer.seconds])
     first, *others = hvd.allgather(seconds, name="paces").tolist()
     assert first < 0.7 * min(others), (first, others)
     assert optimizer._protocols._stragglers.windows > 2

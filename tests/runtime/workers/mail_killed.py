@@ -7,17 +7,17 @@ import time
 import horovod.torch as hvd
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime.collectives.transport import open_mailbox
+from hvd_autosync.runtime.collectives.messaging import open_endpoint
 
 hvd.init()
-mailbox = open_mailbox("killed", lambda *letter: None)
-mailbox.send(1, b"", memoryview(bytes(1000)))
+endpoint = open_endpoint("killed", lambda *letter: None)
+endpoint.send(1, b"", memoryview(bytes(1000)))
 hvd.barrier()
 if hvd.rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     for _ in range(6000):
-        mailbox.check()
+        endpoint.check()
         time.sleep(0.01)
 except AutosyncError as error:
     print("told:", error.message, flush=True)

@@ -5,25 +5,25 @@ import os
 import sys
 import time
 
-from hvd_autosync.runtime.collectives.endpoint import Mailbox
-from hvd_autosync.runtime.collectives.transport_zmq import ZmqCarrier
+from hvd_autosync.runtime.collectives.endpoint import Endpoint
+from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport
 
 manner = sys.argv[1]
 
 
-def heed(source: int, head: bytes, body: memoryview) -> None:
+def on_message(source: int, head: bytes, body: memoryview) -> None:
     if head == b"hang":
-        mailbox._carrier.send(0, b"Lhanging", memoryview(b""))
+        endpoint._carrier.send(0, b"Lhanging", memoryview(b""))
         while True:
             time.sleep(1)
 
 
-carrier = ZmqCarrier("127.0.0.1")
+carrier = ZmqTransport("127.0.0.1")
 print(carrier.card, flush=True)
 cards = json.loads(sys.stdin.readline())
 carrier.connect(1, cards)
-mailbox = Mailbox(1, len(cards), carrier, heed)
-mailbox.await_connections(60)
+endpoint = Endpoint(1, len(cards), carrier, on_message)
+endpoint.await_connections(60)
 child = os.fork() if manner == "fork" else 0
 if manner == "fork" and child == 0:
     time.sleep(300)
@@ -31,6 +31,6 @@ if manner == "fork" and child == 0:
 print(child, flush=True)
 sys.stdin.readline()
 if manner != "hang":
-    mailbox.send(0, b"last")
+    endpoint.send(0, b"last")
 if manner == "raise":
     raise RuntimeError("bad data")

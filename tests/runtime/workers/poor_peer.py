@@ -18,5 +18,5 @@ if __name__ == "__main__":
         return [own, own]
 
     module.gather_texts = tell
-    module.Peers("test", lambda: b"poor")
+    module.StateServer("test", lambda: b"poor")
     threading.Event().wait()

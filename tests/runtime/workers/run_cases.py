@@ -21,7 +21,7 @@ from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.levels import prepare_levels
-from hvd_autosync.runtime.collectives.transport import prepare_mail
+from hvd_autosync.runtime.collectives.messaging import prepare_messaging
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
 
@@ -60,7 +60,7 @@ def main(folder: str, *names: str) -> None:
     wait_asleep()
     # Sets that may be added later hold up who starts operations: not where time matters.
     if modules & {"cases_mail", "cases_protocols", "cases_stragglers"}:
-        prepare_mail()
+        prepare_messaging()
         hvd.init()
     elif "cases_two_levels" in modules:
         os.environ[PROCESS_SETS_VARIABLE] = OURS_ALONE

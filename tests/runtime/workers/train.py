@@ -69,9 +69,9 @@ if args.close_stderr:
     sys.stderr.flush()
     os.close(2)
 if args.mail:
-    from hvd_autosync.runtime.collectives.transport import open_mailbox
+    from hvd_autosync.runtime.collectives.messaging import open_endpoint
 
-    mailbox = open_mailbox("train", lambda *letter: None)
+    endpoint = open_endpoint("train", lambda *letter: None)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if not args.manual:

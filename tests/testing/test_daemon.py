@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_autosync.testing import keeper, testbed_missing
+from hvd_autosync.testing import daemon as keeper
+from hvd_autosync.testing import testbed_missing
 
 pytestmark = [
     pytest.mark.cluster,
@@ -53,7 +54,7 @@ def test_up_run_down() -> None:
 
 
 def test_horovodrun_is_given_all_hosts() -> None:
-    kept = keeper.KeptTestbed(1, 1, ("a", "b"), (os.getpid(),) * 2, ("-H", "a:1,b:1"))
+    kept = keeper.TestbedDaemon(1, 1, ("a", "b"), (os.getpid(),) * 2, ("-H", "a:1,b:1"))
     with pytest.raises(keeper.TestbedError, match="no host 2"):
         kept.command(["hostname"], host=2)
 

@@ -26,7 +26,7 @@ _UP_S, _DOWN_S = 60.0, 15.0
 
 
 @dataclass(frozen=True)
-class KeptTestbed:
+class TestbedDaemon:
     """A test bed that runs.
 
     Attributes:
@@ -65,11 +65,11 @@ class KeptTestbed:
         return enter_command(self.pids[host], [program, *rest])
 
 
-def find() -> KeptTestbed | None:
+def find() -> TestbedDaemon | None:
     """The test bed that is up, if one is."""
     try:
         fields = json.loads(_STATE.read_text())
-        kept = KeptTestbed(
+        kept = TestbedDaemon(
             fields["keeper"],
             fields["started"],
             *(tuple(fields[name]) for name in ("hosts", "pids", "options")),
@@ -79,7 +79,7 @@ def find() -> KeptTestbed | None:
     return kept if kept.lives else None
 
 
-def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> KeptTestbed:
+def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> TestbedDaemon:
     """Start a keeper, and wait until its hosts are there.
 
     Raises:
@@ -89,7 +89,7 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> KeptTestbe
         raise TestbedError("a test bed is up", hint="End it first: hvd-autosync testbed down.")
     plan = json.dumps({"hosts": hosts, "slots": slots, "rates_mbit": list(rates_mbit)})
     keeper = subprocess.Popen(
-        run_main("hvd_autosync.testing.keeper", plan),
+        run_main("hvd_autosync.testing.daemon", plan),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -128,7 +128,7 @@ def down() -> bool:
 def keep(hosts: int, slots: int, rates_mbit: list[float | None]) -> None:
     """Be the keeper."""
     with Testbed(hosts, rates_mbit) as bed:
-        kept = KeptTestbed(
+        kept = TestbedDaemon(
             os.getpid(),
             _started(os.getpid()),
             bed.hosts,

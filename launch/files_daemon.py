@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvd_autosync.launch import namespaces
-from hvd_autosync.runtime.driver.processes import KEEPER_NAME
+from hvd_autosync.runtime.driver.processes import DAEMON_NAME
 from hvd_autosync.runtime.driver.wire import encode_message
 
 #: Number of its message: ranks count from 0.
@@ -66,7 +66,7 @@ def start(task: Task) -> None:
     try:
         os.setsid()  # what ends the trial's processes by their group leaves it to end by itself
         if os.fork() == 0:
-            namespaces.name_process(KEEPER_NAME)
+            namespaces.name_process(DAEMON_NAME)
             _close_all_but(2, task.listener, *task.spaces, task.written)
             _keep(task)
     except BaseException:
