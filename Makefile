@@ -28,7 +28,7 @@ IN_VENV := PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all lint docs test-deps clean distclean FORCE
+.PHONY: help setup dev demo test test-all lint docs test-deps clean distclean FORCE
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=...] [TORCH=...] [MPI=...] [ARGS=...]"
@@ -37,23 +37,27 @@ help: ## list the targets
 setup: ## make .venv with torch, MPI, Horovod (built once, then cached) and this package
 	@$(LOCKED) $(MAKE) --no-print-directory $(DONE)/package
 
+dev: setup ## also install what linters, tests and benchmarks need
+	@$(LOCKED) $(MAKE) --no-print-directory $(DONE)/dev
+
 demo: setup ## tune and train the digits example on two local ranks
 	$(IN_VENV) horovodrun -np 2 --gloo --autosync --autosync-trials 10 \
 	  python examples/train_digits.py
 
-test: setup ## run the tests; of wide matrices some cases
+test: dev ## run the tests; of wide matrices some cases
 	@$(IN_VENV) $(if $(ARGS),pytest $(ARGS),python tools/run_tests.py)
 
-test-all: setup ## run every test
+test-all: dev ## run every test
 	@$(IN_VENV) python tools/run_tests.py --all
 
-lint: setup ## check style, types and the floors of the house
+lint: dev ## check style, types and the floors of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 docs: setup ## build the documentation into build/site
+	@$(LOCKED) $(MAKE) --no-print-directory $(DONE)/docs
 	$(BIN)/mkdocs build --strict
 
 test-deps: ## as root on Debian: what the tests of several hosts, of pages and of servers need
@@ -99,6 +103,15 @@ $(DONE)/horovod: $(wildcard tools/horovod_*.py) $(DONE)/torch $(DONE)/mpi
 	@touch $@
 
 $(DONE)/package: setup.cfg setup.py pyproject.toml hvd_autosync.pth $(DONE)/horovod
-	$(PIP) install -e '.[dev,notebook,bench,docs]'
+	$(PIP) install -e '.[examples]'
 	@echo "The commands are in $(VENV)/bin: source $(VENV)/bin/activate"
+	@touch $@
+
+# What it needs of the package's own extras alone: the package is there already.
+$(DONE)/dev: $(DONE)/package
+	$(PIP) install -e '.[dev,notebook,bench,docs]'
+	@touch $@
+
+$(DONE)/docs: $(DONE)/package
+	$(PIP) install -e '.[docs]'
 	@touch $@

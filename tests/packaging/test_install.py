@@ -77,7 +77,7 @@ def test_install_leaves_the_rest_of_a_complete_environment_alone(wheel: Path) ->
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            pytest.skip(f"{name} is not installed here: make setup installs it")
+            pytest.skip(f"{name} is not installed here: make dev installs it")
     report = run(
         *(sys.executable, "-m", "pip", "install", "--dry-run", "--quiet"),
         *("--report", "-", "--no-index", wheel),

@@ -24,7 +24,7 @@ from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.traces.schema import RUNS
 
 pytestmark = pytest.mark.slow
-psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: make setup installs it")
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: make dev installs it")
 
 _PROGRAMS = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr/pgsql").glob("*/bin")]
 
