@@ -70,3 +70,11 @@ def test_the_api_has_what_is_public(site: Path) -> None:
     wanted = [*hvd_autosync.__all__, "torch.DistributedOptimizer", "extensions.add_codec"]
     assert [name for name in wanted if f'id="hvd_autosync.{name}"' not in text] == []
     assert not re.search(r":(func|class|meth|mod):", text), "roles are Sphinx's, and none of ours"
+
+
+def test_what_docstrings_name_is_linked(site: Path) -> None:
+    text = (site / "api.html").read_text(encoding="utf-8")
+    links = re.findall(r'<a class="autorefs[^"]*"[^>]*href="#(hvd_autosync\.[^"]+)"', text)
+    assert len(links) > 20, "roles became links"
+    assert [each for each in links if f'id="{each}"' not in text] == []
+    assert "<autoref" not in text
