@@ -112,6 +112,13 @@ $(DONE)/dev: $(DONE)/package
 	$(PIP) install -e '.[dev,notebook,bench,docs]'
 	@touch $@
 
-$(DONE)/docs: $(DONE)/package
+$(DONE)/docs: $(DONE)/package docs/mermaid.min.js
 	$(PIP) install -e '.[docs]'
 	@touch $@
+
+# Draws the diagrams of the pages; without npm an empty file leaves them as text.
+docs/mermaid.min.js:
+	@folder=$$(mktemp -d) && { npm pack --silent --pack-destination $$folder mermaid@11 >/dev/null && \
+	  tar xzf $$folder/mermaid-*.tgz -C $$folder package/dist/mermaid.min.js && \
+	  mv $$folder/package/dist/mermaid.min.js $@ || \
+	  { echo "diagrams stay text: npm cannot get mermaid@11" >&2; touch $@; }; rm -rf $$folder; }
