@@ -11,8 +11,21 @@ from collections.abc import Sequence
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
+from hvd_autosync.util.log import start_log
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+
+
+def start_driver_log() -> None:
+    """Begin the driver's log, where ``HVD_AUTOSYNC_LOG`` asks for it.
+
+    Raises:
+        ConfigurationError: The variable names no level.
+    """
+    try:
+        start_log("driver")
+    except ValueError as error:
+        raise ConfigurationError(str(error), hint="Set it to one of them, or unset it.") from None
 
 
 def check_command(job: Job) -> None:

@@ -6,6 +6,7 @@ imports Horovod pays a few milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from types import ModuleType
@@ -13,11 +14,15 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.driver.sender import Sender
+from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.util.import_hook import when_imported
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import TrialSpec
+
+#: As in :mod:`hvd_autosync.util.log`, which is imported only if it is set.
+LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
 
 
 def install(spec: TrialSpec) -> None:
@@ -29,6 +34,8 @@ def install(spec: TrialSpec) -> None:
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
     """
+    if os.environ.get(LOG_VARIABLE):
+        _start_log()
     current.began_at = time.monotonic()
     current.trial = spec.measured_steps > 0
     needed = current.trial or spec.watched or spec.tallied
@@ -45,6 +52,16 @@ def install(spec: TrialSpec) -> None:
     when_imported("horovod.torch", activate)
     if not current.trial and beyond_horovod(spec.strategy):
         when_imported("torch.nn.modules.batchnorm", _count_layers)
+
+
+def _start_log() -> None:
+    """What is no level the driver has refused; a training needs no log."""
+    from hvd_autosync.util.log import start_log
+
+    with contextlib.suppress(ValueError):
+        start_log(
+            next((f"rank {os.environ[v]}" for v in RANK_VARIABLES if v in os.environ), "rank ?")
+        )
 
 
 def _count_layers(_: ModuleType) -> None:
