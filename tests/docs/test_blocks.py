@@ -46,7 +46,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 SHELL, PYTHON = ("bash", "sh", "console"), ("python",)
-DATA = ("text", "toml", "yaml", "json", "diff", "html", "bibtex")
+DATA = ("text", "toml", "yaml", "json", "diff", "html", "bibtex", "mermaid")
 #: What a line of a shell may begin with; in a block of text it would be one that nobody ran.
 COMMANDS = re.compile(
     r"^\s*(\$ |horovodrun |hvd-autosync [a-z]|pip install|python |make [a-z])", re.M
