@@ -80,7 +80,9 @@ def test_the_guide_of_the_flag_has_no_option_that_is_none() -> None:
     assert set(re.findall(r"--autosync-[a-z-]*[a-z]", page)) <= known
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"]
+)
 def test_links_of_pages_beside_the_site_lead_somewhere(page: str) -> None:
     path = DOCS.parent / page
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
