@@ -76,9 +76,9 @@ class Bucket(ABC):
         self.name = name
         self.parameters = tuple(parameters)
         self.size_bytes = sum(p.numel() * p.element_size() for p in self.parameters)
-        self.rest()
+        self.reset()
 
-    def rest(self) -> None:
+    def reset(self) -> None:
         """Be ready for the next step."""
         self.missing = len(self.parameters)
         self.started = False

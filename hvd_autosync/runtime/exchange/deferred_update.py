@@ -69,16 +69,16 @@ class DeferredUpdate:
         self._seen: list[tuple[nn.Parameter, torch.Tensor, int]] = []
         self._steps = 0
         #: Buckets whose steps may wait, as far as is known, with their parameters' memory.
-        self._late: dict[Bucket, list[Memory]] = {}
+        self._deferrable: dict[Bucket, list[Memory]] = {}
         #: What waits: parameter -> its bucket; bucket -> its gradients, with their versions.
         self._waiting: dict[nn.Parameter, Bucket] = {}
         self._gradients: dict[Bucket, list[tuple[torch.Tensor, int]]] = {}
         self._options: list[dict[str, Any]] = []
-        self._substitution = ParameterGroupSwap(optimizer)
+        self._group_swap = ParameterGroupSwap(optimizer)
         #: The class of parameters that nobody has reached for since the last step, and these.
         self._class = marked_class(self.settle)
         self._marked: set[nn.Parameter] = set()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         _LIVE.add(self)
         _settle_at_the_end()
         before_compiling(_stop_all)
@@ -100,7 +100,7 @@ class DeferredUpdate:
         """
         self.settle_all()
         self._possible = False
-        self._late = {}
+        self._deferrable = {}
         warn_on_rank_0(f"order 'priority': steps do not wait for the next forward: {why}")
 
     def arrived(self, parameter: nn.Parameter) -> None:
@@ -129,14 +129,16 @@ class DeferredUpdate:
         self._seen = []
         if self._steps <= _REHEARSED:
             return ()
-        shared = {b for b, memories in self._late.items() if any(m.shared() for m in memories)}
+        shared = {
+            b for b, memories in self._deferrable.items() if any(m.shared() for m in memories)
+        }
         if shared:
-            self._tell(sum(len(b.parameters) for b in shared), "also part of other tensors")
-        return self._late.keys() - shared
+            self._warn(sum(len(b.parameters) for b in shared), "also part of other tensors")
+        return self._deferrable.keys() - shared
 
-    def begin(self, late: Collection[Bucket]) -> None:
-        """The optimizer's step begins, without what is late."""
-        for bucket in late:
+    def begin(self, deferred: Collection[Bucket]) -> None:
+        """The optimizer's step begins, without what is deferred."""
+        for bucket in deferred:
             self._gradients[bucket] = [(g, g._version) for g in map(_gradient, bucket.parameters)]
             self._waiting.update(dict.fromkeys(bucket.parameters, bucket))
         # The script may change these before the step is taken, as a schedule does.
@@ -144,21 +146,21 @@ class DeferredUpdate:
             {name: _kept(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
-        self._substitution.make(lambda whole: () if whole in self._waiting else (whole,))
+        self._group_swap.make(lambda whole: () if whole in self._waiting else (whole,))
         self._mark(self._waiting)
 
     def put_back(self) -> None:
         """The optimizer's step is over."""
-        self._substitution.undo()
+        self._group_swap.undo()
         if not self._possible or self._steps > _REHEARSED:
             return
         if 0 < self._steps <= _OBSERVED:
             parameters = [p for bucket in self._dispatcher.buckets for p in bucket.parameters]
             self._seen = [(p, p.grad, p.grad._version) for p in parameters if p.grad is not None]
-        if self._steps == _OBSERVED and not self._late:
+        if self._steps == _OBSERVED and not self._deferrable:
             self._watch()
         if self._steps >= _OBSERVED:
-            self._mark({p for bucket in self._late for p in bucket.parameters})
+            self._mark({p for bucket in self._deferrable for p in bucket.parameters})
 
     @contextlib.contextmanager
     def dropping_gradients(self) -> Iterator[None]:
@@ -200,18 +202,20 @@ class DeferredUpdate:
         buckets = [b for b in self._dispatcher.buckets if b.deferrable]
         parameters = {p for b in buckets for p in b.parameters}
         plain = {p for p in parameters if type(p) is nn.Parameter}
-        self._late = {b: [Memory(p) for p in b.parameters] for b in buckets}
+        self._deferrable = {b: [Memory(p) for p in b.parameters] for b in buckets}
         self._drop(parameters - watch_modules(plain, self.settle), "not in modules of Python's")
 
     def _drop(self, parameters: set[nn.Parameter], why: str) -> None:
         """Never let the steps of some parameters wait, nor of what travels with them."""
-        dropped = {b for b in self._late if not parameters.isdisjoint(b.parameters)}
-        self._late = {b: memories for b, memories in self._late.items() if b not in dropped}
-        self._tell(sum(len(b.parameters) for b in dropped), why)
+        dropped = {b for b in self._deferrable if not parameters.isdisjoint(b.parameters)}
+        self._deferrable = {
+            b: memories for b, memories in self._deferrable.items() if b not in dropped
+        }
+        self._warn(sum(len(b.parameters) for b in dropped), why)
 
-    def _tell(self, count: int, why: str) -> None:
-        if count and why not in self._told:
-            self._told.add(why)
+    def _warn(self, count: int, why: str) -> None:
+        if count and why not in self._warned:
+            self._warned.add(why)
             warn_on_rank_0(
                 f"order 'priority': steps of {count} or more parameters do not wait for the next "
                 f"forward: they are {why}"
@@ -256,9 +260,9 @@ class DeferredUpdate:
 
 def _stop_all(why: str) -> None:
     """Let no step wait any more, as code comes to be that reads parameters unseen."""
-    possible = [deferral for deferral in _LIVE if deferral.possible]
-    for deferral in possible:
-        deferral.stop(why)
+    possible = [update for update in _LIVE if update.possible]
+    for update in possible:
+        update.stop(why)
     if possible:
         unwatch_modules()
 
@@ -269,10 +273,10 @@ def _settle_at_the_end() -> None:
 
     def settling(function: Callable[..., Any]) -> Callable[..., Any]:
         def settle_first(*args: Any) -> Any:
-            for deferral in list(_LIVE):
+            for update in list(_LIVE):
                 # Another rank may be gone; and an end must not fail for what comes before it.
                 with contextlib.suppress(mpi_ops.HorovodInternalError, ConfigurationError):
-                    deferral.settle_all()
+                    update.settle_all()
             return function(*args)
 
         return settle_first

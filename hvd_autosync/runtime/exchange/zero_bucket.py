@@ -22,7 +22,7 @@ from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
 
 
 @dataclass(frozen=True)
-class Piece:
+class ZeroPiece:
     """A part of a parameter that this rank owns.
 
     Attributes:
@@ -152,7 +152,7 @@ class ZeroBucket(Bucket):
     def _parts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor.view(-1)[self._slice] for tensor in tensors]
 
-    def _make_pieces(self) -> list[Piece]:
+    def _make_pieces(self) -> list[ZeroPiece]:
         pieces, offset = [], 0
         for parameter in self.parameters:
             flat = parameter.detach().view(-1)
@@ -161,7 +161,7 @@ class ZeroBucket(Bucket):
             begin = max(self._place.start - offset, 0) + first
             end = min(self._place.stop - offset + first, last)
             if begin < end:
-                pieces.append(Piece(parameter, begin, torch.nn.Parameter(flat[begin:end])))
+                pieces.append(ZeroPiece(parameter, begin, torch.nn.Parameter(flat[begin:end])))
             offset += last - first
         return pieces
 

@@ -10,7 +10,7 @@ from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
-from hvd_autosync.runtime.exchange.zero_bucket import Piece, ZeroBucket
+from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, ZeroPiece
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
 from hvd_autosync.runtime.state.states import (
     Entry,
@@ -47,7 +47,7 @@ class ZeroStep:
         name: Tells its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
         dispatcher: Its dispatcher.
-        told: Where this rank's answer to other ranks is kept up to date.
+        fetched: Where this rank's answer to other ranks is kept up to date.
         ask_all: Returns every other rank's answer.
     """
 
@@ -56,7 +56,7 @@ class ZeroStep:
         name: str,
         optimizer: Any,
         dispatcher: Dispatcher,
-        told: FetchedStates,
+        fetched: FetchedStates,
         fetch_all: Callable[[], Sequence[bytes]],
     ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
@@ -64,14 +64,14 @@ class ZeroStep:
         self._vote: int | None = None
         self._optimizer = optimizer
         self._dispatcher = dispatcher
-        self._ask_all = fetch_all
+        self._fetch_all = fetch_all
         self._given_up = not steps_by_element(optimizer)
-        self._substitution = ParameterGroupSwap(optimizer)
+        self._group_swap = ParameterGroupSwap(optimizer)
         #: Whether owners have stepped since every rank had the whole states.
         self._apart = False
         #: State of each piece, between steps.
         self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
-        self._told = told
+        self._fetched = fetched
 
     def vote(self, *, in_step: bool) -> None:
         """Begin to agree on who steps; before what was sent in this step is waited for.
@@ -103,20 +103,20 @@ class ZeroStep:
             self._put_in()
         if owned and not self._apart:
             # Every rank was here, and collected before it sent what has arrived.
-            self._told.entries = []
+            self._fetched.entries = []
 
     def put_back(self) -> bool:
         """The optimizer's step is over; returns whether it was that of the owners."""
-        if not self._substitution.made:
+        if not self._group_swap.made:
             return False
-        self._substitution.undo()
+        self._group_swap.undo()
         for bucket in self._buckets():
             for piece in bucket.pieces:
                 piece.part.grad = None
                 state = self._optimizer.state.pop(piece.part, None)
                 if state:
                     self._states[piece.part] = state
-        self._told.entries = self._entries()
+        self._fetched.entries = self._entries()
         return True
 
     def share(self) -> None:
@@ -160,20 +160,20 @@ class ZeroStep:
 
     def _put_in(self) -> None:
         """Let the optimizer hold pieces instead of the parameters that they are of."""
-        pieces: dict[torch.nn.Parameter, list[Piece]] = {}
+        pieces: dict[torch.nn.Parameter, list[ZeroPiece]] = {}
         for bucket in self._buckets():
             for parameter in bucket.parameters:
                 pieces.setdefault(parameter, [])
             for piece in bucket.pieces:
                 pieces[piece.whole].append(piece)
         self._cut_states(pieces)
-        self._substitution.make(
+        self._group_swap.make(
             lambda whole: (piece.part for piece in pieces[whole]) if whole in pieces else (whole,)
         )
         self._optimizer.state.update(self._states)
         self._apart = True
 
-    def _cut_states(self, pieces: dict[torch.nn.Parameter, list[Piece]]) -> None:
+    def _cut_states(self, pieces: dict[torch.nn.Parameter, list[ZeroPiece]]) -> None:
         """Keep of whole states, as at the start or after loading, what belongs to the pieces."""
         for parameter, own in pieces.items():
             whole = self._optimizer.state.pop(parameter, None)
@@ -192,11 +192,11 @@ class ZeroStep:
         ]
 
     def _whole_states(self) -> dict[int, dict[str, Any]]:
-        entries = [e for answer in self._ask_all() for e in decode_entries(answer)]
+        entries = [e for answer in self._fetch_all() for e in decode_entries(answer)]
         return put_together([*self._entries(), *entries], self._parameters())
 
 
-def _cut(value: Any, piece: Piece) -> Any:
+def _cut(value: Any, piece: ZeroPiece) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.shape != piece.whole.shape:

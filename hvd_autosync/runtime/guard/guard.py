@@ -21,7 +21,7 @@ from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
 from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.runtime.guard.snapshots import Snapshots
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.runtime.patches.join_hook import JoinHook, tell_of_joins
+from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
 #: Windows between two snapshots: more than a loss takes to be judged.
@@ -61,7 +61,7 @@ class Guard(JoinHook):
         #: Step of a snapshot -> mean loss of the window in which it was taken.
         self._losses: dict[int, float] = {}
         self._blind = False
-        tell_of_joins(self)
+        register_join_hook(self)
 
     def about_to_join(self) -> None:
         """Wait for what was sent of the last window."""
@@ -99,7 +99,7 @@ class Guard(JoinHook):
         self._at_average = average
         return self.step // LOSS_WINDOW == window or self._judged()
 
-    def bears_one(self, loss: float) -> bool:
+    def accepts_one(self, loss: float) -> bool:
         """Whether one rank's loss is well, in steps that ranks make without waiting for others.
 
         One rank looks at the losses of all; it tells them what it finds.

@@ -44,9 +44,9 @@ class LossGuardHandler:
             _name_long_rounds(guard, optimizer._local.round_steps)
         local, protocols = optimizer._local, optimizer._protocols
         parts = [each for each in (protocols, local) if each is not None]
-        equal = all(each.equal for each in parts)
+        equal = all(each.replicas_in_sync for each in parts)
         near = local is not None and local.near_average
-        average = equal or (near and (protocols is None or protocols.equal))
+        average = equal or (near and (protocols is None or protocols.replicas_in_sync))
         step = parts[0].step if parts else None
         if not guard.stepped(current.losses, step, average=average):
             self.fall_back()
@@ -63,7 +63,7 @@ class LossGuardHandler:
 
     def healthy(self, loss: float) -> bool:
         """Whether any rank's loss is well, in a phase in which ranks do not wait; on one rank."""
-        return self._guard is None or self._guard.bears_one(loss)
+        return self._guard is None or self._guard.accepts_one(loss)
 
     def on_quiescent(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
         """All ranks stop before or after steps without waiting, and have the same parameters.

@@ -236,11 +236,11 @@ def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
 
 def _zero_step(self: Any, name: str) -> ZeroStep:
     """The owners' side of an optimizer; a collective."""
-    told = FetchedStates()
-    peers = StateServer(name, told.answer)
+    fetched = FetchedStates()
+    server = StateServer(name, fetched.answer)
     # Another rank may save what this one has dropped.
-    weakref.finalize(self, peers.retire).atexit = False
-    return ZeroStep(name, self, self._dispatcher, told, peers.fetch_all)
+    weakref.finalize(self, server.close).atexit = False
+    return ZeroStep(name, self, self._dispatcher, fetched, server.fetch_all)
 
 
 def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
@@ -311,19 +311,19 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     # Only here nobody but the optimizer looks at what was reduced; hooks and closures would.
     self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
     by_owners = False
-    substitution = ParameterGroupSwap(self)
+    group_swap = ParameterGroupSwap(self)
     if self._should_synchronize:
         _settle_owed(self)  # whose collectives cannot wait for the lock
     apart = self._local is not None and self._local.running
     if self._protocols is not None and self._protocols.running:
-        substitution.make(lambda _: ())  # the owners of parameters step them
+        group_swap.make(lambda _: ())  # the owners of parameters step them
     try:
         with self._local.states.lock if apart else contextlib.nullcontext():
             result = _horovods_class.step(self, closure)
     finally:
         self._in_step = False
-        by_others = substitution.made
-        substitution.undo()
+        by_others = group_swap.made
+        group_swap.undo()
         if self._deferred_update is not None:
             self._deferred_update.put_back()
         if self._zero_step is not None:
@@ -397,23 +397,23 @@ def _synchronize(self: Any) -> None:
         if _has_new_gradients(self):
             self._local.synchronized()
     elif self._requires_update and size() > 1:
-        late: Collection[Bucket] = ()
+        deferred: Collection[Bucket] = ()
         if self._deferred_update is not None:
             self._deferred_update.settle_all()
-            late = self._deferred_update.choose() if self._in_step else ()
+            deferred = self._deferred_update.choose() if self._in_step else ()
         if self._zero_step is not None:
             self._zero_step.vote(in_step=self._in_step)
         if self._protocols is not None:
             self._protocols.await_device()
         began = perf_counter()
-        self._dispatcher.finish(late)
+        self._dispatcher.finish(deferred)
         if self._protocols is not None:
             self._protocols.compute_timer.waited(perf_counter() - began)
             self._protocols.rescale([p.grad for p in self._requires_update if p.grad is not None])
         if self._zero_step is not None:
             self._zero_step.synchronized()
-        if late:
-            self._deferred_update.begin(late)
+        if deferred:
+            self._deferred_update.begin(deferred)
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
     self._handles.clear()

@@ -37,8 +37,8 @@ class RankStates:
         self._name = f"states.{name}"
         self._optimizer = weakref.ref(optimizer)
         self._loaded: dict[int, States] = {}
-        self._peers = StateServer(self._name, self._answer)
-        weakref.finalize(optimizer, self._peers.retire).atexit = False
+        self._state_server = StateServer(self._name, self._answer)
+        weakref.finalize(optimizer, self._state_server.close).atexit = False
 
     def save(self) -> dict[int, States]:
         """The states of all ranks by rank, this one's as it is.
@@ -47,7 +47,7 @@ class RankStates:
             AutosyncError: A rank cannot be reached.
         """
         others = [each for each in range(size()) if each != rank()]
-        answers = zip(others, self._peers.fetch_all(), strict=True)
+        answers = zip(others, self._state_server.fetch_all(), strict=True)
         return {rank(): self._own(), **{other: _states(answer) for other, answer in answers}}
 
     def load(self, saved: dict[int, States]) -> States | None:

@@ -42,7 +42,7 @@ class DynamicBatching:
     Args:
         rank: This rank.
         ranks: How many there are.
-        passes: Those that may feed the training.
+        epochs: Those that may feed the training.
 
     Attributes:
         speeds: By which batches are cut; equal at first.
@@ -50,9 +50,9 @@ class DynamicBatching:
 
     _newest: weakref.ref[DynamicBatching] | None = None
 
-    def __init__(self, rank: int, ranks: int, passes: Epochs) -> None:
+    def __init__(self, rank: int, ranks: int, epochs: Epochs) -> None:
         self._rank, self._ranks = rank, ranks
-        self._epochs = passes
+        self._epochs = epochs
         self._equal: Speeds = (1.0,) * ranks
         self.speeds = self._equal
         #: The batches of loaders' iterators, by these.
@@ -68,7 +68,7 @@ class DynamicBatching:
         self._votes = 0
         self._said: tuple[int, ...] = ()
         DynamicBatching._newest = weakref.ref(self)
-        passes.tell_of(self.begun)
+        epochs.call_on_begin(self.on_begin)
         weight_backward(self.weight)
 
     @property
@@ -76,7 +76,7 @@ class DynamicBatching:
         """Whether ranks have batches of different sizes."""
         return self.speeds != self._equal
 
-    def begun(self, loader: Any, iterator: Any) -> None:
+    def on_begin(self, loader: Any, iterator: Any) -> None:
         """A pass has begun; its batches can be cut if it turns out to feed the training."""
         if not torch.is_grad_enabled() or not self._is_newest():
             return
@@ -88,7 +88,7 @@ class DynamicBatching:
     def stepped(self, seconds: float) -> None:
         """A step was made, which took so long without waiting."""
         self._iterator = self._loader = None
-        iterators = self._epochs.feeding
+        iterators = self._epochs.last_iterators
         if len(iterators) == 1 and iterators[0] in self._batches:
             batches = self._batches[iterators[0]]
             self._iterator, self._loader = weakref.ref(iterators[0]), batches.loader
@@ -98,7 +98,9 @@ class DynamicBatching:
 
     def weight(self) -> float:
         """Of the gradient of the batch that the script was given last."""
-        giving = self._epochs.giving or ([] if self._iterator is None else [self._iterator()])
+        giving = self._epochs.next_iterators or (
+            [] if self._iterator is None else [self._iterator()]
+        )
         known = [each for each in giving if each in self._batches]
         if len(known) != 1 or len(giving) != 1:
             return 1.0

@@ -36,7 +36,7 @@ class Membership:
         self._owed_rates: Rates | None = None
 
     @property
-    def equal(self) -> bool:
+    def replicas_in_sync(self) -> bool:
         """Whether all ranks have made the same steps and have the same learning rates."""
         return not self.unequal and self._owed_rates is None
 
@@ -63,7 +63,7 @@ class Membership:
         self._replicas.take_rates(self._replicas.resync())
         self.absent = frozenset()
 
-    def pass_ended(self) -> None:
+    def epoch_ended(self) -> None:
         """This rank's pass is over; a collective where it is unequal."""
         if self.unequal:
             self.resync()

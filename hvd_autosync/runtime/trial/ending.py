@@ -88,9 +88,9 @@ def _leave_horovod() -> None:
     # another rank has left already, or the script has shut Horovod down.
     with contextlib.suppress(HorovodInternalError, ValueError):
         allreduce(torch.zeros(1), name="hvd_autosync.end", op=Sum)
-    mailboxes = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
-    if mailboxes is not None:
-        mailboxes.abandon_all("the run has ended")
+    endpoints = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
+    if endpoints is not None:
+        endpoints.abort_all("the run has ended")
     shutdown()
     mpi = sys.modules.get("mpi4py.MPI")
     # Horovod finalizes MPI only if it initialized it; mpirun reports a rank that does not.

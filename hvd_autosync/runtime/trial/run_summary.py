@@ -56,7 +56,7 @@ class RunSummary:
         self._size = 1
 
     @property
-    def equal(self) -> bool:
+    def replicas_in_sync(self) -> bool:
         """Of passes, which count here and end nothing."""
         return True
 

@@ -56,9 +56,9 @@ class OwnPasses:
     def __init__(self) -> None:
         self.iterators: list[Any] = []
         self.used = 0
-        self.feeding: list[Any] = []
+        self.last_iterators: list[Any] = []
 
-    def tell_of(self, begun: Callable[[Any, Any], None]) -> None:
+    def call_on_begin(self, begun: Callable[[Any, Any], None]) -> None:
         self.begun = begun
 
     def begin(self, loader: Any) -> Any:
@@ -68,11 +68,11 @@ class OwnPasses:
         return iterator
 
     def stepped(self) -> None:
-        self.feeding = self.giving
+        self.last_iterators = self.next_iterators
         self.used = self.iterators[0]._num_yielded
 
     @property
-    def giving(self) -> list[Any]:
+    def next_iterators(self) -> list[Any]:
         return [each for each in self.iterators if each._num_yielded > self.used]
 
 
