@@ -119,7 +119,7 @@ class Asynchronous:
         self.begin_next_segment()
 
     def begin_next_segment(self) -> None:
-        """Begin another segment from the servers' parameters; on all ranks, after all have drained."""
+        """Begin another segment from the servers' parameters; on all ranks, once all drained."""
         assert self._owned is not None, "it has begun"
         with self._changed:
             self._owned.begin_segment()

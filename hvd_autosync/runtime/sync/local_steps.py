@@ -156,7 +156,7 @@ class LocalSteps(JoinHook):
             self._end_round(early=True)
 
     def sync_for_eval(self) -> None:
-        """Make parameters equal before another loader's epoch, as for an evaluation; a collective."""
+        """Make parameters equal before another loader's epoch, as for evaluation; a collective."""
         self.average()
 
     def average_for_script(self) -> None:

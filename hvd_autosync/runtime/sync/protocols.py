@@ -156,7 +156,7 @@ class Protocols(JoinHook):
         self._script_uses_gradients = True
 
     def await_device(self) -> None:
-        """Wait for the accelerator, so that its work in this step counts as computing, not waiting."""
+        """Wait for the accelerator, so that its work in this step counts as compute time."""
         if self._protocol.stragglers != "none" and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
 
@@ -256,7 +256,7 @@ class Protocols(JoinHook):
         return {"step": self.step, "samples": self._sample_counter.save()}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Continue where :meth:`save` was called; the optimizer loads that checkpoint's states too."""
+        """Continue where :meth:`save` was called; the optimizer loads that checkpoint too."""
         self._membership.unequal = False
         self.step = saved["step"]
         self._sample_counter.load(saved["samples"])
