@@ -133,7 +133,7 @@ class StateServer:
         return [other for other in range(len(self._addresses)) if other != self._rank]
 
     def _request(self, other: int, request: bytes) -> bytes:
-        """The other rank's answer; it is asked again where a crowd of strangers was in the way."""
+        """The other rank's answer; retries if the connection was closed to make room."""
         deadline = monotonic() + HANDSHAKE_S
         while True:
             try:

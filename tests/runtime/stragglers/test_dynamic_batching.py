@@ -263,7 +263,7 @@ def test_ranks_whose_data_differ_are_left_alone(
 class SyncPoints:
     """No rounds, as for a training whose parameters are always the same on all ranks."""
 
-    equal = True
+    replicas_in_sync = True
 
     def average(self) -> None:
         raise AssertionError
