@@ -1,7 +1,7 @@
-"""Imported by the ``.pth`` file in two kinds of process only, at Python's start.
+"""Imported by the ``.pth`` file at Python's start, in two kinds of process only.
 
-In Horovod's launcher it lets the plugin add its options; in a worker of ours it lets the runtime
-take part as soon as the script imports ``horovod.torch``. Importing this module does the work.
+In Horovod's launcher it lets the plugin add its options; in a worker it lets the runtime take part
+as soon as the script imports ``horovod.torch``. Importing this module has these effects.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LAUNCHER = "horovod.runner.launch"
 #: ``prctl`` option of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG = 1
 #: A launcher that was asked to end gives its processes five seconds to do so
-#: (``safe_shell_exec.py``); one that has not ended after so many is stuck.
+#: (``safe_shell_exec.py``); after this many seconds it counts as stuck.
 _PATIENCE_S = 15.0
 #: ``python -m horovod.runner.launch`` runs this in place of the module's own code, so that the
-#: launcher is imported, plugin and all, instead of executed as ``__main__``.
+#: launcher is imported with the plugin instead of executed as ``__main__``.
 _RUN_LAUNCHER = f"from {_LAUNCHER} import run_commandline\nrun_commandline()\n"
 
 
@@ -36,26 +36,28 @@ def _extend_launcher(launcher: ModuleType) -> None:
     from hvd_autosync.commands.flag import extend_launcher
     from hvd_autosync.util.streams import open_standard_streams
 
-    # Not before: while this module is imported, Python itself reads a file (the .pth), whose number
-    # may be that of a closed stream.
+    # Not earlier: while this module is imported, Python itself reads a file (the .pth), whose
+    # descriptor may be that of a closed stream.
     open_standard_streams()
     extend_launcher(launcher)
 
 
 def _end_with(driver: int) -> None:
-    """End when the driver does, however that ends; the mpirun that this may become does so too."""
+    """End this process when the driver ends, however it does; so does an mpirun that it becomes."""
     import ctypes
     import threading
 
     if sys.platform == "linux":
-        threading.Thread(target=_insist, args=(driver,), daemon=True).start()
+        threading.Thread(target=_kill_after_driver, args=(driver,), daemon=True).start()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != driver:
             sys.exit(128 + signal.SIGTERM)
 
 
-def _insist(driver: int) -> None:
-    """Kill this process where asking it has not helped; Horovod's then end what they run."""
+def _kill_after_driver(driver: int) -> None:
+    """Kill this process if the signal has not ended it; Horovod's processes then end their
+    children.
+    """
     while os.getppid() == driver:
         time.sleep(1.0)
     time.sleep(_PATIENCE_S)
@@ -67,8 +69,9 @@ def _start() -> None:
 
     driver = os.environ.pop(DRIVER_VARIABLE, "")
     spec = spec_from_environment()
-    # The launcher of a trial has the trial's variables too, and in a batch system's shell a rank,
-    # but only launchers have the driver's number. Such a shell alone has a rank, but no trial.
+    # The launcher of a trial has the trial's variables too, and in a batch system's shell it has a
+    # rank, but only launchers have the driver's process id. Such a shell alone has a rank, but no
+    # trial.
     ranked = any(name in os.environ for name in RANK_VARIABLES)
     if spec is not None and ranked and not driver:
         from hvd_autosync.runtime.install.hooks import install

@@ -1,10 +1,10 @@
-"""What others add, each from one file: knobs, exchanges, codecs.
+"""Extensions: knobs, exchanges and codecs added by users' files.
 
 A file that calls :func:`add_knob`, :func:`add_exchange` or :func:`add_codec` is named by the
-variable ``HVD_AUTOSYNC_EXTENSIONS`` (several as in ``PATH``). It is loaded in the driver, where the
-spaces are made, and on every rank, where gradients travel.
+variable ``HVD_AUTOSYNC_EXTENSIONS`` (several as in ``PATH``). It is loaded in the driver, which
+makes the spaces, and on every rank, which exchanges gradients.
 
-This module imports the language alone, so that nobody pays for what is not used.
+This module imports only the modules that describe strategies, so that unused parts cost nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from hvd_autosync.runtime.exchange.codecs import Codec
     from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling
 
-    #: Makes an exchange of tensors of some elements, like this one, with factors.
+    #: Makes an exchange; arguments: number of elements, a tensor of the same type and device,
+    #: factors.
     MakeExchange: TypeAlias = Callable[[int, torch.Tensor, Scaling], Exchange]
-    #: Makes a codec for a class's plan, of tensors of some elements, like this one, of some ranks.
+    #: Makes a codec; arguments: plan of the class, number of elements, a tensor of the same type
+    #: and device, number of ranks.
     MakeCodec: TypeAlias = Callable[[ClassPlan, int, torch.Tensor, int], Codec]
 
-#: Names the files, separated as in ``PATH``.
+#: The variable that names the files, separated as in ``PATH``.
 VARIABLE = "HVD_AUTOSYNC_EXTENSIONS"
 
-#: What was added, by name; the runtime looks here.
+#: What was added, by name; the runtime looks it up here.
 EXCHANGES: dict[str, MakeExchange] = {}
 CODECS: dict[str, MakeCodec] = {}
 
@@ -49,15 +51,15 @@ def add_knob(
     variable: str,
     applies: Callable[[ModelProfile, Resources], bool] = lambda model, resources: True,
 ) -> None:
-    """Let a knob be tuned that is one variable of each rank's environment.
+    """Add a knob that sets one environment variable of each rank.
 
-    At its default the variable is not set. Where the user has set it, it is not tuned.
+    At its default the variable is not set. If the user has set the variable, the knob is not tuned.
 
     Args:
         knob: The knob, of the group ``horovod``.
-        variable: Read when ``hvd.init()`` is called, or later: forked trials have imported torch
-            and Horovod before it is set.
-        applies: Whether it can matter for a model on some resources.
+        variable: Must be read when ``hvd.init()`` is called, or later: forked trials have imported
+            torch and Horovod before it is set.
+        applies: Whether the knob can matter for a model on some resources.
 
     Raises:
         SpaceError: There is a knob of that name, or it is of another group.
@@ -65,19 +67,19 @@ def add_knob(
     if knob.group != "horovod":
         raise SpaceError(
             f"knob {knob.name} is of the group {knob.group!r}",
-            hint="A knob that is a variable is of the group 'horovod'.",
+            hint="Give a knob that sets a variable the group 'horovod'.",
         )
     _catalogue.add_knob(knob, applies)
     add_variable(knob.name, variable)
 
 
 def add_exchange(name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES) -> None:
-    """Let gradients travel by one more exchange, which has to be exact.
+    """Add an exchange, which must be exact.
 
     Args:
         name: The value of the knobs ``..._exchange``.
         make: Makes it for one bucket, on every rank.
-        classes: Whose gradients may travel so.
+        classes: The classes of parameters that may use it.
 
     Raises:
         SpaceError: Horovod or we have an exchange of that name.
@@ -87,12 +89,12 @@ def add_exchange(name: str, make: MakeExchange, classes: Sequence[str] = PARAMET
 
 
 def add_codec(name: str, make: MakeCodec, classes: Sequence[str] = PARAMETER_CLASSES) -> None:
-    """Let gradients be compressed by one more codec.
+    """Add a codec.
 
     Args:
         name: The value of the knobs ``..._codec``.
         make: Makes it for one bucket, on every rank.
-        classes: Whose gradients may be compressed so.
+        classes: The classes of parameters that may use it.
 
     Raises:
         SpaceError: We have a codec of that name.
@@ -118,7 +120,7 @@ def _add_choices(
 
 
 def load() -> None:
-    """Load the files that the variable names, each once.
+    """Load each file that the variable names, once.
 
     Raises:
         ConfigurationError: One of them cannot be loaded.
@@ -129,7 +131,7 @@ def load() -> None:
 
 
 def names() -> list[str]:
-    """Name and digest of each file that was loaded: what a study of its knobs depends on."""
+    """Name and digest of each loaded file, on which a study of its knobs depends."""
     return [f"{path.name} {digest}" for path, digest in sorted(_loaded.items())]
 
 
@@ -147,8 +149,7 @@ def _load(path: Path) -> None:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"{VARIABLE} names {str(path)!r}, which cannot be loaded: "
-            f"{type(error).__name__}: {error}",
+            f"cannot load {str(path)!r}, which {VARIABLE} names: {type(error).__name__}: {error}",
             hint="Name Python files that add knobs, exchanges or codecs.",
         ) from error
     _loaded[path] = digest

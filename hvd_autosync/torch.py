@@ -1,14 +1,15 @@
-"""``import hvd_autosync.torch as hvd``: all of ``horovod.torch``, and a strategy by choice.
+"""``import hvd_autosync.torch as hvd``: all of ``horovod.torch``, with an optional strategy.
 
-For scripts that say themselves how their gradients travel, and for those who want no import hooks::
+For scripts whose own arguments decide how gradients are exchanged, and for users who want no import
+hooks::
 
     import hvd_autosync.torch as hvd
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), strategy="tuned")
 
-What belongs to the launch (fusion threshold, cycle time, controller) is fixed when ``hvd.init()``
-is called; :func:`DistributedOptimizer` says which of a strategy's knobs it could not set.
+Settings of the launch (fusion threshold, cycle time, controller) are fixed when ``hvd.init()`` is
+called; :func:`DistributedOptimizer` warns about knobs of a strategy that it could not set.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from hvd_autosync.search_space.strategy_file import read_strategy
 if TYPE_CHECKING:
     import torch
 
-#: Word for the best strategy that the store has for this model on so many ranks per host.
+#: Name for the best strategy in the store for this model on as many ranks per host.
 TUNED = "tuned"
 
 
@@ -64,20 +65,19 @@ def DistributedOptimizer(
 
     Args:
         optimizer: As of ``horovod.torch.DistributedOptimizer``, like all up to ``process_set``.
-        named_parameters: As there.
-        compression: As there; like ``groups`` and ``process_set``, it leaves no room for a
-            strategy.
-        backward_passes_per_step: As there.
-        op: As there.
-        gradient_predivide_factor: As there.
-        num_groups: As there.
-        groups: As there.
-        sparse_as_dense: As there.
-        process_set: As there.
-        strategy: Knobs by name; the path of a strategy file; ``"tuned"`` for the best known for
-            this model on such devices and as many ranks per host, by the store; ``None`` for that
-            of the job, if it is tuned.
-        classes: Class -> names of parameters, where ``strategy`` is given as knobs.
+        named_parameters: As in Horovod.
+        compression: As in Horovod; like ``groups`` and ``process_set``, it excludes a strategy.
+        backward_passes_per_step: As in Horovod.
+        op: As in Horovod.
+        gradient_predivide_factor: As in Horovod.
+        num_groups: As in Horovod.
+        groups: As in Horovod.
+        sparse_as_dense: As in Horovod.
+        process_set: As in Horovod.
+        strategy: Knobs by name; the path of a strategy file; ``"tuned"`` for the best strategy in
+            the store for this model on such devices and as many ranks per host; ``None`` for the
+            job's strategy, if it is tuned.
+        classes: Class -> names of parameters, if ``strategy`` is given as knobs.
 
     Raises:
         ConfigurationError: The strategy cannot be read, or does not fit; on all ranks.
@@ -129,7 +129,7 @@ def _chosen(
         chosen, members = read_strategy({"knobs": dict(strategy), "classes": tables})
     elif classes is not None:
         raise ConfigurationError(
-            f"classes={classes!r} beside strategy={strategy!r}, which has classes of its own",
+            f"classes={classes!r} given with strategy={strategy!r}, which has its own classes",
             hint="Leave classes out, or give the strategy as knobs.",
         )
     elif strategy == TUNED:
@@ -139,20 +139,20 @@ def _chosen(
         chosen, members = of_rank_0(
             lambda: read_strategy(read_toml(path, "the strategy file")), "file"
         )
-    _tell_what_is_late(chosen)
+    _warn_of_launch_knobs(chosen)
     return chosen, members
 
 
-def _tell_what_is_late(strategy: Strategy) -> None:
-    """Warn about knobs that only a launch can set, unless it has."""
+def _warn_of_launch_knobs(strategy: Strategy) -> None:
+    """Warn about knobs that only the launch can set, unless it has set them."""
     settings = horovod_settings(strategy)
     missing = [f"{k}={v}" for k, v in settings.environment if os.environ.get(k) != v]
     if settings.options:
         missing.append(f"{' '.join(settings.options)} of horovodrun")
     if missing and _horovod.rank() == 0:
         warnings.warn(
-            f"hvd.init() is too late for a part of the strategy: {', '.join(missing)}; start the "
-            "job with it, as hvd-autosync run does",
+            f"the strategy has settings that cannot be changed after the launch: "
+            f"{', '.join(missing)}; start the job with them, as hvd-autosync run does",
             stacklevel=4,
         )
 

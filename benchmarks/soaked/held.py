@@ -62,13 +62,13 @@ def _resident_bytes() -> int:
 
 
 def _queued() -> int:
-    """Operations of Horovod's that nobody has waited for, and letters of ours on their way."""
+    """Operations of Horovod's that nobody has waited for, and messages of ours on their way."""
     handles = sys.modules["horovod.torch.mpi_ops"]._handle_map
-    mailbox = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
-    mailboxes: list[Any] = [] if mailbox is None else list(mailbox._mailboxes)
-    letters = 0
-    for each in mailboxes:
-        carrier = each._carrier
-        letters += len(each._outbox) + len(getattr(carrier, "_leaving", ()))
-        letters += sum(len(queue) for queue in getattr(carrier, "_arriving", ()))
-    return len(handles) + letters
+    endpoint_module = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
+    endpoints: list[Any] = [] if endpoint_module is None else list(endpoint_module._endpoints)
+    messages = 0
+    for each in endpoints:
+        transport = each._transport
+        messages += len(each._outbox) + len(getattr(transport, "_sending", ()))
+        messages += sum(len(queue) for queue in getattr(transport, "_receiving", ()))
+    return len(handles) + messages

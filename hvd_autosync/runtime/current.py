@@ -1,4 +1,4 @@
-"""What this process was told to do; costs nothing to import."""
+"""The worker context: what this process was told to do. Importing it costs nothing."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ if TYPE_CHECKING:
     from hvd_autosync.search_space.schedule import Schedule
     from hvd_autosync.search_space.trial import LossPrediction
 
-#: How gradients travel; ``None``: as Horovod's own optimizer sends them.
+#: How gradients are exchanged; ``None``: as by Horovod's own optimizer.
 plan: ExchangePlan | None = None
 #: Which parameters are in which class of the plan.
 classes: Classes = {}
-#: When replicas are made equal; ``None``: after every step.
+#: When replicas are averaged; ``None``: after every step.
 schedule: Schedule | None = None
-#: Whether ranks wait for each other; ``None``: in every step.
+#: When ranks wait for each other; ``None``: in every step.
 protocol: Protocol | None = None
 
-#: When a worker of ours began, in seconds of ``time.monotonic``; before its script did.
+#: When this worker began, before its script, in seconds of ``time.monotonic``.
 began_at: float | None = None
 #: Whether this process belongs to a trial.
 trial = False
-#: The trial that is measured; ``None`` in the real training and outside of any job of ours.
+#: The trial that is measured; ``None`` in the real training and outside of our jobs.
 run: TrialRun | None = None
 #: Watches the steps of a real training that was tuned.
 watch: DriftWatch | None = None
-#: Counts what a run of a recurring job comes to.
+#: Summary of a run of a recurring job.
 run_summary: RunSummary | None = None
-#: What the training's losses are, as quality trials of the job predict them.
+#: The losses that quality trials of the job predict for the training.
 loss_prediction: LossPrediction | None = None
-#: A folder of the driver's, where that is on this host; empty: none.
+#: The driver's folder, if the driver is on this host; else empty.
 driver_folder = ""
-#: The losses of this process's steps; ``None`` where nobody asks for them.
+#: The losses of this process's steps; ``None`` if they are not needed.
 losses: Losses | None = None
 
 
 def in_trial() -> bool:
-    """Whether this process belongs to a trial of the tuner, and not to the real training.
+    """Whether this process belongs to a trial of the tuner, not to the real training.
 
-    For what a script does once for each run and should not do in trials, such as sending a mail or
-    starting a run of an experiment tracker. What a training step takes must not depend on it.
+    Use it for what a script does once per run and should not do in trials, such as sending a mail
+    or starting a run of an experiment tracker. What a training step costs must not depend on it.
     """
     return trial
 
 
 def waited(seconds: float) -> None:
-    """So much of the running step was spent waiting for other ranks."""
+    """Add seconds of the current step that were spent waiting for other ranks."""
     if run is not None:
         run.recorder.blocked += seconds
     if watch is not None:
@@ -59,10 +59,10 @@ def waited(seconds: float) -> None:
 
 
 def mark_step() -> None:
-    """Say that a training step ends here.
+    """Mark the end of a training step.
 
-    For scripts whose steps are not calls of ``DistributedOptimizer.step()``: from the first call
-    on only these marks are counted. Does nothing outside of jobs of ours.
+    Use it in scripts whose steps are not calls of ``DistributedOptimizer.step()``: from the first
+    call on, only these marks are counted. It does nothing outside of our jobs.
     """
     if run is not None:
         run.mark()
@@ -75,9 +75,9 @@ def mark_step() -> None:
 def average(optimizer: Any) -> None:
     """Make the parameters of ``optimizer`` the same on all ranks now; a collective.
 
-    For scripts that evaluate or save elsewhere than between passes over a ``DataLoader``, or have
-    none: under a schedule of local steps replicas are apart in the meantime. Does nothing where
-    they are never apart, as with Horovod's own optimizer.
+    Use it in scripts that evaluate or save elsewhere than between epochs of a ``DataLoader``, or
+    that have none: under a schedule of local steps replicas differ in the meantime. It does nothing
+    if replicas never differ, as with Horovod's own optimizer.
 
     Args:
         optimizer: The wrapped optimizer.
@@ -88,13 +88,13 @@ def average(optimizer: Any) -> None:
 
 
 def report(metric: Any) -> None:
-    """Say what the loss of this step is, in every step before ``optimizer.step()``.
+    """Report the loss of this step, in every step before ``optimizer.step()``.
 
-    For scripts whose ``backward()`` is called with something else. Smaller must be better; from the
-    first call on only what is reported counts. Does nothing where no loss is asked for.
+    Use it in scripts whose ``backward()`` is called with something else. Smaller must be better.
+    From the first call on, only reported losses count. It does nothing if losses are not needed.
 
     Args:
-        metric: A number, or a tensor of one.
+        metric: A number, or a tensor of one element.
     """
     if losses is not None:
         import torch
@@ -103,20 +103,19 @@ def report(metric: Any) -> None:
 
 
 def outcome(metric: Any) -> None:
-    """Say what this training came to, on rank 0: larger is better.
+    """Report the result of this training, on rank 0; larger is better.
 
-    For jobs that recur (``--autosync-recurring``), whose runs are compared by it: an accuracy, or a
-    loss of data that it was not trained with, negated. The last call counts. Does nothing in any
-    other job.
+    It compares the runs of recurring jobs (``--autosync-recurring``): an accuracy, or a negated
+    loss on data not used for training. The last call counts. It does nothing in other jobs.
 
     Args:
-        metric: A number, or a tensor of one; the same measure in every run.
+        metric: A number, or a tensor of one element; the same measure in every run.
     """
     if run_summary is not None:
         run_summary.outcome(float(metric))
 
 
 def forget_run() -> None:
-    """Take no further part in the job; called in forked children, such as data loaders."""
+    """Leave the job; called in forked children, such as data loaders."""
     global run, watch, run_summary
     run = watch = run_summary = None

@@ -76,14 +76,14 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
     (notice,) = (call.args[0] for call in listener.on_notice.mock_calls)
     assert first.study_id in notice and "--autosync-reuse never" in notice
 
-    store.keep_drift(first.study_id, ["steps take 9 ms for good"])
+    store.keep_drift(first.study_id, ["steps have become slower: 9 ms"])
     assert store.study(first.study_id).winner == winner
     with pytest.raises(Launched):
         tune(job, options, listener, runner=runner)
     (running,) = (s for s in store.studies() if s.study_id != first.study_id)
     assert running.settings["trials"] == 8 < options.trials and running.settings["anew"]
     (notice,) = (call.args[0] for call in listener.on_notice.mock_calls[1:2])
-    assert first.study_id in notice and "steps take 9 ms for good" in notice
+    assert first.study_id in notice and "steps have become slower: 9 ms" in notice
 
     only = Options(store=options.store, reuse="only")
     assert tune(job, only, listener, runner=runner).study_id == first.study_id

@@ -50,7 +50,7 @@ def test_the_newest_of_the_same_layout_on_the_same_device_answers(store: TraceSt
 
 def test_a_winner_whose_steps_became_slower_is_not_taken(store: TraceStore) -> None:
     tuned(store, 2)
-    store.keep_drift(tuned(store, 3), ["steps take 9 ms for good"])
+    store.keep_drift(tuned(store, 3), ["steps have become slower: 9 ms"])
     found = best_known(store, PARAMETERS, [2], "cpu")
     assert found is not None and found["knobs"] == {"buckets": 2}
 

@@ -1,1 +1,1 @@
-"""What ranks do together, over Horovod's operations and beside them, and messages between them."""
+"""Collectives of the ranks, with and without Horovod's operations, and messages between ranks."""

@@ -1,4 +1,4 @@
-"""Where the ranks of a job reach each other."""
+"""Finds the address at which the other ranks reach this host."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hvd_autosync.util.sockets import address_towards, interface_address
 def own_address(name: str) -> str:
     """The address at which the other ranks reach this host; a collective.
 
-    127.0.0.1 if the job has one host.
+    It is 127.0.0.1 if the job has one host.
 
     Args:
         name: Name of the operation.
 
     Raises:
-        OSError: The job's interface has no IPv4 address, or there is no way to another host.
+        OSError: The job's interface has no IPv4 address, or there is no route to another host.
     """
     hosts = gather_texts(socket.gethostname(), f"hosts.{name}")
     others = [host for host in hosts if host != hosts[rank()]]

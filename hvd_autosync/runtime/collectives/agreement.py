@@ -1,4 +1,4 @@
-"""What all ranks must have in common before they exchange anything."""
+"""Collectives by which ranks agree on values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from horovod.torch.mpi_ops import (
 
 from hvd_autosync.errors import ConfigurationError
 
-#: How often a rank that waits for the others looks whether they are still there.
+#: Seconds between two checks whether the other ranks are still there.
 _LOOK_S = 0.001
 
 
@@ -45,11 +45,11 @@ def agree_parameters(described: Sequence[tuple[str, str]]) -> None:
     """Check that all ranks have the same plan for the same parameters; a collective.
 
     Args:
-        described: Name and description of the plan, and of each parameter (shape, type, class) in
+        described: Name and description of the plan, and of each parameter (shape, type, class), in
             order.
 
     Raises:
-        ConfigurationError: Some rank differs; names the first thing that does.
+        ConfigurationError: Some rank differs; the message names the first difference.
     """
     if same_on_all(described, "parameters"):
         return
@@ -80,7 +80,7 @@ def agree_order(order: Sequence[int], name: str) -> list[int]:
     """Rank 0's ``order``, on every rank; a collective.
 
     Args:
-        order: Whole numbers; as many on every rank, at least one.
+        order: Integers, the same number on every rank, at least one.
         name: Name of the operation.
     """
     numbers = torch.tensor(order, dtype=torch.int64)
@@ -90,10 +90,10 @@ def agree_order(order: Sequence[int], name: str) -> list[int]:
 
 
 def agree_any(flags: Sequence[bool], name: str) -> list[bool]:
-    """Which of ``flags`` are set on any rank; a collective.
+    """For each of ``flags``, whether any rank has it set; a collective.
 
     Args:
-        flags: As many on every rank, at least one.
+        flags: The same number on every rank, at least one.
         name: Name of the operation.
     """
     own = torch.tensor(flags, dtype=torch.int32)
@@ -102,12 +102,12 @@ def agree_any(flags: Sequence[bool], name: str) -> list[bool]:
 
 
 def add_up(values: Sequence[float], name: str, check: Callable[[], None]) -> list[float]:
-    """The sums of all ranks' values, which may be long in coming; a collective.
+    """Sum the values of all ranks, which may take long; a collective.
 
     Args:
         values: This rank's.
         name: Name of the operation.
-        check: Called meanwhile; raises what has gone wrong with another rank.
+        check: Called while waiting; raises what has gone wrong on another rank.
     """
     sums = torch.tensor(values, dtype=torch.float64)
     handle = allreduce_async_(sums, op=Sum, name=name)
@@ -130,10 +130,10 @@ def agree_steps(steps: int, name: str) -> int:
 
 
 def tell_all(text: bytes, name: str, root: int = 0) -> bytes:
-    """``text`` of rank ``root``, on every rank; a collective.
+    """Rank ``root``'s ``text``, on every rank; a collective.
 
     Args:
-        text: What that rank has to say; of no account on other ranks.
+        text: The text; ignored on other ranks.
         name: Name of the operation.
         root: The rank.
     """
@@ -151,7 +151,7 @@ def gather_texts(text: str, name: str) -> list[str]:
     """Every rank's ``text``, in order of rank; a collective.
 
     Args:
-        text: What this rank has to say; not empty.
+        text: This rank's; not empty.
         name: Name of the operation.
     """
     return [each.decode() for each in gather_bytes(text.encode(), name)]
@@ -161,7 +161,7 @@ def gather_bytes(data: bytes, name: str) -> list[bytes]:
     """Every rank's ``data``, in order of rank; a collective.
 
     Args:
-        data: What this rank has to say; not empty.
+        data: This rank's; not empty.
         name: Name of the operation.
     """
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Process sets for exchanges of two levels: the ranks of a host, and one rank of each host."""
+"""Process sets for two-level exchanges: the ranks of a host, and one rank of each host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvd_autosync.search_space.horovod_settings import (
     PROCESS_SETS_VARIABLE,
 )
 
-#: A set's level, and its host or its place on every host.
+#: Level of a set, and its host or its slot on every host.
 _Key = tuple[str, int]
-#: The sets that ``hvd.init()`` has made.
+#: The sets that ``hvd.init()`` has created.
 _MADE: dict[_Key, ProcessSet] = {}
 
 
@@ -32,7 +32,7 @@ class Levels:
 
     Attributes:
         within: The ranks of this host.
-        across: The ranks of all hosts that have this rank's place on their host.
+        across: The ranks of all hosts that have this rank's slot.
     """
 
     within: ProcessSet
@@ -40,18 +40,18 @@ class Levels:
 
 
 def prepare_levels(module: ModuleType) -> None:
-    """Let ``hvd.init()`` make the process sets, if the launcher has told this rank its place.
+    """Let ``hvd.init()`` create the process sets, if the launcher gave this rank its host and slot.
 
-    Sets that may be added later hold up whoever starts an operation: Horovod's loop locks their
-    table for as long as it negotiates (``RunLoopOnce`` in ``operations.cc``). Where places are not
-    known before, as under MPI, and where the script has process sets of its own,
-    :func:`two_levels` adds them all the same. Of hosts with different numbers of ranks some may
-    take their job for one of two levels: a strategy with these is not to come to such hosts.
+    Process sets that may be added later delay every operation: Horovod's loop locks their table
+    while it negotiates (``RunLoopOnce`` in ``operations.cc``). If hosts and slots are not known
+    before, as under MPI, or if the script has process sets of its own, :func:`two_levels` adds them
+    nevertheless. If hosts have different numbers of ranks, some of them may take the job for one of
+    two levels: do not use a two-level strategy on such hosts.
 
     Args:
         module: ``horovod.torch``.
     """
-    places = _told_places(os.environ)
+    places = _places_from_environment(os.environ)
     if places is None:
         return
     init = module.init
@@ -76,9 +76,9 @@ def prepare_levels(module: ModuleType) -> None:
 
 @functools.cache
 def two_levels() -> Levels:
-    """The levels of this job; a collective when it is called first, unless ``init()`` made them.
+    """The levels of this job; the first call is a collective, unless ``init()`` created them.
 
-    Needs :func:`prepare_levels` or ``HOROVOD_DYNAMIC_PROCESS_SETS=1``.
+    It needs :func:`prepare_levels` or ``HOROVOD_DYNAMIC_PROCESS_SETS=1``.
 
     Raises:
         SpaceError: The job has one host, or its hosts have different numbers of ranks.
@@ -86,7 +86,8 @@ def two_levels() -> Levels:
     local, hosts = mpi_ops.local_size(), mpi_ops.cross_size()
     if not mpi_ops.is_homogeneous() or local < 2 or hosts < 2:
         raise SpaceError(
-            f"exchange 'hierarchical' does not fit {mpi_ops.size()} ranks, {local} of them here",
+            f"exchange 'hierarchical' does not fit {mpi_ops.size()} ranks, {local} of them on this "
+            "host",
             hint="Use it with several hosts that have the same number of slots, two or more.",
         )
     # Every rank adds all sets, in the same order.
@@ -95,15 +96,15 @@ def two_levels() -> Levels:
     return Levels(sets["within", host], sets["across", slot])
 
 
-def _told_places(environment: Mapping[str, str]) -> list[tuple[int, int]] | None:
-    """Host and place of each rank, as ``horovodrun`` gives them to ranks of Gloo, host by host.
+def _places_from_environment(environment: Mapping[str, str]) -> list[tuple[int, int]] | None:
+    """Host and slot of each rank, as ``horovodrun`` sets them for ranks of Gloo, host by host.
 
-    ``None`` where this rank has no such place, or its job has not two levels.
+    ``None`` if this rank has no such variables, or its job has not two levels.
     """
-    told = [environment.get(name, "") for name in PLACE_VARIABLES]
-    if not all(each.isdecimal() for each in told):
+    texts = [environment.get(name, "") for name in PLACE_VARIABLES]
+    if not all(each.isdecimal() for each in texts):
         return None
-    rank, size, slot, slots, host, hosts = map(int, told)
+    rank, size, slot, slots, host, hosts = map(int, texts)
     if min(slots, hosts) < 2 or size != slots * hosts or rank != host * slots + slot:
         return None
     return [divmod(each, slots) for each in range(size)]
@@ -120,7 +121,7 @@ def _members(places: Sequence[tuple[int, int]]) -> dict[_Key, list[int]]:
 
 
 def _places() -> list[tuple[int, int]]:
-    """Host and place of each rank, in order of rank."""
+    """Host and slot of each rank, in order of rank."""
     own = torch.tensor([[mpi_ops.cross_rank(), mpi_ops.local_rank()]])
     places = mpi_ops.allgather(own, name="hvd_autosync.places").tolist()
     return [(host, slot) for host, slot in places]

@@ -1,4 +1,4 @@
-"""Opens the mailboxes of a job: over MPI where Horovod runs over it, else over ZeroMQ."""
+"""Opens the message endpoints of a job: over MPI where Horovod uses it, else over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _T = TypeVar("_T")
 
 
 def prepare_messaging() -> None:
-    """Import mpi4py in a job under MPI; to be called before ``hvd.init()`` if letters may be sent.
+    """Import mpi4py in a job under MPI; call it before ``hvd.init()`` if messages may be sent.
 
-    The import initializes MPI, which Horovod then finds initialized. The other order crashes.
+    The import initializes MPI, and Horovod then uses the initialized MPI. The other order crashes.
     """
     if launched_by_mpi(os.environ):
-        with contextlib.suppress(ImportError):  # open_mailbox() tells
+        with contextlib.suppress(ImportError):  # open_endpoint() reports it
             import mpi4py.MPI  # noqa: F401
 
 
 def check_messaging(name: str) -> None:
-    """Return if this job has what mailboxes need; a collective, after ``hvd.init()``.
+    """Return if this job can open message endpoints; a collective, after ``hvd.init()``.
 
     Args:
-        name: As of :func:`open_endpoint`, long before that.
+        name: The name that :func:`open_endpoint` will be called with, much later.
 
     Raises:
-        AutosyncError: Some rank lacks something; on all ranks.
+        AutosyncError: Some rank cannot; raised on all ranks.
     """
     _on_all(_needed, f"mail.{name}.check")
 
@@ -58,23 +58,24 @@ def _needed() -> None:
 
 
 def open_endpoint(name: str, on_message: MessageHandler) -> Endpoint:
-    """A mailbox of this rank, which all others can reach; a collective, after ``hvd.init()``.
+    """Open a message endpoint that all other ranks can reach; a collective, after ``hvd.init()``.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
-        heed: What to do with a letter. It may be called before this function returns, where
-            another rank is faster.
+        name: Distinguishes its operations from those of others; equal on all ranks.
+        on_message: Handles a message. It may be called before this function returns, if another
+            rank is faster.
 
     Raises:
-        AutosyncError: Some rank cannot open it, or cannot reach another; on all ranks.
+        AutosyncError: Some rank cannot open its endpoint, or cannot reach another rank; raised on
+            all ranks.
     """
     name = f"mail.{name}"
-    carrier = _over_mpi(name) if mpi_enabled() else _over_zmq(name)
-    endpoint = Endpoint(rank(), size(), carrier, on_message)
+    transport = _over_mpi(name) if mpi_enabled() else _over_zmq(name)
+    endpoint = Endpoint(rank(), size(), transport, on_message)
     try:
         _on_all(lambda: endpoint.await_connections(_CONNECTING_S), f"{name}.connections")
     except AutosyncError as error:
-        endpoint.abandon(error.message)
+        endpoint.abort(error.message)
         raise
     return endpoint
 
@@ -89,31 +90,31 @@ def _over_mpi(name: str) -> Transport:
 def _over_zmq(name: str) -> Transport:
     from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport
 
-    carrier = _on_all(lambda: ZmqTransport(own_address(name)), f"{name}.ports")
-    carrier.connect(rank(), gather_texts(carrier.card, f"{name}.cards"))
-    return carrier
+    transport = _on_all(lambda: ZmqTransport(own_address(name)), f"{name}.ports")
+    transport.connect(rank(), gather_texts(transport.endpoint_info, f"{name}.endpoint_infos"))
+    return transport
 
 
 def _on_all(make: Callable[[], _T], name: str) -> _T:
-    """What ``make`` returns, if it fails on no rank; a collective.
+    """Return what ``make`` returns, if it fails on no rank; a collective.
 
     Raises:
         AutosyncError: It fails on some rank.
     """
-    trouble = None
+    failure = None
     try:
         made = make()
     except AutosyncError as error:
-        trouble = (error.message, error.hint)
+        failure = (error.message, error.hint)
     except Exception as error:
-        trouble = (f"{type(error).__name__}: {error}", "")
-    for other, told in enumerate(gather_texts(json.dumps(trouble), name)):
-        if (theirs := json.loads(told)) is not None:
-            message, hint = theirs
+        failure = (f"{type(error).__name__}: {error}", "")
+    for other, text in enumerate(gather_texts(json.dumps(failure), name)):
+        if (other_failure := json.loads(text)) is not None:
+            message, hint = other_failure
             raise AutosyncError(
-                f"ranks cannot send each other letters; rank {other}: {message}",
+                f"ranks cannot send each other messages; rank {other}: {message}",
                 hint=hint
-                or "Let the hosts of the job reach each other at any port of its "
-                "network, or choose a strategy under which ranks wait for each other.",
+                or "Let the hosts of the job reach each other on any port of the job's network, or "
+                "choose a strategy under which ranks wait for each other.",
             )
     return made

@@ -1,14 +1,15 @@
-"""When a mailbox may end: no rank waits for one that is gone, and none goes while it is needed.
+"""Shutdown protocol of message endpoints: when an endpoint may close.
 
-Ranks agree on it by letters of their own::
+No rank waits for a rank that is gone, and no rank leaves while another needs it. Ranks agree on it
+by control messages::
 
-    closing rank -> each rank      goodbye   after its last letter
-    failed rank  -> each rank      failure   what has failed; nothing is heeded any more
-    each rank    -> who sent that  thanks    all of that rank's letters have been heeded
-    closing rank -> each rank      leave     it has everyone's goodbye and thanks
+    closing rank -> each rank    FIN      after its last message
+    failed rank  -> each rank    FAILURE  what has failed; nothing is handled any more
+    each rank    -> sender       ACK      all messages of that sender have been handled
+    closing rank -> each rank    LEAVE    it has the FIN and the ACK of every rank
 
-A closing rank ends when everyone has taken leave: then nobody needs it any more. A rank whose
-connection breaks after its goodbye and its thanks has ended as it should.
+A closing rank ends once every rank has sent LEAVE: then no rank needs it any more. If the
+connection of a rank breaks after its FIN and its ACK, that rank has ended properly.
 """
 
 from __future__ import annotations
@@ -16,45 +17,46 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-GOODBYE, FAILURE, THANKS, LEAVE = b"G", b"F", b"T", b"E"
+FIN, FAILURE, ACK, LEAVE = b"G", b"F", b"T", b"E"
 
 
 class ShutdownProtocol:
-    """What one rank has heard of the others' ends.
+    """What one rank has received about the shutdown of the others.
 
     Args:
-        ranks: All of them; this one says farewell to itself too, in the order of its own letters.
+        ranks: All ranks. This rank is one of them: it sends control messages to itself too, in
+            order with its other messages.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = frozenset(ranks)
-        self._heard: dict[bytes, set[int]] = {GOODBYE: set(), THANKS: set(), LEAVE: set()}
+        self._received: dict[bytes, set[int]] = {FIN: set(), ACK: set(), LEAVE: set()}
 
-    def heard(self, kind: bytes, source: int) -> None:
-        """``source`` has said goodbye, thanks, or that it leaves."""
-        self._heard[kind].add(source)
+    def received(self, kind: bytes, source: int) -> None:
+        """Record a FIN, an ACK or a LEAVE from ``source``."""
+        self._received[kind].add(source)
 
     def failed(self) -> None:
-        """From now on thanks are for the news of a failure."""
-        self._heard[THANKS].clear()
+        """Forget all ACKs: from now on they acknowledge the FAILURE message."""
+        self._received[ACK].clear()
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Ranks that have not said goodbye."""
-        return self._ranks - self._heard[GOODBYE]
+        """Ranks that have not sent FIN."""
+        return self._ranks - self._received[FIN]
 
-    def has_parted(self, other: int) -> bool:
-        """Whether nothing is under way between this rank and another."""
-        return other in self._heard[GOODBYE] and other in self._heard[THANKS]
+    def is_acknowledged(self, other: int) -> bool:
+        """Whether no message is in flight between this rank and ``other``."""
+        return other in self._received[FIN] and other in self._received[ACK]
 
     def may_leave(self) -> bool:
-        """Whether this is so of all ranks."""
-        return all(map(self.has_parted, self._ranks))
+        """Whether no message is in flight between this rank and any rank."""
+        return all(map(self.is_acknowledged, self._ranks))
 
     def is_over(self, lost: AbstractSet[int]) -> bool:
-        """Whether all others know of this rank that it leaves, or have gone (``lost``)."""
-        return self._heard[LEAVE] | lost >= self._ranks
+        """Whether every other rank has sent LEAVE or is gone (``lost``)."""
+        return self._received[LEAVE] | lost >= self._ranks
 
-    def is_known(self, own: int, lost: AbstractSet[int]) -> bool:
-        """Whether all others know of a failure, or have gone (``lost``)."""
-        return self._heard[THANKS] | lost | {own} >= self._ranks
+    def is_failure_known(self, own: int, lost: AbstractSet[int]) -> bool:
+        """Whether every other rank knows of the failure or is gone (``lost``)."""
+        return self._received[ACK] | lost | {own} >= self._ranks

@@ -1,4 +1,6 @@
-"""What carries letters between ranks: the contract of ``mail_zmq.py`` and ``mail_mpi.py``."""
+"""Transport of messages between ranks: the interface of ``transport_zmq.py`` and
+``transport_mpi.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ TransportMessage = tuple[int, bytes, memoryview]
 
 
 class Transport(Protocol):
-    """How letters travel. All but :meth:`wake` and :meth:`forget` is for the service thread."""
+    """Carries messages. Only :meth:`wake` and :meth:`forget` may be called outside the service
+    thread.
+    """
 
     @property
     def awaited(self) -> AbstractSet[int]:
@@ -19,19 +23,19 @@ class Transport(Protocol):
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """Ranks whose connection broke, and how."""
+        """Ranks whose connection broke, each with the reason."""
 
     def send(self, to: int, text: bytes, body: memoryview) -> None:
-        """Begin to send to another rank, after what was sent to it before; waits for nothing."""
+        """Begin to send to another rank, in order with earlier messages; does not block."""
 
     def receive(self, most_s: float) -> Sequence[TransportMessage]:
-        """What arrived; waits until something does, :meth:`wake` is called, or time is over."""
+        """Return what arrived; waits for a message, for :meth:`wake`, or for ``most_s`` seconds."""
 
     def wake(self) -> None:
-        """End the wait of :meth:`receive`, or the next one; from any thread."""
+        """End the wait of :meth:`receive`, or its next one; from any thread."""
 
     def end(self) -> None:
-        """Go, when all that was sent is out, or a second later; nothing can be called after it."""
+        """Close, after at most a second for what is queued; nothing may be called after it."""
 
     def forget(self) -> None:
-        """Leave the connections to the parent; called in a forked child."""
+        """Leave the connections to the parent process; called in a forked child."""

@@ -1,12 +1,12 @@
-"""Letters over MPI, with mpi4py: what a job under MPI has.
+"""Transport over MPI, with mpi4py, for jobs under MPI.
 
-Two-sided messages on a communicator of their own, polled for by the service thread: a blocking
-probe keeps a processor busy in Open MPI, and one-sided windows make no progress there while their
-owner computes. A letter is one message with its kind, its head and the size of its body, and one
-with the body, if it has any; the receiver posts bodies in the order of their announcements, which
-is the order in which MPI matches them. Bodies of 2 GiB and more are not provided for.
+It uses two-sided messages on a communicator of its own, which the service thread polls: in Open MPI
+a blocking probe keeps a processor busy, and one-sided windows make no progress while their owner
+computes. A message becomes one MPI message with kind, head and size of the body, and a second one
+with the body, if there is one. The receiver posts bodies in the order of their announcements, which
+is the order in which MPI matches them. Bodies of 2 GiB and more are not supported.
 
-A rank that dies is the business of ``mpirun``, which then ends the job.
+If a rank dies, ``mpirun`` ends the job.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _TEXT, _BODY = 1, 2
-#: In front of each text: size of the body.
+#: Precedes each text: size of the body.
 _SIZE = struct.Struct("!Q")
-#: Between two polls this share of the time since the last letter passes, so that what takes long
-#: takes a tenth longer, and a rank that gets no letters hardly computes; and bounds of it, seconds.
-_SHARE, _SHORTEST_S, _LONGEST_S = 0.1, 50e-6, 5e-3
-#: Between two polls while MPI has something under way, which it may move in polls only.
-_MOVING_S = 200e-6
-_LINGER_S = 1.0
+#: Pause between two polls: this share of the time since the last message, so that a wait takes a
+#: tenth longer and a rank without messages hardly uses its processor; and its bounds, seconds.
+_BACKOFF, _MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 50e-6, 5e-3
+#: Pause between two polls while MPI has an operation in progress, which may advance in polls only.
+_PROGRESS_PAUSE_S = 200e-6
+_FLUSH_TIMEOUT_S = 1.0
 
 
 @dataclass
-class _Arriving:
+class _Incoming:
     text: bytes
     body: memoryview
     request: MPI.Request | None
 
 
 class MpiTransport:
-    """Messages of one rank; a collective when it is made.
+    """Messages of one rank; creating it is a collective.
 
     Args:
-        world_ranks: Of each rank of Horovod's, that in ``MPI.COMM_WORLD``.
+        world_ranks: For each Horovod rank, its rank in ``MPI.COMM_WORLD``.
 
     Attributes:
-        awaited: Nobody: MPI connects.
-        lost: Nobody: MPI ends the job.
+        awaited: Always empty: MPI connects.
+        lost: Always empty: MPI ends the job.
     """
 
     def __init__(self, world_ranks: Sequence[int]) -> None:
@@ -64,57 +64,59 @@ class MpiTransport:
         self._communicator = mpi.COMM_WORLD.Create_group(group)
         self.awaited: frozenset[int] = frozenset()
         self.lost: Mapping[int, str] = {}
-        #: What MPI has not sent yet, with its memory.
-        self._leaving: list[tuple[MPI.Request, object]] = []
-        #: Of each rank what has been announced and not been handed over.
-        self._arriving: list[deque[_Arriving]] = [deque() for _ in world_ranks]
-        self._bell = threading.Event()
-        self._last_s = perf_counter()
+        #: Sends in progress, with their memory.
+        self._sending: list[tuple[MPI.Request, object]] = []
+        #: For each rank, announced messages that were not delivered yet.
+        self._receiving: list[deque[_Incoming]] = [deque() for _ in world_ranks]
+        self._wakeup = threading.Event()
+        self._last_received_s = perf_counter()
 
     def send(self, to: int, text: bytes, body: memoryview) -> None:
-        """Begin to send a letter."""
+        """Begin to send a message."""
         announcement = _SIZE.pack(len(body)) + text
         for tag, content in ((_TEXT, announcement), (_BODY, body)):
             if len(content):
                 message: Any = [content, self._mpi.BYTE]
-                self._leaving.append((self._communicator.Isend(message, to, tag), content))
+                self._sending.append((self._communicator.Isend(message, to, tag), content))
 
     def receive(self, most_s: float) -> list[TransportMessage]:
-        """What arrived."""
+        """Return what arrived."""
         until_s = perf_counter() + most_s
         while True:
-            self._announced()
-            messages = self._arrived()
-            self._leaving = [each for each in self._leaving if not each[0].Test()]
+            self._take_announcements()
+            messages = self._take_complete()
+            self._sending = [each for each in self._sending if not each[0].Test()]
             now_s = perf_counter()
             if messages:
-                self._last_s = now_s
+                self._last_received_s = now_s
                 return messages
-            pause_s = min(max(_SHARE * (now_s - self._last_s), _SHORTEST_S), _LONGEST_S)
-            if self._leaving or any(self._arriving):
-                pause_s = min(pause_s, _MOVING_S)
-            if now_s > until_s or self._bell.wait(pause_s):
-                self._bell.clear()
+            pause_s = min(
+                max(_BACKOFF * (now_s - self._last_received_s), _MIN_PAUSE_S), _MAX_PAUSE_S
+            )
+            if self._sending or any(self._receiving):
+                pause_s = min(pause_s, _PROGRESS_PAUSE_S)
+            if now_s > until_s or self._wakeup.wait(pause_s):
+                self._wakeup.clear()
                 return []
 
     def wake(self) -> None:
         """Let :meth:`receive` return."""
-        self._bell.set()
+        self._wakeup.set()
 
     def end(self) -> None:
-        """Let what is under way get out."""
-        until_s = perf_counter() + _LINGER_S
-        while self._leaving and perf_counter() < until_s:
-            self._leaving = [each for each in self._leaving if not each[0].Test()]
-            sleep(_SHORTEST_S)
-        if not self._leaving and not any(self._arriving):
+        """Wait up to the flush timeout for sends in progress."""
+        until_s = perf_counter() + _FLUSH_TIMEOUT_S
+        while self._sending and perf_counter() < until_s:
+            self._sending = [each for each in self._sending if not each[0].Test()]
+            sleep(_MIN_PAUSE_S)
+        if not self._sending and not any(self._receiving):
             self._communicator.Free()
 
     def forget(self) -> None:
-        """Nothing to do: a forked child cannot use MPI."""
+        """Do nothing: a forked child cannot use MPI."""
 
-    def _announced(self) -> None:
-        """Take announcements, and provide memory for the bodies."""
+    def _take_announcements(self) -> None:
+        """Receive announcements, and post receives for the bodies."""
         status = self._mpi.Status()
         while True:
             found = self._communicator.Improbe(self._mpi.ANY_SOURCE, _TEXT, status)
@@ -128,15 +130,15 @@ class MpiTransport:
             if size:
                 request = self._communicator.Irecv([body, self._mpi.BYTE], source, _BODY)
             text = bytes(announcement[_SIZE.size :])
-            self._arriving[source].append(_Arriving(text, body, request))
+            self._receiving[source].append(_Incoming(text, body, request))
 
-    def _arrived(self) -> list[TransportMessage]:
-        """The letters that are complete, those of one rank in order."""
+    def _take_complete(self) -> list[TransportMessage]:
+        """The messages that are complete, those of one rank in order."""
         messages = []
-        for source, queue in enumerate(self._arriving):
+        for source, queue in enumerate(self._receiving):
             while queue and (queue[0].request is None or queue[0].request.Test()):
-                letter = queue.popleft()
-                messages.append((source, letter.text, letter.body))
+                message = queue.popleft()
+                messages.append((source, message.text, message.body))
         return messages
 
 
@@ -150,7 +152,7 @@ def own_world_rank() -> int:
 
 
 def _initialized() -> Any:
-    # Imported after hvd.init() it would crash.
+    # mpi4py crashes if it is imported after hvd.init().
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:
         raise HorovodBuildError(

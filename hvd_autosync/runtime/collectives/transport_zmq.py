@@ -1,17 +1,17 @@
-"""Letters over ZeroMQ: what a job under Gloo has.
+"""Transport over ZeroMQ, for jobs under Gloo.
 
-Each rank listens on one port of the job's network and connects to every other rank's, so that each
-connection carries letters in one direction. They are encrypted and authenticated with CURVE
-(ZeroMQ's RFC 26): each rank draws a pair of keys, whose public half Horovod's own connections tell
-to the others. Who connects must prove to have the secret half of one of them (asked for as in
-RFC 27), and this key says from which rank its letters are.
+Each rank listens on one port of the job's network and connects to that of every other rank, so each
+connection carries messages in one direction. They are encrypted and authenticated with CURVE
+(ZeroMQ's RFC 26): each rank generates a key pair, and Horovod's own connections distribute the
+public keys. A client must prove that it has the secret key of one of them (authentication handler,
+RFC 27), and the key determines the rank of its messages.
 
-Each rank's first letter on a connection is empty: it tells here which connections are of ranks. Of
-others a few are kept, and none for longer than a handshake may take.
+Each rank's first message on a connection is empty: it marks the connection as one of a rank. A few
+unauthenticated connections are kept, and none for longer than a handshake may take.
 
-A connection that breaks is never mended, for letters would be missing: its rank is lost. Queues
-have no bounds, so nothing waits and nothing is dropped; what bounds them is that callers wait for
-replies.
+A connection that breaks is never re-established, because messages would be missing: its rank is
+lost. Queues have no bounds, so nothing blocks and nothing is dropped; they stay short because
+callers wait for replies.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from zmq.utils.monitor import recv_monitor_message
 
 from hvd_autosync.runtime.collectives.transport import TransportMessage
 
-#: Where libzmq asks who may connect.
+#: Where libzmq asks the authentication handler who may connect.
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"hvd_autosync"
-#: A host that is cut off is noticed as by :func:`hvd_autosync.util.sockets.keep_alive`; while
-#: something is on its way to it, after so many milliseconds.
-_UNANSWERED_MS = 25_000
-_LINGER_MS = 1000
-#: How long a handshake may take, which on a busy machine is long; nobody waits longer for it.
+#: A host that is cut off is detected as by :func:`hvd_autosync.util.sockets.keep_alive`; while data
+#: for it is unacknowledged, after this many milliseconds.
+_TCP_TIMEOUT_MS = 25_000
+_FLUSH_TIMEOUT_MS = 1000
+#: Longest handshake, which takes long on a busy machine; nothing else waits for it.
 _HANDSHAKE_MS = 60_000
-#: Most connections of strangers; the oldest goes when it had some time to prove itself, at once
-#: where this process has no descriptor left.
-_STRANGERS, _ROOM_S = 64, 1.0
-#: Most letters that are taken before others are sent.
-_AT_ONCE = 64
+#: Most unauthenticated connections. The oldest is closed after this grace period in seconds, or at
+#: once where this process has no descriptor left.
+_MAX_UNAUTHENTICATED, _GRACE_S = 64, 1.0
+#: Most messages received before queued ones are sent.
+_MAX_BATCH = 64
 
-_BEGINNINGS = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
-_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_OPENED = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
+_HANDSHAKE_BROKEN = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_CLOSED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 def check_build() -> None:
-    """Return if connections can be encrypted here.
+    """Return if this libzmq can encrypt connections.
 
     Raises:
         OSError: This libzmq has no CURVE.
@@ -61,18 +61,19 @@ def check_build() -> None:
 
 
 class ZmqTransport:
-    """The connections of one rank; made in one thread, and from :meth:`wake` on used in another.
+    """The connections of one rank. One thread creates it; from the first :meth:`receive` on another
+    uses it.
 
     Args:
         address: The address to listen on.
 
     Attributes:
-        card: What the other ranks must know to connect.
+        endpoint_info: What the other ranks need to connect: endpoint and public key, as JSON.
         awaited: Ranks to which there is no connection yet.
-        lost: Ranks whose connection broke, and how.
+        lost: Ranks whose connection broke, each with the reason.
 
     Raises:
-        OSError: This libzmq has no CURVE, or nobody can listen on the address.
+        OSError: This libzmq has no CURVE, or the address cannot be listened on.
     """
 
     def __init__(self, address: str) -> None:
@@ -81,49 +82,55 @@ class ZmqTransport:
         self._context = zmq.Context()
         public, self._secret = zmq.curve_keypair()
         self._public = public
-        self._gate = self._context.socket(zmq.REP)
-        self._gate.bind(_ZAP_ENDPOINT)
+        self._auth_handler = self._context.socket(zmq.REP)
+        self._auth_handler.bind(_ZAP_ENDPOINT)
         self._in = self._socket(zmq.DEALER)
         self._in.set(zmq.CURVE_SERVER, 1)
         self._in.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
         self._in.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._in.bind(f"tcp://{address}:*")
         endpoint = self._in.get_string(zmq.LAST_ENDPOINT)
-        self.card = json.dumps([endpoint, public.decode()])
+        self.endpoint_info = json.dumps([endpoint, public.decode()])
         self._out = self._socket(zmq.ROUTER)
         self._out.set(zmq.ROUTER_MANDATORY, 1)
         #: Public key -> rank.
-        self._known: dict[bytes, int] = {}
+        self._rank_of_key: dict[bytes, int] = {}
         #: Endpoint -> rank.
         self._rank_at: dict[str, int] = {}
-        #: Descriptors of connections, each with its inode: a number alone may be another file's.
+        #: Descriptor of each connection -> its inode: the number alone may since be another file's.
         self._connections: dict[int, int] = {}
-        #: Those of strangers -> since when, in the order of their arrival.
-        self._strangers: dict[int, float] = {}
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._bell)
-        self._arrivals = self._in.get_monitor_socket(
-            _BEGINNINGS | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPT_FAILED
+        #: Descriptor of each unauthenticated connection -> when it arrived, oldest first.
+        self._unauthenticated: dict[int, float] = {}
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wakeup)
+        self._incoming_events = self._in.get_monitor_socket(
+            _OPENED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPT_FAILED
         )
-        self._departures = self._out.get_monitor_socket(
-            _BEGINNINGS | zmq.EVENT_HANDSHAKE_SUCCEEDED | _BROKEN_OFF | _REFUSALS | _ENDS
+        self._outgoing_events = self._out.get_monitor_socket(
+            _OPENED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _HANDSHAKE_BROKEN | _REFUSED | _CLOSED
         )
         self._poller = zmq.Poller()
-        for each in (self._bell, self._gate, self._in, self._arrivals, self._departures):
+        for each in (
+            self._wakeup,
+            self._auth_handler,
+            self._in,
+            self._incoming_events,
+            self._outgoing_events,
+        ):
             self._poller.register(each, zmq.POLLIN)
 
-    def connect(self, own: int, cards: Sequence[str]) -> None:
-        """Begin to connect to all others, and let them in.
+    def connect(self, own: int, endpoint_infos: Sequence[str]) -> None:
+        """Begin to connect to all other ranks, and accept their connections.
 
         Args:
-            own: This rank, to which nobody connects.
-            cards: Of all ranks, in their order.
+            own: This rank, which does not connect to itself.
+            endpoint_infos: ``endpoint_info`` of all ranks, in order of rank.
         """
-        for rank, card in enumerate(cards):
+        for rank, endpoint_info in enumerate(endpoint_infos):
             if rank == own:
                 continue
-            endpoint, key = json.loads(card)
-            self._known[z85.decode(key)] = rank
+            endpoint, key = json.loads(endpoint_info)
+            self._rank_of_key[z85.decode(key)] = rank
             self._rank_at[endpoint] = rank
             self.awaited.add(rank)
             self._out.set(zmq.CURVE_SERVERKEY, key.encode())
@@ -132,44 +139,44 @@ class ZmqTransport:
             self.send(rank, b"", memoryview(b""))
 
     def send(self, to: int, text: bytes, body: memoryview) -> None:
-        """Queue a letter; the memory of a large body is read when it is its turn."""
+        """Queue a message; the memory of a large body is read when it is sent."""
         try:
             self._out.send_multipart([b"%d" % to, text, body], flags=zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:  # of a rank that we shall hear to be gone
+            if error.errno != zmq.EHOSTUNREACH:  # of a rank that is about to be reported lost
                 raise
 
     def receive(self, most_s: float) -> list[TransportMessage]:
-        """What arrived."""
+        """Return what arrived."""
         ready = dict(self._poller.poll(int(most_s * 1000)))
-        if self._bell in ready:
-            os.eventfd_read(self._bell)
-        if self._gate in ready:
-            self._admit()
-        if self._departures in ready:
-            self._note(*_event(self._departures))
+        if self._wakeup in ready:
+            os.eventfd_read(self._wakeup)
+        if self._auth_handler in ready:
+            self._authenticate()
+        if self._outgoing_events in ready:
+            self._on_outgoing(*_event(self._outgoing_events))
         messages, ranks = self._messages() if self._in in ready else ([], [])
-        # Whoever has sent a letter had arrived before.
-        while self._arrivals.poll(0):
-            self._arrived(*_event(self._arrivals)[:2])
+        # A connection that has sent a message has an earlier arrival event.
+        while self._incoming_events.poll(0):
+            self._on_incoming(*_event(self._incoming_events)[:2])
         for number in ranks:
-            self._strangers.pop(number, None)
-        self._make_room()
+            self._unauthenticated.pop(number, None)
+        self._drop_unauthenticated()
         return messages
 
     def wake(self) -> None:
         """Let :meth:`receive` return."""
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup, 1)
 
     def end(self) -> None:
-        """Close all connections; what is queued has a second to get out."""
+        """Close all connections, after at most a second for what is queued."""
         for each in (self._in, self._out):
             each.disable_monitor()
-        self._context.destroy(linger=_LINGER_MS)
+        self._context.destroy(linger=_FLUSH_TIMEOUT_MS)
         self._connections.clear()
 
     def forget(self) -> None:
-        """Close the connections here: the other ranks must see when the parent ends."""
+        """Close the connections in this process, so that other ranks see when the parent ends."""
         for number, inode in self._connections.items():
             with contextlib.suppress(OSError):
                 if os.fstat(number).st_ino == inode:
@@ -187,7 +194,7 @@ class ZmqTransport:
             (zmq.TCP_KEEPALIVE_IDLE, 10),
             (zmq.TCP_KEEPALIVE_INTVL, 5),
             (zmq.TCP_KEEPALIVE_CNT, 3),
-            (zmq.TCP_MAXRT, _UNANSWERED_MS),
+            (zmq.TCP_MAXRT, _TCP_TIMEOUT_MS),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
             (zmq.CURVE_PUBLICKEY, self._public),
             (zmq.CURVE_SECRETKEY, self._secret),
@@ -196,11 +203,11 @@ class ZmqTransport:
         return made
 
     def _messages(self) -> tuple[list[TransportMessage], list[int]]:
-        """Letters that are here, and the descriptors of connections on which the first one came."""
+        """The messages that arrived, and descriptors of connections that sent their first one."""
         messages: list[TransportMessage] = []
         ranks: list[int] = []
         with contextlib.suppress(zmq.Again):
-            while len(messages) < _AT_ONCE:
+            while len(messages) < _MAX_BATCH:
                 frames = self._in.recv_multipart(zmq.NOBLOCK, copy=False)
                 text, body = frames
                 if text.bytes:
@@ -209,34 +216,34 @@ class ZmqTransport:
                     ranks.append(int(text.get("__fd")))
         return messages, ranks
 
-    def _admit(self) -> None:
-        """Answer libzmq whether somebody who has proved to have a key may come in."""
-        version, request, _, _, _, mechanism, *credentials = self._gate.recv_multipart()
-        rank = self._known.get(credentials[0]) if mechanism == b"CURVE" else None
-        verdict = [b"400", b"unknown", b""] if rank is None else [b"200", b"", b"%d" % rank]
-        self._gate.send_multipart([version, request, *verdict, b""])
+    def _authenticate(self) -> None:
+        """Authentication handler: tell libzmq whether the key of a client is that of a rank."""
+        version, request, _, _, _, mechanism, *credentials = self._auth_handler.recv_multipart()
+        rank = self._rank_of_key.get(credentials[0]) if mechanism == b"CURVE" else None
+        reply = [b"400", b"unknown", b""] if rank is None else [b"200", b"", b"%d" % rank]
+        self._auth_handler.send_multipart([version, request, *reply, b""])
 
-    def _arrived(self, kind: int, number: int) -> None:
-        """Something happened at the port."""
-        if kind & _BEGINNINGS:
-            self._keep(number)
-            self._strangers[number] = monotonic()
+    def _on_incoming(self, kind: int, number: int) -> None:
+        """Handle an event of an incoming connection."""
+        if kind & _OPENED:
+            self._remember_fd(number)
+            self._unauthenticated[number] = monotonic()
         elif kind == zmq.EVENT_DISCONNECTED:
             self._connections.pop(number, None)
-            self._strangers.pop(number, None)
-        elif self._strangers:  # no descriptor was left to accept another with
-            self._hang_up(next(iter(self._strangers)))
+            self._unauthenticated.pop(number, None)
+        elif self._unauthenticated:  # no descriptor was left to accept a connection
+            self._disconnect(next(iter(self._unauthenticated)))
 
-    def _make_room(self) -> None:
-        """Hang up on the strangers that are too many."""
-        for number, since in list(self._strangers.items()):
-            if len(self._strangers) <= _STRANGERS or monotonic() - since < _ROOM_S:
+    def _drop_unauthenticated(self) -> None:
+        """Close the oldest unauthenticated connections if there are too many."""
+        for number, since in list(self._unauthenticated.items()):
+            if len(self._unauthenticated) <= _MAX_UNAUTHENTICATED or monotonic() - since < _GRACE_S:
                 return
-            self._hang_up(number)
+            self._disconnect(number)
 
-    def _hang_up(self, number: int) -> None:
-        """Have libzmq see a stranger's connection end."""
-        del self._strangers[number]
+    def _disconnect(self, number: int) -> None:
+        """Shut an unauthenticated connection down, so that libzmq sees its end."""
+        del self._unauthenticated[number]
         with contextlib.suppress(OSError):  # it has ended
             if os.fstat(number).st_ino == self._connections.get(number):
                 connection = socket.socket(fileno=number)
@@ -245,29 +252,29 @@ class ZmqTransport:
                 finally:
                     connection.detach()
 
-    def _keep(self, number: int) -> None:
+    def _remember_fd(self, number: int) -> None:
         with contextlib.suppress(OSError):  # of one that is gone already
             self._connections[number] = os.fstat(number).st_ino
 
-    def _note(self, kind: int, number: int, endpoint: str) -> None:
-        """Something happened to a connection to another rank."""
-        if kind & _BEGINNINGS:
-            self._keep(number)
+    def _on_outgoing(self, kind: int, number: int, endpoint: str) -> None:
+        """Handle an event of an outgoing connection."""
+        if kind & _OPENED:
+            self._remember_fd(number)
             return
         rank = self._rank_at[endpoint]
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.awaited.discard(rank)
-        elif kind & _REFUSALS:
-            self.lost.setdefault(rank, f"it refuses this rank's key (ZeroMQ says {number:#x})")
-        elif kind & _BROKEN_OFF:
-            self.lost.setdefault(rank, f"the handshake broke off ({os.strerror(number)})")
+        elif kind & _REFUSED:
+            self.lost.setdefault(rank, f"it rejects this rank's key (ZeroMQ error {number:#x})")
+        elif kind & _HANDSHAKE_BROKEN:
+            self.lost.setdefault(rank, f"the handshake failed ({os.strerror(number)})")
         elif rank in self.awaited:
-            self.lost.setdefault(rank, "there is no way to its address")
+            self.lost.setdefault(rank, "its address cannot be reached")
         else:
             self.lost.setdefault(rank, "its connection broke")
 
 
 def _event(monitor: zmq.Socket[bytes]) -> tuple[int, int, str]:
-    """The next event of a monitor: its kind, its number, and the endpoint."""
+    """The next event of a monitor: its kind, its value, and the endpoint."""
     event = recv_monitor_message(monitor)
     return event["event"], int(event["value"]), event["endpoint"].decode()

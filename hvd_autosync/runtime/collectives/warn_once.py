@@ -1,4 +1,4 @@
-"""What is said of a whole job, by rank 0, once."""
+"""Messages about a whole job, which rank 0 prints once."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import sys
 
 from horovod.torch.mpi_ops import rank
 
-#: Steps for which something must last.
+#: Steps for which a condition must last before it is reported.
 _TELL_AFTER = 64
 
 
 def warn_on_rank_0(text: str) -> None:
-    """Say what is so on all ranks."""
+    """Print ``text`` on rank 0; call it for what holds on all ranks."""
     if rank() == 0:
         print(f"hvd-autosync: {text}", file=sys.stderr)
 
 
 class WarnOnce:
-    """Something that is worth a word if it lasts.
+    """Prints a message once a condition has lasted for some steps.
 
     Args:
-        text: The word.
+        text: The message.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
-        #: The step at which it was seen first; infinite once it was said.
+        #: The first step of the condition; infinite once the message was printed.
         self._since: float | None = None
 
     def gone(self) -> None:
-        """It is not so any more."""
+        """The condition does not hold any more."""
         if self._since is not None and math.isfinite(self._since):
             self._since = None
 
     def seen(self, step: int) -> None:
-        """It is so after this step; on all ranks, or on rank 0."""
+        """The condition holds after this step, on all ranks or on rank 0."""
         if self._since is None:
             self._since = step
         if step - self._since >= _TELL_AFTER:

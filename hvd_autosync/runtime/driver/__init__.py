@@ -1,1 +1,1 @@
-"""How a worker reaches its driver: the variables it is told by, the lines that it sends."""
+"""Communication of a worker with its driver: environment variables and messages."""

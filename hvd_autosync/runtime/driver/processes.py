@@ -1,4 +1,4 @@
-"""Ending this process so that nothing of it is left behind."""
+"""Ends this process and all its descendants."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import psutil
 
-#: Helpers that end by themselves once we are gone, and then remove what was left in shared memory
+#: Helpers that end by themselves after us, and then remove leftovers in shared memory
 #: (multiprocessing's, torch's).
 _CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
-#: How long :func:`end_descendants` leaves them to it.
+#: How long :func:`end_descendants` waits for them.
 _CLEANERS_S = 2.0
-#: What the system calls the process that holds a trial's files (``launch/files_daemon.py``), and
-#: how long :func:`await_daemons` waits for one.
+#: Process name of the daemon that holds a trial's files (``launch/files_daemon.py``), and how long
+#: :func:`await_daemons` waits for one.
 DAEMON_NAME = "hvd-files"
-_KEEPERS_S = 0.5
+_DAEMONS_S = 0.5
 
 
 def exit_with_children(status: int) -> NoReturn:
@@ -32,30 +32,31 @@ def exit_with_children(status: int) -> NoReturn:
 
 
 def end_descendants() -> None:
-    """End every process below this one and wait until they are gone.
+    """End every process below this one and wait until all are gone.
 
-    For a subreaper (``prctl(2)``), below which even orphaned processes stay.
+    For a subreaper (``prctl(2)``), below which even orphaned processes remain.
     """
 
-    patience_ends = time.monotonic() + _CLEANERS_S
+    deadline = time.monotonic() + _CLEANERS_S
     while children := [each for each in _below() if not _is_daemon(each)]:
-        _kill(children, cleaners_too=time.monotonic() > patience_ends)
+        _kill(children, cleaners_too=time.monotonic() > deadline)
         for child in children:
-            with contextlib.suppress(ChildProcessError):  # it is a child's child as yet
+            with contextlib.suppress(ChildProcessError):  # it is still a grandchild
                 os.waitpid(child.pid, os.WNOHANG)
         time.sleep(0.002)
 
 
 def await_daemons() -> None:
-    """Wait a little for those below this process that hold a trial's files, to end by themselves.
+    """Wait briefly until the daemons below this process that hold a trial's files end by
+    themselves.
 
-    They do when the trial's last process on this host is gone, and have the last word.
+    They end after the trial's last process on this host, and send the last message.
     """
-    patience_ends = time.monotonic() + _KEEPERS_S
-    while (keepers := [each for each in _below() if _is_daemon(each)]) and (
-        time.monotonic() < patience_ends
+    deadline = time.monotonic() + _DAEMONS_S
+    while (daemons := [each for each in _below() if _is_daemon(each)]) and (
+        time.monotonic() < deadline
     ):
-        for each in keepers:
+        for each in daemons:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(each.pid, os.WNOHANG)
         time.sleep(0.002)
@@ -77,10 +78,10 @@ def _is_daemon(process: psutil.Process) -> bool:
 
 
 def _kill_children() -> None:
-    import psutil  # a dependency of Horovod; needed at the end only
+    import psutil  # a dependency of Horovod, needed at the end only
 
     if threading.current_thread() is threading.main_thread():
-        # A data loader's handler would raise here when its first worker dies.
+        # A data loader's SIGCHLD handler would raise here when its first worker dies.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _kill(psutil.Process().children(recursive=True), cleaners_too=False)
 

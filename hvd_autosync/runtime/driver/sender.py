@@ -1,8 +1,8 @@
-"""Speaks to the driver through the error output that the process was started with.
+"""Sends messages to the driver through the process's original standard error.
 
-See :mod:`hvd_autosync.runtime.driver.wire` for the messages. When nobody reads them any more, the
-launcher or the driver has died, perhaps on another host: the process then ends itself, so that
-nothing is left behind.
+:mod:`hvd_autosync.runtime.driver.wire` defines the messages. If nothing reads them any more, the
+launcher or the driver has died, perhaps on another host: the process then ends itself, so that it
+does not stay behind.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hvd_autosync.runtime.driver.processes import exit_with_children
 from hvd_autosync.runtime.driver.wire import Message, encode_message
 
 _INTERVAL_S = 1.0
-#: Exit status of a rank that nobody listens to (EX_UNAVAILABLE of sysexits.h).
-_UNHEARD_STATUS = 69
+#: Exit status of a rank whose messages are not read (EX_UNAVAILABLE of sysexits.h).
+_UNREAD_STATUS = 69
 
 
 class Sender:
     """Sends messages of one rank, each as a whole, in the order of the calls.
 
-    Methods may be called from any thread.
+    All methods are thread-safe.
 
     Args:
-        fd: Descriptor to write to; a duplicate of the process's error output.
-        key: The trial's.
-        rank: Rank of this process, where it is known yet.
+        fd: Descriptor to write to; a duplicate of the process's standard error.
+        key: The trial's key.
+        rank: Rank of this process, if it is known yet.
     """
 
     def __init__(self, fd: int, key: str, rank: int = 0) -> None:
@@ -42,8 +42,8 @@ class Sender:
     def start(self, rank: int, news: Callable[[], Message]) -> None:
         """Send what ``news`` returns about every second from now on.
 
-        The thread waits for nothing but its clock and the pipe, and holds no lock but its own:
-        data loaders may be forked at any time.
+        The thread waits for nothing but its clock and the pipe, and holds no lock but its own,
+        because data loaders may be forked at any time.
 
         Args:
             rank: Rank of this process.
@@ -55,33 +55,33 @@ class Sender:
         ).start()
 
     def stop(self) -> None:
-        """Send no more news; messages can still be sent."""
+        """Stop the periodic messages; :meth:`send` still works."""
         self._stopped.set()
 
     def send(self, compose: Callable[[], Message]) -> None:
         """Send one message.
 
         Args:
-            compose: Returns the message. It is called when the message's turn has come, so that
-                the contents of two messages are in the same order as the messages.
+            compose: Returns the message. It is called when it is the message's turn, so that the
+                contents of messages are in the same order as the messages.
         """
         with self._lock:
             data = encode_message(self._key, self._rank, self._number, compose())
             self._number += 1
             try:
-                # Each line in one write of less than PIPE_BUF bytes: what the script writes
-                # meanwhile cannot get into it.
+                # Each line is one write of less than PIPE_BUF bytes, so that output of the script
+                # cannot get into it.
                 for line in filter(None, data.split(b"\n")):
                     self._write(b"\n" + line + b"\n")
             except OSError:
-                exit_with_children(_UNHEARD_STATUS)
+                exit_with_children(_UNREAD_STATUS)
 
     def _write(self, line: bytes) -> None:
         while line:
             try:
                 line = line[os.write(self._fd, line) :]
             except BlockingIOError:
-                # Someone made the description that we share with the script non-blocking.
+                # The file description, which we share with the script, was made non-blocking.
                 select.select([], [self._fd], [])
 
     def _repeat(self, news: Callable[[], Message]) -> None:

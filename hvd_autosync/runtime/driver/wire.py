@@ -1,18 +1,18 @@
-"""How workers speak to the driver: marked lines in the job's own error output.
+"""Messages from workers to the driver: marked lines in the job's own standard error.
 
-A rank's output reaches ``horovodrun`` from every host by whatever carries the job (pipes, ssh,
-mpirun), so trials need no listening port and no shared folder. A message is a JSON object, cut
+A rank's output reaches ``horovodrun`` from every host by whatever runs the job (pipes, ssh,
+mpirun), so trials need no listening port and no shared folder. A message is a JSON object, split
 into lines short enough for any launcher to pass on whole::
 
     \\n@hvd-autosync@ <rank> <message number> <part>/<parts> <mac> <text>\\n
 
-The mac is the first half of an HMAC-SHA256 over what stands beside it, with a key that the trial's
-processes alone are given: what a script prints, of its data or an earlier trial's output, is no
+The MAC is the first half of an HMAC-SHA256 over the rest of the line, with a key that only the
+trial's processes have. So output of a script, of its data or an earlier trial's output, is no
 message, nor is one that comes twice. Launchers may put a prefix such as ``[1]<stderr>:`` before a
-line; the marker is looked for anywhere in it. A line that was damaged on the way is dropped, and
-with it its message; so are messages that lack what their type must have.
+line; the marker is searched for anywhere in it. A line that was damaged on the way is dropped, and
+with it its message; so are messages without the fields of their type.
 
-Messages by ``"type"``, of a trial:
+Messages of a trial, by ``"type"``:
 
 - ``hello``: a rank counts steps now: ``host, device``.
 - ``steps``: new steps, or none as a sign of life: ``first, step_s, blocked_s, losses``.
@@ -24,7 +24,7 @@ Messages by ``"type"``, of a trial:
 - ``end``: the rank ends the run: ``cause`` (``steps``, ``hopeless``, ``script`` or ``probe``),
   ``peak_memory_bytes``.
 
-Of fork servers, under a key of their own: ``server``, ``exit``, see
+Messages of fork servers, with a key of their own: ``server``, ``exit``, see
 :mod:`hvd_autosync.launch.fork_server`.
 """
 
@@ -48,11 +48,12 @@ _LINE = re.compile(
     rb"([A-Za-z0-9+/=]*)\s*$"
 )
 _MARK = b"@hvd-autosync@"
-#: The longest message is a model's profile, some 150 bytes for each parameter, which packs well.
+#: The longest message is a model's profile, about 150 bytes for each parameter, which compresses
+#: well.
 _MAX_PARTS, _MAX_BYTES = 4000, 8 << 20
 #: Longest text in a message, such as a host's name.
 _MAX_TEXT = 4096
-#: What every message of a type must have; numbers may be whole where they need not be.
+#: The required fields of each type; numbers may be integers where they need not be.
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hello": {"host": str, "device": str},
     "steps": {"first": int, "step_s": list, "blocked_s": list, "losses": list},
@@ -76,13 +77,13 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def encode_message(key: str, rank: int, number: int, message: Message) -> bytes:
-    """The lines that carry ``message``.
+    """The lines of ``message``.
 
     Args:
-        key: Of the trial, or the servers.
-        rank: Who sends it.
-        number: Larger than that of the message before, of the same rank under the same key.
-        message: What is sent.
+        key: The key of the trial, or of the fork servers.
+        rank: The sender.
+        number: Larger than that of the previous message of the same rank under the same key.
+        message: The message.
     """
     text = base64.b64encode(zlib.compress(json.dumps(message).encode()))
     parts = [text[i : i + _PART_CHARACTERS] for i in range(0, len(text), _PART_CHARACTERS)]
@@ -98,19 +99,19 @@ def _mac(key: str, place: bytes, part: bytes) -> bytes:
 
 
 class MessageDecoder:
-    """Puts messages together from lines of output; tells lines of the script apart.
+    """Reassembles messages from lines of output, and recognizes lines of the script.
 
-    A rank sends one message after the other, so at most one of each is unfinished.
+    A rank sends one message after the other, so at most one of each rank is incomplete.
 
     Args:
-        key: Of the trial, or the servers.
-        ranks: How many of them there are; what is from no such rank is dropped.
+        key: The key of the trial, or of the fork servers.
+        ranks: The number of ranks; lines of other ranks are dropped.
     """
 
     def __init__(self, key: str, ranks: int) -> None:
         self._key = key
         self._ranks = ranks
-        #: Rank -> number and parts of its unfinished message.
+        #: Rank -> number and parts of its incomplete message.
         self._unfinished: dict[int, tuple[int, dict[int, bytes]]] = {}
         #: Rank -> number of its last message.
         self._last: dict[int, int] = {}
@@ -157,7 +158,7 @@ def _decode(rank: int, text: bytes) -> tuple[int, Message] | None:
 
 
 def _unpack(packed: bytes) -> bytes:
-    """What was packed; a ``ValueError`` where that is more than a message may have, or cut off."""
+    """Decompress; a ``ValueError`` if the text is too long or incomplete."""
     unpacking = zlib.decompressobj()
     text = unpacking.decompress(packed, _MAX_BYTES)
     if not unpacking.eof:
@@ -191,7 +192,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _finite(text: str) -> float:
-    """The number; a ``ValueError`` for what JSON has not: NaN and infinity."""
+    """The number; a ``ValueError`` for NaN and infinity, which JSON does not have."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)

@@ -1,1 +1,1 @@
-"""How gradients travel: buckets, exchanges, codecs, who steps what and when."""
+"""The exchange of gradients: buckets, exchanges, codecs, ZeRO steps, deferred updates."""

@@ -1,4 +1,4 @@
-"""Buckets: the gradients that travel together, and the one piece of memory that carries them."""
+"""Buckets: gradients that are exchanged together, and the fusion buffer that holds them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.exchange.codecs import Codec
 from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling, Steps
 
-#: Types that Horovod's reductions know (``horovod/torch/mpi_ops_v2.cc``); bfloat16 is none of them
-#: and travels as float32.
+#: Types that Horovod's reductions support (``horovod/torch/mpi_ops_v2.cc``); bfloat16 is not among
+#: them and is reduced as float32.
 _REDUCIBLE = (torch.float16, torch.float32, torch.float64)
 
 
 def split_evenly(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Indices of ``sizes`` in order, in at most ``count`` groups of about equal sums.
+    """Split the indices of ``sizes`` in order into at most ``count`` groups of about equal sums.
 
     A group is closed when all groups so far have reached their share of the total
     ("ordered-balanced" in AutoSync's code).
@@ -38,12 +38,12 @@ def split_evenly(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def slice_bounds(size: int, count: int, unit: int = 1) -> list[tuple[int, int]]:
-    """``size`` elements in at most ``count`` slices of about equal length, none of them empty.
+    """Split ``size`` elements into at most ``count`` nonempty slices of about equal length.
 
     Args:
-        size: Elements to cut.
+        size: Number of elements.
         count: Number of slices wanted.
-        unit: Elements that stay together, as those of a matrix's row.
+        unit: Elements that stay together, as those of a matrix row.
     """
     units = -(-size // unit)
     count = min(count, max(units, 1))
@@ -56,16 +56,17 @@ class Bucket(ABC):
 
     Args:
         name: Name of its operations, equal on all ranks.
-        parameters: Those whose gradients travel in it, in its order.
+        parameters: Those whose gradients it holds, in its order.
 
     Attributes:
-        needs_all: Whether its exchange is more than plain allreduces, which ranks that wait in
-            ``hvd.join()`` cannot take part in.
+        needs_all: Whether its exchange is more than plain allreduces, so that ranks that wait in
+            ``hvd.join()`` cannot take part.
         codec: The codec of its exchange, if any.
-        may_be_late: Whether it is one plain allreduce of whole gradients, which ends by itself.
+        deferrable: Whether it is a single plain allreduce of whole gradients, which needs no
+            further action.
         size_bytes: Bytes of its gradients.
-        missing: How many of its gradients have not arrived in this step.
-        started: Whether its exchange is under way or done in this step.
+        missing: Number of its gradients that have not arrived in this step.
+        started: Whether its exchange is in progress or done in this step.
     """
 
     needs_all = False
@@ -76,10 +77,10 @@ class Bucket(ABC):
         self.name = name
         self.parameters = tuple(parameters)
         self.size_bytes = sum(p.numel() * p.element_size() for p in self.parameters)
-        self.rest()
+        self.reset()
 
-    def rest(self) -> None:
-        """Be ready for the next step."""
+    def reset(self) -> None:
+        """Prepare for the next step."""
         self.missing = len(self.parameters)
         self.started = False
 
@@ -89,11 +90,11 @@ class Bucket(ABC):
 
     @abstractmethod
     def send_plainly(self) -> Steps:
-        """The same by plain allreduces."""
+        """Exchange them by plain allreduces."""
 
 
 class GradientBucket(Bucket):
-    """One whole gradient by one plain allreduce: what Horovod's own optimizer does, and no more.
+    """One whole gradient, exchanged by one plain allreduce, exactly as by Horovod's own optimizer.
 
     Args:
         name: As of any bucket.
@@ -109,7 +110,7 @@ class GradientBucket(Bucket):
         self._factors = {"prescale_factor": scaling.before, "postscale_factor": scaling.after}
 
     def start(self) -> int:
-        """The handle of the only operation, which is begun."""
+        """Start the only operation; returns its handle."""
         gradient = dense_gradient(self._parameter)
         handle: int = allreduce_async_(gradient, name=self.name, op=Sum, **self._factors)
         return handle
@@ -124,15 +125,16 @@ class GradientBucket(Bucket):
 class FlatBucket(Bucket):
     """Dense gradients of one type on one device, as one flat tensor.
 
-    A single gradient travels in its own memory, several in memory that is allocated once.
+    A single gradient is sent from its own memory, several from a fusion buffer that is allocated
+    once.
 
     Args:
         name: As of any bucket.
         parameters: As of any bucket.
-        plain: Makes the flat tensor equal on all ranks, in place, by allreduces.
-        exchange: The same in another way, if it is to be used.
-        codec: The codec that takes part in that, if any.
-        bounds: The elements that travel, where it is a slice of a single parameter.
+        plain: Reduces the flat tensor in place, by allreduces.
+        exchange: Reduces it in another way, if there is one.
+        codec: The codec that this exchange uses, if any.
+        bounds: The elements to exchange, if it is a slice of a single parameter.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class FlatBucket(Bucket):
         return self._send(self._plain)
 
     def drop_codec(self) -> None:
-        """Exchange the gradients as they are from now on."""
+        """Exchange the gradients uncompressed from now on."""
         if self.codec is not None:
             self.codec, self._exchange = None, self._plain
 
@@ -194,7 +196,7 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which gradients of a type are reduced.
 
     Raises:
-        SpaceError: They cannot be.
+        SpaceError: They cannot be reduced.
     """
     if dtype in _REDUCIBLE:
         return dtype
@@ -206,7 +208,7 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The gradient, contiguous; zeros where there is none, as Horovod's optimizer takes it."""
+    """The gradient, contiguous; zeros if there is none, as in Horovod's optimizer."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
     if parameter.grad.is_sparse:

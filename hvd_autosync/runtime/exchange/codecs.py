@@ -1,9 +1,9 @@
-"""Codecs: lossy reductions of one flat tensor, with fewer bytes on the wire.
+"""Codecs: lossy reductions of one flat tensor that send fewer bytes.
 
-Each is a reduction as the exchanges take it: a generator that yields handles of Horovod's
-operations and leaves the result in its tensor. ``sent_bytes`` says what a rank sends, by the
-collective's own algorithm: 2 (n - 1) / n of what a ring of n ranks reduces, (n - 1) / n of what an
-alltoall distributes, n - 1 times what a ring gathers of each rank.
+Each is a reduction as exchanges use it: a generator that yields handles of Horovod's operations and
+leaves the result in its tensor. ``sent_bytes`` is what a rank sends, by the collective's algorithm:
+2 (n - 1) / n of what a ring of n ranks reduces, (n - 1) / n of what an alltoall distributes, n - 1
+times what a ring gathers from each rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Codec(ABC):
     Args:
         size: Elements of the tensor.
         like: A tensor of its type, on its device.
-        ranks: How many ranks reduce it.
+        ranks: Number of ranks that reduce it.
     """
 
     def __init__(self, size: int, like: torch.Tensor, ranks: int) -> None:
@@ -55,16 +55,16 @@ class Codec(ABC):
         """Bytes that each rank sends per step, on average."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What this rank carries from step to step; to be saved with the optimizer."""
+        """What this rank keeps from step to step, to be saved with the optimizer."""
         return {}
 
     def reset(self) -> None:
-        """Begin anew: nothing is carried."""
+        """Reset the state."""
         for tensor in self.state().values():
             tensor.zero_()
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over a state that :meth:`state` returned; without one of this shape, begin anew."""
+        """Load what :meth:`state` returned; reset if it does not have the same shapes."""
         own = self.state()
         if all(name in state and state[name].shape == own[name].shape for name in own):
             for name, tensor in own.items():
@@ -74,7 +74,7 @@ class Codec(ABC):
 
 
 class Fp16Codec(Codec):
-    """``fp16``: as Horovod's own ``Compression.fp16``, summed in half precision."""
+    """``fp16``: sums in half precision, like Horovod's own ``Compression.fp16``."""
 
     def __init__(self, size: int, like: torch.Tensor, ranks: int) -> None:
         super().__init__(size, like, ranks)
@@ -92,9 +92,9 @@ class Fp16Codec(Codec):
 
 
 class _Coded(Codec):
-    """Codes of the n-th parts go to one rank each, which sums; codes of the sums go to all.
+    """Sends codes of each n-th part to one rank, which sums, then codes of the sums to all ranks.
 
-    Sums are made in the tensor's own type, where a ring would add up codes, and errors with them.
+    Sums are made in the tensor's own type, where a ring would add up codes, and their errors.
     """
 
     def __init__(self, size: int, like: torch.Tensor, ranks: int) -> None:
@@ -146,14 +146,15 @@ class Bf16Codec(_Coded):
 
 
 class Int8Codec(_Coded):
-    """``int8``: a scale for each block and stochastic rounding, which is right on average.
+    """``int8``: a scale for each block, and stochastic rounding, which is unbiased.
 
     With u uniform in [0, 1), floor(x / s + u) has the expected value x / s (QSGD, NeurIPS 2017).
     """
 
     def __init__(self, size: int, like: torch.Tensor, ranks: int) -> None:
         super().__init__(size, like, ranks)
-        # The script's own random numbers stay what they are; ranks round independently.
+        # A generator of its own leaves the script's random numbers unchanged; ranks round
+        # independently.
         self._random = torch.Generator(like.device).manual_seed(rank())
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
@@ -177,7 +178,7 @@ class Int8Codec(_Coded):
 
 
 class TopK(Codec):
-    """``topk``: the elements of largest magnitude, as numbers and values.
+    """``topk``: the elements of largest magnitude, as indices and values.
 
     What a step leaves out is added to the gradient of the next (error feedback; Deep Gradient
     Compression, ICLR 2018; Karimireddy et al., ICML 2019).
@@ -186,7 +187,7 @@ class TopK(Codec):
         size: As of any codec.
         like: As of any codec.
         ranks: As of any codec.
-        ratio: Share of the elements that are sent; at least one is.
+        ratio: Share of the elements that are sent, at least one.
     """
 
     def __init__(self, size: int, like: torch.Tensor, ranks: int, ratio: float) -> None:
@@ -206,7 +207,7 @@ class TopK(Codec):
         rows = gathered.view(-1, 2, self._count)
         values = rows[:, 1].reshape(-1).view(torch.float32)
         if not bool(values.isfinite().all()):
-            self.reset()  # what overflowed, as in mixed precision, must not come back later
+            self.reset()  # an overflow, as in mixed precision, must not stay in the error feedback
         tensor.zero_()
         add_at(tensor, rows[:, 0].reshape(-1).to(torch.int64), values.to(tensor.dtype))
         tensor.mul_(scaling.before * scaling.after)
@@ -219,16 +220,16 @@ class TopK(Codec):
 
 
 class PowerSGD(Codec):
-    """``powersgd``: a matrix of low rank, by one step of the power method from the last one.
+    """``powersgd``: a low-rank matrix, by one step of the power method from the last one.
 
     Algorithm 1 of PowerSGD (NeurIPS 2019): P = M Q, summed and orthogonalized; Q = M^T P, summed;
-    the result is P Q^T, and what it misses is added to the next gradient.
+    the result is P Q^T, and its error is added to the next gradient (error feedback).
 
     Args:
         size: As of any codec.
         like: As of any codec.
         ranks: As of any codec.
-        columns: Columns of the matrix; the last row is filled with zeros.
+        columns: Columns of the matrix; the last row is padded with zeros.
         rank_kept: Rank of the result.
     """
 
@@ -247,7 +248,8 @@ class PowerSGD(Codec):
         self._draw_right()
 
     def _draw_right(self) -> None:
-        # The same on all ranks, and not from the script's random numbers.
+        # A generator of its own: equal on all ranks, and the script's random numbers stay
+        # unchanged.
         generator = torch.Generator().manual_seed(self._left_out.numel())
         self._right.copy_(torch.randn(self._right.shape, generator=generator))
 
@@ -258,7 +260,7 @@ class PowerSGD(Codec):
         matrix.view(-1)[: self.size].add_(tensor)
         torch.matmul(matrix, right, out=left)
         yield allreduce_async_(left, name=f"{name}.left", op=Sum, process_set=among)
-        # In float32 at least: LAPACK knows no half precision.
+        # At least float32: LAPACK has no half precision.
         left.copy_(torch.linalg.qr(left.to(torch.promote_types(left.dtype, torch.float32))).Q)
         torch.matmul(matrix.T, left, out=right)
         own = left @ right.T
@@ -268,9 +270,9 @@ class PowerSGD(Codec):
         torch.matmul(left, right.T, out=own)
         tensor.copy_(own.view(-1)[: self.size])
         if not bool(right.isfinite().all()):
-            self.reset()  # what overflowed, as in mixed precision, must not come back later
+            self.reset()  # an overflow, as in mixed precision, must not stay in the error feedback
         elif not bool(right.any()):
-            self._draw_right()  # from zero the power method finds nothing
+            self._draw_right()  # the power method cannot leave zero
 
     def sent_bytes(self) -> float:
         elements = self._left.numel() + self._right.numel()
@@ -283,14 +285,14 @@ class PowerSGD(Codec):
 def make_codec(
     plan: ClassPlan, size: int, like: torch.Tensor, ranks: int, columns: int
 ) -> Codec | None:
-    """The codec of a plan, or ``None`` where gradients travel as they are.
+    """The codec of a plan, or ``None`` if gradients are not compressed.
 
     Args:
         plan: Names the codec, its ratio and its rank.
         size: Elements of the tensor.
         like: A tensor of its type, on its device.
-        ranks: How many ranks reduce it.
-        columns: Columns of the matrix that it is; 1 where it is none.
+        ranks: Number of ranks that reduce it.
+        columns: Columns of the matrix; 1 if the tensor is none.
 
     Raises:
         SpaceError: No codec has that name.

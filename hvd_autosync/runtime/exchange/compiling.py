@@ -1,7 +1,7 @@
-"""Notices code that reads parameters where Python does not see it.
+"""Detects code that reads parameters without Python's knowledge.
 
-Code that ``torch.compile`` has made reads parameters out of modules without calling anything of
-theirs; modules of ``torch.jit`` hold them in C++.
+Code compiled by ``torch.compile`` reads parameters of modules without calling their methods;
+modules of ``torch.jit`` hold them in C++.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-#: What has happened, for messages.
+#: Reasons, for messages.
 COMPILED = "torch.compile compiles code of this script"
 _SCRIPTED = "torch.jit makes a module"
 
@@ -26,14 +26,14 @@ def anything_compiled() -> bool:
 
 @functools.cache
 def before_compiling(call: Callable[[str], None]) -> None:
-    """Call ``call`` with what happens, from now on, before code is compiled or a module scripted.
+    """Call ``call`` with the reason, from now on, before code is compiled or a module scripted.
 
     Args:
         call: May be called several times.
     """
     from torch._dynamo.callback import callback_handler
 
-    # What is registered there would be forgotten in torch._dynamo.reset().
+    # Callbacks registered there would be dropped by torch._dynamo.reset().
     begin = callback_handler.run_start_callbacks
     scripted: Any = vars(torch.jit)["RecursiveScriptModule"]
     script = scripted.__init__

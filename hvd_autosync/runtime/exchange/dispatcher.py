@@ -1,4 +1,4 @@
-"""Sends gradients off in buckets as they arrive in backward, and waits for all before the step."""
+"""Exchanges gradients in buckets as they arrive in backward, and waits for all before the step."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, GradientBucket
 from hvd_autosync.runtime.exchange.exchanges import Steps
 
-#: Makes the buckets, given the parameters in the order in which their gradients arrived.
+#: Makes the buckets from the parameters, in the order in which their gradients arrived.
 MakeBuckets = Callable[[Sequence[torch.nn.Parameter]], list[Bucket]]
-#: Pause between two looks at exchanges that cannot go on yet.
+#: Pause between two polls of exchanges that cannot continue yet.
 _PAUSE_S = 5e-5
-#: In priority order, so much may be under way while backward goes on.
+#: In priority order, the most bytes in flight during backward.
 _UNDER_WAY_BYTES = 4 * 1024 * 1024
 
 
 class Dispatcher:
     """The exchanges of one optimizer's gradients.
 
-    In the first step nothing is sent before the end: the order in which gradients arrive is not
-    known yet, and buckets follow it.
+    In the first step nothing is sent before its end: buckets follow the order in which gradients
+    arrive, which is not known yet.
 
-    A rank that waits in ``hvd.join()`` takes part in plain allreduces only, where Horovod puts in
-    zeros for it. So each step begins with a census, if any bucket needs all ranks, and while some
-    are missing everything travels by plain allreduces.
+    A rank that waits in ``hvd.join()`` takes part in plain allreduces only, where Horovod
+    substitutes zeros for it. So if any bucket needs all ranks, each step begins with a
+    participation check, and while some ranks are missing all gradients are exchanged by plain
+    allreduces.
 
     Args:
-        name: Tells the operations of this dispatcher from those of others; equal on all ranks.
+        name: Distinguishes the operations of this dispatcher from those of others; equal on all
+            ranks.
         make_buckets: Called once, at the end of the first step, on all ranks.
-        plain: Buckets that need nothing but plain allreduces, for first steps without some rank.
-        absence: Called when some rank does not take part in a step, before anything is sent in it.
-        priority: Send what arrives last first, and hold back the rest in backward: the gradients
-            of first layers, which the next forward needs first.
+        plain: Buckets that use plain allreduces only, for first steps without some rank.
+        absence: Called if some rank does not take part in a step, before anything is sent in it.
+        priority: Send first what arrives last, and hold back the rest in backward: the next forward
+            needs the gradients of the first layers first.
 
     Attributes:
-        buckets: All of them, from the end of the first step with all ranks on.
+        buckets: All buckets, once the first step with all ranks has ended.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class Dispatcher:
         self._of: dict[torch.nn.Parameter, list[Bucket]] = {}
         self._place: dict[Bucket, int] = {}
         self._ready: list[Bucket] = []
-        #: Exchanges of one operation, which end by themselves, and of several that follow each
-        #: other.
+        #: Exchanges of a single operation, which need no further action, and exchanges of several
+        #: operations in sequence.
         self._single: dict[Bucket, tuple[int, Steps | None]] = {}
         self._staged: deque[tuple[int, Steps]] = deque()
         self._participation = _ParticipationCheck(name)
@@ -87,11 +89,11 @@ class Dispatcher:
             if self._staged and poll(self._staged[0][0]):
                 self._advance()
 
-    def finish(self, late: Collection[Bucket] = ()) -> None:
+    def finish(self, deferred: Collection[Bucket] = ()) -> None:
         """Send what was not sent yet, and wait until every gradient is the same on all ranks.
 
         Args:
-            late: Buckets that :meth:`finish_deferred` waits for; they ``deferrable``.
+            deferred: Buckets that :meth:`finish_deferred` waits for later; all are ``deferrable``.
         """
         with self._lock:
             self._participation.begin()
@@ -99,9 +101,9 @@ class Dispatcher:
             self._ready.extend(b for b in buckets if not b.started and b.missing > 0)
             self._start_ready(wait=True)
             self._finish_staged()
-            for bucket in [b for b in self._single if b not in late]:
+            for bucket in [b for b in self._single if b not in deferred]:
                 self.finish_deferred(bucket)
-            self._rest(buckets)
+            self._reset(buckets)
 
     def finish_deferred(self, bucket: Bucket) -> None:
         """Wait for the exchange of one bucket."""
@@ -113,13 +115,13 @@ class Dispatcher:
                     steps.send(output)
 
     def finish_if_started(self) -> None:
-        """The same, if anything has arrived in this step, which is so on all ranks or on none."""
+        """Call :meth:`finish` if anything has arrived in this step, which all ranks agree on."""
         with self._lock:
             if any(bucket.missing < len(bucket.parameters) for bucket in self.buckets):
                 self.finish()
 
     def run(self, exchanges: Iterable[Steps]) -> None:
-        """Begin exchanges, and wait until all are done."""
+        """Start exchanges, and wait until all are done."""
         with self._lock:
             for steps in exchanges:
                 self._begin(steps)
@@ -127,23 +129,23 @@ class Dispatcher:
 
     @property
     def busy(self) -> bool:
-        """Whether anything was sent in this step, and its end is still to come."""
+        """Whether an exchange of this step was started, and the step has not ended."""
         return any(bucket.started for bucket in self.buckets)
 
     def drop_codecs(self) -> None:
-        """Exchange everything as it is from now on."""
+        """Exchange all gradients uncompressed from now on."""
         self._codecs_dropped = True
         for bucket in self.buckets:
             if isinstance(bucket, FlatBucket):
                 bucket.drop_codec()
 
     def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What codecs carry from step to step on this rank, by bucket."""
+        """The states that codecs keep from step to step on this rank, by bucket."""
         states = {b.name: b.codec.state() for b in self.buckets if b.codec is not None}
         return {name: state for name, state in states.items() if state} or self._codec_states
 
     def load_codec_states(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
-        """Take over what :meth:`codec_states` returned, now or as soon as there are buckets."""
+        """Load what :meth:`codec_states` returned, now or as soon as there are buckets."""
         self._codec_states = states
         for bucket in self.buckets:
             if bucket.codec is not None:
@@ -165,10 +167,10 @@ class Dispatcher:
             self.drop_codecs()
         return self.buckets
 
-    def _rest(self, buckets: list[Bucket]) -> None:
-        self._participation.rest()
+    def _reset(self, buckets: list[Bucket]) -> None:
+        self._participation.reset()
         for bucket in buckets:
-            bucket.rest()
+            bucket.reset()
 
     def _start_ready(self, *, wait: bool) -> None:
         all_here = self._participation.all_here(wait=wait) if self._ready else None
@@ -191,7 +193,7 @@ class Dispatcher:
                 self._single[bucket] = (next(steps), steps)
 
     def _room(self) -> bool:
-        """Whether little enough is under way for what comes later to overtake the rest."""
+        """Whether few enough bytes are in flight for later gradients to overtake the rest."""
         under_way = sum(b.size_bytes for b, (handle, _) in self._single.items() if not poll(handle))
         return under_way < _UNDER_WAY_BYTES
 
@@ -201,10 +203,10 @@ class Dispatcher:
             self._staged.append((handle, steps))
 
     def _finish_staged(self) -> None:
-        """Let each go on as soon as it can.
+        """Continue each staged exchange as soon as it can.
 
-        Waiting for one of them would be wrong while there are others: where ranks began in
-        different orders, what one waits for may wait for the next operation of another.
+        Waiting for one of several would be wrong: if ranks began in different orders, the one
+        waited for may wait for the next operation of another.
         """
         while self._staged:
             before = len(self._staged)
@@ -218,7 +220,7 @@ class Dispatcher:
                 self._advance()
 
     def _advance(self) -> None:
-        """Wait for the first staged exchange's operation, and let the exchange go on."""
+        """Wait for the first staged exchange's operation, and continue that exchange."""
         handle, steps = self._staged.popleft()
         output = synchronize(handle)
         with contextlib.suppress(StopIteration):
@@ -226,30 +228,30 @@ class Dispatcher:
 
 
 class _ParticipationCheck:
-    """Counts in each step which ranks take part in it.
+    """Counts in each step the ranks that take part in it.
 
     Args:
-        name: Of whom it is.
+        name: Name of the dispatcher.
 
     Attributes:
-        needed: Whether it matters who does.
+        needed: Whether any exchange depends on it.
     """
 
     def __init__(self, name: str) -> None:
         self.needed = True
-        self._name = f"hvd_autosync.census.{name}"
+        self._name = f"hvd_autosync.participation.{name}"
         self._count = torch.ones(1)
         self._handle: int | None = None
         self._all_here: bool | None = None
 
     def begin(self) -> None:
-        """This rank is about to take part: from here on it makes the whole step."""
+        """This rank takes part: from here on it makes the whole step."""
         if self.needed and self._handle is None and self._all_here is None:
             self._count.fill_(1)
             self._handle = allreduce_async_(self._count, name=self._name, op=Sum)
 
     def all_here(self, *, wait: bool) -> bool | None:
-        """Whether all ranks take part; ``None`` while it is not known."""
+        """Whether all ranks take part; ``None`` while that is not known."""
         if not self.needed:
             return True
         if self._handle is not None and (wait or poll(self._handle)):
@@ -257,8 +259,8 @@ class _ParticipationCheck:
             self._handle = None
         return self._all_here
 
-    def rest(self) -> None:
-        """Be ready for the next step."""
+    def reset(self) -> None:
+        """Prepare for the next step."""
         if self._handle is not None:
             synchronize(self._handle)
         self._handle = self._all_here = None

@@ -1,8 +1,8 @@
-"""Exchanges: how one bucket of gradients is made equal on all ranks.
+"""Exchanges: how one bucket of gradients is reduced over all ranks.
 
-An exchange is a generator. It yields the handle of each asynchronous Horovod operation that it has
-started, is sent that operation's output once it is done, and has left the result in its tensor when
-it ends. Several exchanges are under way at once that way, without threads of our own.
+An exchange is a generator. It yields the handle of each asynchronous Horovod operation that it
+starts, receives that operation's output once it is done, and has left the result in its tensor when
+it ends. So several exchanges can be in progress at once, without threads of our own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce_async_, global_proc
 
 from hvd_autosync.runtime.collectives.levels import Levels
 
-#: What an exchange yields and is sent.
+#: What an exchange yields and receives.
 Steps: TypeAlias = Generator[int, torch.Tensor, None]
-#: Makes a flat tensor equal on all ranks, in place, under a name.
+#: Reduces a flat tensor over all ranks, in place; arguments are the tensor and a name.
 Exchange: TypeAlias = Callable[[torch.Tensor, str], Steps]
 
 
@@ -52,11 +52,11 @@ def allreduce(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessS
 
 
 class Flat:
-    """One reduction among all ranks.
+    """One reduction over all ranks.
 
     Args:
         scaling: Its factors.
-        reduction: How it is done.
+        reduction: The reduction.
     """
 
     def __init__(self, scaling: Scaling, reduction: Reduction = allreduce) -> None:
@@ -68,10 +68,11 @@ class Flat:
 
 
 class Hierarchical:
-    """A reduction in two levels: a sum within each host, one across hosts, a gather within.
+    """A two-level reduction: a sum within each host, one across hosts, an allgather within each
+    host.
 
-    Only the second step uses the network, and there each of a host's L ranks carries 1 / L of the
-    bytes: 2 (h - 1) / h of the tensor leave each of h hosts, where a ring of all n = h L ranks
+    Only the second operation uses the network, and there each of a host's L ranks carries 1 / L of
+    the bytes: 2 (h - 1) / h of the tensor leave each of h hosts, where a ring of all n = h L ranks
     sends 2 (n - 1) / n of it from host to host.
 
     Args:
@@ -79,7 +80,7 @@ class Hierarchical:
         bounds: The elements that this rank carries across hosts (:func:`own_bounds`).
         like: A tensor of the type and on the device of what is reduced.
         scaling: Factors of the whole.
-        reduction: How the step across hosts is done.
+        reduction: The reduction across hosts.
     """
 
     def __init__(
@@ -130,14 +131,14 @@ def add_at(sums: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> No
         values: Shape ``(k,)`` or ``(k, columns)``.
     """
     if sums.is_cuda:
-        # Sorts, where scatter_add_ adds in the order in which threads come: replicas would drift.
+        # index_put_ sorts. scatter_add_ adds in the order of threads, and replicas would diverge.
         sums.index_put_((places,), values, accumulate=True)
     else:
         sums.scatter_add_(0, places.view(-1, *[1] * (values.dim() - 1)).expand_as(values), values)
 
 
 def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: ProcessSet) -> int:
-    """An allgather into memory that exists, where Horovod's own would allocate every time.
+    """Allgather into existing memory, where Horovod's own would allocate every time.
 
     Args:
         output: Has as many elements as the pieces of all ranks together; it must stay unused until

@@ -1,4 +1,4 @@
-"""Makes the buckets of a plan."""
+"""Makes buckets from an exchange plan."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from hvd_autosync.runtime.exchange.rows import RowsBucket
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, even_shares
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
-#: Without a number of buckets, what Horovod cannot fuse is put into buckets of so many bytes.
+#: Size of buckets, bytes, for what Horovod cannot fuse, if the plan has no number of buckets.
 _BUCKET_BYTES = 8 * 1024 * 1024
 
-#: What travels together has these in common.
+#: What gradients in one bucket have in common.
 _Lane: TypeAlias = tuple[ClassPlan, torch.dtype, torch.device]
 
 
 class Planning:
-    """Makes buckets.
+    """Makes the buckets of a plan.
 
     Args:
         plan: The plan.
@@ -73,7 +73,7 @@ class Planning:
         for parameter in order:
             plan = self._plan.of(self._names[parameter][1])
             if plan.exchange == "sharded" and not (parameter.dim() and parameter.is_contiguous()):
-                plan = ClassPlan()  # it has no elements in order that could be shared out
+                plan = ClassPlan()  # it has no ordered elements to split
             if plan.exchange == "rows" or parameter in sparse:
                 is_sparse = parameter in sparse
                 name = self._name(parameter)
@@ -92,7 +92,7 @@ class Planning:
         if plan.slices > 1:
             return [piece for parameter in members for piece in self._slices(plan, parameter)]
         own = sum(map(_bytes, members))
-        if self._plan.buckets and plan.codec != "powersgd":  # which takes single matrices
+        if self._plan.buckets and plan.codec != "powersgd":  # powersgd needs single matrices
             count = max(round(self._plan.buckets * own / total), 1)
         elif plan.codec == "powersgd" or (plan.exchange, plan.codec) == ("allreduce", "none"):
             count = len(members)

@@ -1,13 +1,14 @@
-"""Who reaches for a parameter whose step waits, and who could without being seen.
+"""Detects accesses to parameters with deferred steps, and memory that is accessed undetected.
 
-Three watches, each for what the others miss:
+There are three mechanisms, each for what the others miss:
 
-- A module's dictionary of parameters: forward, ``state_dict()``, whatever begins at a module.
-- The class of a parameter that waits: whatever Python does to the tensor itself, wherever the
+- A module's dictionary of parameters detects forward, ``state_dict()``, and whatever else starts
+  from a module.
+- The class of a deferred parameter detects whatever Python does to the tensor itself, wherever the
   script keeps it (functional calls, traced graphs, averages of weights).
-- Other tensors of the same memory (``parameter.data``, views): they are counted.
+- Other tensors of the same memory (``parameter.data``, views) are counted.
 
-What runs compiled (:mod:`hvd_autosync.runtime.exchange.compiling`) passes all of them.
+Compiled code (:mod:`hvd_autosync.runtime.exchange.compiling`) bypasses all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Reach = Callable[[Any], None]
 
 
 def marked_class(reach: Reach) -> type[nn.Parameter]:
-    """The class of parameters for as long as their steps wait.
+    """The class of parameters while their steps are deferred.
 
     Args:
         reach: Called with a parameter before it is used; makes it a plain parameter again.
@@ -32,7 +33,7 @@ def marked_class(reach: Reach) -> type[nn.Parameter]:
 
     class Marked(nn.Parameter):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            return nn.Parameter(*args, **kwargs)  # of copies, which never wait
+            return nn.Parameter(*args, **kwargs)  # copies have no deferred steps
 
         @classmethod
         def __torch_function__(
@@ -69,8 +70,8 @@ class Memory:
         self._find()
 
     def shared(self) -> bool:
-        """Whether other tensors have a part in it, which nobody sees when they are read."""
-        if torch._C._storage_Use_Count(self._place) != 2:  # the parameter's, and ours
+        """Whether other tensors share it, whose accesses cannot be detected."""
+        if torch._C._storage_Use_Count(self._place) != 2:  # the parameter's and ours
             self._find()  # the parameter may have been given other memory
         return bool(torch._C._storage_Use_Count(self._place) != 2)
 
@@ -80,14 +81,14 @@ class Memory:
 
 
 def watch_modules(parameters: Collection[nn.Parameter], reach: Reach) -> set[nn.Parameter]:
-    """Have modules tell when their parameters are reached for.
+    """Have modules report accesses to their parameters.
 
     Args:
-        parameters: Those that matter.
-        reach: Called with each.
+        parameters: The parameters to watch.
+        reach: Called with each that is accessed.
 
     Returns:
-        Those that are in modules, and in no module whose parameters Python does not see read.
+        Those that are in modules, and only in modules whose accesses Python sees.
     """
     wanted = set(parameters)
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
@@ -102,13 +103,13 @@ def watch_modules(parameters: Collection[nn.Parameter], reach: Reach) -> set[nn.
         if not isinstance(own, _Watched):
             own = module.__dict__["_parameters"] = _Watched(own)
         own.reached.append(reach)
-        if isinstance(module, nn.RNNBase):  # which keeps its parameters in a list, too
+        if isinstance(module, nn.RNNBase):  # it keeps its parameters in a list too
             module.register_forward_pre_hook(_reach_for_all)
     return usable
 
 
 def unwatch_modules() -> None:
-    """Let all modules be as they were: compilers look into them."""
+    """Restore all modules, because compilers inspect them."""
     for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
         own = module.__dict__.get("_parameters")
         if isinstance(own, _Watched):
@@ -116,7 +117,9 @@ def unwatch_modules() -> None:
 
 
 def _watchable(module: nn.Module) -> bool:
-    """Whether Python sees who reads a module's parameters; scripted ones read them elsewhere."""
+    """Whether Python sees accesses to a module's parameters, which it does not for scripted
+    modules.
+    """
     return type(module.__dict__["_parameters"]) in (dict, OrderedDict, _Watched)
 
 
@@ -125,10 +128,10 @@ def _reach_for_all(module: nn.Module, _: Any) -> None:
 
 
 class _Watched(dict[str, Any]):
-    """A module's parameters; whoever reaches for one is given it up to date.
+    """A module's parameters; each is updated before it is returned.
 
     Attributes:
-        reached: What is told; one for each optimizer.
+        reached: Callbacks, one for each optimizer.
     """
 
     def __init__(self, parameters: dict[str, Any]) -> None:
@@ -155,7 +158,7 @@ class _Watched(dict[str, Any]):
         return dict(self.items())
 
     def __reduce__(self) -> Any:
-        # Copied and saved models are no models of this optimizer.
+        # Copied and saved models do not belong to this optimizer.
         return dict, (self.copy(),)
 
     def _reach(self, parameter: Any) -> None:

@@ -1,8 +1,8 @@
-"""The exchange ``rows``: of an embedding's gradient only the rows that some batch touched travel.
+"""The exchange ``rows``: sends only the rows of an embedding's gradient that some batch touched.
 
-The gradient of ``nn.Embedding`` is a dense matrix that is zero but for the rows of the batch, or a
-sparse tensor. Every rank gathers the numbers of all touched rows, then the rows. Whether that is
-less than the whole matrix is seen from the numbers, which all ranks have: so all decide alike.
+The gradient of ``nn.Embedding`` is a dense matrix that is zero except in the rows of the batch, or
+a sparse tensor. Every rank gathers the indices of all touched rows, then the rows. Whether that is
+less than the whole matrix follows from the indices, which all ranks have, so all decide alike.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_grad
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, add_at
 from hvd_autosync.runtime.measure.touched import touched_rows
 
-#: After a step in which the whole matrix travelled, so many do without looking, doubled each time.
-_LONGEST_REST = 64
+#: After a step that sent the whole matrix, this many steps at most do so without a check; the
+#: number doubles each time.
+_MAX_UNCHECKED = 64
 
 
 class RowsBucket(Bucket):
-    """The gradient of one table.
+    """The gradient of one embedding table.
 
     Args:
         name: As of any bucket.
@@ -39,7 +40,7 @@ class RowsBucket(Bucket):
         self._scaling = scaling
         self._whole = FlatBucket(name, (parameter,), Flat(scaling))
         self._dense_steps = 0
-        self._next_rest = 1
+        self._next_unchecked = 1
 
     def send(self) -> Steps:
         (table,) = self.parameters
@@ -61,17 +62,17 @@ class RowsBucket(Bucket):
 
     def _send_touched(self, gradient: torch.Tensor) -> Steps:
         own = touched_rows(gradient)
-        told = own if len(own) else own.new_zeros(1)  # an untouched row adds nothing
-        numbers = yield allgather_async(told.to(torch.int32), name=f"{self.name}.numbers")
+        sent = own if len(own) else own.new_zeros(1)  # an untouched row adds nothing
+        numbers = yield allgather_async(sent.to(torch.int32), name=f"{self.name}.numbers")
         # A ring gathers K rows with half of the bytes that it reduces K rows with; the other half
-        # pays for picking them out.
+        # pays for selecting them.
         if len(numbers) > len(gradient):
-            self._dense_steps = self._next_rest - 1
-            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+            self._dense_steps = self._next_unchecked - 1
+            self._next_unchecked = min(2 * self._next_unchecked, _MAX_UNCHECKED)
             yield from self._whole.send()
             return
-        self._next_rest = 1
-        rows = gradient.index_select(0, told).to(wire_dtype(gradient.dtype))
+        self._next_unchecked = 1
+        rows = gradient.index_select(0, sent).to(wire_dtype(gradient.dtype))
         rows = yield allgather_async(rows, name=f"{self.name}.rows")
         put_rows(gradient, numbers, rows.mul_(self._scaling.before * self._scaling.after))
 
@@ -83,7 +84,7 @@ class RowsBucket(Bucket):
         if gradient.sparse_dim() != 1:
             raise SpaceError(
                 f"the gradient of {self.name} is sparse in {gradient.sparse_dim()} dimensions",
-                hint="Only rows can be sparse; leave this script's exchange to Horovod.",
+                hint="Only rows can be sparse; leave the exchange of this script to Horovod.",
             )
         numbers, values = gradient.indices()[0], gradient.values()
         if not len(numbers):
@@ -95,11 +96,11 @@ class RowsBucket(Bucket):
 
 
 def put_rows(gradient: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:
-    """Let each row of ``gradient`` that is among ``numbers`` be the sum of its ``rows``.
+    """Set each row of ``gradient`` that is among ``numbers`` to the sum of its ``rows``.
 
     Args:
         gradient: Shape ``(n, ...)``.
-        numbers: Rows' numbers, shape ``(k,)``; they may repeat.
+        numbers: Indices of rows, shape ``(k,)``; they may repeat.
         rows: Shape ``(k, ...)``, of a type in which sums are made.
     """
     flat, rows = gradient.view(len(gradient), -1), rows.view(len(rows), -1)

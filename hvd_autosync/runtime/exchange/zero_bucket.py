@@ -1,10 +1,10 @@
-"""The exchange ``sharded``: each rank owns a shard, sums its gradient and takes its step.
+"""ZeRO bucket (exchange ``sharded``): each rank owns a shard, sums its gradient and makes its step.
 
-Every rank sends to each owner what belongs to it (an alltoall), owners sum, and what they have made
-of it travels to all (an allgather): the parameters after their optimizer's step
-(:mod:`hvd_autosync.runtime.exchange.zero_step`), or the gradient where that step is not theirs to
-take. The bytes are those of a ring allreduce; what is saved is the optimizer's work on what others
-own. It is AutoSync's partitioned parameter server, with all ranks as servers, and the first stage
+Every rank sends to each owner its part (an alltoall), owners sum, and the result is distributed to
+all (an allgather): the parameters after the owners' optimizer step
+(:mod:`hvd_autosync.runtime.exchange.zero_step`), or the gradient if owners do not make the step.
+The bytes are those of a ring allreduce; what is saved is the optimizer's work on shards of other
+ranks. It is AutoSync's partitioned parameter server, with all ranks as servers, and the first stage
 of ZeRO (Rajbhandari et al. 2020).
 """
 
@@ -22,7 +22,7 @@ from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
 
 
 @dataclass(frozen=True)
-class Piece:
+class ZeroPiece:
     """A part of a parameter that this rank owns.
 
     Attributes:
@@ -44,11 +44,11 @@ class ZeroBucket(Bucket):
         parameters: As of any bucket; contiguous, with at least one dimension.
         scaling: Factors of the reduction.
         shares: Elements that each rank owns, in order of rank.
-        bounds: The elements that travel, where it is a slice of a single parameter.
+        bounds: The elements to exchange, if it is a slice of a single parameter.
 
     Attributes:
         pieces: What this rank owns.
-        owned: Whether the last gradient is with the owners, and with nobody else.
+        owned: Whether only the owners have the last gradient.
     """
 
     needs_all = True
@@ -69,7 +69,7 @@ class ZeroBucket(Bucket):
         self._splits = torch.tensor(shares, dtype=torch.int32)
         self._dtype = wire_dtype(first.dtype)
         self._in_place = len(self.parameters) == 1 and first.dtype is self._dtype
-        # Filled before every use, as what follows.
+        # These buffers are filled before every use.
         self._flat = first.new_empty(0 if self._in_place else sum(shares), dtype=self._dtype)
         self._received = self._flat.new_empty(len(shares), shares[rank()])
         self._own = self._flat.new_empty(shares[rank()])
@@ -80,7 +80,7 @@ class ZeroBucket(Bucket):
         self.owned = False
 
     def send(self) -> Steps:
-        """Let each owner have the reduced gradient of its share."""
+        """Send to each owner its share, and reduce this rank's."""
         flat = self._fill([dense_gradient(parameter) for parameter in self.parameters])
         handle: int = mpi_ops._alltoall_async(
             flat,
@@ -93,7 +93,7 @@ class ZeroBucket(Bucket):
         yield handle
         factor = self._scaling.before * self._scaling.after
         if self._dtype is torch.float16:
-            # Summed in float32, as it would overflow sooner than each summand.
+            # Summed in float32, because a sum in float16 overflows sooner than each summand.
             self._own.copy_(self._received.sum(0, dtype=torch.float32).mul_(factor))
         else:
             torch.sum(self._received, 0, out=self._own).mul_(factor)
@@ -104,7 +104,7 @@ class ZeroBucket(Bucket):
         return self._whole.send()
 
     def take_gradients(self) -> None:
-        """Give each piece its gradient, and its part of the parameter, should that have moved."""
+        """Set the gradient of each piece, and its memory, if that of its parameter has changed."""
         begin = 0
         for piece in self.pieces:
             count = piece.part.numel()
@@ -115,12 +115,12 @@ class ZeroBucket(Bucket):
             begin += count
 
     def share_gradients(self) -> Steps:
-        """Let all ranks have the whole reduced gradient."""
+        """Distribute the reduced gradient to all ranks."""
         gradients = [dense_gradient(parameter) for parameter in self.parameters]
         yield from self._share(gradients, "gradients")
 
     def share_parameters(self) -> Steps:
-        """Let all ranks have the parameters as their owners have changed them."""
+        """Distribute the parameters that owners have stepped to all ranks."""
         begin = 0
         for piece in self.pieces:
             count = piece.part.numel()
@@ -129,7 +129,7 @@ class ZeroBucket(Bucket):
         yield from self._share([parameter.detach() for parameter in self.parameters], "parameters")
 
     def _share(self, targets: Sequence[torch.Tensor], what: str) -> Steps:
-        """Gather what the owners have in ``_own`` into ``targets``."""
+        """Gather the owners' ``_own`` into ``targets``."""
         self.owned = False
         flat = self._memory(targets)
         yield gather_into(flat, self._own, f"{self.name}.{what}", global_process_set)
@@ -146,13 +146,13 @@ class ZeroBucket(Bucket):
         return flat
 
     def _memory(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Their own memory if it can be sent as it is, else that of the bucket."""
+        """The tensors' own memory if it can be sent as it is, else the bucket's."""
         return tensors[0].view(-1)[self._slice] if self._in_place else self._flat
 
     def _parts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor.view(-1)[self._slice] for tensor in tensors]
 
-    def _make_pieces(self) -> list[Piece]:
+    def _make_pieces(self) -> list[ZeroPiece]:
         pieces, offset = [], 0
         for parameter in self.parameters:
             flat = parameter.detach().view(-1)
@@ -161,11 +161,11 @@ class ZeroBucket(Bucket):
             begin = max(self._place.start - offset, 0) + first
             end = min(self._place.stop - offset + first, last)
             if begin < end:
-                pieces.append(Piece(parameter, begin, torch.nn.Parameter(flat[begin:end])))
+                pieces.append(ZeroPiece(parameter, begin, torch.nn.Parameter(flat[begin:end])))
             offset += last - first
         return pieces
 
 
 def even_shares(count: int, ranks: int) -> list[int]:
-    """``count`` elements in as many shares of about equal size as there are ranks."""
+    """Split ``count`` elements into as many shares of about equal size as there are ranks."""
     return [count * (each + 1) // ranks - count * each // ranks for each in range(ranks)]

@@ -1,4 +1,4 @@
-"""Steps that the owners of shards take, and the optimizer states that only they have."""
+"""ZeRO step: the steps that owners make of their shards, with optimizer states only they have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
-from hvd_autosync.runtime.exchange.zero_bucket import Piece, ZeroBucket
+from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, ZeroPiece
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
 from hvd_autosync.runtime.state.states import (
     Entry,
@@ -22,33 +22,33 @@ from hvd_autosync.runtime.state.states import (
 
 
 class FetchedStates:
-    """What a rank answers when it is asked for its part of the states; outlives the optimizer.
+    """Answers other ranks' requests for this rank's states; outlives the optimizer.
 
     Attributes:
-        entries: The states of this rank's pieces, as they are after the last step.
+        entries: The states of this rank's pieces after the last step.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
     def answer(self) -> bytes:
-        """The states, for another rank."""
+        """The states, encoded for another rank."""
         return encode_entries(self.entries)
 
 
 class ZeroStep:
-    """The owners' side of one optimizer.
+    """The ZeRO step of one optimizer.
 
-    It lets owners step as long as the script leaves everything to ``step()``. A script that looks
-    at the reduced gradients before (``synchronize()``, as for clipping) gets them whole, and every
-    rank takes the whole step from then on.
+    Owners step their shards while the script leaves everything to ``step()``. If a script uses the
+    reduced gradients before (``synchronize()``, as for clipping), it gets them whole, and every
+    rank makes the whole step from then on.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
+        name: Distinguishes its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
         dispatcher: Its dispatcher.
-        told: Where this rank's answer to other ranks is kept up to date.
-        ask_all: Returns every other rank's answer.
+        fetched: Holds this rank's answer to other ranks.
+        fetch_all: Returns every other rank's answer.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ZeroStep:
         name: str,
         optimizer: Any,
         dispatcher: Dispatcher,
-        told: FetchedStates,
+        fetched: FetchedStates,
         fetch_all: Callable[[], Sequence[bytes]],
     ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
@@ -64,30 +64,30 @@ class ZeroStep:
         self._vote: int | None = None
         self._optimizer = optimizer
         self._dispatcher = dispatcher
-        self._ask_all = fetch_all
+        self._fetch_all = fetch_all
         self._given_up = not steps_by_element(optimizer)
-        self._substitution = ParameterGroupSwap(optimizer)
+        self._group_swap = ParameterGroupSwap(optimizer)
         #: Whether owners have stepped since every rank had the whole states.
         self._apart = False
-        #: State of each piece, between steps.
+        #: State of each piece between steps.
         self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
-        self._told = told
+        self._fetched = fetched
 
     def vote(self, *, in_step: bool) -> None:
-        """Begin to agree on who steps; before what was sent in this step is waited for.
+        """Start the vote on who makes the step; before waiting for what was sent in this step.
 
-        Ranks may come to the same step by different ways: one looks at its gradients, others not.
+        Ranks may reach the same step in different ways: one uses its gradients before, others do
+        not.
 
         Args:
-            in_step: Whether on this rank it is the optimizer that uses the gradients, and nobody
-                else before it.
+            in_step: Whether on this rank the optimizer is the first to use the gradients.
         """
         if not self._given_up:
             self._votes.fill_(float(in_step))
             self._vote = allreduce_async_(self._votes, name=f"{self._name}.vote", op=Sum)
 
     def synchronized(self) -> None:
-        """All that was sent in this step has arrived, and is about to be used."""
+        """All exchanges of this step are done, and their gradients are about to be used."""
         owned = [bucket for bucket in self._buckets() if bucket.owned]
         if self._vote is not None:
             in_favour = synchronize(self._vote).item()
@@ -102,41 +102,41 @@ class ZeroStep:
                 bucket.take_gradients()
             self._put_in()
         if owned and not self._apart:
-            # Every rank was here, and collected before it sent what has arrived.
-            self._told.entries = []
+            # Every rank has collected the states before it sent what has arrived.
+            self._fetched.entries = []
 
     def put_back(self) -> bool:
-        """The optimizer's step is over; returns whether it was that of the owners."""
-        if not self._substitution.made:
+        """The optimizer's step is over; returns whether owners made it."""
+        if not self._group_swap.made:
             return False
-        self._substitution.undo()
+        self._group_swap.undo()
         for bucket in self._buckets():
             for piece in bucket.pieces:
                 piece.part.grad = None
                 state = self._optimizer.state.pop(piece.part, None)
                 if state:
                     self._states[piece.part] = state
-        self._told.entries = self._entries()
+        self._fetched.entries = self._entries()
         return True
 
     def share(self) -> None:
-        """Let all ranks have what the owners have made of their parameters."""
+        """Distribute the parameters that owners have stepped to all ranks."""
         self._dispatcher.run(bucket.share_parameters() for bucket in self._buckets())
 
     def collect(self) -> None:
-        """Have the whole states on this rank again, because this step is not the owners'."""
+        """Restore the whole states on this rank, because owners do not make this step."""
         if self._apart:
             whole = self._whole_states()
             self.forget()
             take_states(self._optimizer, whole)
 
     def forget(self) -> None:
-        """The optimizer is about to load states from elsewhere."""
+        """Drop the pieces' states, because the optimizer is about to load others."""
         self._apart = False
         self._states = {}
 
     def whole_states(self) -> dict[int, dict[str, Any]]:
-        """The states that owners have, put together: place of the parameter -> its state.
+        """The owners' states, merged: place of the parameter -> its state.
 
         Raises:
             ConfigurationError: It is called between ``backward()`` and ``step()``, when owners may
@@ -146,8 +146,8 @@ class ZeroStep:
             return {}
         if self._dispatcher.busy:
             raise ConfigurationError(
-                "optimizer.state_dict() between backward() and step() cannot be answered while "
-                "owners step (exchange 'sharded')",
+                "exchange 'sharded': optimizer.state_dict() is not possible between backward() and "
+                "step()",
                 hint="Call it after step(), or use another exchange.",
             )
         return self._whole_states()
@@ -159,22 +159,22 @@ class ZeroStep:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def _put_in(self) -> None:
-        """Let the optimizer hold pieces instead of the parameters that they are of."""
-        pieces: dict[torch.nn.Parameter, list[Piece]] = {}
+        """Let the optimizer hold pieces in place of their parameters."""
+        pieces: dict[torch.nn.Parameter, list[ZeroPiece]] = {}
         for bucket in self._buckets():
             for parameter in bucket.parameters:
                 pieces.setdefault(parameter, [])
             for piece in bucket.pieces:
                 pieces[piece.whole].append(piece)
         self._cut_states(pieces)
-        self._substitution.make(
+        self._group_swap.make(
             lambda whole: (piece.part for piece in pieces[whole]) if whole in pieces else (whole,)
         )
         self._optimizer.state.update(self._states)
         self._apart = True
 
-    def _cut_states(self, pieces: dict[torch.nn.Parameter, list[Piece]]) -> None:
-        """Keep of whole states, as at the start or after loading, what belongs to the pieces."""
+    def _cut_states(self, pieces: dict[torch.nn.Parameter, list[ZeroPiece]]) -> None:
+        """Split whole states, as at the start or after loading, and keep the pieces' parts."""
         for parameter, own in pieces.items():
             whole = self._optimizer.state.pop(parameter, None)
             for piece in own if whole else ():
@@ -192,11 +192,11 @@ class ZeroStep:
         ]
 
     def _whole_states(self) -> dict[int, dict[str, Any]]:
-        entries = [e for answer in self._ask_all() for e in decode_entries(answer)]
+        entries = [e for answer in self._fetch_all() for e in decode_entries(answer)]
         return put_together([*self._entries(), *entries], self._parameters())
 
 
-def _cut(value: Any, piece: Piece) -> Any:
+def _cut(value: Any, piece: ZeroPiece) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.shape != piece.whole.shape:

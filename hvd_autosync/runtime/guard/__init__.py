@@ -1,1 +1,1 @@
-"""Tests the loss of a real training under a lossy strategy, and falls back to exact steps."""
+"""The loss guard: tests the loss of a real training under a lossy strategy, and falls back."""

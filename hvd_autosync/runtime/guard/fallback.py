@@ -1,4 +1,4 @@
-"""The end of a lossy strategy in a training: from here on gradients travel as they are."""
+"""Fallback from a lossy strategy: training continues uncompressed and synchronous."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hvd_autosync.runtime import current
 
 
 def fall_back_to_exact(self: Any) -> None:
-    """Exchange gradients as they are for good."""
+    """Exchange gradients uncompressed in every step from now on."""
     if self._guard is not None:
-        self._guard.about_to_join()  # nobody would wait for what it has sent
+        self._guard.about_to_join()  # nothing would wait for what it has sent
     self._guard, self._exact = None, True
     self._dispatcher.drop_codecs()
     if self._protocols is not None:
         self._protocols.stop()
     if current.run_summary is not None:
         current.run_summary.fell_back = True
-    current.watch = None  # steps take longer now, as they must
+    current.watch = None  # longer steps are expected now

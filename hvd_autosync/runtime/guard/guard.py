@@ -1,10 +1,10 @@
-"""Watches the loss of a real training under a lossy strategy, and goes back to exact steps in time.
+"""Loss guard: watches the loss of a real training under a lossy strategy.
 
-Ranks add up their losses over windows of steps and look at the mean of all ranks a window later, so
-nobody ever waits for it::
+Ranks sum their losses over windows of steps and test the mean over all ranks one window later, so
+no rank ever waits for it::
 
     | window            | window            | window            |
-      losses add up ... ^ sum is sent       ^ mean is judged, a snapshot is taken
+      sum of losses ... ^ sum is sent       ^ mean is tested, a snapshot is taken
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
 from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.runtime.guard.snapshots import Snapshots
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.runtime.patches.join_hook import JoinHook, tell_of_joins
+from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
-#: Windows between two snapshots: more than a loss takes to be judged.
+#: Windows between two snapshots: more than the test of a loss takes.
 _SNAPSHOT_EVERY = 8
 
 
 class Guard(JoinHook):
-    """Guards one optimizer.
+    """The loss guard of one optimizer.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
-        prediction: Of its losses (:class:`LossEnvelope`).
+        name: Distinguishes its operations from those of others; equal on all ranks.
+        prediction: Predicted losses (:class:`LossEnvelope`).
 
     Attributes:
         step: Steps so far.
-        verdict: What is wrong, once something is.
-        keeps: Whether what was learned since the snapshot is better than that, all the same.
+        verdict: Why the loss is not accepted; empty while it is.
+        keeps: Whether the current parameters are better than the snapshot nevertheless.
     """
 
     def __init__(self, name: str, prediction: LossPrediction | None = None) -> None:
@@ -48,31 +48,33 @@ class Guard(JoinHook):
         self._name = f"hvd_autosync.guard.{name}"
         self._prediction = prediction
         self._envelope = LossEnvelope(prediction)
-        #: Losses of this window: of all steps, and of those that began at an average.
+        #: Losses of this window: of all steps, and of steps from averaged parameters.
         self._all, self._of_averages = _Sum(), _Sum()
         self._at_average = True
         self._seen = 0
-        #: What was sent of the window before, and its handle.
+        #: The sum that was sent for the window before, and its handle.
         self._sent: tuple[torch.Tensor, int] | None = None
-        #: Losses of any rank that were not judged yet, and windows of such since :attr:`step`.
+        #: Losses of any rank that were not tested yet, and windows of such losses since
+        #: :attr:`step`.
         self._loose: list[float] = []
         self._loose_windows = 0
         self._snapshots = Snapshots()
         #: Step of a snapshot -> mean loss of the window in which it was taken.
         self._losses: dict[int, float] = {}
-        self._blind = False
-        tell_of_joins(self)
+        self._warned = False
+        register_join_hook(self)
 
     def about_to_join(self) -> None:
-        """Wait for what was sent of the last window."""
+        """Wait for the sum of the last window."""
         self._await_sent()
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
-        Those with less data have missed windows: all begin anew. They may have missed snapshots.
+        Ranks with less data have missed windows, so all restart the tests. They may have missed
+        snapshots too.
         """
-        self._begin_anew()
+        self._restart()
         if not same_on_all(self._snapshots.steps, f"{self._name}.snapshots"):
             self._snapshots.forget()
         self.step = agree_steps(self.step, self._name)
@@ -81,12 +83,12 @@ class Guard(JoinHook):
         """A step was made; a collective after each window.
 
         Args:
-            losses: Those of this rank.
-            step: Its number, where somebody counts them for all ranks.
-            average: Whether parameters are the average of all ranks' after it, or near it.
+            losses: The losses of this rank.
+            step: Its number, if another component counts the steps of all ranks.
+            average: Whether parameters after it are the average over ranks, or near it.
 
         Returns:
-            Whether the training is as it should be.
+            Whether the loss is accepted.
         """
         window = self.step // LOSS_WINDOW
         self.step = self.step + 1 if step is None else step
@@ -97,12 +99,12 @@ class Guard(JoinHook):
             if self._at_average:
                 self._of_averages.add(loss)
         self._at_average = average
-        return self.step // LOSS_WINDOW == window or self._judged()
+        return self.step // LOSS_WINDOW == window or self._test_window()
 
-    def bears_one(self, loss: float) -> bool:
-        """Whether one rank's loss is well, in steps that ranks make without waiting for others.
+    def accepts_one(self, loss: float) -> bool:
+        """Whether one rank's loss is accepted, in steps without a barrier.
 
-        One rank looks at the losses of all; it tells them what it finds.
+        One rank tests the losses of all, and tells the others the result.
         """
         if not math.isfinite(loss):
             self.verdict = f"a loss of {loss:.4g} is not finite"
@@ -118,28 +120,28 @@ class Guard(JoinHook):
         return not self.verdict
 
     def on_quiescent(self, step: int, *, waiting: bool) -> None:
-        """Ranks stop together, after steps that they made without waiting for each other.
+        """Ranks stop together, after steps without a barrier.
 
         Args:
             step: Steps of the training so far; the same on all ranks.
-            waiting: Whether they wait for each other from now on. Their envelopes begin anew then,
-                for one of them has seen what the others have not.
+            waiting: Whether steps have a barrier from now on. All ranks then restart their tests,
+                because one of them has seen losses that the others have not.
         """
         self.step = step
         self._loose_windows = 0
         if waiting:
             self._await_sent()
-            self._begin_anew()
+            self._restart()
             self._loose.clear()
 
     def forget_prediction(self) -> None:
-        """Judge this training by itself alone, as where several optimizers have losses."""
+        """Test without a prediction, as several optimizers with losses require."""
         self._prediction = None
         self._envelope.forget_prediction()
 
     @property
     def predicted_steps(self) -> int:
-        """So many steps of the training have predicted losses."""
+        """Number of steps with predicted losses."""
         return 0 if self._prediction is None else LOSS_WINDOW * len(self._prediction.levels)
 
     @property
@@ -149,14 +151,14 @@ class Guard(JoinHook):
         return self.step - last >= _SNAPSHOT_EVERY * LOSS_WINDOW
 
     def take_snapshot(self, optimizer: Any) -> None:
-        """Remember parameters, the same on all ranks, with states and statistics."""
+        """Copy parameters, which are equal on all ranks, with states and statistics."""
         self._snapshots.take(self.step, optimizer)
 
     def restore(self, optimizer: Any) -> int:
-        """Go back to the last snapshot that is surely healthy; returns its step."""
+        """Restore the last snapshot known to be healthy; returns its step."""
         return self._snapshots.restore(optimizer)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._all, self._of_averages = _Sum(), _Sum()
         self._envelope = LossEnvelope(self._prediction)
 
@@ -165,17 +167,17 @@ class Guard(JoinHook):
             synchronize(self._sent[1])
         self._sent = None
 
-    def _judged(self) -> bool:
+    def _test_window(self) -> bool:
         total = self._exchange()
         if total is None:
             return True
         loss, count, loss_of_averages, count_of_averages, ranks = total
         if ranks < size():
-            return True  # some wait in join(): they cannot heed it
+            return True  # some wait in join() and could not fall back
         if not count:
-            self._say_that_it_is_blind()
+            self._warn_of_no_losses()
             return True
-        # Of the last two that are complete, the first has arrived.
+        # Of the last two complete windows, the sum of the first has arrived.
         window = max(self.step // LOSS_WINDOW - 2, 0)
         mean = loss / count
         wrong = self._envelope.accepts(mean, window)
@@ -188,16 +190,18 @@ class Guard(JoinHook):
             wrong = self._envelope.accepts_average(mean, count_of_averages, count)
         if not wrong or not self._snapshots.steps:
             return True
-        # All ranks come to the same verdict, but for those that have gone to join() since.
-        heeding = allreduce(torch.ones(1), op=Sum, name=f"{self._name}.verdict")
-        if heeding.item() < size():
+        # All ranks have the same result, except those that have entered join() since.
+        present = allreduce(torch.ones(1), op=Sum, name=f"{self._name}.verdict")
+        if present.item() < size():
             return True
         self.verdict = wrong
         self.keeps = mean < self._losses.get(self._snapshots.steps[0], -math.inf)
         return False
 
     def _exchange(self) -> list[float] | None:
-        """Sums and numbers of losses of the window before the last, and ranks; sends the last."""
+        """Sums and counts of losses of the window before the last, and ranks; sends the last
+        window's.
+        """
         arrived = None
         sums = torch.tensor(
             [*self._all.taken(), *self._of_averages.taken(), 1], dtype=torch.float64
@@ -209,21 +213,21 @@ class Guard(JoinHook):
                 arrived = sent[0].tolist()
             self._sent = sums, allreduce_async_(sums, name=self._name, op=Sum)
         except HorovodInternalError:
-            return None  # others have made their last step and are gone; whoever is needed raises
+            return None  # others have ended; if they are still needed, the next collective raises
         return arrived
 
-    def _say_that_it_is_blind(self) -> None:
-        if not self._blind and rank() == 0:
-            self._blind = True
+    def _warn_of_no_losses(self) -> None:
+        if not self._warned and rank() == 0:
+            self._warned = True
             print(
-                "hvd-autosync: no loss is seen, so nobody guards this training; call "
+                "hvd-autosync: loss guard: no loss is seen, so this training is not guarded; call "
                 "hvd_autosync.report(loss) in every step",
                 file=sys.stderr,
             )
 
 
 class _Sum:
-    """A sum of losses on their device, so that nobody waits for that in every step."""
+    """A sum of losses on their device, so that steps do not wait for the device."""
 
     def __init__(self) -> None:
         self._sum: torch.Tensor | None = None
@@ -234,7 +238,7 @@ class _Sum:
         self._count += 1
 
     def taken(self) -> tuple[float, int]:
-        """Sum and number so far; both begin anew."""
+        """Sum and count so far; resets both."""
         taken = 0.0 if self._sum is None else float(self._sum), self._count
         self._sum, self._count = None, 0
         return taken

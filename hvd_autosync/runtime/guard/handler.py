@@ -1,4 +1,4 @@
-"""Heeds the guard of one optimizer: shows it losses, takes its snapshots, and goes back."""
+"""Loss guard handler: passes losses to the guard, takes its snapshots, and falls back."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.guard.guard import Guard
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
 
-#: So many rounds of local steps have to be within what trials predict, where rounds are longer than
-#: so many windows: else it is not seen whether replicas that train apart learn as much.
+#: This many rounds of local steps must have predicted losses if rounds are longer than this many
+#: windows; otherwise a slower learning of separate replicas goes unnoticed.
 _ROUNDS_PREDICTED, _LONG_ROUND = 2, 2
 
 
 class LossGuardHandler:
-    """The guard's side of one optimizer.
+    """Connects one optimizer to its loss guard.
 
     Args:
-        optimizer: Horovod's optimizer, of our class; its ``_guard`` is gone once it was heeded.
+        optimizer: Horovod's optimizer, of our class; its ``_guard`` is ``None`` after a fallback.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self._reference = weakref.ref(optimizer)
         self._seen = 0
-        self._named = False
+        self._warned = False
 
     def stepped(self) -> None:
-        """A step was made in which ranks wait for each other; a collective after each window."""
+        """A step with a barrier was made; a collective after each window."""
         optimizer, guard = self._optimizer, self._guard
         if guard is None:
             return
-        assert current.losses is not None, "who is guarded has losses"
-        if not self._named and optimizer._local is not None and optimizer._local.round_steps:
-            self._named = True
-            _name_long_rounds(guard, optimizer._local.round_steps)
+        assert current.losses is not None, "a guarded training records losses"
+        if not self._warned and optimizer._local is not None and optimizer._local.round_steps:
+            self._warned = True
+            _warn_of_long_rounds(guard, optimizer._local.round_steps)
         local, protocols = optimizer._local, optimizer._protocols
         parts = [each for each in (protocols, local) if each is not None]
-        equal = all(each.equal for each in parts)
+        equal = all(each.replicas_in_sync for each in parts)
         near = local is not None and local.near_average
-        average = equal or (near and (protocols is None or protocols.equal))
+        average = equal or (near and (protocols is None or protocols.replicas_in_sync))
         step = parts[0].step if parts else None
         if not guard.stepped(current.losses, step, average=average):
             self.fall_back()
@@ -54,7 +54,7 @@ class LossGuardHandler:
             self._take_snapshot(guard)
 
     def loss(self) -> float | None:
-        """The loss of this rank's last step, if it had one and somebody is to judge it."""
+        """The loss of this rank's last step, if it had one and there is a guard."""
         if self._guard is None or current.losses is None:
             return None
         loss = current.losses.since(self._seen)
@@ -62,16 +62,16 @@ class LossGuardHandler:
         return None if loss is None else float(loss)
 
     def healthy(self, loss: float) -> bool:
-        """Whether any rank's loss is well, in a phase in which ranks do not wait; on one rank."""
-        return self._guard is None or self._guard.bears_one(loss)
+        """Whether the guard accepts any rank's loss, in steps without a barrier; on one rank."""
+        return self._guard is None or self._guard.accepts_one(loss)
 
     def on_quiescent(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
-        """All ranks stop before or after steps without waiting, and have the same parameters.
+        """All ranks stop before or after steps without a barrier, with equal parameters.
 
         Args:
             step: As of :meth:`Guard.on_quiescent`.
-            waiting: As there.
-            healthy: Whether what they have is worth to be gone back to.
+            waiting: As of :meth:`Guard.on_quiescent`.
+            healthy: Whether the parameters are fit for a snapshot.
         """
         if self._guard is not None:
             self._guard.on_quiescent(step, waiting=waiting)
@@ -79,18 +79,18 @@ class LossGuardHandler:
                 self._take_snapshot(self._guard)
 
     def fall_back(self) -> None:
-        """End what is lossy, and go on with the better of two: what is, and the last snapshot.
+        """End the lossy strategy, and continue from the better of current parameters and snapshot.
 
         A collective.
         """
         optimizer, guard = self._optimizer, self._guard
-        assert guard is not None, "it has judged"
-        _write_down(guard)
+        assert guard is not None, "the guard has rejected a loss"
+        _report_fallback(guard)
         optimizer._settle_steps()
         done = "kept what was learned"
         if not guard.keeps:
             if optimizer._zero_step is not None:
-                optimizer._zero_step.forget()  # no snapshot has states of shards
+                optimizer._zero_step.forget()  # snapshots have no states of shards
             done = f"restored step {guard.restore(optimizer)}"
         elif optimizer._local is not None:
             optimizer._local.average()
@@ -122,31 +122,31 @@ class LossGuardHandler:
         guard.take_snapshot(self._optimizer)
 
 
-def _name_long_rounds(guard: Guard, steps: int) -> None:
-    """Say where it cannot be seen that replicas learn less apart."""
+def _warn_of_long_rounds(guard: Guard, steps: int) -> None:
+    """Warn if slower learning of separate replicas cannot be detected."""
     predicted = guard.predicted_steps
     if steps <= _LONG_ROUND * LOSS_WINDOW or predicted >= _ROUNDS_PREDICTED * steps or rank():
         return
     known = f"for {predicted} steps only" if predicted else "by no trials"
     print(
-        f"hvd-autosync: loss guard: rounds have {steps} steps, and losses are predicted {known}: "
-        "a model that learns more slowly than without local steps is not noticed beyond that; use "
-        "shorter rounds, or tune with more --autosync-quality-steps",
+        f"hvd-autosync: loss guard: rounds have {steps} steps, and losses are predicted {known}; "
+        "beyond that, slower learning than without local steps goes unnoticed. Use shorter rounds, "
+        "or tune with more --autosync-quality-steps",
         file=sys.stderr,
     )
 
 
-def _write_down(guard: Guard) -> None:
-    """Tell the driver, where it is on this host, that the strategy is ended.
+def _report_fallback(guard: Guard) -> None:
+    """Tell the driver, if it is on this host, that the training falls back.
 
-    First of all: whatever happens next, the next run of the job knows.
+    This comes first: whatever happens next, the next run of the job knows.
     """
     if not current.driver_folder or local_rank():
         return
     path = os.path.join(current.driver_folder, FALLBACK_FILE)
-    with contextlib.suppress(OSError):  # another host
+    with contextlib.suppress(OSError):  # the driver is on another host
         with open(f"{path}.{rank()}", "w") as file:
-            # Without a barrier rank 0 alone knows it.
-            reason = guard.verdict or "losses were not as they should be"
+            # Without a barrier only rank 0 knows the reason.
+            reason = guard.verdict or "rank 0 has rejected the losses"
             json.dump({"step": guard.step, "reason": reason}, file)
         os.replace(f"{path}.{rank()}", path)

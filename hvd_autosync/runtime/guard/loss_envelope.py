@@ -1,17 +1,18 @@
-"""Sequential tests of the losses of a guarded training: is it as good as it should be?
+"""Loss envelope: sequential tests of the losses of a guarded training.
 
-Three null hypotheses, each tested as the means of windows come in:
+Three null hypotheses are tested with each window's mean:
 
-- *The losses are as predicted.* Quality trials of the job predict mean and deviation of each
-  window (:mod:`hvd_autosync.study.loss_prediction`). With x(w) what a window is above its level and
-  d(w) the deviation, z(k) = sum of x(w) over root of V(k), V(k) = sum of d(w)^2, w = 0 ... k, is
-  standard normal, and may not exceed C sqrt(V(K) / V(k)), K the last window that is predicted
-  (O'Brien and Fleming 1979): what is gross is seen at once, what is small at the end. Windows have
-  equal weights, for a model that learns more slowly is not behind in the first, which varies least.
+- *The losses are as predicted.* Quality trials of the job predict mean and standard deviation of
+  each window (:mod:`hvd_autosync.study.loss_prediction`). Let x(w) be the excess of window w over
+  its predicted level and d(w) the deviation. Then z(k) = sum of x(w) over root of V(k), V(k) = sum
+  of d(w)^2, w = 0 ... k, is standard normal, and may not exceed C sqrt(V(K) / V(k)), where K is the
+  last predicted window (O'Brien and Fleming 1979): a large excess is detected at once, a small one
+  at the end. Windows have equal weights, because a model that learns more slowly is not behind in
+  the first windows, which vary least.
 - *The loss does not rise.* Beyond the prediction, and without one, no window may be clearly above
   the lowest level so far.
 - *The average of replicas is as good as they are.* Steps right after an average have its loss;
-  what they are above the replicas' own losses is summed over all rounds.
+  their excess over the replicas' own losses is summed over all rounds.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from collections import deque
 
 from hvd_autosync.search_space.trial import LossPrediction
 
-#: C: 1 % of the trainings that are exactly as predicted and go through all looks exceed it anywhere
-#: (six looks; checked by simulation in ``benchmarks/guard_alarms.py``).
+#: C: 1 % of the trainings that are exactly as predicted exceed it in any of the tests (six tests;
+#: checked by simulation in ``benchmarks/guard_alarms.py``).
 _CRITICAL = 2.4
-#: So many windows make a level, and are the beginning.
+#: Windows that make a level, and the beginning.
 _LEVEL = 4
-#: A rise counts from so many deviations of a window, this share of the level, and this share of
-#: what the loss has fallen: a healthy loss that was lowered a lot has its ups and downs.
+#: A rise counts from this many deviations of a window, this share of the level, and this share of
+#: the fall of the loss: a healthy loss that has fallen a lot fluctuates.
 _DEVIATIONS, _RISE, _SHARE_OF_FALL = 6.0, 0.1, 0.2
-#: Of averages, summed over all rounds, half of that share is enough.
+#: For averages, summed over all rounds, half of that share suffices.
 _RISE_OF_AVERAGES = 0.05
 
 
 class LossEnvelope:
-    """The tests of one training; of constant size however long that is.
+    """The tests of one training, in constant memory.
 
     Args:
-        prediction: Of its losses; without windows where nothing is known.
+        prediction: Predicted losses; without windows if nothing is known.
     """
 
     def __init__(self, prediction: LossPrediction | None = None) -> None:
@@ -45,23 +46,23 @@ class LossEnvelope:
         #: Sums of x(w) and d(w)^2 so far, and the number of windows.
         self._excess, self._variance, self._predicted = 0.0, 0.0, 0
         self._recent: deque[float] = deque(maxlen=_LEVEL)
-        #: The highest window of the beginning, and the lowest level.
+        #: Mean of the highest window of the beginning, and the lowest level.
         self._beginning, self._lowest = -math.inf, math.inf
         self._last = 0.0
-        #: Sum and number of the squares of differences of neighbours.
+        #: Sum and number of squared differences of neighboring windows.
         self._squares, self._pairs = 0.0, 0
-        #: Sum of what averages were above their replicas, and number of such steps' losses.
+        #: Sum of the excess of averages over their replicas, and number of such losses.
         self._jumps, self._jumped = 0.0, 0.0
 
     def accepts(self, mean: float, window: int) -> str:
-        """Look at the mean loss of a window, and remember it if it is as it should be.
+        """Test the mean loss of a window, and record it if it is accepted.
 
         Args:
             mean: The mean over all ranks.
             window: Its number.
 
         Returns:
-            What is wrong; empty where nothing is.
+            Why it is not accepted; empty if it is.
         """
         if not math.isfinite(mean):
             return f"a mean loss of {mean:.4g} is not finite"
@@ -79,12 +80,12 @@ class LossEnvelope:
         return wrong
 
     def accepts_average(self, mean: float, count: float, losses: float) -> str:
-        """Look at losses right after averages; called after :meth:`accepts` of the same window.
+        """Test losses right after averages; called after :meth:`accepts` of the same window.
 
         Args:
             mean: Their mean.
-            count: How many they are.
-            losses: How many losses the window has.
+            count: Their number.
+            losses: Number of all losses of the window.
 
         Returns:
             As of :meth:`accepts`.
@@ -100,14 +101,14 @@ class LossEnvelope:
             (jump, count, _RISE),
             (self._jumps / self._jumped, self._jumped, _RISE_OF_AVERAGES),
         ):
-            # Their own noise, and that of the replicas' losses beside them.
+            # Their own noise, and that of the replicas' losses.
             noise = self._noise() * math.sqrt(losses / number + count / number)
             if excess > max(_DEVIATIONS * noise, share * abs(self._last)):
                 return f"the average of replicas has a loss {excess:.4g} above their own"
         return ""
 
     def forget_prediction(self) -> None:
-        """Judge without it from now on."""
+        """Test without the prediction from now on."""
         self._prediction = LossPrediction()
 
     def _as_predicted(self, mean: float, window: int) -> str:
@@ -138,6 +139,6 @@ class LossEnvelope:
     def _noise(self) -> float:
         """Standard deviation of a window's mean.
 
-        Of differences of neighbours, so that a falling loss is no noise.
+        It is estimated from differences of neighboring windows, so that a falling loss is no noise.
         """
         return math.sqrt(self._squares / (2 * self._pairs)) if self._pairs else 0.0

@@ -1,7 +1,7 @@
-"""Copies of what a training has learned, to go back to.
+"""Snapshots of a training, for the loss guard to restore.
 
-Two of them: what comes after the older one was found healthy, what comes after the newer one is
-still being judged. Memory is taken once for each, and written again.
+There are two: training after the older one was found healthy, training after the newer one is still
+being tested. The memory of each is allocated once and reused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Snapshots:
     """The last two snapshots of one optimizer.
 
     Attributes:
-        steps: After which they were taken, the older one first.
+        steps: The steps after which they were taken, the older one first.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Snapshots:
         self._statistics: list[torch.Tensor] | None = None
 
     def take(self, step: int, optimizer: Any) -> None:
-        """Remember parameters, states and running statistics in place of the oldest ones."""
+        """Copy parameters, states and running statistics in place of the oldest snapshot."""
         if self._statistics is None:
             self._statistics = statistics_beside(parameters_of(optimizer))
         snapshot = self._held.pop(0) if len(self._held) == _KEPT else _Snapshot()
@@ -39,7 +39,7 @@ class Snapshots:
         self.steps = [*self.steps, step][-_KEPT:]
 
     def restore(self, optimizer: Any) -> int:
-        """Give the older one to the optimizer, and forget both; returns its step."""
+        """Restore the older snapshot, and forget both; returns its step."""
         assert self._statistics is not None, "one was taken"
         step = self.steps[0]
         self._held[0].give([*parameters_of(optimizer), *self._statistics], optimizer)
@@ -48,18 +48,18 @@ class Snapshots:
 
     @property
     def nbytes(self) -> int:
-        """The memory that they take."""
+        """The memory of both, bytes."""
         return sum(each.nbytes for each in self._held)
 
     def forget(self) -> None:
-        """Have none."""
+        """Drop both snapshots."""
         self.steps, self._held = [], []
 
 
 class _Snapshot:
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
-        #: Of each parameter.
+        #: The state of each parameter.
         self._states: list[dict[str, Any]] = []
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ def _plain(value: Any) -> bool:
 
 
 def _copied(tensors: list[torch.Tensor], memory: list[Any]) -> list[torch.Tensor]:
-    """Copies, in ``memory`` where that fits."""
+    """Copies of ``tensors``, in ``memory`` where shape, type and device fit."""
     into = [
         old if _fits(old, new) else torch.empty_like(new)
         for old, new in zip(memory or [None] * len(tensors), tensors, strict=True)

@@ -1,1 +1,1 @@
-"""Gets into a worker before its script does."""
+"""Installs the runtime in a worker before its script runs."""

@@ -1,4 +1,4 @@
-"""What happens right after ``horovod.torch`` was imported in a worker."""
+"""Activates the runtime right after ``horovod.torch`` was imported in a worker."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from hvd_autosync.search_space.trial import TrialSpec
 
 
 def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) -> None:
-    """Put our ``DistributedOptimizer`` in place of Horovod's and, in a trial, start measuring.
+    """Replace Horovod's ``DistributedOptimizer`` by ours and, in a trial, start measuring.
 
-    Doing it again, as after a reload of ``horovod.torch``, changes nothing.
+    Repeated calls, as after a reload of ``horovod.torch``, change nothing.
 
     Args:
         module: ``horovod.torch``.
         spec: The trial; ``measured_steps == 0`` means the real training.
-        sender: Speaks to the driver; needed by a trial only.
+        sender: Sends messages to the driver; needed by a trial only.
     """
     extensions.load()
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
     current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
     current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.drift_folder
-    # Scripts may also import it from where it is defined.
+    # Scripts may also import it from its defining module.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
     for owner in (module, horovod_functions):
@@ -58,12 +58,12 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
 
         prepare_messaging()
     if spec.watched and current.watch is None:
-        from hvd_autosync.runtime.measure.drift import DriftWatch  # trials need it not
+        from hvd_autosync.runtime.measure.drift import DriftWatch  # trials do not need it
 
         current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
         os.register_at_fork(after_in_child=current.forget_run)
     if spec.tallied and current.run_summary is None:
-        from hvd_autosync.runtime.trial.run_summary import RunSummary  # trials need it not
+        from hvd_autosync.runtime.trial.run_summary import RunSummary  # trials do not need it
 
         if current.losses is None:
             current.losses = Losses()

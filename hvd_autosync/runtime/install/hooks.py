@@ -1,7 +1,7 @@
-"""The way into a worker: wait for ``horovod.torch``, then take part.
+"""Installs the runtime: waits for ``horovod.torch``, then activates it.
 
-Only the standard library, numpy and the language are imported here, so that a process that never
-imports Horovod pays a few milliseconds.
+It imports only the standard library, numpy and the modules that describe strategies, so that a
+process that never imports Horovod pays a few milliseconds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
 def install(spec: TrialSpec) -> None:
     """Take part in the job as ``spec`` says, as soon as ``horovod.torch`` is imported.
 
-    A training that is not watched or tallied, under a strategy without an exchange plan, is left
-    untouched: everything it needs is in its environment already.
+    A training that is neither watched nor summarized, under a strategy without an exchange plan, is
+    left untouched: its environment has all that it needs.
 
     Args:
         spec: The trial; ``measured_steps == 0`` means the real training.
@@ -41,7 +41,7 @@ def install(spec: TrialSpec) -> None:
     needed = current.trial or spec.watched or spec.tallied
     if not needed and not beyond_horovod(spec.strategy):
         return
-    # Taken before the script can redirect or close its error output.
+    # Duplicated before the script can redirect or close its standard error.
     sender = Sender(os.dup(2), spec.key) if current.trial else None
 
     def activate(module: ModuleType) -> None:
@@ -65,7 +65,7 @@ def _start_log() -> None:
 
 
 def _count_layers(_: ModuleType) -> None:
-    """For the guard's snapshots; as soon as such layers can be made."""
+    """Record normalization layers for the guard's snapshots, before any can be created."""
     from hvd_autosync.runtime.state.normalization import count_layers
 
     count_layers()

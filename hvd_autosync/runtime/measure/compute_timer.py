@@ -1,4 +1,4 @@
-"""How long this rank computes, whatever it waits for."""
+"""Times how long this rank computes, without the time it waits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import statistics
 from collections import deque
 from time import perf_counter
 
-#: Steps of a window: what single stalls are told from.
+#: Steps of a window, over which single stalls do not count.
 WINDOW = 8
 
 
 class ComputeTimer:
-    """The seconds of this rank's last steps, without waiting for other ranks."""
+    """Compute time of this rank's last steps, without waiting for other ranks."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=WINDOW)
@@ -19,11 +19,11 @@ class ComputeTimer:
         self._waited_s = 0.0
 
     def waited(self, seconds: float) -> None:
-        """So much of the running step was spent waiting for other ranks."""
+        """Add seconds of the current step that were spent waiting for other ranks."""
         self._waited_s += seconds
 
     def stepped(self) -> float:
-        """A step is over; the seconds that it took to compute."""
+        """End a step; returns its compute time, seconds."""
         now_s = perf_counter()
         computed = now_s - self._began_s - self._waited_s
         self._recent.append(computed)
@@ -32,5 +32,5 @@ class ComputeTimer:
 
     @property
     def seconds(self) -> float:
-        """Of a step, the median of the last window; 0 before the first."""
+        """Median compute time of a step in the last window, seconds; 0 before the first step."""
         return statistics.median(self._recent) if self._recent else 0.0

@@ -1,10 +1,10 @@
-"""Notices when the steps of a real training have become slower for good.
+"""Detects when the steps of a real training have become slower permanently.
 
-Each rank looks at itself alone: no collective is added to what the script does. Medians over
-windows of steps are compared with what tuning measured, and the time outside of waiting with what
-it was at the beginning of this training. Rank 0 says that steps have become slower, and any rank
-that it computes more slowly: where none does, the network is what is left. Of accelerators, and in
-scripts that reduce by hand, it is not known who waits for whom; there only rank 0 speaks.
+Each rank watches itself only: no collective is added to the script's. Medians over windows of steps
+are compared with what tuning measured, and the compute time (without waiting) with that at the
+beginning of this training. Rank 0 reports slower steps, and any rank reports that it computes more
+slowly: if none does, the network remains as the cause. With accelerators, and in scripts that
+reduce by hand, it is not known which rank waits for which; there only rank 0 reports.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from horovod.torch.mpi_ops import rank
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.search_space.trial import DRIFT_FILE
 
-#: A window has at least so many steps, and lasts so many seconds.
+#: A window has at least this many steps and lasts at least this many seconds.
 _WINDOW_STEPS, _WINDOW_S = 64, 5.0
-#: Steps are slower for good when so many windows in a row are above the reference by this factor.
+#: Steps have become slower if this many windows in a row exceed the reference by this factor.
 FOR_GOOD, FACTOR = 8, 1.25
-#: The first window is warm-up; so many that follow are the beginning.
+#: The first window is warm-up; this many that follow are the beginning.
 _BEGINNING = 4
 
 
 class Level:
-    """One quantity: what it should be, and whether it has left that for good.
+    """One quantity: its expected value, and whether it has exceeded that permanently.
 
     Args:
-        expected: What it should be, seconds; ``None``: the median of the beginning.
+        expected: The expected value, seconds; ``None``: the median of the beginning.
 
     Attributes:
-        expected: That, once it is known.
+        expected: The expected value, once it is known.
     """
 
     def __init__(self, expected: float | None = None) -> None:
@@ -49,7 +49,9 @@ class Level:
         self._recent: deque[float] = deque(maxlen=FOR_GOOD)
 
     def moved(self, median: float) -> float | None:
-        """Take the median of the next window; what it is now if it has left its level for good."""
+        """Take the median of the next window; returns the current level if it is permanently
+        higher.
+        """
         if not self._warm:
             self._warm = True
             return None
@@ -67,10 +69,10 @@ class DriftWatch:
 
     Args:
         expected_s: Seconds of a step as tuning measured it.
-        folder: Of the driver; where it is on this host, what is noticed is written there.
+        folder: The driver's folder; a report is written there if it is on this host.
         round_steps: Steps of a round of local steps; the time of a step is the mean over one.
-        clock: Seconds.
-        window_s: Shortest window.
+        clock: Returns seconds.
+        window_s: Shortest window, seconds.
     """
 
     def __init__(
@@ -86,15 +88,15 @@ class DriftWatch:
         self._counting = StepClassifier()
         self._steps, self._waited = 0, 0.0
         self._round_began = self._window_began = clock()
-        #: Of each round of the window, per step: all of it, and without waiting.
+        #: For each round of the window, per step: total time, and time without waiting.
         self._step_s: list[float] = []
         self._own_s: list[float] = []
         self._step, self._own = Level(expected_s), Level()
-        self._said = False
-        self._said_own = torch.cuda.is_available()  # where synchronize() waits for the device, too
+        self._reported = False
+        self._reported_own = torch.cuda.is_available()  # synchronize() waits for the device too
 
     def waited(self, seconds: float) -> None:
-        """So much of the running step was spent waiting for other ranks."""
+        """Add seconds of the current step that were spent waiting for other ranks."""
         self._waited += seconds
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -103,9 +105,9 @@ class DriftWatch:
             self._end_step()
 
     def mark(self) -> None:
-        """The script says that a step ends; it may wait anywhere, as it reduces by hand."""
+        """The script marks the end of a step; it may wait anywhere, because it reduces by hand."""
         self._counting.marked = True
-        self._said_own = True
+        self._reported_own = True
         self._end_step()
 
     def _end_step(self) -> None:
@@ -126,27 +128,29 @@ class DriftWatch:
         step, own = map(statistics.median, (self._step_s, self._own_s))
         self._step_s, self._own_s = [], []
         slower, computing = self._step.moved(step), self._own.moved(own)
-        if slower is not None and computing is not None and not self._said_own:
+        if slower is not None and computing is not None and not self._reported_own:
             before = self._own.expected or 0.0
-            # Who waits more also computes a little more slowly: waiting takes processors, too.
+            # A rank that waits more also computes a little more slowly: waiting takes processors
+            # too.
             if computing - before >= (slower - self._expected_s) / 2:
-                self._said_own = True
-                self._say(
+                self._reported_own = True
+                self._print(
                     f"rank {rank()} on {socket.gethostname()} computes more slowly: "
-                    f"{1e3 * computing:.4g} ms per step outside of waiting, {1e3 * before:.4g} ms "
-                    "at the beginning; something else runs on this host, or its clock is lower now"
+                    f"{1e3 * computing:.4g} ms per step without waiting, {1e3 * before:.4g} ms at "
+                    "the beginning; another process may run on this host, or its processors may be "
+                    "throttled"
                 )
-        if slower is not None and not self._said and rank() == 0:
-            self._said = True
+        if slower is not None and not self._reported and rank() == 0:
+            self._reported = True
             text = (
-                f"steps take {1e3 * slower:.4g} ms for good, where tuning measured "
-                f"{1e3 * self._expected_s:.4g} ms; unless a rank says that it computes more "
-                "slowly, another job may be on the network"
+                f"steps have become slower: {1e3 * slower:.4g} ms, tuning measured "
+                f"{1e3 * self._expected_s:.4g} ms; unless a rank reports that it computes more "
+                "slowly, another job may use the network"
             )
-            self._say(text)
+            self._print(text)
             with contextlib.suppress(OSError):  # the driver may be on another host
                 with open(os.path.join(self._folder, DRIFT_FILE), "w") as file:
                     file.write(text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"hvd-autosync: {text}", file=sys.stderr)

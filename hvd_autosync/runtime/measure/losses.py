@@ -1,4 +1,4 @@
-"""The losses of this process's steps, as ``backward()`` or the script itself tells them."""
+"""The losses of this process's steps, from ``backward()`` or reported by the script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Losses:
     """Keeps the last loss.
 
     Attributes:
-        count: How many there were.
+        count: Number of losses so far.
     """
 
     def __init__(self) -> None:
@@ -21,12 +21,12 @@ class Losses:
         self._reported = False
 
     def seen(self, loss: torch.Tensor) -> None:
-        """A number whose ``backward()`` was called; of no account once the script reports."""
+        """Record a scalar whose ``backward()`` was called; ignored once the script reports."""
         if not self._reported:
             self._take(loss)
 
     def report(self, loss: torch.Tensor) -> None:
-        """What the script calls its loss."""
+        """Record the loss that the script reports."""
         self._reported = True
         self._take(loss)
 
@@ -35,6 +35,6 @@ class Losses:
         return self._last if self.count > count else None
 
     def _take(self, loss: torch.Tensor) -> None:
-        # The script may change its own in place, before it is read.
+        # A copy: the script may change its tensor in place before this one is read.
         self._last = loss.reshape(()).clone()
         self.count += 1

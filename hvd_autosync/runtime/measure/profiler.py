@@ -1,4 +1,4 @@
-"""Records what the model asks of synchronization, during some steps of the warm-up."""
+"""Profiles the model's gradients during some steps of the warm-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfi
 
 
 class _HostClock:
-    """Times what the host does."""
+    """Times the host."""
 
     def now(self) -> Any:
         return perf_counter()
@@ -26,7 +26,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Times what an accelerator does, which runs behind the host."""
+    """Times an accelerator, which runs asynchronously."""
 
     def now(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
@@ -39,7 +39,7 @@ class _DeviceClock:
 
 @dataclass
 class _Step:
-    """Clock readings of one step; with several backward passes, those of the last count."""
+    """Clock readings of one step; of several backward passes, the last counts."""
 
     begin: Any
     backward: tuple[Any, Any] | None = None
@@ -56,7 +56,8 @@ class Profiler:
     """
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        # What add_param_group() brought later has no name there, and is not synchronized.
+        # Parameters that add_param_group() added later have no name there, and are not
+        # synchronized.
         self._parameters = [
             (str(optimizer._parameter_names[parameter]), parameter)
             for optimizer in optimizers
@@ -90,7 +91,7 @@ class Profiler:
         return arrived
 
     def _look_at(self, index: int, gradient: torch.Tensor) -> None:
-        """Note what kind of gradient a parameter gets, before anything is added to it."""
+        """Record the kind of a parameter's gradient, before another is added to it."""
         if gradient.is_sparse:
             self._sparse.add(index)
             if not self._steps and gradient.sparse_dim() == 1:
@@ -104,7 +105,7 @@ class Profiler:
         self._backward_begin = self._clock.now()
 
     def backward_ends(self) -> None:
-        """The backward pass that began last ends."""
+        """The current backward pass ends."""
         self._step.backward = (self._backward_begin, self._clock.now())
 
     def step_ends(self) -> None:
@@ -114,7 +115,7 @@ class Profiler:
         self._position = 0
 
     def finish(self) -> ModelProfile:
-        """Remove every hook and say what was seen."""
+        """Remove every hook; returns the profile."""
         for hook in self._hooks:
             hook.remove()
         if isinstance(self._clock, _DeviceClock):

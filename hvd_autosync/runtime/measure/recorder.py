@@ -1,6 +1,6 @@
-"""The durations, waiting times and losses of a run's steps.
+"""Records the durations, waiting times and losses of a run's steps.
 
-What happens per step costs about a microsecond: a clock reading and two appends.
+It costs about a microsecond per step: a clock reading and two appends.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Counts steps in the training's thread, hands them over in the sender's.
+    """Records steps in the training's thread; the sender's thread takes them.
 
     Attributes:
         step_s: Seconds of each step, from the end of the step before.
         blocked_s: Seconds of each step spent waiting for communication.
-        blocked: Seconds waited so far in the step that runs.
-        losses: The loss of the step that runs.
+        blocked: Seconds waited so far in the current step.
+        losses: The loss of the current step.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class Recorder:
         self.losses = Losses()
         self._losses_before = 0
         self._losses: list[torch.Tensor] = []
-        self._handed_over = 0
+        self._taken = 0
         self._last_end = perf_counter()
 
     def end_step(self) -> None:
-        """The running step ends now."""
+        """End the current step."""
         now = perf_counter()
         self.step_s.append(now - self._last_end)
         self.blocked_s.append(self.blocked)
@@ -48,19 +48,18 @@ class Recorder:
             self._losses_before = self.losses.count
 
     def restart_clock(self) -> None:
-        """Let the running step begin now, so that what we did meanwhile is in no step."""
+        """Restart the current step now, so that our own work before is in no step."""
         self._last_end = perf_counter()
 
     def take_news(self, *, wait_for_device: bool) -> dict[str, Any]:
-        """The ``steps`` message with what was not handed over yet.
+        """The ``steps`` message with what was not taken yet.
 
         Args:
-            wait_for_device: Convert losses that are on an accelerator too. That waits for the
-                device, so only the training's thread asks for it, and only where it has to wait
-                anyway.
+            wait_for_device: Convert losses on an accelerator too. That waits for the device, so
+                only the training's thread requests it, and only where it has to wait anyway.
         """
-        first, count = self._handed_over, len(self.blocked_s)
-        self._handed_over = count
+        first, count = self._taken, len(self.blocked_s)
+        self._taken = count
         ready = self._losses[:]
         if not wait_for_device and any(loss.device.type != "cpu" for loss in ready):
             ready = []
@@ -75,6 +74,6 @@ class Recorder:
 
 
 def _as_float(loss: torch.Tensor) -> float | None:
-    """The loss as a number; ``None`` when it is not finite, for JSON has no such numbers."""
+    """The loss as a number; ``None`` if it is not finite, since JSON has no such numbers."""
     value = float(loss)
     return value if math.isfinite(value) else None

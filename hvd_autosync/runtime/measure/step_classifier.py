@@ -1,24 +1,24 @@
-"""Which calls of ``optimizer.step()`` are the steps of a training."""
+"""Step classifier: which calls of ``optimizer.step()`` are the steps of a training."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any
 
-#: An optimizer that steps this often while the counted one rests is counted instead.
+#: An optimizer that steps this often while the counted one does not is counted instead.
 _PATIENCE = 32
 
 
 class StepClassifier:
-    """Tells steps from the calls that are a part of one.
+    """Distinguishes training steps from calls that are a part of one.
 
-    The first optimizer that steps is counted; the steps of others, as of a second network's, are
-    part of its steps. One that is never used again is replaced. From the first mark of the script
-    on, nothing but marks is counted.
+    The first optimizer that steps is counted; the steps of others, as of a second network, are part
+    of its steps. A counted optimizer that is not used any more is replaced. From the first mark of
+    the script on, only marks are counted.
     """
 
     def __init__(self) -> None:
-        # Weakly, so that what the script drops is gone.
+        # Weak, so that an optimizer that the script drops is collected.
         self._counted: weakref.ref[Any] | None = None
         self._others_steps = 0
         self.marked = False

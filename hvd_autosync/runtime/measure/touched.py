@@ -1,4 +1,6 @@
-"""Which rows of a gradient a batch touched; apart, for every trial profiles with it."""
+"""Finds the rows of a gradient that a batch touched; a module of its own, because every trial
+profiles with it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 def touched_rows(gradient: torch.Tensor) -> torch.Tensor:
-    """Numbers of the rows of ``gradient``, shape ``(rows, ...)``, that are not all zero."""
+    """Indices of the rows of ``gradient``, shape ``(rows, ...)``, that are not all zero."""
     rows = gradient.view(len(gradient), -1)
     if rows.element_size() in _INTEGERS:
-        # As integers, zeros are zeros and all else is not; their extremes are found several times
-        # faster than anything that knows of floating point.
+        # Viewed as integers, zeros stay zero and other values nonzero; extremes of integers are
+        # found several times faster than any floating-point test.
         bits = rows.view(_INTEGERS[rows.element_size()])
         touched = (bits.amax(dim=1) != 0).logical_or_(bits.amin(dim=1) != 0)
     else:

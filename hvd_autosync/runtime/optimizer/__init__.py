@@ -1,1 +1,1 @@
-"""Horovod's optimizer under a strategy, from the script's call to its checkpoints."""
+"""Horovod's optimizer under a strategy: creation, steps, checkpoints."""

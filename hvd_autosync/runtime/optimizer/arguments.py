@@ -1,4 +1,4 @@
-"""Which calls of ``DistributedOptimizer`` leave a strategy any room."""
+"""Which knobs the arguments of ``DistributedOptimizer`` fix."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from horovod.torch.mpi_ops import Average, Sum, global_process_set
 
 from hvd_autosync.search_space import CATALOGUE
 
-#: The knobs that decide how gradients travel, and when.
+#: The knobs that decide how and when gradients are exchanged.
 EXCHANGE_KNOBS = frozenset(knob.name for knob in CATALOGUE if knob.group != "horovod")
 _SCHEDULE_KNOBS = frozenset(knob.name for knob in CATALOGUE if knob.group == "schedule")
 
 
 def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:
-    """The knobs that the script's own call leaves no room for.
+    """The knobs that are fixed by the script's own call.
 
-    What a script says about how its gradients travel is kept, and taken to Horovod's own optimizer.
-    Where it sums gradients, its learning rate fits the sum of all ranks, and no single rank's step.
+    Arguments that say how gradients are exchanged are kept, and passed to Horovod's own optimizer.
+    If a script sums gradients, its learning rate fits the sum over all ranks, and no single rank's
+    step.
 
     Args:
         arguments: The call's arguments by name, defaults included.

@@ -1,6 +1,6 @@
-"""What a planned optimizer adds to its state dictionary, and takes from one.
+"""What a strategy optimizer adds to its state dictionary, and reads from one.
 
-Other optimizers ignore the entries. Each part of the optimizer that has a state of its own has one.
+Other optimizers ignore these entries. Each part of the optimizer with a state of its own has one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 
 _Hook: TypeAlias = Callable[[Any, dict[str, Any]], Any]
-#: Its entries.
+#: Keys of the entries; they are part of the checkpoint format.
 _CODEC_STATES = "hvd_autosync_codecs"
 _ROUNDS = "hvd_autosync_rounds"
 _PHASES = "hvd_autosync_phases"
@@ -19,7 +19,9 @@ _EXACT = "hvd_autosync_exact"
 
 
 def keep_in_checkpoints(optimizer: Any) -> None:
-    """Have ``state_dict()`` and ``load_state_dict()`` know what ``optimizer`` is made of."""
+    """Extend ``state_dict()`` and ``load_state_dict()`` of ``optimizer`` by the states of its
+    parts.
+    """
     saved: list[_Hook] = [_save_codec_states]
     loaded: list[_Hook] = [_load_codec_states]
     if optimizer._zero_step is not None:

@@ -1,8 +1,8 @@
-"""``DistributedOptimizer``: Horovod's own, under this job's strategy and under our clock.
+"""``DistributedOptimizer``: Horovod's optimizer with this job's strategy and our timing.
 
-Horovod creates a class per call and calls ``super(self.__class__, self)`` in it, so that a subclass
-of ours would recurse forever; our methods are therefore set on that very class. They are functions
-of this module and find the trial through :mod:`hvd_autosync.runtime.current`: an optimizer stays
+Horovod creates a class per call and calls ``super(self.__class__, self)`` in it, so a subclass of
+ours would recurse forever. Our methods are therefore set on that very class. They are functions of
+this module and find the trial through :mod:`hvd_autosync.runtime.current`, so an optimizer remains
 as picklable as Horovod's.
 """
 
@@ -43,9 +43,9 @@ def DistributedOptimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients across ranks before it applies them.
 
-    Arguments, errors and behaviour are those of ``horovod.torch.DistributedOptimizer``
-    (``horovod/torch/optimizer.py``). Gradients travel as the job's strategy says, unless the script
-    itself says how.
+    Arguments, errors and behavior are those of ``horovod.torch.DistributedOptimizer``
+    (``horovod/torch/optimizer.py``). Gradients are exchanged as the job's strategy says, unless the
+    script's arguments say how.
 
     Returns:
         An instance of a class that inherits from the class of ``optimizer``.
@@ -82,18 +82,18 @@ def distribute(
     schedule: Schedule | None = None,
     protocol: Protocol | None = None,
 ) -> torch.optim.Optimizer:
-    """Wrap ``optimizer``, and put it under our clock in a trial.
+    """Wrap ``optimizer``, and time it in a trial.
 
     Args:
-        optimizer: The optimizer to be wrapped.
+        optimizer: The optimizer to wrap.
         named_parameters: Its parameters with their names.
         arguments: All other arguments of ``horovod.torch.DistributedOptimizer``.
-        plan: How gradients travel; ``None``: as Horovod's own optimizer sends them, which is the
-            case too where the arguments decide it.
+        plan: How gradients are exchanged; ``None``: as by Horovod's own optimizer, which is also
+            the case if the arguments decide it.
         classes: Which parameters are in which class of the plan.
-        owned: Knobs that the script decides.
-        schedule: When replicas are made equal; ``None``: after every step.
-        protocol: Whether ranks wait for each other; ``None``: in every step.
+        owned: Knobs fixed by the script.
+        schedule: When replicas are averaged; ``None``: after every step.
+        protocol: When ranks wait for each other; ``None``: in every step.
     """
     distributed: torch.optim.Optimizer
     decided = owned_knobs(arguments)
@@ -103,9 +103,9 @@ def distribute(
     if "buckets" in decided or all(each is None for each in ours):
         if "buckets" in decided and any(each is not None for each in ours) and rank() == 0:
             print(
-                "hvd-autosync: the script's own call of DistributedOptimizer says how gradients "
-                "travel, so that what the strategy says of exchanges, local steps and protocols "
-                "is not used",
+                "hvd-autosync: the arguments of the script's DistributedOptimizer say how "
+                "gradients are exchanged; the strategy's exchanges, local steps and protocols are "
+                "not used",
                 file=sys.stderr,
             )
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
@@ -123,7 +123,7 @@ def distribute(
         )
     if current.run is not None or current.watch is not None or current.run_summary is not None:
         adasum = arguments["op"] == Adasum and size() > 1
-        _put_under_clock(type(distributed), adasum=adasum)
+        _add_timing(type(distributed), adasum=adasum)
     if current.run is not None:
         current.run.optimizer_created(distributed, owned)
     return distributed
@@ -132,19 +132,19 @@ def distribute(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """``horovod.torch.broadcast_optimizer_state``, also where ranks have states of their own.
+    """``horovod.torch.broadcast_optimizer_state``, also for ranks with states of their own.
 
-    Horovod writes into what ``state_dict()`` returns (``horovod/torch/functions.py``), so the
-    state itself has to be there.
+    Horovod writes into what ``state_dict()`` returns (``horovod/torch/functions.py``), so the state
+    itself must be there.
 
     Args:
-        optimizer: As there.
-        root_rank: As there.
-        model: As there.
+        optimizer: As in Horovod.
+        root_rank: As in Horovod.
+        model: As in Horovod.
     """
-    owners = getattr(optimizer, "_zero_step", None)
-    if owners is not None:
-        owners.collect()
+    zero_step = getattr(optimizer, "_zero_step", None)
+    if zero_step is not None:
+        zero_step.collect()
     protocols = getattr(optimizer, "_protocols", None)
     if protocols is not None:
         protocols.leave()
@@ -168,7 +168,7 @@ def broadcast_optimizer_state(
 DistributedOptimizer.__module__ = horovod_optimizer.__name__
 
 
-def _put_under_clock(cls: Any, *, adasum: bool) -> None:
+def _add_timing(cls: Any, *, adasum: bool) -> None:
     """Put our ``step`` and ``synchronize`` before those of a class that Horovod created."""
     cls._horovod_step = cls.step
     if adasum:
@@ -187,14 +187,14 @@ def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 
 def timed_synchronize(self: Any) -> None:
-    """Horovod's ``synchronize``; its time is time spent waiting."""
+    """Horovod's ``synchronize``, timed as waiting."""
     started = perf_counter()
     type(self)._horovod_synchronize(self)
     current.waited(perf_counter() - started)
 
 
 def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    """The same for Adasum, which waits inside ``step``."""
+    """:func:`timed_step` for Adasum, which waits inside ``step``."""
     started = perf_counter()
     result = type(self)._horovod_step(self, closure)
     current.waited(perf_counter() - started)
@@ -209,5 +209,5 @@ def _stepped(optimizer: Any) -> None:
 
 
 for _step in (timed_step, timed_adasum_step):
-    # Horovod's step below is hooked already; torch must not run the step hooks once more.
+    # Horovod's step is hooked already; torch must not run the step hooks again.
     _step.__dict__["hooked"] = True

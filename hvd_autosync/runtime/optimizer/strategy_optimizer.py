@@ -1,8 +1,8 @@
-"""Horovod's optimizer with a dispatcher of ours in place of its own sending.
+"""The strategy optimizer: Horovod's optimizer with our dispatcher in place of its own exchanges.
 
-Everything that a script sees stays Horovod's own code: arguments, checks, ``skip_synchronize``,
+All that a script sees remains Horovod's own code: arguments, checks, ``skip_synchronize``,
 ``zero_grad``, accumulation. Only what its hooks do, how ``synchronize`` waits, and which parameters
-``step`` is for, is replaced, in the class that is created for each optimizer
+``step`` updates is replaced, in the class that is created for each optimizer
 (``DistributedOptimizer`` in ``horovod/torch/optimizer.py`` does the same).
 """
 
@@ -59,11 +59,11 @@ from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
-#: Of the optimizers of this process, in the order in which they are made.
+#: Numbers of the optimizers of this process, in order of creation.
 _NUMBERS = itertools.count()
-#: The guards that were made, in their order; the same on all ranks.
+#: The guards in order of creation, which is the same on all ranks.
 _GUARDS: list[weakref.ref[Guard]] = []
-#: What Horovod's methods take for a gradient that has been sent.
+#: What marks a sent gradient for Horovod's methods.
 _SENT = (0, None)
 
 
@@ -76,17 +76,17 @@ def make_strategy_optimizer(
     schedule: Schedule | None = None,
     protocol: Protocol | None = None,
 ) -> torch.optim.Optimizer:
-    """A distributed optimizer whose gradients travel as ``plan`` says, when ``schedule`` says.
+    """A distributed optimizer that exchanges gradients by ``plan``, at the times of ``schedule``.
 
     Args:
-        optimizer: The optimizer to be wrapped.
+        optimizer: The optimizer to wrap.
         named_parameters: As of ``horovod.torch.DistributedOptimizer``.
         plan: The plan.
         classes: Which parameters are in which class.
         arguments: ``compression`` (none), ``backward_passes_per_step``, ``op`` and
             ``gradient_predivide_factor``.
-        schedule: When replicas are made equal; ``None``: after every step.
-        protocol: Whether ranks wait for each other; ``None``: in every step.
+        schedule: When replicas are averaged; ``None``: after every step.
+        protocol: When ranks wait for each other; ``None``: in every step.
 
     Raises:
         ConfigurationError: The ranks have different parameters or plans, or the job is elastic.
@@ -111,7 +111,7 @@ def make_strategy_optimizer(
     methods |= {"_in_step": False, "_exact": False, "_guard_handler": None}
     methods["_hvd_autosync_after_skip"] = _after_skip
     cls = type(base.__name__, (base,), methods)
-    planned: torch.optim.Optimizer = cls(
+    created: torch.optim.Optimizer = cls(
         optimizer.param_groups,
         named_parameters,
         arguments["compression"],
@@ -119,14 +119,14 @@ def make_strategy_optimizer(
         arguments["op"],
         arguments["gradient_predivide_factor"],
     )
-    return planned
+    return created
 
 
 def _check(arguments: dict[str, Any]) -> None:
-    """What ``DistributedOptimizer`` itself checks, which makes the class that we make here."""
+    """Make the checks of ``DistributedOptimizer`` itself, whose class is created here."""
     if os.environ.get(ELASTIC_VARIABLE) == "1":
         raise ConfigurationError(
-            "an elastic job cannot run under a strategy of exchanges",
+            "an elastic job cannot run under a strategy with exchange, schedule or protocol knobs",
             hint="Run it with a fixed number of ranks, or without a strategy.",
         )
     if arguments["gradient_predivide_factor"] != 1.0:
@@ -163,12 +163,12 @@ def _register_hooks(self: Any) -> None:
     )
     _warn_of_empty_classes(plan, {parameter_class for _, parameter_class in names.values()})
     if plan.two_levels:
-        two_levels()  # or refuse now
+        two_levels()  # raise now if there are no two levels
     check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
     planning = Planning(plan, names, _scaling(self))
 
     def make_buckets(arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
-        # Gradients that never arrived come last; their order is that of the optimizer.
+        # Parameters whose gradients never arrived come last, in the optimizer's order.
         index = {parameter: i for i, parameter in enumerate(parameters)}
         arrived = dict.fromkeys([*arrivals, *parameters])
         order = agree_order([index[parameter] for parameter in arrived], first)
@@ -192,7 +192,7 @@ def _register_hooks(self: Any) -> None:
         self._deferred_update = DeferredUpdate(self, self._dispatcher)
         self.register_state_dict_pre_hook(_settle)
     self._guard_handler = LossGuardHandler(self)
-    # Several optimizers may have first parameters of one name.
+    # Several optimizers may have first parameters of the same name.
     own_name = f"{next(_NUMBERS)}.{first}"
     if schedule is not None:
         watch_scalers()
@@ -213,9 +213,9 @@ def _register_hooks(self: Any) -> None:
 
 
 def _new_guard(name: str) -> Guard:
-    """A guard that knows what losses are predicted, unless there are several of them.
+    """A guard with predicted losses, unless there are several guards.
 
-    The prediction is of one optimizer's losses, and nobody knows which.
+    The prediction is of one optimizer's losses, and it is unknown of which.
     """
     guard = Guard(name, None if _GUARDS else current.loss_prediction)
     if len(_GUARDS) == 1 and (first := _GUARDS[0]()) is not None:
@@ -235,16 +235,16 @@ def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
 
 
 def _zero_step(self: Any, name: str) -> ZeroStep:
-    """The owners' side of an optimizer; a collective."""
-    told = FetchedStates()
-    peers = StateServer(name, told.answer)
-    # Another rank may save what this one has dropped.
-    weakref.finalize(self, peers.retire).atexit = False
-    return ZeroStep(name, self, self._dispatcher, told, peers.fetch_all)
+    """The ZeRO step of an optimizer; a collective."""
+    fetched = FetchedStates()
+    server = StateServer(name, fetched.answer)
+    # Another rank may save an optimizer that this one has dropped.
+    weakref.finalize(self, server.close).atexit = False
+    return ZeroStep(name, self, self._dispatcher, fetched, server.fetch_all)
 
 
 def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
-    """What happens before a step that some rank takes no part in."""
+    """Returns the callback for a step without some rank."""
 
     def absence() -> None:
         self = reference()
@@ -265,13 +265,13 @@ def _warn_of_empty_classes(plan: ExchangePlan, present: set[str]) -> None:
         if special and parameter_class not in present and rank() == 0:
             warnings.warn(
                 f"no parameter of this optimizer is of class {parameter_class}, for which the "
-                "strategy has knobs; are its names those of named_parameters?",
+                "strategy has knobs; check that its classes have names of named_parameters",
                 stacklevel=2,
             )
 
 
 def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
-    """What happens when a gradient is complete, as long as its optimizer lives."""
+    """Returns the hook for a complete gradient, which acts as long as its optimizer lives."""
 
     def arrived(parameter: torch.nn.Parameter) -> None:
         self = reference()
@@ -281,8 +281,9 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
         if delay[parameter] <= 0:
             if self._protocols is not None and self._protocols.balanced:
                 raise ConfigurationError(
-                    "the script calls backward() more often since its batch has grown",
-                    hint="Leave the knob stragglers at none where a script divides batches.",
+                    "stragglers='balance': the script calls backward() more often than before, "
+                    "because its batch has grown",
+                    hint="Leave the knob stragglers at none for a script that splits its batches.",
                 )
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to "
@@ -291,7 +292,7 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
         delay[parameter] -= 1
         if self._deferred_update is not None:
             self._deferred_update.arrived(parameter)
-        # Horovod's zero_grad looks at these.
+        # Horovod's zero_grad checks these.
         self._handles[parameter] = _SENT
         if delay[parameter] > 0:
             return
@@ -308,22 +309,22 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
 
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    # Only here nobody but the optimizer looks at what was reduced; hooks and closures would.
+    # Only then the optimizer alone uses the reduced gradients; hooks and closures would too.
     self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
     by_owners = False
-    substitution = ParameterGroupSwap(self)
+    group_swap = ParameterGroupSwap(self)
     if self._should_synchronize:
-        _settle_owed(self)  # whose collectives cannot wait for the lock
+        _settle_owed(self)  # its collectives must not run under the lock
     apart = self._local is not None and self._local.running
     if self._protocols is not None and self._protocols.running:
-        substitution.make(lambda _: ())  # the owners of parameters step them
+        group_swap.make(lambda _: ())  # parameter servers make the step
     try:
         with self._local.states.lock if apart else contextlib.nullcontext():
             result = _horovods_class.step(self, closure)
     finally:
         self._in_step = False
-        by_others = substitution.made
-        substitution.undo()
+        by_others = group_swap.made
+        group_swap.undo()
         if self._deferred_update is not None:
             self._deferred_update.put_back()
         if self._zero_step is not None:
@@ -341,7 +342,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 def _after_step(self: Any) -> None:
     if self._guard_handler is None:
-        return  # Horovod registers no hooks for a rank alone, nor we for nothing to train
+        return  # no hooks were registered: a single rank, or nothing to train
     if self._local is not None and self._protocols is not None and self._local.running:
         self._protocols.await_device()
     began = perf_counter()
@@ -360,7 +361,7 @@ def _after_skip(self: Any) -> None:
 
 
 def _settle_owed(self: Any) -> None:
-    """Count a step that was not made, now that there are gradients of another; a collective.
+    """Count a skipped step now that there are gradients of another; a collective.
 
     Ranks may be in another phase after it.
     """
@@ -378,7 +379,7 @@ def _has_new_gradients(self: Any) -> bool:
 
 
 def _has_hooks(self: Any) -> bool:
-    """Whether something of the script's runs right before or after the optimizer's own step."""
+    """Whether code of the script's runs right before or after the optimizer's own step."""
     return bool(
         self._optimizer_step_pre_hooks
         or self._optimizer_step_post_hooks
@@ -392,28 +393,28 @@ def _synchronize(self: Any) -> None:
         self._protocols.looked_at()
     _settle_owed(self)
     if self._protocols is not None and self._protocols.running:
-        pass  # gradients stay this rank's own
+        pass  # gradients are not reduced
     elif self._local is not None and self._local.running:
         if _has_new_gradients(self):
             self._local.synchronized()
     elif self._requires_update and size() > 1:
-        late: Collection[Bucket] = ()
+        deferred: Collection[Bucket] = ()
         if self._deferred_update is not None:
             self._deferred_update.settle_all()
-            late = self._deferred_update.choose() if self._in_step else ()
+            deferred = self._deferred_update.choose() if self._in_step else ()
         if self._zero_step is not None:
             self._zero_step.vote(in_step=self._in_step)
         if self._protocols is not None:
             self._protocols.await_device()
         began = perf_counter()
-        self._dispatcher.finish(late)
+        self._dispatcher.finish(deferred)
         if self._protocols is not None:
             self._protocols.compute_timer.waited(perf_counter() - began)
             self._protocols.rescale([p.grad for p in self._requires_update if p.grad is not None])
         if self._zero_step is not None:
             self._zero_step.synchronized()
-        if late:
-            self._deferred_update.begin(late)
+        if deferred:
+            self._deferred_update.begin(deferred)
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
     self._handles.clear()
@@ -423,13 +424,13 @@ def _synchronize(self: Any) -> None:
 def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
     if self._protocols is not None and self._protocols.running:
         raise ConfigurationError(
-            "load_state_dict() of the optimizer while its states are with their owners, as ranks "
-            "do not wait for each other",
-            hint="Load a checkpoint before the training, or leave protocol knobs out of the "
+            "cannot load_state_dict() of the optimizer while its states are with their owners, "
+            "during steps without a barrier",
+            hint="Load a checkpoint before the training, or leave the protocol knobs out of the "
             "strategy.",
         )
     if self._requires_update and size() > 1:
-        # What some ranks have begun, all have to end.
+        # All ranks must finish what some have begun.
         _settle(self)
         self._dispatcher.finish_if_started()
         if self._zero_step is not None:

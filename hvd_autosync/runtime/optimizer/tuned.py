@@ -1,6 +1,6 @@
-"""A strategy that rank 0 reads for all: from a file, or the best that is known for a model.
+"""A strategy that rank 0 reads for all: from a file, or the best known for a model.
 
-The store's libraries are none of a worker's: a process of its own reads it.
+A separate process reads the trace store, so that workers do not import its libraries.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from hvd_autosync.util.program import run_main
 
 _LOOK_UP = run_main("hvd_autosync.traces.best_known")
 _LIMIT_S = 60.0
-#: Variables of this process that the look-up gets: it is no rank.
+#: Environment variables passed to the look-up, which is no rank.
 _KEPT = ("HOME", "HVD_AUTOSYNC_STORE", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "XDG_DATA_HOME")
 
 
 def of_rank_0(read: Callable[[], tuple[Strategy, Classes]], name: str) -> tuple[Strategy, Classes]:
-    """What ``read`` gives on rank 0, on every rank; a collective.
+    """Return what ``read`` returns on rank 0, on every rank; a collective.
 
     Args:
         read: Reads the strategy; called on rank 0 alone.
         name: Name of the operation.
 
     Raises:
-        ConfigurationError: It raised one, on every rank.
+        ConfigurationError: ``read`` failed; raised on every rank.
     """
-    said = b""
+    reply = b""
     if rank() == 0:
         try:
             strategy, classes = read()
-            said = json.dumps({"knobs": dict(strategy), "classes": classes}).encode()
+            reply = json.dumps({"knobs": dict(strategy), "classes": classes}).encode()
         except AutosyncError as error:
-            said = json.dumps({"message": error.message, "hint": error.hint}).encode()
-    document = json.loads(tell_all(said, name))
+            reply = json.dumps({"message": error.message, "hint": error.hint}).encode()
+    document = json.loads(tell_all(reply, name))
     if "message" in document:
         raise ConfigurationError(document["message"], hint=document["hint"])
     return read_strategy(document)
@@ -57,7 +57,7 @@ def best_known(
 ) -> tuple[Strategy, Classes]:
     """The winner of the newest study of this model on such a layout of ranks; a collective.
 
-    Without one the strategy is empty, and rank 0 says so.
+    If there is none, the strategy is empty and rank 0 prints a message.
 
     Args:
         optimizer: Holds the parameters.
@@ -66,18 +66,18 @@ def best_known(
     own = torch.tensor([local_size() if local_rank() == 0 else 0])
     slots = [count for count in allgather(own, name="hvd_autosync.slots").tolist() if count]
     device = next(p.device for group in optimizer.param_groups for p in group["params"])
-    question = {
+    query = {
         "parameters": _parameters(optimizer, named),
         "slots": slots,
         "device": device_name(device),
     }
-    return of_rank_0(lambda: read_strategy(_look_up(question)), "tuned")
+    return of_rank_0(lambda: read_strategy(_look_up(query)), "tuned")
 
 
 def _parameters(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]] | None
 ) -> list[list[Any]]:
-    """Name, shape and type of each parameter; names as Horovod's optimizer gives them."""
+    """Name, shape and type of each parameter; names as in Horovod's optimizer."""
     names = {id(parameter): name for name, parameter in named or ()}
     return [
         [
@@ -90,8 +90,8 @@ def _parameters(
     ]
 
 
-def _look_up(question: dict[str, Any]) -> dict[str, Any]:
-    """The document of the best known strategy; empty where none is known.
+def _look_up(query: dict[str, Any]) -> dict[str, Any]:
+    """The document of the best known strategy; empty if none is known.
 
     Raises:
         ConfigurationError: The store cannot be used.
@@ -100,7 +100,7 @@ def _look_up(question: dict[str, Any]) -> dict[str, Any]:
     try:
         done = subprocess.run(
             _LOOK_UP,
-            input=json.dumps(question).encode(),
+            input=json.dumps(query).encode(),
             env=environment,
             stdout=subprocess.PIPE,
             timeout=_LIMIT_S,
@@ -109,7 +109,7 @@ def _look_up(question: dict[str, Any]) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(
             f"the best known strategy could not be looked up: {error}",
-            hint="See what hvd-autosync traces list says.",
+            hint="Run hvd-autosync traces list to see whether the store can be read.",
         ) from None
     if not done.stdout:
         print(

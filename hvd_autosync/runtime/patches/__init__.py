@@ -1,1 +1,1 @@
-"""What is wrapped of torch and Horovod, so that scripts stay as they are."""
+"""Wrappers around functions of torch and Horovod, so that scripts need no changes."""

@@ -1,4 +1,4 @@
-"""Watches ``backward``: the loss of each step and, while profiling, its begin and end."""
+"""Wraps ``backward``: records the loss of each step and, while profiling, its begin and end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _UNSCALED = "_hvd_autosync_unscaled"
 def watch_backward(
     losses: Losses, profiler_now: Callable[[], Profiler | None] = lambda: None
 ) -> None:
-    """See every backward pass of this process from now on.
+    """Watch every backward pass of this process from now on.
 
-    ``torch.autograd.backward`` is where ``Tensor.backward`` ends up too. A loss that was scaled
-    for mixed precision is recorded as it was before, so that losses of different runs compare.
+    ``Tensor.backward`` calls ``torch.autograd.backward`` too. A loss that was scaled for mixed
+    precision is recorded unscaled, so that losses of different runs are comparable.
 
     Args:
-        losses: Takes the losses.
-        profiler_now: The profiler, while there is one.
+        losses: Receives the losses.
+        profiler_now: Returns the profiler, while there is one.
     """
     backward = torch.autograd.backward
     scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # since torch 2.3

@@ -1,7 +1,7 @@
-"""Where passes over the training data end, as the script's ``DataLoader`` shows it.
+"""Finds where epochs end, from the script's ``DataLoader``.
 
-Nobody tells an optimizer that an epoch ends. But a ``DataLoader`` knows how many batches it has,
-its iterator how many it has given, and the iterator of a loop that is left early is gone.
+No call tells an optimizer that an epoch ends. But a ``DataLoader`` knows how many batches it has,
+its iterator how many it has yielded, and the iterator of a loop that is left early is collected.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 class SyncPoints(Protocol):
-    """What a pass can end."""
+    """What has to synchronize replicas at the end of an epoch."""
 
     @property
-    def equal(self) -> bool:
+    def replicas_in_sync(self) -> bool:
         """Whether parameters are the same on all ranks."""
 
     def average(self) -> None:
-        """Make them so at the end of a pass, if they are not; a collective."""
+        """Synchronize at the end of an epoch, unless replicas are in sync; a collective."""
 
     def sync_for_eval(self) -> None:
-        """Make them so in the middle of one, where another pass begins; a collective."""
+        """Synchronize in the middle of an epoch, when another loader's begins; a collective."""
 
 
 class Epochs:
-    """The passes that feed one optimizer.
+    """The epochs of one optimizer's training.
 
     Args:
-        rounds: Told to average when the pass that feeds it is over, and when another one begins
-            meanwhile, as for an evaluation.
+        sync_points: Told to average when the epoch of a training loader ends, and when another
+            loader's begins meanwhile, as for an evaluation.
 
     Attributes:
-        samples: Samples of this rank's passes so far, where they can be counted.
-        error: What went wrong at the end of a pass.
+        samples: Samples of this rank's epochs so far, where they can be counted.
+        error: What failed at the end of an epoch.
     """
 
-    def __init__(self, rounds: SyncPoints) -> None:
-        self._rounds = weakref.ref(rounds)
-        self._begun: weakref.WeakMethod[Callable[[Any, Any], None]] | None = None
+    def __init__(self, sync_points: SyncPoints) -> None:
+        self._sync_points = weakref.ref(sync_points)
+        self._on_begin: weakref.WeakMethod[Callable[[Any, Any], None]] | None = None
         self._epochs: dict[int, _Epoch] = {}
-        #: Batches that a step uses, by the largest number so far.
+        #: Batches that a step uses: the largest number so far.
         self._per_step = 0
         self.samples = 0
         self.error: Exception | None = None
@@ -57,71 +57,74 @@ class Epochs:
         _LISTENING.append(weakref.ref(self, _forget))
 
     @property
-    def rounds(self) -> SyncPoints | None:
-        """Of the optimizer; ``None`` once that is gone."""
-        return self._rounds()
+    def sync_points(self) -> SyncPoints | None:
+        """The sync points of the optimizer; ``None`` once that is gone."""
+        return self._sync_points()
 
-    def begun(self, loader: Any, iterator: Any) -> None:
-        """A pass has begun."""
+    def on_begin(self, loader: Any, iterator: Any) -> None:
+        """An epoch begins."""
         try:
             batches = len(loader)
         except TypeError:
-            return  # of a stream, whose end nobody knows
+            return  # a stream, whose end is unknown
         key = id(iterator)
-        reference = weakref.ref(iterator, functools.partial(_gone, weakref.ref(self), key))
+        reference = weakref.ref(iterator, functools.partial(_on_gone, weakref.ref(self), key))
         self._epochs[key] = _Epoch(reference, batches, loader.batch_size)
-        begun = None if self._begun is None else self._begun()
-        if begun is not None:
-            begun(loader, iterator)
+        on_begin = None if self._on_begin is None else self._on_begin()
+        if on_begin is not None:
+            on_begin(loader, iterator)
 
-    def tell_of(self, begun: Callable[[Any, Any], None]) -> None:
-        """Call a method with the loader and its iterator when a pass begins, while it lives."""
-        self._begun = weakref.WeakMethod(begun)
+    def call_on_begin(self, on_begin: Callable[[Any, Any], None]) -> None:
+        """Call a method with the loader and its iterator when an epoch begins, while its object
+        lives.
+        """
+        self._on_begin = weakref.WeakMethod(on_begin)
 
     @property
     def seen(self) -> bool:
-        """Whether the last step used batches of a pass whose end is known."""
-        return any(each.feeds for each in self._epochs.values())
+        """Whether the last step used batches of an epoch whose end is known."""
+        return any(each.is_training_loader for each in self._epochs.values())
 
     @property
-    def feeding(self) -> list[Any]:
+    def last_iterators(self) -> list[Any]:
         """Iterators whose batches the last step used."""
-        return _alive(each for each in self._epochs.values() if each.feeds)
+        return _alive(each for each in self._epochs.values() if each.is_training_loader)
 
     @property
-    def giving(self) -> list[Any]:
-        """Iterators whose batches the next step will use, as far as they were given."""
+    def next_iterators(self) -> list[Any]:
+        """Iterators that have yielded batches for the next step."""
         return _alive(each for each in self._epochs.values() if each.given() > each.used)
 
     def stepped(self) -> None:
-        """The optimizer has made a step with what iterators have given since the last one.
+        """Assign the batches yielded since the last step to the step that was just made.
 
         Raises:
-            ConfigurationError: Some ranks have ended a round at the end of a pass, others not.
+            ConfigurationError: Some ranks have ended a round of local steps at the end of an epoch,
+                others have not.
             HorovodInternalError: Another rank has failed.
         """
         self.check()
         for each in self._epochs.values():
             new = each.given() - each.used
-            each.feeds = new > 0
-            each.has_fed = each.has_fed or each.feeds
+            each.is_training_loader = new > 0
+            each.was_training_loader = each.was_training_loader or each.is_training_loader
             each.used += new
             self._per_step = max(self._per_step, new)
             self.samples += each.samples
             each.samples = 0
 
     def check(self) -> None:
-        """Raise what went wrong at the end of a pass.
+        """Raise what failed at the end of an epoch.
 
         Raises:
             ConfigurationError: As of :meth:`stepped`.
-            HorovodInternalError: As there.
+            HorovodInternalError: As of :meth:`stepped`.
         """
         if self.error is not None:
             raise self.error
 
     def remaining(self) -> int | None:
-        """Steps until a pass ends, the running one included; ``None`` while no pass is seen.
+        """Steps until an epoch ends, the current one included; ``None`` while no epoch is seen.
 
         1 while it is not known how many batches a step uses.
         """
@@ -134,24 +137,24 @@ class Epochs:
 
     @property
     def at_end(self) -> bool:
-        """Whether the last step used the last batch of an iterator that has no more."""
-        return any(each.exhausted and each.feeds for each in self._epochs.values())
+        """Whether the last step used the last batch of an exhausted iterator."""
+        return any(each.exhausted and each.is_training_loader for each in self._epochs.values())
 
-    def exhausted(self, key: int) -> None:
-        """An iterator has no more to give; what it gave may still be used."""
+    def on_exhausted(self, key: int) -> None:
+        """An iterator has yielded all its batches; steps may still use the last ones."""
         own = self._epochs.get(key)
         if own is None or own.exhausted:
             return
         own.exhausted = True
-        if not own.has_fed and own.given() - own.used > self._per_step + 1:
-            # No step was made from its begin to its end, so that it feeds another loop. Of one that
-            # fetches ahead only the batches of a step are missing here.
+        if not own.was_training_loader and own.given() - own.used > self._per_step + 1:
+            # No step was made during its epoch, so it belongs to another loop. An iterator that
+            # prefetches for the training has at most the batches of one step unused here.
             del self._epochs[key]
-        elif own.has_fed and own.given() <= own.used:
+        elif own.was_training_loader and own.given() <= own.used:
             self._end()
 
-    def gave(self, key: int, batch: Any) -> None:
-        """An iterator has given a batch; none of it feeds a step where gradients are off."""
+    def on_batch(self, key: int, batch: Any) -> None:
+        """An iterator has yielded a batch; where gradients are off it is for no step."""
         own = self._epochs.get(key)
         if own is None:
             return
@@ -160,25 +163,25 @@ class Epochs:
         else:
             own.used += 1
 
-    def cut(self) -> None:
-        """End the passes that feed this optimizer: their iterators give nothing more."""
+    def truncate(self) -> None:
+        """Truncate the epochs of the training loaders: their iterators yield nothing more."""
         for each in self._epochs.values():
-            each.cut = each.cut or each.feeds
+            each.truncated = each.truncated or each.is_training_loader
 
-    def is_cut(self, key: int) -> bool:
-        """Whether the iterator of that number was told to give nothing more."""
-        return key in self._epochs and self._epochs[key].cut
+    def is_truncated(self, key: int) -> bool:
+        """Whether the iterator with this key is to yield nothing more."""
+        return key in self._epochs and self._epochs[key].truncated
 
-    def over(self, key: int) -> None:
-        """The iterator of a pass is gone."""
+    def on_iterator_gone(self, key: int) -> None:
+        """An iterator was collected."""
         own = self._epochs.pop(key, None)
-        if own is not None and own.has_fed:
+        if own is not None and own.was_training_loader:
             self._end()
 
     def _end(self) -> None:
-        rounds = self.rounds
-        if rounds is not None:
-            rounds.average()
+        sync_points = self.sync_points
+        if sync_points is not None:
+            sync_points.average()
 
 
 @dataclass
@@ -186,15 +189,15 @@ class _Epoch:
     """One iterator of a loader.
 
     Attributes:
-        iterator: The iterator, as long as anybody holds it.
-        batches: How many it has to give.
-        batch_size: Samples of one; ``None`` where they are put together in another way.
-        used: How many steps have used.
-        samples: Of batches that no step has used yet.
-        feeds: Whether the last step used any.
-        has_fed: Whether any step has.
-        exhausted: Whether it has given all.
-        cut: Whether it is to give no more.
+        iterator: The iterator, as long as it is referenced.
+        batches: How many batches it has.
+        batch_size: Samples of a batch; ``None`` if the loader does not know it.
+        used: Batches that steps have used.
+        samples: Samples of batches that no step has used yet.
+        is_training_loader: Whether the last step used any of its batches.
+        was_training_loader: Whether any step has.
+        exhausted: Whether it has yielded all batches.
+        truncated: Whether it is to yield no more.
     """
 
     iterator: weakref.ref[Any]
@@ -202,50 +205,54 @@ class _Epoch:
     batch_size: int | None
     used: int = 0
     samples: int = 0
-    feeds: bool = False
-    has_fed: bool = False
+    is_training_loader: bool = False
+    was_training_loader: bool = False
     exhausted: bool = False
-    cut: bool = False
+    truncated: bool = False
 
     def given(self) -> int:
-        """Batches that it has given so far."""
+        """Batches that it has yielded so far."""
         return int(getattr(self.iterator(), "_num_yielded", self.used))
 
 
-def _alive(passes: Iterable[_Epoch]) -> list[Any]:
-    found = [each.iterator() for each in passes]
+def _alive(epochs: Iterable[_Epoch]) -> list[Any]:
+    found = [each.iterator() for each in epochs]
     return [each for each in found if each is not None]
 
 
-#: In the order in which they were made: ranks must tell them in the same.
+#: In order of creation, which is the same on all ranks: their collectives depend on it.
 _LISTENING: list[weakref.ref[Epochs]] = []
 
 
 def _forget(reference: weakref.ref[Epochs]) -> None:
-    if reference in _LISTENING:  # not in a child of the script's own
+    if reference in _LISTENING:  # not in a child process of the script's
         _LISTENING.remove(reference)
 
 
 def _listening() -> list[Epochs]:
-    return [passes for each in _LISTENING if (passes := each()) is not None]
+    return [epochs for each in _LISTENING if (epochs := each()) is not None]
 
 
-def _interrupt() -> None:
-    """Let parameters be equal where another pass begins."""
+def _sync_for_eval() -> None:
+    """Synchronize replicas where another loader's epoch begins."""
 
     def open_ones() -> list[SyncPoints]:
-        all_rounds = (passes.rounds for passes in _listening())
-        return [rounds for rounds in all_rounds if rounds is not None and not rounds.equal]
+        all_points = (epochs.sync_points for epochs in _listening())
+        return [
+            sync_points
+            for sync_points in all_points
+            if sync_points is not None and not sync_points.replicas_in_sync
+        ]
 
     if open_ones():
-        # Of optimizers that the script has dropped, some ranks may have collected the rest.
+        # Some ranks may have collected dropped optimizers, others not yet.
         gc.collect()
-    for rounds in open_ones():
-        rounds.sync_for_eval()
+    for sync_points in open_ones():
+        sync_points.sync_for_eval()
 
 
 def _samples_of(batch: Any) -> int:
-    """The length of all tensors in a batch; 0 if they have different ones, or there are none."""
+    """The common length of all tensors in a batch; 0 if they differ, or there are none."""
     lengths = {len(each) for each in _tensors(batch) if each.dim()}
     return lengths.pop() if len(lengths) == 1 else 0
 
@@ -260,28 +267,28 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-def _gone(reference: weakref.ref[Epochs], key: int, _: Any) -> None:
-    passes = reference()
-    if passes is not None:
+def _on_gone(reference: weakref.ref[Epochs], key: int, _: Any) -> None:
+    epochs = reference()
+    if epochs is not None:
         try:
-            passes.over(key)
-        except Exception as error:  # from here it would only be printed
-            passes.error = error
+            epochs.on_iterator_gone(key)
+        except Exception as error:  # raised in a finalizer it would only be printed
+            epochs.error = error
 
 
 @functools.cache
 def _listen() -> None:
-    """See every pass of this process from now on."""
+    """Watch every epoch of this process from now on."""
     original: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
 
     @functools.wraps(original)
     def watched(self: Any) -> Iterator[Any]:
-        for passes in _listening():
-            passes.check()
-        _interrupt()
+        for epochs in _listening():
+            epochs.check()
+        _sync_for_eval()
         iterator = original(self)
-        for passes in _listening():
-            passes.begun(self, iterator)
+        for epochs in _listening():
+            epochs.on_begin(self, iterator)
         return iterator
 
     original_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
@@ -289,18 +296,18 @@ def _listen() -> None:
     @functools.wraps(original_next)
     def watched_next(self: Any) -> Any:
         try:
-            if any(passes.is_cut(id(self)) for passes in _listening()):
+            if any(epochs.is_truncated(id(self)) for epochs in _listening()):
                 raise StopIteration
             batch = original_next(self)
         except StopIteration:
-            for passes in _listening():
-                passes.exhausted(id(self))
+            for epochs in _listening():
+                epochs.on_exhausted(id(self))
             raise
-        for passes in _listening():
-            passes.gave(id(self), batch)
+        for epochs in _listening():
+            epochs.on_batch(id(self), batch)
         return batch
 
-    # Children of the script's own take no part in collectives.
+    # Child processes of the script's take no part in collectives.
     os.register_at_fork(after_in_child=_LISTENING.clear)
     DataLoader.__iter__ = watched  # type: ignore[method-assign,assignment]
     _BaseDataLoaderIter.__next__ = watched_next  # type: ignore[method-assign]

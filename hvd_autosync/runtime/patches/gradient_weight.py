@@ -1,4 +1,4 @@
-"""Multiplies gradients by what the batch that they are of counts, as ``backward`` makes them."""
+"""Multiplies gradients by the gradient weight of their batch, in ``backward``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-#: What the next gradient counts, as the last one who asked for it says while it lives.
+#: Returns the weight of the next gradient: the last registered method, while its object lives.
 _weight: weakref.WeakMethod[Callable[[], float]] | None = None
 
 
 def weight_backward(weight: Callable[[], float]) -> None:
-    """Let every ``backward()`` of this process from now on make gradients times ``weight()``.
+    """Multiply the gradients of every later ``backward()`` of this process by ``weight()``.
 
     Args:
-        weight: A method, which is asked as long as its object lives.
+        weight: A method; called while its object lives.
     """
     global _weight
     _weight = weakref.WeakMethod(weight)
@@ -26,13 +26,14 @@ def weight_backward(weight: Callable[[], float]) -> None:
 
 @functools.cache
 def _watch() -> None:
-    # Where Tensor.backward() ends up, too.
+    # Tensor.backward() calls this function too.
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
     def weighted_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         weight = None if _weight is None else _weight()
-        # Within another backward, as checkpoints of activations have it, gradients have theirs.
+        # Within another backward, as activation checkpointing calls it, gradients are weighted
+        # already.
         factor = 1.0 if weight is None or torch._C._current_graph_task_id() != -1 else weight()
         if factor == 1.0:
             backward(tensors, *args, **kwargs)
@@ -44,7 +45,7 @@ def _watch() -> None:
 
 
 def _weighted(factor: float, tensors: Any, gradients: Any) -> list[torch.Tensor]:
-    """The gradients to begin with, for a loss or several, times ``factor``."""
+    """The initial gradients of one or several losses, times ``factor``."""
     if isinstance(tensors, torch.Tensor):
         tensors, gradients = (tensors,), (gradients,)
     given = [None] * len(tensors) if gradients is None else gradients

@@ -1,7 +1,7 @@
-"""What ranks end before ``hvd.join()``, and agree on anew when all have left it.
+"""Join hooks: what ranks finish before ``hvd.join()``, and agree on when all have left it.
 
-A rank with less data has made fewer steps. Whoever counts steps to act on all ranks at once would
-from then on act at different times.
+A rank with less data has made fewer steps. From then on, components that count steps would act at
+different times on different ranks.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from hvd_autosync.runtime.collectives.agreement import gather_texts
 
 
 class JoinHook:
-    """Somebody who counts steps."""
+    """A component that counts steps."""
 
     def about_to_join(self) -> None:
-        """Wait for every operation of its own that is under way between two steps.
+        """Wait for all own operations that are in progress between two steps.
 
-        Horovod forgets a cached one that it finds beside the last rank's ``join()``: that is no
+        Horovod forgets a cached operation that it finds beside the last rank's ``join()``: it is no
         longer among the responses (``ComputeResponseList`` in ``controller.cc``).
         """
 
     def all_joined(self) -> None:
-        """All ranks have just left ``join()``; may use collectives."""
+        """All ranks have just left ``join()``; collectives are allowed."""
         raise NotImplementedError
 
 
-#: By number, in the order in which they were made, which ranks have in common.
-_JOINERS: weakref.WeakValueDictionary[int, JoinHook] = weakref.WeakValueDictionary()
+#: By number, in order of creation, which is the same on all ranks.
+_JOIN_HOOKS: weakref.WeakValueDictionary[int, JoinHook] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-def tell_of_joins(joiner: JoinHook) -> None:
-    """Tell ``joiner``, as long as it lives, of every ``join()``, before and after it."""
+def register_join_hook(hook: JoinHook) -> None:
+    """Call the methods of ``hook`` before and after every ``join()``, as long as it lives."""
     watch_join()
-    _JOINERS[next(_NUMBERS)] = joiner
+    _JOIN_HOOKS[next(_NUMBERS)] = hook
 
 
 @functools.cache
 def watch_join() -> None:
-    """See every ``join()`` of this process from now on; those imported before are not seen."""
-    # A trial has patched it too, by the same names.
+    """Watch every ``join()`` of this process from now on, except under names imported before."""
+    # A trial has patched the same names.
     join: Callable[..., int] = mpi_ops.join
 
     @functools.wraps(join)
     def joined(device: int = -1) -> int:
-        for joiner in dict(_JOINERS).values():
-            joiner.about_to_join()
+        for hook in dict(_JOIN_HOOKS).values():
+            hook.about_to_join()
         last = join(device)
-        own = dict(_JOINERS)
-        # Of optimizers that the script has dropped, some ranks may have kept the rest.
-        told = [json.loads(text) for text in gather_texts(json.dumps([*own]), "joiners")]
-        for number in sorted(set(own).intersection(*told)):
+        own = dict(_JOIN_HOOKS)
+        # Some ranks may still hold hooks of dropped optimizers, others not.
+        all_numbers = [json.loads(text) for text in gather_texts(json.dumps([*own]), "joiners")]
+        for number in sorted(set(own).intersection(*all_numbers)):
             own[number].all_joined()
         return last
 
-    # While horovod.torch is being imported it is no attribute of horovod yet.
+    # While horovod.torch is being imported, horovod has no attribute torch yet.
     for owner in (sys.modules["horovod.torch"], mpi_ops):
         vars(owner)["join"] = joined

@@ -1,4 +1,4 @@
-"""Steps that a gradient scaler of mixed precision skips, because gradients have overflowed."""
+"""Steps that a gradient scaler of mixed precision skips because gradients have overflowed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @functools.cache
 def watch_scalers() -> None:
-    """Tell optimizers of ours of the steps that scalers do not let them make, from now on.
+    """Tell our optimizers, from now on, which steps a scaler has skipped.
 
-    Where gradients are exchanged all ranks skip the same steps. Where they are not, a rank that
-    skipped alone would come to the end of its round later than the others.
+    Where gradients are exchanged, all ranks skip the same steps. Under local steps, a rank that
+    skips alone would reach the end of its round later than the others.
     """
     scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # since torch 2.3
     step = scaler.step

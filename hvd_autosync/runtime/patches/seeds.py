@@ -1,8 +1,8 @@
-"""Random numbers of a trial that judges: the same for the same seed, others for another.
+"""Random numbers of a quality trial: equal for equal seeds, different for different seeds.
 
-A script's own seeds are shifted, whatever they are given to; what it does not seed is seeded by
-seed and rank, as ranks that nobody seeds have different numbers. Data order follows: samplers draw
-from these generators.
+The script's own seeds are shifted, whatever generator they are for. Generators that it does not
+seed are seeded from seed and rank, because unseeded ranks have different numbers. Data order
+follows: samplers draw from these generators.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
 
 def seed_everything(seed: int) -> None:
-    """Make all random numbers of this process follow from ``seed``, its rank and its own seeds.
+    """Derive all random numbers of this process from ``seed``, its rank and the script's own seeds.
 
     Args:
-        seed: Added to each seed that the script gives to Python's, numpy's or torch's generators
-            from now on; what it makes without a seed follows from it and the rank.
+        seed: Added to each seed that the script passes to generators of Python, numpy or torch from
+            now on. A generator created without a seed gets one derived from ``seed`` and the rank.
     """
     rank = next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
-    fresh = map(functools.partial(_mixed, seed, rank), itertools.count())
-    random.seed(next(fresh))
-    np.random.seed(next(fresh) % 2**32)
-    torch.manual_seed(next(fresh))
+    derived = map(functools.partial(_mixed, seed, rank), itertools.count())
+    random.seed(next(derived))
+    np.random.seed(next(derived) % 2**32)
+    torch.manual_seed(next(derived))
 
     def shifted(given: Any) -> Any:
         if given is None:
-            return next(fresh)
+            return next(derived)
         if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
             return int(given) + seed
         if isinstance(given, (str, bytes, bytearray, float)):
-            return f"{seed} {given!r}"  # for Python's own generators, which take anything
+            return f"{seed} {given!r}"  # for Python's own generators, which take any value
         if isinstance(given, (list, tuple, np.ndarray)):
             return [*np.asarray(given).ravel().tolist(), seed]
         return given  # a bit generator, or a sequence of seeds that was made from one
@@ -72,7 +72,7 @@ def _replace(owner: Any, name: str, shifted: Callable[[Any], Any]) -> None:
 
 
 def _replace_generators(shifted: Callable[[Any], Any]) -> None:
-    """Have generators that the script makes by itself take shifted seeds, too."""
+    """Shift the seeds of generators that the script creates itself, too."""
 
     class Random(random.Random, metaclass=_like(random.Random)):  # type: ignore[metaclass]
         def seed(self, a: Any = None, version: int = 2) -> None:  # also called when it is made
@@ -100,7 +100,7 @@ def _replace_generators(shifted: Callable[[Any], Any]) -> None:
 
 
 def _like(original: type) -> type:
-    """A metaclass whose classes take instances of ``original`` for their own."""
+    """A metaclass whose classes accept instances of ``original`` as their own."""
 
     def check(cls: type, instance: Any) -> bool:
         return isinstance(instance, original)

@@ -1,1 +1,1 @@
-"""States of optimizers and replicas: cut, put together, swapped, made equal."""
+"""States of optimizers and replicas: encoding, merging, swapping, synchronizing."""

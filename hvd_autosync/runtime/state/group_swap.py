@@ -1,9 +1,8 @@
-"""A step of an optimizer for other parameters than those that the script gave it.
+"""Parameter-group swap: a step of an optimizer for other parameters than the script gave it.
 
-The script's optimizer stays the one object that it is: while its own ``step`` runs, its parameter
-groups hold parts of parameters, or some of them, in place of all. The same class updates these with
-the same options. That is the same mathematics for optimizers that treat every element by itself,
-and only for them.
+The script's optimizer stays the same object: while its own ``step`` runs, its parameter groups hold
+parts of parameters, or some of them, in place of all. The same class updates these with the same
+options. That is the same mathematics only for optimizers that treat every element independently.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-#: What these do to an element depends on that element alone (``torch/optim``).
+#: Their update of an element depends on that element alone (``torch/optim``).
 _ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
     for name in (
@@ -33,7 +32,7 @@ _ELEMENTWISE = frozenset(
 
 
 def own_class(optimizer: Any) -> Any:
-    """The class that the script chose for an optimizer, which a class of ours was derived from."""
+    """The class that the script chose for an optimizer, from which a class of ours was derived."""
     return type(optimizer).__mro__[1]
 
 
@@ -43,7 +42,7 @@ def steps_by_element(optimizer: Any) -> bool:
 
 
 class ParameterGroupSwap:
-    """Other parameters in an optimizer's groups, for a while.
+    """Replaces the parameters in an optimizer's groups temporarily.
 
     Args:
         optimizer: The optimizer.
@@ -55,18 +54,18 @@ class ParameterGroupSwap:
 
     @property
     def made(self) -> bool:
-        """Whether the groups hold others now."""
+        """Whether the groups hold replacements now."""
         return self._wholes is not None
 
     def make(self, choose: Callable[[torch.nn.Parameter], Iterable[torch.nn.Parameter]]) -> None:
-        """Let ``choose(parameter)`` stand in the place of each parameter."""
+        """Replace each parameter by ``choose(parameter)``."""
         groups = self._optimizer.param_groups
         self._wholes = [group["params"] for group in groups]
         for group in groups:
             group["params"] = [part for whole in group["params"] for part in choose(whole)]
 
     def undo(self) -> None:
-        """Put back what was there before, if anything was put in."""
+        """Restore the groups, if they hold replacements."""
         if self._wholes is not None:
             for group, whole in zip(self._optimizer.param_groups, self._wholes, strict=True):
                 group["params"] = whole

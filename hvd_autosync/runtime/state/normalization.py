@@ -1,5 +1,4 @@
-"""Statistics that normalization layers keep for evaluation; replicas that train apart have each
-their own."""
+"""Running statistics of normalization layers, which differ between separately trained replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Running means and variances in the models that ``parameters`` belong to.
 
-    In the order in which the models' own code has their modules, which ranks have in common.
+    They are in the order of the modules in the models, which is the same on all ranks.
 
     Args:
         parameters: Those of an optimizer.
@@ -40,16 +39,15 @@ def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[torch
     return list(found.values())
 
 
-#: The normalization layers of this process, in the order in which they were made; ``None``: they
-#: are not counted.
+#: The normalization layers of this process, in order of creation; ``None``: not recorded.
 _layers: list[weakref.ref[_NormBase]] | None = None
 
 
 def count_layers() -> None:
-    """Remember each normalization layer that is made from now on.
+    """Record each normalization layer created from now on.
 
-    Called before a script can have made any. Copies and unpickled layers are made by ``__new__``,
-    too, which calls no ``__init__``.
+    Called before a script can have created any. Copying and unpickling create layers by ``__new__``
+    without ``__init__``, so ``__new__`` is wrapped.
     """
     global _layers
     if _layers is not None:
@@ -67,8 +65,9 @@ def count_layers() -> None:
 def statistics_beside(parameters: Collection[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Running means and variances that may change while ``parameters`` are trained.
 
-    Those of every layer that is not another optimizer's. Looking through all objects of a process,
-    as :func:`running_statistics` does, takes 50 to 80 ms; nothing of it where layers are counted.
+    They are those of every layer that does not belong to another optimizer. Searching all objects
+    of a process, as :func:`running_statistics` does, takes 50 to 80 ms; recorded layers need no
+    search.
 
     Args:
         parameters: Those of an optimizer.

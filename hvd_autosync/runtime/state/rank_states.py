@@ -1,7 +1,7 @@
-"""Optimizer states that each rank has for itself while replicas train apart.
+"""Optimizer states that differ between ranks while replicas train separately.
 
-A script saves the optimizer on one rank. That rank asks the others for theirs, and each gets its
-own back when the checkpoint is loaded.
+A script saves the optimizer on one rank. That rank fetches the states of the others, and each gets
+its own back when the checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ States = dict[int, dict[str, Any]]
 
 
 class RankStates:
-    """The states of one optimizer on all ranks; a collective when it is made.
+    """The states of one optimizer on all ranks; creating it is a collective.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
+        name: Distinguishes its operations from those of others; equal on all ranks.
         optimizer: The optimizer.
 
     Attributes:
@@ -37,21 +37,21 @@ class RankStates:
         self._name = f"states.{name}"
         self._optimizer = weakref.ref(optimizer)
         self._loaded: dict[int, States] = {}
-        self._peers = StateServer(self._name, self._answer)
-        weakref.finalize(optimizer, self._peers.retire).atexit = False
+        self._state_server = StateServer(self._name, self._answer)
+        weakref.finalize(optimizer, self._state_server.close).atexit = False
 
     def save(self) -> dict[int, States]:
-        """The states of all ranks by rank, this one's as it is.
+        """The states of all ranks by rank; this rank's are not copied.
 
         Raises:
             AutosyncError: A rank cannot be reached.
         """
         others = [each for each in range(size()) if each != rank()]
-        answers = zip(others, self._peers.fetch_all(), strict=True)
+        answers = zip(others, self._state_server.fetch_all(), strict=True)
         return {rank(): self._own(), **{other: _states(answer) for other, answer in answers}}
 
     def load(self, saved: dict[int, States]) -> States | None:
-        """This rank's states of a checkpoint; ``None`` where it has none.
+        """This rank's states of a checkpoint; ``None`` if it has none.
 
         Args:
             saved: What :meth:`save` returned.
@@ -60,7 +60,7 @@ class RankStates:
         return saved.get(rank())
 
     def share(self, root: int) -> None:
-        """Let every rank have its states of the checkpoint that rank ``root`` has loaded.
+        """Distribute to every rank its states from the checkpoint that rank ``root`` has loaded.
 
         A collective.
 
@@ -75,7 +75,7 @@ class RankStates:
         self.forget_loaded()
 
     def forget_loaded(self) -> None:
-        """A checkpoint's states are those of a former time."""
+        """Drop a checkpoint's states, which are outdated."""
         self._loaded = {}
 
     def _take(self, states: States) -> None:

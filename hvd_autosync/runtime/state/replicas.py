@@ -1,4 +1,4 @@
-"""Makes whole replicas equal, after steps that not all ranks have made."""
+"""Synchronizes whole replicas, after steps that not all ranks have made."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from hvd_autosync.runtime.state.states import (
     take_states,
 )
 
-#: Learning rates of an optimizer, and the states of their schedulers.
+#: Learning rates of an optimizer, and the states of its schedulers.
 Rates = dict[str, Any]
 
 
 class Replicas:
-    """The replicas of one optimizer's parameters, with all that belongs to them.
+    """The replicas of one optimizer's parameters, with their states and statistics.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
+        name: Distinguishes its operations from those of others; equal on all ranks.
         optimizer: The optimizer.
     """
 
@@ -42,7 +42,7 @@ class Replicas:
         self._known_statistics: list[torch.Tensor] | None = None
 
     def average_statistics(self) -> None:
-        """Let running statistics be the mean of all ranks'; a collective."""
+        """Set running statistics to their means over ranks; a collective."""
         statistics = self._statistics()
         if not statistics:
             return
@@ -53,12 +53,12 @@ class Replicas:
             statistic.detach().copy_(part.view(statistic.shape))
 
     def resync(self) -> Rates:
-        """Wait until all ranks are here, and have what the last of them has; a collective.
+        """Wait until all ranks are here, and take over the state of the last one; a collective.
 
-        Who waits takes no part in the others' steps, as Horovod's ``join()`` has it.
+        A waiting rank takes no part in the others' steps, by Horovod's ``join()``.
 
         Returns:
-            The last one's learning rates, for :meth:`take_rates`.
+            The last rank's learning rates, for :meth:`take_rates`.
         """
         last = mpi_ops.join()
         optimizer = self._optimizer
@@ -78,7 +78,7 @@ class Replicas:
         return dict(json.loads(tell_all(rates, f"{self._name}.rates", last)))
 
     def take_rates(self, rates: Rates) -> None:
-        """Take over learning rates, and what schedulers have counted."""
+        """Apply learning rates, and the counts of schedulers."""
         _take_rates(self._optimizer, rates)
 
     @property
@@ -94,9 +94,9 @@ class Replicas:
 
 
 def _rates(optimizer: Any) -> Rates:
-    """The learning rates, and what their schedulers count.
+    """The learning rates, and the counts of their schedulers.
 
-    A scheduler that counts steps would go on from fewer on a rank that has made fewer.
+    A scheduler that counts steps would continue from fewer on a rank that has made fewer.
     """
     schedulers = [
         {name: value for name, value in vars(each).items() if _plain(value)}
@@ -121,7 +121,7 @@ def _take_rates(optimizer: Any, told: Rates) -> None:
 
 
 def _schedulers(optimizer: Any) -> list[LRScheduler]:
-    """Those of an optimizer, also of the one that it was made from, in order of their names.
+    """The schedulers of an optimizer and of the one that it wraps, in order of their names.
 
     Horovod's optimizer has the same groups as the script's (``horovod/torch/optimizer.py``).
     """

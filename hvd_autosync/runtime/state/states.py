@@ -1,6 +1,6 @@
-"""Parts of optimizer states as bytes, for other ranks: numbers and plain memory, no pickles.
+"""Encodes parts of optimizer states for other ranks, as JSON and raw memory, without pickle.
 
-length of the header (8 bytes) | header (JSON) | memory of every tensor, one after the other
+length of the header (8 bytes) | header (JSON) | memory of every tensor, in sequence
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entry:
         place: The parameter's place among those of the optimizer.
         begin: The part's first element of the parameter, flattened.
         state: Name -> tensor (of one dimension if it has a number for each element), number, or
-            other value that JSON knows.
+            other JSON value.
     """
 
     place: int
@@ -37,7 +37,7 @@ class Entry:
 
 
 def encode_entries(entries: Sequence[Entry]) -> bytes:
-    """``entries`` as bytes."""
+    """Encode ``entries``."""
     header: list[Any] = []
     memory: list[bytes] = []
     for entry in entries:
@@ -55,7 +55,7 @@ def encode_entries(entries: Sequence[Entry]) -> bytes:
 
 
 def decode_entries(data: bytes) -> list[Entry]:
-    """What :func:`encode_entries` was given; tensors are on the CPU.
+    """Decode what :func:`encode_entries` returned; tensors are on the CPU.
 
     Raises:
         ValueError: ``data`` is something else.
@@ -80,7 +80,7 @@ def decode_entries(data: bytes) -> list[Entry]:
                 position += size
             entries.append(Entry(place, begin, state))
     except (struct.error, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"no states of an optimizer: {error}") from error
+        raise ValueError(f"cannot decode optimizer states: {error}") from error
     return entries
 
 
@@ -89,7 +89,7 @@ def flat_state(state: Mapping[str, Any], part: torch.Tensor) -> dict[str, Any]:
 
     Args:
         state: Its state.
-        part: The part, of which it may have a number for each element.
+        part: The part; state tensors of its shape are flattened.
     """
     return {
         name: value.detach().reshape(-1).clone()
@@ -102,10 +102,10 @@ def flat_state(state: Mapping[str, Any], part: torch.Tensor) -> dict[str, Any]:
 def put_together(
     entries: Iterable[Entry], parameters: Sequence[torch.nn.Parameter]
 ) -> dict[int, dict[str, Any]]:
-    """Whole states of the parts that ranks have: place of the parameter -> its state.
+    """Merge the states of parts: place of the parameter -> its whole state.
 
     Args:
-        entries: Of all ranks.
+        entries: Those of all ranks.
         parameters: Those of the optimizer.
 
     Raises:
@@ -136,11 +136,11 @@ def put_together(
 
 
 def take_states(optimizer: Any, states: Mapping[int, Mapping[str, Any]]) -> None:
-    """Let an optimizer have states by the place of their parameter, beside those that it has."""
+    """Set states of an optimizer by the place of their parameter; others stay unchanged."""
     parameters = [(each, group) for group in optimizer.param_groups for each in group["params"]]
     for place, state in states.items():
         parameter, group = parameters[place]
-        # Some keep counts of steps on the device.
+        # Fused and capturable optimizers keep step counts on the device.
         there = bool(group.get("fused") or group.get("capturable"))
         optimizer.state[parameter] = {
             name: value.to(parameter.device) if there and isinstance(value, torch.Tensor) else value

@@ -1,1 +1,1 @@
-"""Which ranks are slow, and what is done about it."""
+"""Stragglers: their detection, and policies that mitigate them."""

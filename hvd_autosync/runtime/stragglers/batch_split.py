@@ -1,8 +1,8 @@
-"""Cuts the batches of all ranks anew, so that ranks have as many samples of each as they should.
+"""Batch split: divides each batch of all ranks anew, by the ranks' speeds.
 
 Torch's ``DistributedSampler`` gives rank r of n every n-th sample of an order that all ranks know,
-from the r-th on. So batch k of all ranks, together, is a slice of that order, which can be cut at
-other places. Ranks do so alike without a word between them, once they know where.
+from the r-th on. So batch k of all ranks together is a slice of that order, which can be split at
+other positions. Once ranks know the positions, they do so without communication.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch.utils.data import BatchSampler, DistributedSampler
 #: Samples per second of each rank.
 Speeds = tuple[float, ...]
 
-#: Largest and smallest share, in equal ones: memory is made for one, and so are models that
-#: normalize over their batch, which need two samples at least.
+#: Largest and smallest share, relative to equal ones: memory is limited, and models that normalize
+#: over their batch need at least two samples.
 _LARGEST, _SMALLEST, _FEWEST = 2, 0.25, 2
 
 
 @functools.lru_cache(maxsize=64)
 def cut_sizes(samples: int, speeds: Speeds) -> tuple[int, ...]:
-    """Samples for ranks of these speeds, so that the last of them is ready as soon as can be.
+    """Samples for ranks of these speeds, so that the last rank finishes as early as possible.
 
-    No rank has more than twice its equal share, nor less than a quarter of it, nor a single sample
+    No rank has more than twice its equal share, less than a quarter of it, or a single sample
     unless its equal share is one.
 
     Args:
-        samples: Of all ranks, at least one of each.
+        samples: Samples of all ranks, at least one for each.
         speeds: Samples per second.
     """
     whole, rest = divmod(samples, len(speeds))
@@ -53,7 +53,7 @@ def cut_sizes(samples: int, speeds: Speeds) -> tuple[int, ...]:
 
 
 def can_be_cut(loader: Any, rank: int, ranks: int) -> bool:
-    """Whether every rank can tell the batches of all."""
+    """Whether every rank can compute the batches of all ranks."""
     sampler = loader.sampler
     return (
         type(sampler) is DistributedSampler
@@ -64,19 +64,19 @@ def can_be_cut(loader: Any, rank: int, ranks: int) -> bool:
 
 
 class Batches:
-    """From where a loader's iterator has the indices of its batches, in place of its sampler's.
+    """Replaces the sampler of a loader's iterator as the source of batch indices.
 
     Args:
-        loader: The loader, which :func:`can_be_cut`.
-        iterator: Its iterator, which has given no batch yet.
+        loader: The loader; :func:`can_be_cut` is true of it.
+        iterator: Its iterator, which has yielded no batch yet.
         rank: This rank.
 
     Attributes:
-        begun: Batches that workers had before they could be cut.
-        planned: The number of the next batch that is not with a worker or the script yet.
+        begun: Batches that workers had before they could be split.
+        planned: The number of the next batch that neither a worker nor the script has.
         used: Batches that steps have used.
         loader: The loader.
-        speeds: By which batches are cut from batch ``cut_from`` on.
+        speeds: The speeds by which batches from ``cut_from`` on are split.
     """
 
     def __init__(self, loader: Any, iterator: Any, rank: int) -> None:
@@ -106,7 +106,7 @@ class Batches:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What has to be the same on all ranks."""
+        """What must be the same on all ranks."""
         own = self._sampler
         return (
             self._batch_size,
@@ -120,28 +120,28 @@ class Batches:
 
     @property
     def whole(self) -> int:
-        """Samples of all ranks in a batch that is not the last."""
+        """Samples of all ranks in a batch other than the last."""
         return self._batch_size * len(self.speeds)
 
     def cut(self, first: int, speeds: Speeds) -> None:
-        """Cut batches from number ``first`` on by these speeds."""
+        """Split batches from number ``first`` on by these speeds."""
         self._earlier.insert(0, (self.cut_from, self.speeds))
         self.cut_from, self.speeds = first, speeds
 
     def sizes(self, number: int) -> tuple[int, ...]:
-        """Every rank's samples of the batch of that number."""
+        """Every rank's samples of that batch."""
         end = min(self._begin_of(number + 1), self._sampler.total_size)
         cuts = [(self.cut_from, self.speeds), *self._earlier]
         speeds = next(speeds for first, speeds in cuts if first <= number)
         return cut_sizes(end - self._begin_of(number), speeds)
 
     def weight(self, number: int) -> float:
-        """Of the mean over this rank's part of the batch of that number."""
+        """Gradient weight of this rank's part of that batch."""
         sizes = self.sizes(number)
         return sizes[self._rank] * len(sizes) / sum(sizes)
 
     def use(self, given: int) -> int:
-        """A step has used the batches up to that one; this rank's samples in them."""
+        """Mark the batches before number ``given`` as used; returns this rank's samples in them."""
         samples = sum(self.sizes(number)[self._rank] for number in range(self.used, given))
         self.used = given
         return samples

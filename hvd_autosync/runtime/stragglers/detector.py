@@ -1,24 +1,24 @@
-"""Which ranks are stragglers now, from how long each of them computes.
+"""Detects stragglers from the compute time of each rank.
 
 Sync-Switch (Li et al., ICDCS 2021, section on online straggler detection) flags a worker whose
 throughput stays below the mean minus one standard deviation of all workers for several windows.
-With few ranks that is nearly always true of somebody: of four equal ones the slowest lies about
-one deviation off. So here a rank is compared with the median of the *others*, it has to be slower
-by a share that matters, and by more than the noise makes of it::
+With few ranks this is nearly always true of some rank: of four equal ones the slowest lies about
+one deviation off. So here a rank is compared with the median of the *others*, and must be slower by
+a relevant factor and by more than the noise explains::
 
     e        = log(own seconds / median of the others' seconds)
-    noise    = robust deviation of e between neighbouring windows, over all ranks
+    noise    = robust deviation of e between neighboring windows, over all ranks
     upper(n) = max(log(margin), deviations * noise / sqrt(n)),    lower = log(margin) / 2
 
-A rank becomes a straggler when its mean e of the last n windows is above ``upper(n)``: with n of
-``enter``, none of these below ``lower``; or, where noise hides it from so few, of four times as
-many, the last ``enter`` of them above the margin. It is none any more when the mean of the last
-``leave`` windows is below ``lower``, and none of them above ``upper(1)``. So a window or two
-neither make a straggler nor an end of one. What all ranks share, as a stall of the machine or
-batches that grow, cancels out of e; where most ranks are slow nobody is a straggler.
+A rank becomes a straggler when its mean e over the last n windows is above ``upper(n)``: either
+with n equal to ``enter`` and none of these below ``lower``; or, if noise hides it from so few, with
+four times as many windows, the last ``enter`` of them above the margin. It recovers when the mean
+of the last ``leave`` windows is below ``lower`` and none of them is above ``upper(1)``. So one or
+two windows neither make a straggler nor end one. Effects on all ranks, such as a stall of the
+machine or growing batches, cancel out of e; if most ranks are slow, none is a straggler.
 
-Nothing here is random, and nothing depends on which rank asks: given the same numbers all ranks
-come to the same verdict.
+The result is deterministic and independent of the rank: from equal numbers all ranks draw the same
+conclusion.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-#: Neighbouring windows from which the noise is known.
+#: Neighboring windows from which the noise is estimated.
 _MEMORY = 32
-#: What it is before that, and how many windows this weighs.
+#: The prior noise, and its weight in windows.
 _EXPECTED_NOISE, _EXPECTATION_WEIGHT = 0.1, 8.0
 #: The median of the magnitude of a normal deviate of standard deviation 1.
 _NORMAL_MEDIAN = 0.6745
-#: So many times ``enter`` windows show what fewer do not.
+#: Factor of ``enter`` for the longer test.
 _PATIENCE = 4
 
 
 class Detector:
-    """Tells stragglers, window by window.
+    """Detects stragglers, window by window.
 
     Args:
-        ranks: How many there are.
-        margin: Times that a straggler computes longer than the others, at least.
-        deviations: Deviations of the noise that it lies above one other, at least; a little more
-            among many, of whom the slowest is further off.
+        ranks: The number of ranks.
+        margin: Smallest ratio of a straggler's compute time to that of the others.
+        deviations: Smallest distance from one other rank, in deviations of the noise; a little more
+            with many ranks, of which the slowest is further off.
         enter: Windows that make a straggler.
-        leave: Windows that make an end of that.
+        leave: Windows that end a straggler.
 
     Attributes:
-        slow: Those that are stragglers now.
+        slow: The current stragglers.
         noise: Standard deviation of e of a rank that is like the others.
     """
 
@@ -67,24 +67,25 @@ class Detector:
         self.slow: frozenset[int] = frozenset()
         self.noise = _EXPECTED_NOISE
         self._margin = math.log(margin)
-        # As many false alarms among any number of ranks: a normal deviate z has exp(-z^2 / 2).
+        # Keeps the rate of false alarms for any number of ranks: the tail of a normal deviate z is
+        # about exp(-z^2 / 2).
         self._deviations = math.sqrt(deviations**2 + 2 * math.log(max(ranks, 2) / 2))
         self._enter, self._leave = enter, leave
-        #: Of each rank e of the last windows, and what it was in the very last one.
+        #: For each rank: e of the last windows, and e of the very last one.
         self._recent: list[deque[float]] = [
             deque(maxlen=max(_PATIENCE * enter, leave)) for _ in range(ranks)
         ]
         self._before: list[float | None] = [None] * ranks
-        #: Of each window the median change of e since the one before.
+        #: For each window: the median change of e since the one before.
         self._changes: deque[float] = deque(maxlen=_MEMORY)
 
     def window(self, seconds_of_compute_per_step: Sequence[float]) -> frozenset[int]:
-        """Take the next window; the ranks that are stragglers now.
+        """Take the next window; returns the current stragglers.
 
         Args:
-            seconds_of_compute_per_step: Of each rank, without waiting for others. The median over
-                the window's steps is better than their mean, for single stalls are no stragglers.
-                What is not a positive number is not known: that rank stays what it was.
+            seconds_of_compute_per_step: For each rank. The median over the window's steps is better
+                than their mean, because single stalls make no straggler. A value that is not a
+                positive number is unknown: that rank keeps its status.
         """
         excess = excesses(seconds_of_compute_per_step)
         self._learn_noise(excess)
@@ -97,7 +98,7 @@ class Detector:
         return self.slow
 
     def stands_out(self, rank: int) -> bool:
-        """Whether that rank was slow in the very last window, beyond what noise makes of one."""
+        """Whether that rank was slow in the very last window, beyond the noise of one window."""
         recent = self._recent[rank]
         return bool(recent) and recent[-1] > self._upper(1)
 
@@ -124,7 +125,7 @@ class Detector:
         return max(self._margin, self._deviations * self.noise / math.sqrt(windows))
 
     def _learn_noise(self, excess: Sequence[float | None]) -> None:
-        """Of changes, so that a rank that is always a little slower is no noise."""
+        """Update the noise from changes, so that a constant lag of a rank is no noise."""
         changes = [
             abs(now - before) / math.sqrt(2)
             for now, before in zip(excess, self._before, strict=True)
@@ -140,12 +141,12 @@ class Detector:
 
 
 def _mean(values: Sequence[float], most: float) -> float:
-    """However far off one of them is, it must not speak for all."""
+    """The mean, with each value limited so that a single outlier cannot dominate."""
     return statistics.fmean(min(each, most) for each in values)
 
 
 def excesses(seconds: Sequence[float]) -> list[float | None]:
-    """``e`` of each rank; ``None`` where its seconds are no positive number, or no other's are."""
+    """``e`` of each rank; ``None`` if its seconds, or all other ranks', are no positive number."""
     ordered = sorted(each for each in seconds if 0 < each < math.inf)
     if len(ordered) < 2:
         return [None] * len(seconds)
@@ -156,7 +157,7 @@ def excesses(seconds: Sequence[float]) -> list[float | None]:
 
 
 def _median_without(ordered: Sequence[float], one: float) -> float:
-    """The median of all numbers of a sorted sequence but one that is equal to ``one``."""
+    """The median of a sorted sequence without one element equal to ``one``."""
     place, last = bisect_left(ordered, one), len(ordered) - 2
     low, high = (ordered[i + (i >= place)] for i in (last // 2, (last + 1) // 2))
     return low + (high - low) / 2

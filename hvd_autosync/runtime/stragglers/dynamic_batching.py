@@ -1,16 +1,16 @@
-"""Gives each rank batches as large as it is fast, so that the others do not wait for a slow one.
+"""Dynamic batching: sizes each rank's batch by its speed, so that the others do not wait.
 
-The samples of one step are the same as before, but cut anew between ranks (``cutting.py``) in
-proportion to their speeds. A gradient is weighted by the samples that it is the mean of, so that
-the mean over ranks is the mean over all samples, as it was::
+A step uses the same samples as before, but splits them between ranks (``batch_split.py``) in
+proportion to their speeds. A gradient is weighted by the number of samples that it is the mean of,
+so that the mean over ranks is the mean over all samples, as before::
 
     weight = own samples of the batch * ranks / all samples of the batch
 
-So nothing changes but the order of sums, where samples do not depend on others of their batch, as
-they do under batch normalization. Each rank makes as many steps as before.
+So only the order of sums changes, if samples do not depend on others of their batch, as they do
+under batch normalization. Each rank makes as many steps as before.
 
-Ranks decide together, in votes, and tell each other a digest of what they decide by: where these
-differ, as after a pass that not all ranks ended alike, all begin anew with equal batches.
+Ranks decide together, in votes, and exchange a digest of what they decide by. If digests differ, as
+after an epoch that not all ranks ended alike, all restart with equal batches.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
 from hvd_autosync.runtime.stragglers.batch_split import Batches, Speeds, can_be_cut, cut_sizes
 
-#: How much sooner a step must be over for batches to change, and in how many votes in a row.
+#: Speed-up of a step from which batches change, and votes in a row that must show it.
 _GAIN, _PATIENCE = 1.1, 3
-#: After how many votes it is said that batches cannot be cut.
+#: Votes after which rank 0 reports that batches cannot be split.
 _TELL_AFTER = 8
 
 
 class DynamicBatching:
-    """One rank's part; the last one that was made in this process is the only one to cut anything.
+    """One rank's part. Only the newest instance of a process splits batches.
 
     Args:
         rank: This rank.
-        ranks: How many there are.
-        passes: Those that may feed the training.
+        ranks: The number of ranks.
+        epochs: Those that may belong to the training.
 
     Attributes:
-        speeds: By which batches are cut; equal at first.
+        speeds: The speeds by which batches are split; equal at first.
     """
 
     _newest: weakref.ref[DynamicBatching] | None = None
 
-    def __init__(self, rank: int, ranks: int, passes: Epochs) -> None:
+    def __init__(self, rank: int, ranks: int, epochs: Epochs) -> None:
         self._rank, self._ranks = rank, ranks
-        self._epochs = passes
+        self._epochs = epochs
         self._equal: Speeds = (1.0,) * ranks
         self.speeds = self._equal
-        #: The batches of loaders' iterators, by these.
+        #: Iterator of a loader -> its batches.
         self._batches: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary()
-        #: The iterator that feeds the training, the loader that it is of, and from which batch on
-        #: all ranks can cut those of the next pass.
+        #: The training's iterator, its loader, and the first batch from which all ranks can split
+        #: those of the next epoch.
         self._iterator: weakref.ref[Any] | None = None
         self._loader: weakref.ref[Any] | None = None
         self._first = 0
-        #: Samples per second in the last steps; what all ranks were in the last votes.
+        #: Samples per second in the last steps; speeds of all ranks in the last votes.
         self._own_speeds: deque[float] = deque(maxlen=WINDOW)
         self._recent: list[Speeds] = []
         self._votes = 0
-        self._said: tuple[int, ...] = ()
+        self._reported_sizes: tuple[int, ...] = ()
         DynamicBatching._newest = weakref.ref(self)
-        passes.tell_of(self.begun)
+        epochs.call_on_begin(self.on_begin)
         weight_backward(self.weight)
 
     @property
@@ -76,8 +76,8 @@ class DynamicBatching:
         """Whether ranks have batches of different sizes."""
         return self.speeds != self._equal
 
-    def begun(self, loader: Any, iterator: Any) -> None:
-        """A pass has begun; its batches can be cut if it turns out to feed the training."""
+    def on_begin(self, loader: Any, iterator: Any) -> None:
+        """An epoch begins; its batches can be split if it turns out to be the training's."""
         if not torch.is_grad_enabled() or not self._is_newest():
             return
         if can_be_cut(loader, self._rank, self._ranks):
@@ -86,9 +86,9 @@ class DynamicBatching:
                 batches.cut(max(self._first, batches.begun), self.speeds)
 
     def stepped(self, seconds: float) -> None:
-        """A step was made, which took so long without waiting."""
+        """A step was made that took ``seconds`` without waiting."""
         self._iterator = self._loader = None
-        iterators = self._epochs.feeding
+        iterators = self._epochs.last_iterators
         if len(iterators) == 1 and iterators[0] in self._batches:
             batches = self._batches[iterators[0]]
             self._iterator, self._loader = weakref.ref(iterators[0]), batches.loader
@@ -97,15 +97,17 @@ class DynamicBatching:
                 self._own_speeds.append(samples / seconds)
 
     def weight(self) -> float:
-        """Of the gradient of the batch that the script was given last."""
-        giving = self._epochs.giving or ([] if self._iterator is None else [self._iterator()])
+        """The gradient weight of the batch that the script received last."""
+        giving = self._epochs.next_iterators or (
+            [] if self._iterator is None else [self._iterator()]
+        )
         known = [each for each in giving if each in self._batches]
         if len(known) != 1 or len(giving) != 1:
             return 1.0
         return self._batches[known[0]].weight(known[0]._num_yielded - 1)
 
     def vote(self) -> list[float]:
-        """What this rank tells the others, for :meth:`voted`."""
+        """What this rank sends to the others, for :meth:`voted`."""
         batches = self._own()
         if batches is None or not self._own_speeds:
             return [0.0] * 5
@@ -119,16 +121,17 @@ class DynamicBatching:
         ]
 
     def voted(self, votes: Sequence[Sequence[float]]) -> None:
-        """Take all ranks' votes, and cut batches anew where that pays."""
+        """Take all ranks' votes, and split batches anew where that pays off."""
         self._votes += 1
         speeds, planned, begun, kinds, decided = zip(*votes, strict=True)
         batches = self._own()
         if batches is None or not all(speeds) or len(set(kinds)) > 1:
             self._recent.clear()
             if self._votes == _TELL_AFTER and not self.unequal:
-                self._say(
-                    "batches stay as they are: they come from no single DataLoader with torch's "
-                    "own DistributedSampler, or not from the same data on all ranks"
+                self._print(
+                    "stragglers='balance': batches keep their sizes, because they do not come from "
+                    "a single DataLoader with torch's own DistributedSampler, or not from the same "
+                    "data on all ranks"
                 )
             return
         self._first = int(max(begun))
@@ -136,32 +139,32 @@ class DynamicBatching:
             self._recent.clear()
             self.speeds = self._equal
         else:
-            self._look(speeds, batches)
+            self._update_speeds(speeds, batches)
         if batches.speeds != self.speeds or len(set(decided)) > 1:
             batches.cut(int(max(planned)), self.speeds)
         sizes = cut_sizes(batches.whole, self.speeds)
-        if sizes != self._said and (self._said or self.unequal):
-            self._said = sizes
-            self._say(f"of {sum(sizes)} samples of a step ranks take {', '.join(map(str, sizes))}")
+        if sizes != self._reported_sizes and (self._reported_sizes or self.unequal):
+            self._reported_sizes = sizes
+            self._print(f"ranks take {', '.join(map(str, sizes))} of a step's {sum(sizes)} samples")
 
     def forget(self) -> None:
-        """Some ranks may have missed votes."""
+        """Forget recent votes, which some ranks may have missed."""
         self._recent.clear()
 
     @property
     def planned(self) -> int:
-        """Batches of the running pass that cannot be cut any more."""
+        """Number of batches of the current epoch that cannot be split any more."""
         batches = self._own()
         return 0 if batches is None else batches.planned
 
     def end(self, first: int) -> None:
-        """Let batches be equal again, in the running pass from that number on."""
+        """Make batches equal again, in the current epoch from batch ``first`` on."""
         batches = self._own()
         if batches is not None and self.unequal:
             batches.cut(first, self._equal)
         self.speeds = self._equal
 
-    def _look(self, speeds: Speeds, batches: Batches) -> None:
+    def _update_speeds(self, speeds: Speeds, batches: Batches) -> None:
         def ready(sizes: Sequence[int]) -> float:
             return max(size / speed for size, speed in zip(sizes, speeds, strict=True))
 
@@ -182,7 +185,7 @@ class DynamicBatching:
         iterator = None if self._iterator is None else self._iterator()
         return None if iterator is None else self._batches.get(iterator)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._rank == 0:
             print(f"hvd-autosync: {text}", file=sys.stderr)
 

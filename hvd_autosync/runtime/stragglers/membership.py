@@ -1,7 +1,8 @@
-"""Which ranks take part in steps that wait for all: stragglers may be left out for a while.
+"""Membership: which ranks take part in steps with a barrier; stragglers may be excluded.
 
-The elastic policy of Sync-Switch (Li et al., ICDCS 2021): the others go on without a straggler; it
-waits in Horovod's ``join()`` until they have ended their pass, and has then what they have.
+This is the elastic policy of Sync-Switch (Li et al., ICDCS 2021): the others continue without a
+straggler. It waits in Horovod's ``join()`` until they have ended their epoch, and then takes over
+their parameters.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from hvd_autosync.runtime.state.replicas import Rates, Replicas
 
 
 class Membership:
-    """Of one optimizer.
+    """The membership of one optimizer.
 
     Args:
         replicas: Its parameters and states.
-        summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
+        summed: Whether learning rates fit the sum of all ranks' gradients rather than their mean.
 
     Attributes:
-        absent: Ranks that the others go on without until they have ended their pass.
+        absent: Ranks that the others exclude until the end of their epoch.
         unequal: Whether ranks make different numbers of steps.
     """
 
@@ -32,23 +33,23 @@ class Membership:
         self.unequal = False
         self._replicas = replicas
         self._summed = summed
-        #: Learning rates to take over as soon as the script's own scheduler has made its step.
+        #: Learning rates to apply as soon as the script's own scheduler has made its step.
         self._owed_rates: Rates | None = None
 
     @property
-    def equal(self) -> bool:
+    def replicas_in_sync(self) -> bool:
         """Whether all ranks have made the same steps and have the same learning rates."""
         return not self.unequal and self._owed_rates is None
 
     def exclude(self, slow: frozenset[int]) -> bool:
-        """Let the others go on without some ranks; returns whether this was one of those.
+        """Exclude some ranks; returns whether this rank is one of them.
 
-        Such a rank is back when the pass of the others is over.
+        An excluded rank returns when the epoch of the others is over.
         """
         if rank() == min(set(range(size())) - slow):
             print(
-                f"hvd-autosync: {_ranks(slow)} much slower than the others, who go on without it "
-                "until their pass is over",
+                f"hvd-autosync: {_ranks(slow)} much slower than the others and excluded until the "
+                "end of their epoch",
                 file=sys.stderr,
             )
         self.absent, self.unequal = slow, True
@@ -59,12 +60,12 @@ class Membership:
         return True
 
     def resync(self) -> None:
-        """Wait until all ranks are here, and have what the last of them has; a collective."""
+        """Wait until all ranks are here, and take over the state of the last one; a collective."""
         self._replicas.take_rates(self._replicas.resync())
         self.absent = frozenset()
 
-    def pass_ended(self) -> None:
-        """This rank's pass is over; a collective where it is unequal."""
+    def epoch_ended(self) -> None:
+        """This rank's epoch is over; a collective if ranks are unequal."""
         if self.unequal:
             self.resync()
         elif self._owed_rates is not None:
@@ -72,7 +73,7 @@ class Membership:
             self._owed_rates = None
 
     def rescale(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Make means of all ranks those of the ranks that took part."""
+        """Turn means over all ranks into means over the ranks that took part."""
         if self.absent and not self._summed:
             factor = size() / (size() - len(self.absent))
             torch._foreach_mul_(list(gradients), factor)

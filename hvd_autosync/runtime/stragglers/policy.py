@@ -1,4 +1,4 @@
-"""Who is a straggler now, in phases with and without a barrier."""
+"""Straggler policy: which ranks are stragglers now, with and without a barrier."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hvd_autosync.runtime.stragglers.detector import Detector
 
 
 class StragglerPolicy:
-    """What is known of the ranks' speeds.
+    """Applies the detector to the ranks' speeds under one policy.
 
     Args:
         policy: One of :data:`hvd_autosync.search_space.protocol.STRAGGLER_POLICIES`.
-        ranks: How many there are.
+        ranks: The number of ranks.
 
     Attributes:
-        present: Whether there was one when ranks last waited for each other; as long as they do
-            not, rank 0 alone looks whether it is still there (:meth:`stepped`).
-        windows: Of how many all ranks know.
+        present: Whether there was a straggler when steps last had a barrier. Without a barrier,
+            rank 0 alone checks whether it is still there (:meth:`stepped`).
+        windows: Number of windows that all ranks have seen.
     """
 
     def __init__(self, policy: str, ranks: int) -> None:
@@ -29,35 +29,37 @@ class StragglerPolicy:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: what one rank has seen alone, the others have not."""
+        """Restart: one rank alone has seen steps that the others have not."""
         self.present = False
         self.windows = 0
         self._detector = Detector(self._ranks)
-        #: Of each rank the steps since its last median, and that; 0: not known.
+        #: Of each rank, the steps since its last median, and that median; 0: not known.
         self._steps: list[list[float]] = [[] for _ in range(self._ranks)]
         self._medians = [0.0] * self._ranks
 
     def window(self, seconds: Sequence[float]) -> frozenset[int]:
-        """All ranks' seconds per step, as all of them know them; those that are too slow."""
+        """Take all ranks' seconds per step, equal on all ranks; returns the ranks that are too
+        slow.
+        """
         if self._policy in ("none", "balance"):
             return frozenset()
         self.windows += 1
         slow = self._detector.window(seconds)
         self.present = bool(slow) and self._policy == "greedy"
         if self._policy == "elastic":
-            # It is back at every pass, and may have recovered meanwhile.
+            # It returns at every epoch, and may have recovered meanwhile.
             slow = frozenset(filter(self._detector.stands_out, slow))
         return slow
 
     def stepped(self, rank: int, seconds: float) -> bool:
-        """A step of one rank, where none waits; whether there is no straggler any more.
+        """Take a step of one rank without a barrier; returns whether the straggler has recovered.
 
-        On one rank alone, which hears of all.
+        Called on rank 0 alone, which receives the steps of all ranks.
         """
         if not self.present:
             return False
         self._steps[rank].append(seconds)
-        # The others make many steps meanwhile, or none, as where their pass is over.
+        # The other ranks may make many steps meanwhile, or none if their epoch is over.
         if any(len(self._steps[each]) < WINDOW for each in self._detector.slow):
             return False
         for each, own in enumerate(self._steps):

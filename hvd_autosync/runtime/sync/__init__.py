@@ -1,1 +1,1 @@
-"""When ranks wait for each other: local steps, phases with and without a barrier."""
+"""Synchronization of ranks: local steps, phases with and without a barrier."""

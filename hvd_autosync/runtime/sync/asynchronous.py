@@ -1,13 +1,14 @@
-"""Steps without a barrier: each rank sends its gradients to the owners, and takes what they have.
+"""Steps without a barrier: each rank pushes gradients to the parameter servers and pulls
+parameters.
 
-A rank sends a bucket's gradient as soon as that is complete in backward, each owner its share of
-it; the owner makes a step of it (:mod:`hvd_autosync.runtime.sync.parameter_server`) and answers
-with its parameters as they are then. Before the next forward the rank waits for its own answers,
-and for nothing else.
+Every rank is a server of its shards. A rank pushes the gradient of a bucket as soon as it is
+complete in backward, to each server its share. The server makes a step of it
+(:mod:`hvd_autosync.runtime.sync.parameter_server`) and answers with its current parameters. Before
+the next forward the rank waits for the answers to its own pushes, and for nothing else.
 
-Such steps come in stretches, between moments at which all ranks stop together::
+Such steps form async segments, between points at which all ranks stop together::
 
-    begin | push, fresh, push, fresh, ... rest | refresh, go on | push, fresh, ... rest | end
+    begin | push, pull, push, pull, ... drain | refresh, next segment | push, pull, ... drain | end
 """
 
 from __future__ import annotations
@@ -27,35 +28,36 @@ from hvd_autosync.runtime.collectives.messaging import MessageHandler, open_endp
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.states import Entry
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
-from hvd_autosync.runtime.sync.shards import Bucket, Share, make_buckets
+from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
 
-#: Kinds of letters: a gradient; "I have made my last step"; "what do you have?"; parameters.
-_PUSH, _REST, _PULL, _FRESH = "push", "rest", "pull", "fresh"
-#: How often a rank that waits for answers looks whether the others are still there.
+#: Kinds of messages: a gradient; no more steps in this segment; a request for parameters;
+#: parameters.
+_PUSH, _DRAIN, _PULL, _PULLED = "push", "drain", "pull", "pulled"
+#: Seconds between two checks whether the other ranks are still there, while waiting for answers.
 _LOOK_S = 0.2
-#: First steps of a stretch, and every how many later, in which it is looked whether all parameters
-#: are as they came from their owners; in other steps those that torch has seen written to.
+#: First steps of a segment, and interval of later ones, in which all parameters are compared with
+#: what their servers sent; in other steps only those that torch has seen written to.
 _CHECKED, _CHECK_EVERY = 2, 64
 
 PeerMessage = dict[str, Any]
 
 
 class Asynchronous:
-    """Steps without a barrier, of one optimizer; a collective when it is made.
+    """Steps without a barrier of one optimizer; creating it is a collective.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
+        name: Distinguishes its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
-        protocol: ASP or SSP, and what becomes of learning rate and momentum.
-        summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
+        protocol: ASP or SSP, with its rules for learning rate and momentum.
+        summed: Whether learning rates fit the sum of all ranks' gradients rather than their mean.
         order: All parameters, in the order in which their gradients arrive on this rank.
-        heed: Called with letters of other kinds, and the rank they are from, in the thread that
-            reads them.
+        on_message: Called with messages of other kinds and their source rank, in the service
+            thread.
 
     Attributes:
-        clock: This rank's steps in this stretch.
-        stretch: Its number, from 1.
+        clock: This rank's steps in this segment.
+        segment: Number of the segment, from 1.
     """
 
     def __init__(
@@ -72,26 +74,26 @@ class Asynchronous:
         self._of_optimizer = weakref.ref(optimizer)
         self._protocol = protocol
         self._summed = summed
-        self._heed_other = on_message
+        self._on_other_message = on_message
         parameters = parameters_of(optimizer)
-        #: Parameter -> place in the optimizer, whose groups are empty while it makes a step.
+        #: Parameter -> its place in the optimizer, whose groups are empty during its step.
         self._places = {parameter: index for index, parameter in enumerate(parameters)}
         agreed = agree_order([self._places[each] for each in order], f"asynchronous.{name}")
         self._buckets = make_buckets(optimizer, [parameters[index] for index in agreed], size())
         self._of = {each: bucket for bucket in self._buckets for each in bucket.parameters}
-        self._missing: dict[Bucket, set[torch.nn.Parameter]] = {}
-        #: Bucket and owner -> version of what this rank has of it.
+        self._missing: dict[ServerBucket, set[torch.nn.Parameter]] = {}
+        #: Bucket and owner -> version of the parameters that this rank has.
         self._versions: dict[tuple[int, int], int] = {}
         self._owned: ParameterServer | None = None
         self.segment = 0
         self._awaited = 0
-        #: The stretch and the clock of the step that has begun.
+        #: Segment and clock of the step that has begun.
         self._begun = 0, 0
-        #: Guards what letters change, in the thread that reads them.
+        #: Guards what the service thread changes.
         self._changed = threading.Condition()
-        # The thread that reads letters must not keep an optimizer that the script has dropped.
-        self._mailbox = open_endpoint(f"asynchronous.{name}", _weakly(self._on_message))
-        weakref.finalize(optimizer, self._mailbox.retire).atexit = False
+        # The service thread must not keep an optimizer that the script has dropped.
+        self._endpoint = open_endpoint(f"asynchronous.{name}", _weakly(self._on_message))
+        weakref.finalize(optimizer, self._endpoint.close_in_background).atexit = False
 
     @property
     def _optimizer(self) -> Any:
@@ -101,11 +103,11 @@ class Asynchronous:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """As of :class:`ParameterServer`, of what this rank owns."""
+        """Staleness of this rank's shards, as of :class:`ParameterServer`."""
         return {} if self._owned is None else dict(self._owned.staleness)
 
     def begin(self) -> None:
-        """Begin the first stretch; on all ranks, with parameters and states the same on all."""
+        """Begin the first segment; on all ranks, with equal parameters and states."""
         for bucket in self._buckets:
             bucket.keep_parameters()
         shares = [Share(bucket, rank(), self._optimizer) for bucket in self._buckets]
@@ -114,10 +116,10 @@ class Asynchronous:
         self._versions.clear()
         with self._changed:
             self._owned = ParameterServer(shares, size(), self._protocol, summed=self._summed)
-        self.go_on()
+        self.begin_next_segment()
 
-    def go_on(self) -> None:
-        """Begin another stretch with what owners have; on all ranks, all of which rest."""
+    def begin_next_segment(self) -> None:
+        """Begin another segment from the servers' parameters; on all ranks, once all drained."""
         assert self._owned is not None, "it has begun"
         with self._changed:
             self._owned.begin_segment()
@@ -127,24 +129,24 @@ class Asynchronous:
         self._expect_gradients()
 
     def end(self) -> None:
-        """Let go of parameters and states; on all ranks, all of which rest."""
+        """Give up the shards and their states; on all ranks, after all have drained."""
         with self._changed:
             self._owned = None
 
-    def tell(self, to: int, message: PeerMessage) -> None:
-        """Send a letter of another kind; its ``kind`` says which."""
-        self._mailbox.send(to, json.dumps(message).encode())
+    def send(self, to: int, message: PeerMessage) -> None:
+        """Send a message of another kind, named by its ``kind``."""
+        self._endpoint.send(to, json.dumps(message).encode())
 
     def check(self) -> None:
-        """Raise what has gone wrong.
+        """Raise what has failed.
 
         Raises:
-            AutosyncError: Another rank is gone, or a letter could not be heeded.
+            AutosyncError: Another rank is gone, or failed to handle a message.
         """
-        self._mailbox.check()
+        self._endpoint.check()
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
-        """A gradient is complete; its bucket is sent when all of its gradients are."""
+        """A gradient is complete; its bucket is pushed when all of its gradients are."""
         bucket = self._of[parameter]
         with self._changed:
             self._begin_step()
@@ -157,7 +159,7 @@ class Asynchronous:
             self._push(bucket, ())
 
     def exchange(self) -> None:
-        """Send what was not sent of this step, and take over the parameters that owners have.
+        """Push what was not pushed of this step, then take over the servers' parameters.
 
         Raises:
             AutosyncError: As of :meth:`check`.
@@ -174,25 +176,25 @@ class Asynchronous:
         self.clock += 1
         self._expect_gradients()
 
-    def rest(self) -> None:
-        """Say that this rank has made its last step of this stretch."""
+    def drain(self) -> None:
+        """Tell all servers that this rank has made its last step of this segment."""
         for owner in range(size()):
-            self._send(owner, {"kind": _REST})
+            self._send(owner, {"kind": _DRAIN})
 
-    def await_rest(self) -> None:
-        """Wait until all letters of this stretch but those of :meth:`refresh` have come.
+    def await_drained(self) -> None:
+        """Wait until all messages of this segment have arrived, except those of :meth:`refresh`.
 
         Raises:
             AutosyncError: As of :meth:`check`.
         """
         assert self._owned is not None, "it has begun"
         with self._changed:
-            while not self._owned.all_rest:
+            while not self._owned.all_drained:
                 self._changed.wait(_LOOK_S)
-                self._mailbox.check()
+                self._endpoint.check()
 
     def refresh(self) -> None:
-        """Take over what owners have: the same on all ranks, where all of them rest.
+        """Pull all parameters: they are equal on all ranks if all have drained.
 
         Raises:
             AutosyncError: As of :meth:`check`.
@@ -202,13 +204,14 @@ class Asynchronous:
         self._take_answers()
 
     def entries(self) -> list[Entry]:
-        """The states of what this rank owns, as they are between two steps."""
+        """The optimizer states of this rank's shards, as they are between two steps."""
         with self._changed:
             shares = [] if self._owned is None else self._owned.shares
             return [entry for share in shares for entry in share.entries(self._places)]
 
     def _begin_step(self) -> None:
-        """Before the first gradient of a step is sent; fresh parameters may come from then on.
+        """Check the parameters before the first push of a step; pulled ones may arrive from then
+        on.
 
         Raises:
             ConfigurationError: The script itself has changed parameters, which would be lost.
@@ -220,22 +223,24 @@ class Asynchronous:
         for bucket in self._buckets:
             if (everything or bucket.moved()) and not bucket.untouched():
                 raise ConfigurationError(
-                    "the script has changed parameters itself, as clamp_() or load_state_dict() "
-                    "do, where their owners step them: that would be lost",
-                    hint="Leave protocol knobs out of the strategy of such a script.",
+                    "the script has changed parameters itself, for example by clamp_() or "
+                    "load_state_dict(), during steps without a barrier: the change would be lost",
+                    hint="Leave the protocol knobs out of the strategy of this script.",
                 )
 
     def _expect_gradients(self) -> None:
         self._missing = {bucket: set(bucket.parameters) for bucket in self._buckets}
 
-    def _push(self, bucket: Bucket, absent: Sequence[int]) -> None:
+    def _push(self, bucket: ServerBucket, absent: Sequence[int]) -> None:
         self._missing[bucket] = set()
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         head = {"kind": _PUSH, "clock": self.clock + 1, "rates": rates, "absent": absent}
         self._ask(bucket, head, bucket.flat)
 
-    def _ask(self, bucket: Bucket, head: PeerMessage, flat: torch.Tensor | None = None) -> None:
-        """Send to each owner what it will answer with fresh parameters."""
+    def _ask(
+        self, bucket: ServerBucket, head: PeerMessage, flat: torch.Tensor | None = None
+    ) -> None:
+        """Send to each owner a message that it answers with its parameters."""
         with self._changed:
             self._awaited += size()
         for owner in range(size()):
@@ -245,34 +250,34 @@ class Asynchronous:
 
     def _send(self, to: int, head: PeerMessage, body: torch.Tensor | None = None) -> None:
         text = json.dumps({**head, "segment": self.segment}).encode()
-        self._mailbox.send(to, text, None if body is None else _memory(body))
+        self._endpoint.send(to, text, None if body is None else _memory(body))
 
     def _take_answers(self) -> None:
         with self._changed:
             while self._awaited:
                 self._changed.wait(_LOOK_S)
-                self._mailbox.check()
+                self._endpoint.check()
         for bucket in self._buckets:
-            bucket.take_fresh()
+            bucket.take_pulled()
 
-    # What follows is called in the thread that reads letters.
+    # The methods below are called in the service thread.
 
     def _on_message(self, source: int, head: bytes, body: memoryview) -> None:
         message = json.loads(head)
         kind = message["kind"]
-        if kind == _FRESH:
-            self._on_answer_message(source, message, body)
-        elif kind in (_PUSH, _REST, _PULL):
+        if kind == _PULLED:
+            self._on_pulled_message(source, message, body)
+        elif kind in (_PUSH, _DRAIN, _PULL):
             with self._changed:
                 while message["segment"] > self.segment:
-                    self._changed.wait()  # this rank is about to begin it, too
+                    self._changed.wait()  # this rank is about to begin it too
                 self._on_message_as_owner(source, message, body)
         else:
-            self._heed_other(source, message)
+            self._on_other_message(source, message)
 
     def _on_message_as_owner(self, source: int, message: PeerMessage, body: memoryview) -> None:
         owned = self._owned
-        assert owned is not None, "nobody sends to owners after the last stretch"
+        assert owned is not None, "owners receive nothing after the last segment"
         if message["kind"] == _PULL:
             self._answer(source, message["bucket"], message["version"])
             return
@@ -288,27 +293,27 @@ class Asynchronous:
             gradient = _tensor(body, owned.shares[push.bucket].values)
             ready = owned.pushed(push, gradient)
         else:
-            ready = owned.rested(source)
+            ready = owned.drained(source)
         for each in ready:
             self._answer(each.source, each.bucket, each.version)
-        if owned.all_rest:
+        if owned.all_drained:
             self._changed.notify_all()
 
     def _answer(self, to: int, bucket: int, version: int) -> None:
-        """Send a share as it is, unless that version is known to whom asks."""
+        """Send this rank's share, without values if the asking rank has this version."""
         assert self._owned is not None, "called with it"
         share = self._owned.shares[bucket]
         # A copy: the next gradient may come before this is sent.
         values = None if version == share.version else share.values.clone()
-        self._send(to, {"kind": _FRESH, "bucket": bucket, "version": share.version}, values)
+        self._send(to, {"kind": _PULLED, "bucket": bucket, "version": share.version}, values)
 
-    def _on_answer_message(self, owner: int, message: PeerMessage, body: memoryview) -> None:
+    def _on_pulled_message(self, owner: int, message: PeerMessage, body: memoryview) -> None:
         number = message["bucket"]
         with self._changed:
             self._versions[number, owner] = message["version"]
             if len(body):
                 bucket = self._buckets[number]
-                place = bucket.share_of(owner, bucket.fresh)
+                place = bucket.share_of(owner, bucket.pulled)
                 place.copy_(_tensor(body, place))
             self._awaited -= 1
             if not self._awaited:
@@ -332,7 +337,7 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 
 
 def _tensor(body: memoryview, like: torch.Tensor) -> torch.Tensor:
-    """The numbers that were sent of a tensor like ``like``; none where it has none."""
+    """The received values of a tensor like ``like``; zeros if ``body`` is empty."""
     if not len(body):
         return torch.zeros_like(like)
     return torch.frombuffer(body, dtype=like.dtype)

@@ -1,8 +1,7 @@
-"""Averages parameters: each rank's change since they were equal, by any exchange, with any codec.
+"""Averages parameters: exchanges each rank's change since they were equal, with any codec.
 
-``x = anchor + mean over ranks of (x_i - anchor)``, which is the mean of x_i. A change has zeros
-where nothing was trained, it is what codecs with error feedback are for, and the anchor is there to
-return to.
+``x = anchor + mean over ranks of (x_i - anchor)``, which is the mean of x_i. A change is zero where
+nothing was trained, it suits codecs with error feedback, and the anchor is a state to return to.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
 
 class Averaging:
-    """The parameters of one optimizer, which ranks change apart and make equal again.
+    """The parameters of one optimizer, which ranks change separately and then average.
 
-    Takes twice the memory of the parameters beside them.
+    It takes twice the memory of the parameters in addition to theirs.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
-        named: Parameter -> its name and its class; the same on all ranks, in the same order.
-        plan: How the changes travel.
+        name: Distinguishes its operations from those of others; equal on all ranks.
+        named: Parameter -> its name and its class; equal on all ranks, in the same order.
+        plan: How the changes are exchanged.
 
     Attributes:
-        parameters: In their order.
-        dispatcher: Of the changes.
+        parameters: The parameters, in order.
+        dispatcher: Exchanges the changes.
     """
 
     def __init__(
@@ -42,12 +41,13 @@ class Averaging:
         self._name = f"hvd_autosync.average.{name}"
         self.parameters = tuple(named)
         self._anchors = [parameter.detach().clone() for parameter in named]
-        # Contiguous, whatever parameters are: buckets would replace others by copies.
+        # Contiguous even if the parameters are not: buckets would replace other changes by copies.
         self._changes = [
             torch.zeros_like(anchor, memory_format=torch.contiguous_format)
             for anchor in self._anchors
         ]
-        # What buckets carry is a parameter's gradient: here, that of a twin in the same memory.
+        # Buckets exchange gradients of parameters; here, those of twins that share the parameters'
+        # memory.
         self._twins = [torch.nn.Parameter(each.detach(), requires_grad=False) for each in named]
         for twin, change in zip(self._twins, self._changes, strict=True):
             twin.grad = change
@@ -66,7 +66,7 @@ class Averaging:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Parameters are equal now."""
+        """Take the current parameters, which are equal, as the anchor."""
         torch._foreach_copy_(self._anchors, self._data())
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ class Averaging:
 
     @torch.no_grad()
     def take(self, ranks: int) -> None:
-        """Take over the mean of the changes: parameters are equal.
+        """Apply the mean of the changes, so that parameters are equal.
 
         Args:
             ranks: How many ranks took part; those that wait in ``hvd.join()`` do not.
@@ -94,7 +94,7 @@ class Averaging:
         return [parameter.detach() for parameter in self.parameters]
 
     def average_tensors(self, what: str, tensors: Sequence[torch.Tensor], ranks: int) -> None:
-        """Make other tensors of floating-point numbers equal, each by its mean; a collective.
+        """Replace other floating-point tensors by their means over ranks; a collective.
 
         Args:
             what: Names the operations.
@@ -114,7 +114,7 @@ class Averaging:
 
 
 def moments(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
-    """The numbers that an optimizer carries from step to step, each with a name, in order."""
+    """The tensors in the state of an optimizer, each with a name, in order."""
     return [
         (f"{place}.{name}", value)
         for place, parameter in enumerate(parameters_of(optimizer))

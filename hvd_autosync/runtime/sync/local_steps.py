@@ -1,11 +1,11 @@
-"""Local steps: ranks train apart for the steps of a round, then average their parameters.
+"""Local steps: ranks train separately for the steps of a round, then average their parameters.
 
-A round never ends after a pass over the training data does, so that whatever a script evaluates or
-saves between passes is the same on all ranks. As long as no end of a pass is known, and before the
-schedule's start, gradients are exchanged in every step as without a schedule::
+A round never extends beyond the end of an epoch, so that whatever a script evaluates or saves
+between epochs is the same on all ranks. While no epoch end has been seen, and before the schedule's
+start, gradients are exchanged in every step as without a schedule::
 
     parallel ... | vote | H steps, average | H steps, average | ...
-                          ^ lengths are agreed on in the first step of each round
+                          ^ ranks agree on the length in the first step of each round
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all, tell_all
 from hvd_autosync.runtime.collectives.warn_once import WarnOnce
 from hvd_autosync.runtime.patches.epochs import Epochs
-from hvd_autosync.runtime.patches.join_hook import JoinHook, tell_of_joins
+from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.runtime.state.normalization import running_statistics
 from hvd_autosync.runtime.state.rank_states import RankStates, States
 from hvd_autosync.runtime.sync.averaging import Averaging, moments
@@ -30,7 +30,7 @@ from hvd_autosync.search_space.schedule import Schedule
 
 #: Parallel steps between two votes on whether local steps can begin.
 _VOTE_EVERY = 8
-#: Of a round of so many steps one is near the average that it began with.
+#: In a round of H steps, the first H / this are near the average that it began with.
 _NEAR = 32
 
 
@@ -38,18 +38,18 @@ class LocalSteps(JoinHook):
     """The rounds of one optimizer.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
+        name: Distinguishes its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
         schedule: Lengths of the rounds.
-        averaging: Makes the parameters equal.
+        averaging: Averages the parameters.
 
     Attributes:
-        states: What each rank's optimizer carries.
-        running: Whether steps are local now: gradients stay where they are.
-        owed: Whether gradients were synchronized that no step was made of.
+        states: The optimizer state of each rank.
+        running: Whether steps are local now, so that gradients are not exchanged.
+        owed: Whether gradients were synchronized without a step being made of them.
         step: Steps so far.
         averages: Collectives of all parameters or gradients so far.
-        highest: The highest learning rate of any of them.
+        highest: The highest learning rate of any step so far.
     """
 
     def __init__(self, name: str, optimizer: Any, schedule: Schedule, averaging: Averaging) -> None:
@@ -58,32 +58,32 @@ class LocalSteps(JoinHook):
         self.step = self.averages = 0
         self.highest = 0.0
         self._name = f"hvd_autosync.rounds.{name}"
-        # Weakly: who is dropped with an open round must be gone on all ranks at once.
+        # Weak, so that an optimizer dropped in an open round is collected on all ranks at once.
         self._optimizer = weakref.ref(optimizer)
         self._schedule = schedule
         self._averaging = averaging
         self._epochs = Epochs(self)
-        tell_of_joins(self)
+        register_join_hook(self)
         self._proposal: _Proposal | None = None
         self._length = self._done = 0
-        self._ends_pass = False
-        #: Whether the script itself says when parameters must be equal.
+        self._ends_epoch = False
+        #: Whether the script itself calls average().
         self._script_averages = False
         self._restored = self._stopped = self._paused = False
-        self._no_ends = WarnOnce(
-            "local steps wait until an end of a pass is known; feed the training by a "
-            "torch.utils.data.DataLoader that has a length, or call "
-            "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
+        self._no_epoch_end = WarnOnce(
+            "local steps have not begun: no epoch end seen yet. Use a torch.utils.data.DataLoader "
+            "with a length, or call hvd_autosync.average(optimizer) where parameters must be the "
+            "same on all ranks"
         )
         self.owed = False
-        #: Whether ranks have left ``join()`` since parameters were last the same.
+        #: Whether ranks have left ``join()`` since parameters were last equal.
         self._joined = False
         self._lock = threading.Lock()
         self._statistics: list[torch.Tensor] | None = None
 
     @property
     def samples(self) -> int:
-        """Samples of this rank so far, where batches have a size."""
+        """Samples of this rank so far, where the batch size is known."""
         return self._epochs.samples
 
     def gradient_arrived(self) -> None:
@@ -114,20 +114,21 @@ class LocalSteps(JoinHook):
             self._end_round(early=False)
 
     def synchronized(self) -> None:
-        """Gradients of a local step are about to be used, by the optimizer or by the script.
+        """The optimizer or the script is about to use the gradients of a local step.
 
-        A script may make no step of them, as where those of its own rank alone have overflowed. It
-        counts, or the rank would come to the end of its pass a step before the others.
+        A script may make no step of them, for example if those of its own rank alone have
+        overflowed. The step counts nevertheless: otherwise this rank would reach the end of its
+        epoch a step before the others.
         """
-        assert not self.owed, "it was settled"
+        assert not self.owed, "the skipped step was counted"
         if self._joined and self._done == 0:
-            # What is the same on all ranks again, as after a broadcast, is where the round begins.
+            # The round begins from what is equal on all ranks again, as after a broadcast.
             self._averaging.begin()
             self._joined = False
         self.owed = True
 
     def about_to_join(self) -> None:
-        """Wait for what ranks hold to be the length of a round that has just begun."""
+        """Wait for the agreement on the length of a round that has just begun."""
         if self._proposal is not None:
             self._proposal.agreed()
         self._proposal = None
@@ -139,9 +140,9 @@ class LocalSteps(JoinHook):
         self._length = self._done = 0
 
     def settle(self) -> None:
-        """Count the step whose gradients were synchronized, and that was not made.
+        """Count the skipped step whose gradients were synchronized.
 
-        Whoever counts steps does: the protocols, and the guard.
+        The components that count steps, protocols and guard, count it too.
         """
         if self.owed:
             self._owner._hvd_autosync_after_skip()
@@ -155,16 +156,16 @@ class LocalSteps(JoinHook):
             self._end_round(early=True)
 
     def sync_for_eval(self) -> None:
-        """Make parameters equal before another pass, as for an evaluation; a collective."""
+        """Make parameters equal before another loader's epoch, as for evaluation; a collective."""
         self.average()
 
     def average_for_script(self) -> None:
-        """The script calls for an average; it need not have passes that can be seen."""
+        """The script calls for an average; its epochs need not be visible."""
         self._script_averages = True
         self.average()
 
     @property
-    def equal(self) -> bool:
+    def replicas_in_sync(self) -> bool:
         """Whether parameters are the same on all ranks."""
         if self.running:
             return self._done == 0 and not self.owed
@@ -172,19 +173,20 @@ class LocalSteps(JoinHook):
 
     @property
     def round_steps(self) -> int:
-        """Steps of the round that runs; 0 where none does."""
+        """Steps of the current round; 0 if there is none."""
         return self._length if self.running else 0
 
     @property
     def near_average(self) -> bool:
-        """Whether parameters are equal or so few steps old that they still are near the average.
+        """Whether parameters are equal, or so few steps old that they are near the average.
 
-        The first steps of a long round: one loss of hundreds would tell too little of an average.
+        These are the first steps of a long round: the one loss at its beginning, among hundreds,
+        would tell too little of the average.
         """
-        return self.equal or (self.running and self._done * _NEAR < self._length)
+        return self.replicas_in_sync or (self.running and self._done * _NEAR < self._length)
 
     def stop(self) -> None:
-        """Exchange gradients in every step for good; parameters are the same on all ranks now.
+        """Exchange gradients in every step from now on; parameters are equal on all ranks now.
 
         A collective.
         """
@@ -192,9 +194,9 @@ class LocalSteps(JoinHook):
         self._stopped = True
 
     def pause(self) -> None:
-        """Have no rounds until :meth:`resume`; parameters are the same on all ranks now.
+        """Make no rounds until :meth:`resume`; parameters are equal on all ranks now.
 
-        A collective, after which moments are the same, too.
+        A collective that makes the moments equal too.
         """
         if self.running:
             found = moments(self._owner)
@@ -202,19 +204,19 @@ class LocalSteps(JoinHook):
             if same_on_all(described, f"{self._name}.moments"):
                 tensors = [value for _, value in found]
                 self._averaging.average_tensors("moments", tensors, size())
-            else:  # as where some rank had no gradient
+            else:  # for example if some rank had no gradient
                 self._owner.state.clear()
         self.running, self._restored, self._paused = False, False, True
         self._length = self._done = 0
         self._proposal = None
 
     def resume(self) -> None:
-        """Have rounds again from now on, where all ranks make steps together; a collective."""
+        """Make rounds again, now that all ranks make steps together; a collective."""
         self.step = agree_steps(self.step, self._name)
         self._paused = False
 
     def save(self) -> dict[str, Any]:
-        """What has to be saved for the schedule to go on, with the states of all ranks."""
+        """What a checkpoint needs for the schedule to continue, with the states of all ranks."""
         return {
             **self._place(),
             "codecs": self._averaging.dispatcher.codec_states(),
@@ -222,7 +224,7 @@ class LocalSteps(JoinHook):
         }
 
     def load(self, saved: dict[str, Any]) -> States | None:
-        """Go on where :meth:`save` was called; a round that was open is begun anew.
+        """Continue where :meth:`save` was called; an open round starts over.
 
         Returns:
             This rank's optimizer state by place of the parameter, if it had one of its own.
@@ -232,7 +234,7 @@ class LocalSteps(JoinHook):
         return self.states.load(saved["ranks"])
 
     def share(self, root: int) -> None:
-        """Let all ranks go on where rank ``root`` is; a collective."""
+        """Let all ranks continue where rank ``root`` is; a collective."""
         text = tell_all(json.dumps(self._place()).encode(), f"{self._name}.place", root)
         self._go_to(json.loads(text))
         self.states.share(root)
@@ -272,9 +274,10 @@ class LocalSteps(JoinHook):
         return optimizer
 
     def _vote(self) -> None:
-        """Begin local steps if there are any, and every rank sees its passes end; a collective.
+        """Begin local steps if the schedule has some and every rank sees its epochs end; a
+        collective.
 
-        Rounds of one step are none: with gradients exchanged, moments stay the same on all ranks.
+        Rounds of one step do not count: with exchanged gradients moments stay equal on all ranks.
         """
         known = self._script_averages or self._epochs.seen
         wanted = self._schedule.length(self.step, self._rate(), self.highest) > 1
@@ -286,12 +289,14 @@ class LocalSteps(JoinHook):
             self._averaging.begin()
             self._restored = False
         elif wanted and not known:
-            self._no_ends.seen(self.step)
+            self._no_epoch_end.seen(self.step)
         if known:
-            self._no_ends.gone()
+            self._no_epoch_end.gone()
 
     def _average_parameters(self) -> None:
-        """Make replicas equal that moments of each rank's own have driven apart since a resume."""
+        """Make replicas equal that have diverged since a resume, because each rank had its own
+        moments.
+        """
         self._averaging.average_tensors("parameters", self._averaging.parameters, size())
 
     def _propose(self) -> None:
@@ -303,7 +308,7 @@ class LocalSteps(JoinHook):
 
     def _begin_round(self) -> None:
         assert self._proposal is not None
-        self._length, self._ends_pass = self._proposal.agreed()
+        self._length, self._ends_epoch = self._proposal.agreed()
         self._proposal = None
 
     def _end_round(self, *, early: bool) -> None:
@@ -317,36 +322,36 @@ class LocalSteps(JoinHook):
         if ended_early not in (0, ranks):
             raise ConfigurationError(
                 f"{ended_early} of {ranks} ranks have ended a round of local steps early, the "
-                "others go on; or one of them has failed, then see its error",
-                hint="Evaluate on all ranks or between passes, where parameters are equal, or "
-                "leave schedule knobs out of the strategy.",
+                "others have not; or one of them has failed, then see its error",
+                hint="Evaluate on all ranks or between epochs, where parameters are equal, or "
+                "leave the schedule knobs out of the strategy.",
             )
         self._averaging.take(ranks)
-        if early or self._ends_pass:
+        if early or self._ends_epoch:
             if self._statistics is None:
                 self._statistics = running_statistics(self._averaging.parameters)
             self._averaging.average_tensors("statistics", self._statistics, ranks)
 
 
 class _Proposal:
-    """What a rank holds to be the length of the round that begins.
+    """This rank's proposal for the length of the round that begins.
 
-    Only sums, where Horovod puts in zeros for a rank that waits in ``hvd.join()``: n numbers are
-    equal if n times the sum of their squares is the square of their sum.
+    It uses sums only, where Horovod substitutes zeros for a rank that waits in ``hvd.join()``: n
+    numbers are equal if n times the sum of their squares is the square of their sum.
 
     Args:
         name: Name of the operation.
         length: Length of the round.
-        ends_pass: Whether a pass ends with it.
+        ends_epoch: Whether an epoch ends with it.
     """
 
-    def __init__(self, name: str, length: int, ends_pass: bool) -> None:
-        numbers = [1, length, length**2, ends_pass]
+    def __init__(self, name: str, length: int, ends_epoch: bool) -> None:
+        numbers = [1, length, length**2, ends_epoch]
         self._sums = torch.tensor(numbers, dtype=torch.float64)
         self._handle = allreduce_async_(self._sums, name=f"{name}.length", op=Sum)
 
     def agreed(self) -> tuple[int, bool]:
-        """The length, and whether a pass ends with it anywhere."""
+        """The agreed length, and whether an epoch ends with it on any rank."""
         synchronize(self._handle)
         ranks, lengths, lengths_2, ending = self._sums.tolist()
         equal = ranks == size() and ranks * lengths_2 == lengths**2

@@ -1,9 +1,9 @@
-"""What the owner of shares does with the gradients that reach it, and whom it answers when.
+"""Parameter server of one rank's shards: how it applies gradients, and when it answers.
 
-Under ASP it makes a step of every gradient as it comes, and answers at once. Under SSP(s) it keeps
-back the answer to a rank that is more than s steps ahead of the slowest. Under SSP(0) ranks are all
-at the same step, so it makes one step of the mean of their gradients, which is the step of BSP.
-A rank that has said that it rests is waited for by nobody until the next stretch.
+Under ASP it makes a step of every gradient on arrival, and answers at once. Under SSP(s) it delays
+the answer to a rank that is more than s steps ahead of the slowest. Under SSP(0) all ranks are at
+the same step, so it makes one step of the mean of their gradients, which is the step of BSP. Until
+the next segment, no rank waits for one that has drained.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from hvd_autosync.runtime.sync.shards import Share
 from hvd_autosync.search_space.protocol import Protocol
 
-#: Steps of a rank until a ramped momentum is whole again.
+#: Steps of a rank until a ramped momentum has reached its full value.
 _RAMP = 100
 
 
@@ -28,9 +28,9 @@ class Push:
     Attributes:
         source: The rank.
         bucket: Number of the bucket.
-        clock: The rank's step in this stretch, from 1.
-        version: Of the parameters that the gradient was computed with; -1: the first ones.
-        rates: The learning rates of that step, by group of the optimizer.
+        clock: The rank's step in this segment, from 1.
+        version: Version of the parameters that the gradient was computed with; -1: the first ones.
+        rates: Learning rates of that step, by parameter group.
         absent: Places in the bucket of parameters without a gradient.
     """
 
@@ -44,12 +44,12 @@ class Push:
 
 @dataclass
 class _Owned:
-    """One share, and what is known of the ranks that send it gradients.
+    """One share, with the state of the ranks that push to it.
 
     Attributes:
         share: The share.
-        clocks: Rank -> its last step in this stretch.
-        unanswered: Rank -> what it sent last and got no answer to.
+        clocks: Rank -> its last step in this segment.
+        unanswered: Rank -> its last push, while that is unanswered.
     """
 
     share: Share
@@ -58,17 +58,17 @@ class _Owned:
 
 
 class ParameterServer:
-    """All that one rank owns.
+    """The server of all shares of one rank.
 
     Args:
         shares: By bucket.
         ranks: The number of ranks.
         protocol: The protocol.
-        summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
+        summed: Whether learning rates fit the sum of all ranks' gradients rather than their mean.
 
     Attributes:
-        staleness: By how many steps of other ranks the parameters had moved on when a gradient of
-            them arrived -> how often that was so.
+        staleness: Staleness of a gradient on arrival, in steps of other ranks -> number of
+            gradients.
     """
 
     def __init__(
@@ -82,26 +82,26 @@ class ParameterServer:
         divided = ranks if protocol.rate == "divided" else 1
         self._rate = (ranks if summed else 1) / divided
         self._summed = summed
-        self._resting: set[int] = set()
+        self._drained: set[int] = set()
 
     @property
     def shares(self) -> list[Share]:
-        """By bucket."""
+        """The shares, by bucket."""
         return [owned.share for owned in self._owned]
 
     @property
-    def all_rest(self) -> bool:
-        """Whether every rank has made its last step of this stretch."""
-        return len(self._resting) == self._ranks
+    def all_drained(self) -> bool:
+        """Whether every rank has made its last step of this segment."""
+        return len(self._drained) == self._ranks
 
     def begin_segment(self) -> None:
-        """All ranks make steps again, each its first one of the stretch."""
-        self._resting.clear()
+        """Begin a segment: every rank starts again with its first step."""
+        self._drained.clear()
         for owned in self._owned:
             owned.clocks.clear()
 
     def pushed(self, push: Push, gradient: torch.Tensor) -> Iterator[Push]:
-        """A gradient has arrived; gives those that can be answered now."""
+        """Apply a gradient that arrived; yields the pushes that can be answered now."""
         owned = self._owned[push.bucket]
         owned.clocks[push.source] = push.clock
         owned.unanswered[push.source] = push
@@ -114,14 +114,16 @@ class ParameterServer:
             share.step([rate * self._rate for rate in push.rates], momentum)
         yield from self._answered(owned)
 
-    def rested(self, rank: int) -> Iterator[Push]:
-        """A rank has made its last step of this stretch; gives those that can be answered now."""
-        self._resting.add(rank)
+    def drained(self, rank: int) -> Iterator[Push]:
+        """A rank has made its last step of this segment; yields the pushes that can be answered
+        now.
+        """
+        self._drained.add(rank)
         for owned in self._owned:
             yield from self._answered(owned)
 
     def _answered(self, owned: _Owned) -> list[Push]:
-        awaited = set(range(self._ranks)) - self._resting
+        awaited = set(range(self._ranks)) - self._drained
         if self._most_ahead is None:
             ready = list(owned.unanswered.values())
         elif self._most_ahead == 0:
@@ -138,7 +140,7 @@ class ParameterServer:
         return ready
 
     def _step_of_all(self, owned: _Owned, awaited: set[int]) -> list[Push]:
-        """Make the step of BSP if the gradients of all ranks that make one are here."""
+        """Make the step of BSP if the gradients of all ranks that still make steps have arrived."""
         here = owned.unanswered
         if not here or not awaited <= set(here):
             return []

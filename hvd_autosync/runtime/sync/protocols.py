@@ -1,10 +1,10 @@
-"""Phases of a training: steps that all ranks make together, and steps without a barrier.
+"""Phases of a training: steps that all ranks make together (BSP), and steps without a barrier.
 
-All ranks go from one phase to the other at once. From BSP they do so after a vote in some step;
-without a barrier only where all of them stop: at the end of a pass over the training data, or when
-rank 0 has told them to. What a script evaluates or saves after a pass is the same on all ranks::
+All ranks change the phase at once. From BSP they do so after a vote in some step. Without a barrier
+they do so only where all of them stop: at the end of an epoch, or when rank 0 has received them to.
+What a script evaluates or saves after an epoch is the same on all ranks::
 
-    BSP ... | vote: begin | steps without a barrier | meet: all have ended the pass, or end | ...
+    BSP ... | vote: begin | steps without a barrier | meet: epoch ended on all ranks, or stop | ...
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hvd_autosync.runtime.collectives.warn_once import WarnOnce, warn_on_rank_0
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.measure.compute_timer import ComputeTimer
 from hvd_autosync.runtime.patches.epochs import Epochs
-from hvd_autosync.runtime.patches.join_hook import JoinHook, tell_of_joins
+from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.replicas import Replicas
 from hvd_autosync.runtime.state.states import (
@@ -56,15 +56,15 @@ _VOTE_EVERY = 8
 
 
 class Protocols(JoinHook):
-    """The phases of one optimizer; a collective when it is made.
+    """The phases of one optimizer; creating it is a collective.
 
     Args:
-        name: Tells its operations from those of others; equal on all ranks.
+        name: Distinguishes its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
-        protocol: What the phases are.
-        supervision: Its guard's side.
-        local: Its rounds in the phase with barriers, if it has any.
-        summed: Whether learning rates fit the sum of all ranks' gradients, and not their mean.
+        protocol: Defines the phases.
+        guard_handler: The handler of its loss guard.
+        local: Its local steps in the phase with barriers, if it has any.
+        summed: Whether learning rates fit the sum of all ranks' gradients rather than their mean.
 
     Attributes:
         running: Whether steps have no barrier now.
@@ -94,25 +94,25 @@ class Protocols(JoinHook):
         self._dynamic_batching: DynamicBatching | None = None
         if protocol.stragglers == "balance":
             self._dynamic_batching = DynamicBatching(rank(), size(), self._epochs)
-        tell_of_joins(self)
-        self._peers = StateServer(f"protocols.{name}", self._answer)
-        weakref.finalize(optimizer, self._peers.retire).atexit = False
+        register_join_hook(self)
+        self._state_server = StateServer(f"protocols.{name}", self._answer)
+        weakref.finalize(optimizer, self._state_server.close).atexit = False
         self._asynchronous: Asynchronous | None = None
-        #: Gradients in the order in which they arrived in the first step.
+        #: Parameters in the order in which their gradients arrived in the first step.
         self._order: dict[torch.nn.Parameter, None] = {}
-        #: Whether the script looks at gradients before the optimizer uses them.
-        self._looks = False
+        #: Whether the script uses gradients before the optimizer does.
+        self._script_uses_gradients = False
         self._script_averages = False
         self._sample_counter = SampleCounter(protocol, self._epochs)
         self._voted = 0
-        #: Whether ranks wait for each other for good.
+        #: Whether training stays synchronous.
         self._stopped = False
-        #: Whether this stretch began in the middle of passes, whose ends are still to come.
+        #: Whether this segment began in the middle of epochs, whose ends are still to come.
         self._interrupted = False
-        self._no_ends = WarnOnce(
-            "ranks go on to wait for each other until an end of a pass is known; feed the training "
-            "by a torch.utils.data.DataLoader that has a length, or call "
-            "hvd_autosync.average(optimizer) where parameters must be the same on all ranks"
+        self._no_epoch_end = WarnOnce(
+            "staying synchronous: no epoch end seen yet. Use a torch.utils.data.DataLoader with a "
+            "length, or call hvd_autosync.average(optimizer) where parameters must be the same on "
+            "all ranks"
         )
         self._replicas = Replicas(name, optimizer)
         self._membership = Membership(self._replicas, summed=summed)
@@ -121,20 +121,20 @@ class Protocols(JoinHook):
         self.compute_timer = ComputeTimer()
 
     @property
-    def equal(self) -> bool:
+    def replicas_in_sync(self) -> bool:
         """Whether parameters are the same on all ranks, and all have made the same steps."""
         if self._asynchronous is not None and self.running:
             return self._asynchronous.clock == 0
-        return self._membership.equal
+        return self._membership.replicas_in_sync
 
     @property
     def staleness(self) -> dict[int, int]:
-        """By how many steps of others the parameters of a gradient were old -> how often."""
+        """Staleness of a gradient, in steps of other ranks -> number of gradients."""
         return {} if self._asynchronous is None else self._asynchronous.staleness
 
     @property
     def straggler_noticed(self) -> bool:
-        """Whether something is done about a straggler now."""
+        """Whether a straggler is being handled now."""
         return bool(self._membership.absent) or self._stragglers.present or self.balanced
 
     @property
@@ -146,22 +146,22 @@ class Protocols(JoinHook):
         """A gradient is complete."""
         if self.running:
             assert self._asynchronous is not None, "it runs"
-            if not self._looks:
+            if not self._script_uses_gradients:
                 self._asynchronous.arrived(parameter)
         elif self._asynchronous is None:
             self._order[parameter] = None  # the first step's order, others change nothing
 
     def looked_at(self) -> None:
-        """The script looks at gradients itself: from now on they are sent when it is done."""
-        self._looks = True
+        """The script uses gradients itself: from now on they are pushed after it is done."""
+        self._script_uses_gradients = True
 
     def await_device(self) -> None:
-        """Let what an accelerator still computes of this step count as computing, not waiting."""
+        """Wait for the accelerator, so that its work in this step counts as compute time."""
         if self._protocol.stragglers != "none" and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
 
     def exchange(self) -> None:
-        """The optimizer's turn, in a step without a barrier.
+        """Exchange in a step without a barrier, after the optimizer's own step.
 
         Raises:
             AutosyncError: Another rank is gone.
@@ -178,37 +178,37 @@ class Protocols(JoinHook):
         if self._dynamic_batching is not None:
             self._dynamic_batching.stepped(computed_s)
         began = perf_counter()
-        if self._epochs.at_end and not self.equal:
+        if self._epochs.at_end and not self.replicas_in_sync:
             self.average()
         elif self.running:
             self._step_without_barrier(computed_s)
-        elif (self._local is None or self._local.equal) and self._due():
+        elif (self._local is None or self._local.replicas_in_sync) and self._due():
             self._vote()
         self.compute_timer.waited(perf_counter() - began)
 
     def sync_for_eval(self) -> None:
-        """Another pass begins in the middle of one, as for an evaluation; a collective.
+        """Another loader's epoch begins in the middle of one, as for an evaluation; a collective.
 
         Raises:
             ConfigurationError: Only some ranks are there.
         """
         if self.running:
             self._meet(ended=True, interrupted=True)
-        # Else those that make steps together have the same parameters.
+        # Else ranks step together and have the same parameters.
 
     def average(self) -> None:
-        """A pass is over: stop where all ranks do; a collective."""
+        """An epoch is over: stop where all ranks do; a collective."""
         if self._optimizer() is None:
-            return  # it was dropped before the iterator that fed it
+            return  # the optimizer was dropped before its iterator
         if self.running:
-            # One that was interrupted is still to be ended where some ranks have no step left.
-            if self._interrupted or not self.equal:
+            # An interrupted epoch is still to be ended if some ranks have no step left.
+            if self._interrupted or not self.replicas_in_sync:
                 self._meet(ended=True)
         else:
-            self._membership.pass_ended()
+            self._membership.epoch_ended()
 
     def average_for_script(self) -> None:
-        """The script says that parameters must be the same; it need not have passes."""
+        """The script calls for equal parameters; its epochs need not be visible."""
         self._script_averages = True
         self.average()
 
@@ -217,7 +217,7 @@ class Protocols(JoinHook):
         self._membership.unequal = False
         self.step = agree_steps(self.step, self._name)
         self._voted = self.step
-        # Who waited there has missed votes.
+        # A rank that waited there has missed votes.
         self._sample_counter.agree(f"{self._name}.samples")
         if not same_on_all([self._stragglers.windows], f"{self._name}.windows"):
             self._stragglers.forget()
@@ -225,47 +225,47 @@ class Protocols(JoinHook):
             self._dynamic_batching.forget()
 
     def equalize(self) -> None:
-        """Let batches of ranks be equal from now on; a collective."""
+        """Make the batches of all ranks equal from now on; a collective."""
         if self._dynamic_batching is not None:
             planned = agree_steps(self._dynamic_batching.planned, f"{self._name}.planned")
             self._dynamic_batching.end(planned)
 
     def stop(self) -> None:
-        """Let ranks wait for each other for good."""
+        """Stay synchronous from now on."""
         self._stopped = True
 
     def leave(self) -> None:
-        """Let parameters and states be whole on all ranks; a collective."""
+        """Return whole parameters and states to all ranks; a collective."""
         if self.running:
             self._meet(ended=False, leaving=True)
 
     def whole_states(self) -> dict[int, dict[str, Any]]:
-        """The states that owners have: place of the parameter -> its state.
+        """The states of the parameter servers: place of the parameter -> its state.
 
         Raises:
             AutosyncError: A rank cannot be reached.
         """
         if not self.running:
             return {}
-        answers = [self._answer(), *self._peers.fetch_all()]
+        answers = [self._answer(), *self._state_server.fetch_all()]
         entries = [entry for answer in answers for entry in decode_entries(answer)]
         return put_together(entries, parameters_of(self._owner))
 
     def save(self) -> dict[str, Any]:
-        """What has to be saved for the phases to go on."""
+        """What a checkpoint needs for the phases to continue."""
         return {"step": self.step, "samples": self._sample_counter.save()}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Go on where :meth:`save` was called, whose states the optimizer loads, too."""
+        """Continue where :meth:`save` was called; the optimizer loads that checkpoint too."""
         self._membership.unequal = False
         self.step = saved["step"]
         self._sample_counter.load(saved["samples"])
         self._voted = self.step - _VOTE_EVERY
 
     def share(self, root: int) -> None:
-        """Let all ranks go on where rank ``root`` is; a collective."""
-        told = tell_all(json.dumps(self.save()).encode(), f"{self._name}.place", root)
-        self.load(json.loads(told))
+        """Let all ranks continue where rank ``root`` is; a collective."""
+        received = tell_all(json.dumps(self.save()).encode(), f"{self._name}.place", root)
+        self.load(json.loads(received))
 
     def _answer(self) -> bytes:
         asynchronous = self._asynchronous
@@ -284,16 +284,17 @@ class Protocols(JoinHook):
         if self._protocol.needs_total and not self._protocol.total and not watched:
             if self.step == 1:
                 warn_on_rank_0(
-                    "how many samples this training takes is not known yet, so that ranks wait for "
-                    "each other all the time; set total_samples"
+                    "staying synchronous: the number of samples of this training is not known yet. "
+                    "Set total_samples"
                 )
             return False
         return self.step == 1 or self.step - self._voted >= _VOTE_EVERY
 
     def _vote(self) -> None:
-        """Begin steps without a barrier if it is time; a collective."""
+        """Begin steps without a barrier if they are due; a collective."""
         self._voted = self.step
-        # Elastic ends a straggler's pass, and where a script averages itself there is none to end.
+        # The elastic policy truncates a straggler's epoch, and a script that averages itself has
+        # none to truncate.
         known = self._epochs.seen or (
             self._script_averages and self._protocol.stragglers != "elastic"
         )
@@ -302,27 +303,27 @@ class Protocols(JoinHook):
             own += self._dynamic_batching.vote()
         votes = torch.zeros(size(), len(own), dtype=torch.float64)
         votes[rank()] = torch.tensor(own, dtype=torch.float64)
-        told = allreduce(votes, op=Sum, name=f"{self._name}.vote")
-        in_favour, samples = told[:, :2].sum(0).tolist()
-        seconds = told[:, 2].tolist()
+        received = allreduce(votes, op=Sum, name=f"{self._name}.vote")
+        in_favour, samples = received[:, :2].sum(0).tolist()
+        seconds = received[:, 2].tolist()
         self._sample_counter.add(samples, self.step)
         if self._dynamic_batching is not None and not self._membership.unequal:
-            self._dynamic_batching.voted(told[:, 3:].tolist())
+            self._dynamic_batching.voted(received[:, 3:].tolist())
         waiting = self._sample_counter.synchronous
-        # Those who are left out do not vote: the others must not learn what they cannot know.
+        # Excluded ranks do not vote: the others must not learn what those cannot know.
         slow = frozenset() if self._membership.unequal else self._stragglers.window(seconds)
         if self._membership.unequal or (waiting and not slow):
             return
         if in_favour == size():
             if waiting and self._protocol.stragglers == "elastic":
                 if self._membership.exclude(slow):
-                    self._epochs.cut()
+                    self._epochs.truncate()
             else:
                 self._begin()
         elif not known:
-            self._no_ends.seen(self.step)
+            self._no_epoch_end.seen(self.step)
         if known:
-            self._no_ends.gone()
+            self._no_epoch_end.gone()
 
     def _begin(self) -> None:
         if self._local is not None:
@@ -345,7 +346,7 @@ class Protocols(JoinHook):
             current.run_summary.without_barrier = True
 
     def rescale(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Make means of all ranks those of the ranks that took part."""
+        """Turn means over all ranks into means over the ranks that took part."""
         self._membership.rescale(gradients)
 
     def _step_without_barrier(self, computed_s: float) -> None:
@@ -354,26 +355,26 @@ class Protocols(JoinHook):
             self._meet(ended=False, leaving=True)
 
     def _on_message(self, source: int, message: PeerMessage) -> None:
-        """A letter that is not about parameters; called in the thread that reads them."""
+        """Handle a message that is not about parameters, in the service thread."""
         if self._asynchronous is not None:
             self._stopping.on_message(self._asynchronous, source, message)
 
     def _meet(self, *, ended: bool, leaving: bool = False, interrupted: bool = False) -> None:
-        """Stop where all ranks stop, have the same parameters, and go on or leave; a collective.
+        """Stop where all ranks stop, synchronize, and continue or leave the phase; a collective.
 
         Args:
-            ended: Whether this rank's pass is over.
-            leaving: Whether this phase is.
-            interrupted: Whether this rank's pass goes on later.
+            ended: Whether this rank's epoch is over.
+            leaving: Whether the phase without a barrier ends.
+            interrupted: Whether this rank's epoch continues later.
 
         Raises:
             AutosyncError: Another rank is gone.
-            ConfigurationError: Some ranks have ended their passes, others interrupt them.
+            ConfigurationError: Some ranks have ended their epochs, others interrupt them.
         """
         asynchronous = self._asynchronous
         assert asynchronous is not None, "it runs"
         self._interrupted = interrupted
-        asynchronous.rest()
+        asynchronous.drain()
         at_their_end, leaving_ranks, interrupting, samples, steps, clocks = add_up(
             [
                 ended,
@@ -391,16 +392,16 @@ class Protocols(JoinHook):
         self._sample_counter.add(samples, self.step)
         asynchronous.refresh()
         self._replicas.average_statistics()
-        asynchronous.await_rest()  # after their losses
-        # Nobody changes what another is about to take.
+        asynchronous.await_drained()  # the losses have arrived before
+        # From here on no rank changes what another is about to read.
         broken_ranks, slow, behind, gradients = self._met()
         self._stragglers.present = slow > 0
         due = self._sample_counter.synchronous and not slow
         waiting = leaving_ranks + broken_ranks > 0 or due
         if gradients and (waiting or asynchronous.segment == 1):
             warn_on_rank_0(
-                f"without a barrier gradients were {behind / gradients:.1f} steps of other ranks "
-                "old on average"
+                f"average staleness without a barrier: {behind / gradients:.1f} steps of other "
+                "ranks"
             )
         if waiting:
             self._take_back(asynchronous)
@@ -408,7 +409,7 @@ class Protocols(JoinHook):
             round(steps / size()), waiting=waiting, healthy=broken_ranks == 0
         )
         if not waiting:
-            asynchronous.go_on()
+            asynchronous.begin_next_segment()
             return
         self._stragglers.forget()
         self.step = self._voted = agree_steps(self.step, self._name)
@@ -416,13 +417,13 @@ class Protocols(JoinHook):
             self._local.resume()
         if broken_ranks:
             self._guard_handler.fall_back()
-        # In the middle of their passes ranks have different numbers of steps before them.
+        # In the middle of their epochs ranks have different numbers of steps left.
         self._membership.unequal = at_their_end < size() and clocks > 0
         if self._membership.unequal and ended and not interrupted:
             self._membership.resync()
 
     def _met(self) -> list[float]:
-        """Sums over ranks: broken; slow; steps that gradients were old; gradients."""
+        """Sums over ranks: broken; slow; total staleness; gradients."""
         own = [
             self._stopping.broken,
             self._stragglers.present and rank() == 0,
@@ -433,7 +434,7 @@ class Protocols(JoinHook):
         return [float(each) for each in sums]
 
     def _take_back(self, asynchronous: Asynchronous) -> None:
-        """Have all states on all ranks again; a collective."""
+        """Restore all states on all ranks; a collective."""
         texts = gather_bytes(self._answer(), f"{self._name}.states")
         entries = [entry for text in texts for entry in decode_entries(text)]
         take_states(self._owner, put_together(entries, parameters_of(self._owner)))
@@ -444,8 +445,8 @@ class Protocols(JoinHook):
 def _check_interrupting(ranks: float) -> None:
     if ranks not in (0, size()):
         raise ConfigurationError(
-            f"{ranks:.0f} of {size()} ranks begin another pass in the middle of one, where nobody "
-            "waits for the others",
-            hint="Evaluate on all ranks or between passes, or leave protocol knobs out of the "
+            f"{ranks:.0f} of {size()} ranks begin another epoch in the middle of one, during "
+            "steps without a barrier",
+            hint="Evaluate on all ranks or between epochs, or leave the protocol knobs out of the "
             "strategy.",
         )

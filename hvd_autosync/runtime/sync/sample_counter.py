@@ -1,4 +1,4 @@
-"""How much of its work a training has done, which its protocol counts in samples of all ranks."""
+"""Counts the samples of all ranks, by which a protocol measures the progress of a training."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ class SampleCounter:
     """The samples of one optimizer.
 
     Args:
-        protocol: Says what a share of them is good for.
-        passes: Those of this rank.
+        protocol: Defines what happens at which share of the samples.
+        epochs: The epochs of this rank.
 
     Attributes:
-        samples: Of all ranks, as all of them know it.
+        samples: Samples of all ranks, as all of them know them.
     """
 
-    def __init__(self, protocol: Protocol, passes: Epochs) -> None:
+    def __init__(self, protocol: Protocol, epochs: Epochs) -> None:
         self.samples = 0
-        #: How many of this rank that includes.
+        #: How many of this rank's are included.
         self._included = 0
         self._protocol = protocol
-        self._epochs = passes
+        self._epochs = epochs
         self._uncounted = WarnOnce(
-            "samples of this training cannot be counted, so that it never switches; feed it by a "
-            "torch.utils.data.DataLoader that has a length, and a batch_size or batches whose "
-            "tensors all are as long as they have samples"
+            "the samples of this training cannot be counted, so the protocol never switches. Use a "
+            "torch.utils.data.DataLoader with a length, and with a batch_size or batches whose "
+            "tensors all have the samples as their first dimension"
         )
 
     def new_samples(self) -> int:
-        """Samples of this rank that no other knows of, to be added to those of others."""
+        """This rank's samples since the last call, to be added to those of the others."""
         new = self._epochs.samples - self._included
         self._included = self._epochs.samples
         return new
 
     def add(self, samples: float, step: int) -> None:
-        """Add new ones of all ranks, after a step; on all ranks."""
+        """Add the new samples of all ranks, after a step; on all ranks."""
         self.samples += round(samples)
         if self._protocol.needs_total and self._protocol.total and not self.samples:
             self._uncounted.seen(step)
 
     @property
     def synchronous(self) -> bool:
-        """Whether ranks wait for each other after so much of it."""
+        """Whether ranks wait for each other at this number of samples."""
         return self._protocol.synchronous(self.samples)
 
     def agree(self, name: str) -> None:
-        """Have the same number again where some rank has missed a sum; a collective."""
+        """Agree on the number of samples if some rank has missed a sum; a collective."""
         self.samples = agree_steps(self.samples, name)
 
     def save(self) -> int:
-        """Samples of all ranks, those estimated of which this rank alone knows its own."""
+        """Samples of all ranks; those that only each rank knows are estimated from this rank's."""
         return self.samples + (self._epochs.samples - self._included) * int(size())
 
     def load(self, samples: int) -> None:
-        """Go on from there."""
+        """Continue from ``samples``."""
         self.samples, self._included = samples, self._epochs.samples

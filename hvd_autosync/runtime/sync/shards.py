@@ -1,10 +1,10 @@
-"""Shards: what each rank owns of the parameters where no rank waits for others, and its steps.
+"""Shards of the parameter servers: what each rank owns without a barrier, and its steps.
 
-Parameters are gathered in buckets, and each bucket is cut into as many shares of about equal size
-as there are ranks, so that owners have the same bytes, and the same work at every moment of a
-backward. A share is stepped whenever a gradient of it arrives, by an optimizer of the script's own
-class with the options of the script's own, which holds nothing but the share; momentum and all
-other states are kept with it. (Parameter servers with all ranks as servers; Li et al., OSDI 2014.)
+Parameters are grouped in buckets, and each bucket is split into as many shares of about equal size
+as there are ranks. So owners have the same bytes, and the same work at every moment of a backward.
+A share is stepped whenever a gradient for it arrives, by an optimizer of the script's class, with
+the script's options, that holds only the share; momentum and all other states are kept with it.
+(Parameter servers with all ranks as servers; Li et al., OSDI 2014.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ON_DEVICES = frozenset({"capturable", "fused"})
 
 
 @dataclass(frozen=True)
-class Piece:
+class ServerPiece:
     """A part of a parameter.
 
     Attributes:
@@ -45,7 +45,7 @@ class Piece:
     count: int
 
 
-class Bucket:
+class ServerBucket:
     """Parameters of one type, in the order in which their gradients arrive.
 
     Args:
@@ -55,8 +55,8 @@ class Bucket:
 
     Attributes:
         parameters: Its parameters.
-        flat: This rank's gradients, ready to be sent.
-        fresh: The parameters as their owners have sent them last.
+        flat: This rank's gradients, ready to be pushed.
+        pulled: The parameters as their owners have sent them last.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class Bucket:
         self.number = number
         self.parameters = tuple(parameters)
         first = self.parameters[0]
-        # Messages are read and written by the processor, wherever parameters are.
+        # Messages are read and written on the CPU, whatever the device of the parameters.
         self.flat = torch.zeros(sum(shares), dtype=first.dtype)
-        self.fresh = torch.zeros_like(self.flat)
+        self.pulled = torch.zeros_like(self.flat)
         sizes = [parameter.numel() for parameter in self.parameters]
         self._places = dict(zip(self.parameters, self.flat.split(sizes), strict=True))
-        self._fresh = self.fresh.split(sizes)
-        #: Versions of the parameters when the model was last given what has arrived.
+        self._pulled = self.pulled.split(sizes)
+        #: Versions of the parameters when the pulled values were last written to the model.
         self._written: list[int] = []
         ends = list(itertools.accumulate(shares))
         self._bounds = [(end - count, end) for end, count in zip(ends, shares, strict=True)]
 
     def keep_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Copy the gradient of one parameter to where it is sent from; zeros if it has none."""
+        """Copy the gradient of one parameter into ``flat``; zeros if it has none."""
         gradient = parameter.grad
         if gradient is None:
             self._places[parameter].zero_()
@@ -86,48 +86,52 @@ class Bucket:
         self._places[parameter].copy_(dense.reshape(-1))
 
     def share_of(self, owner: int, tensor: torch.Tensor) -> torch.Tensor:
-        """What ``owner`` has of ``tensor``, which is as long as the bucket."""
+        """The part of ``tensor``, which is as long as the bucket, that ``owner`` has."""
         begin, end = self._bounds[owner]
         return tensor[begin:end]
 
     def moved(self) -> bool:
-        """Whether somebody has written to a parameter since, other than by ``.data``."""
+        """Whether a parameter was written to since the last pull, except through ``.data``."""
         return self._written != [parameter._version for parameter in self.parameters]
 
     def untouched(self) -> bool:
-        """Whether the model's parameters are what has arrived; numbers that are none count not."""
+        """Whether the model's parameters equal the pulled ones; parameters with NaN or infinity are
+        skipped.
+        """
         return all(
             torch.equal(parameter.detach().reshape(-1).cpu(), values) or not values.isfinite().all()
-            for parameter, values in zip(self.parameters, self._fresh, strict=True)
+            for parameter, values in zip(self.parameters, self._pulled, strict=True)
         )
 
     @torch.no_grad()
-    def take_fresh(self) -> None:
-        """Let the model have the parameters that have arrived."""
-        for parameter, values in zip(self.parameters, self._fresh, strict=True):
+    def take_pulled(self) -> None:
+        """Write the pulled parameters to the model."""
+        for parameter, values in zip(self.parameters, self._pulled, strict=True):
             parameter.detach().copy_(values.view(parameter.shape))
         self._written = [parameter._version for parameter in self.parameters]
 
     @torch.no_grad()
     def keep_parameters(self) -> None:
-        """The model's parameters are what owners have."""
-        for parameter, values in zip(self.parameters, self._fresh, strict=True):
+        """Set the pulled parameters to the model's."""
+        for parameter, values in zip(self.parameters, self._pulled, strict=True):
             values.copy_(parameter.detach().reshape(-1))
         self._written = [parameter._version for parameter in self.parameters]
 
-    def pieces(self, owner: int) -> list[Piece]:
-        """What ``owner`` has, in order."""
+    def pieces(self, owner: int) -> list[ServerPiece]:
+        """The pieces that ``owner`` has, in order."""
         begin, end = self._bounds[owner]
         found, offset = [], 0
         for place, parameter in enumerate(self.parameters):
             first, last = max(begin - offset, 0), min(end - offset, parameter.numel())
             if first < last:
-                found.append(Piece(place, parameter, first, last - first))
+                found.append(ServerPiece(place, parameter, first, last - first))
             offset += parameter.numel()
         return found
 
 
-def make_buckets(optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int) -> list[Bucket]:
+def make_buckets(
+    optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int
+) -> list[ServerBucket]:
     """The buckets of an optimizer's parameters.
 
     Args:
@@ -136,7 +140,7 @@ def make_buckets(optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int
         ranks: The number of ranks.
     """
     whole = sum(parameter.numel() * parameter.element_size() for parameter in order)
-    buckets: list[Bucket] = []
+    buckets: list[ServerBucket] = []
     for dtype in dict.fromkeys(parameter.dtype for parameter in order):
         own = [parameter for parameter in order if parameter.dtype is dtype]
         sizes = [parameter.numel() * parameter.element_size() for parameter in own]
@@ -146,40 +150,40 @@ def make_buckets(optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int
             counts = [parameter.numel() for parameter in members]
             even = even_shares(sum(counts), ranks)
             shares = even if steps_by_element(optimizer) else _whole_tensors(counts, even)
-            buckets.append(Bucket(len(buckets), members, shares))
+            buckets.append(ServerBucket(len(buckets), members, shares))
     return buckets
 
 
 def _whole_tensors(counts: Sequence[int], even: Sequence[int]) -> list[int]:
-    """Shares near ``even`` that cut no tensor, for optimizers that look at whole ones."""
+    """Shares near ``even`` that split no tensor, for optimizers whose steps need whole tensors."""
     ends = [0, *itertools.accumulate(counts)]
     cuts = [min(ends, key=lambda end: abs(end - wanted)) for wanted in itertools.accumulate(even)]
     return [end - begin for begin, end in zip([0, *cuts[:-1]], cuts, strict=True)]
 
 
 class Share:
-    """What this rank owns of one bucket, with the optimizer that steps it.
+    """This rank's share of one bucket, with the optimizer that steps it.
 
     Args:
-        bucket: The bucket, whose ``fresh`` are the parameters now.
+        bucket: The bucket; its ``pulled`` has the current parameters.
         owner: This rank.
         optimizer: The wrapped optimizer, whose states are the same on all ranks now.
 
     Attributes:
-        values: The parameters as they are now.
-        version: How many steps it has made.
+        values: The current parameters.
+        version: Number of steps made.
     """
 
-    def __init__(self, bucket: Bucket, owner: int, optimizer: Any) -> None:
-        self.values = bucket.share_of(owner, bucket.fresh).clone()
+    def __init__(self, bucket: ServerBucket, owner: int, optimizer: Any) -> None:
+        self.values = bucket.share_of(owner, bucket.pulled).clone()
         self.version = 0
         self._gradient = torch.zeros_like(self.values)
         self._pieces = bucket.pieces(owner)
-        # A piece that is a whole parameter keeps its shape, for optimizers that look at it.
+        # A piece that is a whole parameter keeps its shape, for optimizers that depend on it.
         self._parts = [torch.nn.Parameter(cut) for cut in self._cut(self.values)]
         self._gradients = self._cut(self._gradient)
         self._present: set[int] = set()
-        # Threads know the shares, and must not keep an optimizer that the script has dropped.
+        # Threads hold the shares, and must not keep an optimizer that the script has dropped.
         self._script = weakref.ref(optimizer)
         self._optimizer = self._like(optimizer)
         for part, piece in zip(self._parts, self._pieces, strict=True):
@@ -197,7 +201,7 @@ class Share:
         ]
 
     def _like(self, optimizer: Any) -> Any:
-        """An optimizer of the script's class for the parts, made as unpickling makes one."""
+        """An optimizer of the script's class for the parts, created as unpickling does."""
         part_of = {piece.whole: part for piece, part in zip(self._pieces, self._parts, strict=True)}
         groups = [
             {**group, "params": [part_of[each] for each in group["params"] if each in part_of]}
@@ -205,7 +209,7 @@ class Share:
         ]
         cls = own_class(optimizer)
         own = cls.__new__(cls)
-        # What its constructor has set, as some do; a step in the class's place is a scheduler's.
+        # Attributes that its constructor has set; a step method on the instance is a scheduler's.
         own.__dict__.update(
             (name, value)
             for name, value in vars(optimizer).items()
@@ -217,7 +221,7 @@ class Share:
         return own
 
     def entries(self, places: Mapping[torch.nn.Parameter, int]) -> list[Entry]:
-        """The states of the parts, for other ranks to put together.
+        """The states of the parts, for other ranks to merge.
 
         Args:
             places: Parameter -> its place among those of the optimizer.
@@ -233,18 +237,18 @@ class Share:
 
         Args:
             gradient: As long as the share.
-            absent: Places in the bucket of parameters that have none.
+            absent: Places in the bucket of parameters without a gradient.
         """
         self._gradient.add_(gradient)
         self._present.update(piece.place for piece in self._pieces if piece.place not in absent)
 
     def step(self, rates: Sequence[float], momentum: float = 1.0, scale: float = 1.0) -> None:
-        """Make a step of what was added.
+        """Make a step with the accumulated gradient.
 
         Args:
             rates: The learning rate of each group of the script's optimizer.
-            momentum: What the momentum's coefficient is multiplied by.
-            scale: What the gradient is multiplied by.
+            momentum: Factor of the momentum coefficient.
+            scale: Factor of the gradient.
         """
         if scale != 1:
             self._gradient.mul_(scale)
@@ -255,7 +259,7 @@ class Share:
             own.update({name: value for name, value in group.items() if name != "params"})
             own["lr"] = rate
             for name in _ON_DEVICES & own.keys():
-                own[name] = False  # shares are in the processor's memory
+                own[name] = False  # shares are in host memory
             if momentum != 1:
                 _scale_momentum(own, momentum)
         for part, gradient, piece in zip(self._parts, self._gradients, self._pieces, strict=True):
@@ -273,8 +277,8 @@ def _scale_momentum(group: dict[str, Any], factor: float) -> None:
         group["betas"] = (group["betas"][0] * factor, *group["betas"][1:])
 
 
-def _part_of(value: Any, piece: Piece, part: torch.nn.Parameter) -> Any:
-    """What a part has of the state of its whole."""
+def _part_of(value: Any, piece: ServerPiece, part: torch.nn.Parameter) -> Any:
+    """The part's share of the state ``value`` of its whole parameter."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.shape != piece.whole.shape:

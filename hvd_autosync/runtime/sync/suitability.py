@@ -1,4 +1,4 @@
-"""Refuses optimizers that cannot be trained under a protocol, before or in their first steps."""
+"""Rejects optimizers that cannot be trained under a protocol, before or in their first steps."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.state.group_swap import own_class
 from hvd_autosync.search_space.protocol import Protocol
 
-_HINT = "Leave protocol knobs out of the strategy of such a script."
-_ALONE_HINT = "Leave the knob stragglers at none where a script has several optimizers."
-#: The phases of the optimizers that have made the last two steps of this process.
+_HINT = "Leave the protocol knobs out of the strategy of this script."
+_ALONE_HINT = "Leave the knob stragglers at none for a script with several optimizers."
+#: The phases of the optimizers that made the last two steps of this process.
 _stepped: deque[weakref.ref[Any]] = deque(maxlen=2)
 
 
 def check_alone(phases: Any, protocol: Protocol) -> None:
-    """Return if optimizers do not make steps in turn; to be called after each of them.
+    """Return if optimizers do not step in turn; called after each step.
 
     Args:
-        phases: Of the optimizer that has made a step.
+        phases: Those of the optimizer that has made a step.
         protocol: Its protocol.
 
     Raises:
-        ConfigurationError: They do, and stragglers are to be treated.
+        ConfigurationError: They step in turn, and the protocol handles stragglers.
     """
     before_last, last = ([None, None, *(each() for each in _stepped)])[-2:]
     _stepped.append(weakref.ref(phases))
     if protocol.stragglers != "none" and before_last is phases is not last:
         raise ConfigurationError(
-            f"stragglers={protocol.stragglers!r} and two optimizers that make steps in turn: ranks "
-            "that one of them lets go on alone are together in the steps of the other",
+            f"stragglers={protocol.stragglers!r} with two optimizers that step in turn: ranks that "
+            "continue alone under one of them wait for each other in the steps of the other",
             hint=_ALONE_HINT,
         )
 
@@ -43,7 +43,7 @@ def check_balance(protocol: Protocol, *, local_steps: bool, passes_per_step: int
 
     Args:
         protocol: The protocol.
-        local_steps: Whether replicas make steps of their own.
+        local_steps: Whether replicas make local steps.
         passes_per_step: Calls of ``backward()`` in a step.
 
     Raises:
@@ -53,38 +53,38 @@ def check_balance(protocol: Protocol, *, local_steps: bool, passes_per_step: int
         return
     if local_steps:
         raise ConfigurationError(
-            "stragglers='balance' with local steps: replicas that step on their own cannot weigh "
-            "batches of different sizes against each other",
+            "stragglers='balance' with local steps: replicas that step separately cannot weight "
+            "batches of different sizes",
             hint="Set stragglers or local_steps, not both.",
         )
     if passes_per_step > 1:
         raise ConfigurationError(
-            f"stragglers='balance' with backward_passes_per_step={passes_per_step}: a script may "
-            "divide a batch by its size, which will change",
-            hint="Leave the knob stragglers at none for such a script.",
+            f"stragglers='balance' with backward_passes_per_step={passes_per_step}: the script may "
+            "split each batch by its size, and dynamic batching changes that size",
+            hint="Leave the knob stragglers at none for this script.",
         )
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Return if the owners of its parameters can step an optimizer of our class.
+    """Return if parameter servers can step an optimizer of our class.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: They cannot.
     """
     chosen = own_class(optimizer)
     if chosen is torch.optim.SparseAdam:
         raise ConfigurationError(
-            "SparseAdam takes sparse gradients only, and those that travel to the owners of "
-            "parameters are dense",
+            "SparseAdam takes sparse gradients only, and parameter servers receive dense ones",
             hint=_HINT,
         )
     if chosen is torch.optim.LBFGS:
         raise ConfigurationError(
-            "LBFGS looks at all parameters of the model at once, and their owners at shares",
+            "LBFGS needs all parameters of the model at once, and parameter servers have shares",
             hint=_HINT,
         )
     if any(group.get("lr") is None for group in optimizer.param_groups):
         raise ConfigurationError(
-            f"{chosen.__name__} has no learning rate of the script's, by which owners make steps",
+            f"{chosen.__name__} has no learning rate set by the script, which parameter servers "
+            "need",
             hint=_HINT,
         )

@@ -1,1 +1,1 @@
-"""A trial in one rank: its run, its end, the probe of links, what a run comes to."""
+"""A trial in one rank: its run, its end, the probe of links, the summary of a run."""

@@ -1,4 +1,4 @@
-"""Ends a run on all ranks together, at a step boundary, leaving nothing behind."""
+"""Ends a run on all ranks together, at a step boundary, and cleans up."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, StepTime, enough
 if TYPE_CHECKING:
     from hvd_autosync.runtime.trial.trial_run import TrialRun
 
-#: Standard errors by which a step time must miss the threshold to count as hopeless.
+#: Standard errors by which a step time must exceed the threshold for pruning.
 _CONFIDENCE = 3.0
-#: Longest wait for the other ranks and for Horovod's own end.
+#: Longest wait for the other ranks and for Horovod's shutdown.
 _SHUTDOWN_LIMIT_S = 10.0
 
 
@@ -37,31 +37,31 @@ def should_prune(step_s: Sequence[float], above_s: float) -> bool:
 
 
 def vote_prune(step_s: Sequence[float], above_s: float) -> bool:
-    """Whether every rank finds its steps hopeless (:func:`should_prune`).
+    """Whether every rank's steps should be pruned (:func:`should_prune`).
 
-    A collective: all ranks ask after the same number of steps. A rank that waits in ``join()``
-    counts as not convinced.
+    A collective: all ranks call it after the same number of steps. A rank that waits in ``join()``
+    counts as a vote against.
 
     Args:
         step_s: This rank's measured steps, seconds.
         above_s: The threshold, seconds.
     """
-    hopeless = float(should_prune(step_s, above_s))
-    votes = allreduce(torch.tensor([hopeless]), name="hvd_autosync.hopeless", op=Sum)
+    prune = float(should_prune(step_s, above_s))
+    votes = allreduce(torch.tensor([prune]), name="hvd_autosync.prune", op=Sum)
     return bool(votes.item() == size())
 
 
 def agree_enough(step_s: Sequence[float], most: int) -> int:
-    """How many steps are measured, of ``most`` (:func:`enough_steps`).
+    """How many of ``most`` steps to measure (:func:`enough_steps`).
 
-    A collective: all ranks ask after the same number of steps. For a rank that waits in ``join()``
-    steps take no time, so that rather more are measured.
+    A collective: all ranks call it after the same number of steps. Steps of a rank that waits in
+    ``join()`` count as zero seconds, so that more steps are measured.
 
     Args:
         step_s: Steps of this rank before the measured ones, seconds.
         most: Largest number.
     """
-    # Whole numbers add up to the same on all ranks.
+    # Sums of integers are equal on all ranks.
     usual_us = torch.tensor([round(1e6 * statistics.median(step_s or [0.0]))])
     total_us = allreduce(usual_us, name="hvd_autosync.enough", op=Sum)
     return enough_steps(1e-6 * total_us.item() / size(), most)
@@ -75,7 +75,7 @@ def leave() -> NoReturn:
             stream.flush()
     with contextlib.suppress(Exception):
         logging.shutdown()
-    # Horovod can get stuck in its own end. The limit ends the process all the same.
+    # Horovod's shutdown can hang; the process ends after the limit nevertheless.
     thread = threading.Thread(target=_leave_horovod, daemon=True)
     thread.start()
     thread.join(_SHUTDOWN_LIMIT_S)
@@ -83,14 +83,14 @@ def leave() -> NoReturn:
 
 
 def _leave_horovod() -> None:
-    # Whoever is through this has everyone past the last collective of the training. Without it a
-    # fast rank's shutdown could fail one that a slow rank still waits for. It fails itself when
+    # After this allreduce every rank has finished the last collective of the training. Without it a
+    # fast rank's shutdown could fail one that a slow rank still waits for. It fails itself if
     # another rank has left already, or the script has shut Horovod down.
     with contextlib.suppress(HorovodInternalError, ValueError):
         allreduce(torch.zeros(1), name="hvd_autosync.end", op=Sum)
-    mailboxes = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
-    if mailboxes is not None:
-        mailboxes.abandon_all("the run has ended")
+    endpoints = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
+    if endpoints is not None:
+        endpoints.abort_all("the run has ended")
     shutdown()
     mpi = sys.modules.get("mpi4py.MPI")
     # Horovod finalizes MPI only if it initialized it; mpirun reports a rank that does not.
@@ -99,9 +99,9 @@ def _leave_horovod() -> None:
 
 
 def leaving_join(join: Callable[..., int], run: TrialRun) -> Callable[..., int]:
-    """Horovod's ``join``, from which a rank leaves too when the others end the run.
+    """Wrap Horovod's ``join`` so that a rank leaves it when the others end the run.
 
-    When they shut Horovod down while a rank waits in ``join()``, that fails, which must not look
+    If they shut Horovod down while a rank waits in ``join()``, that call fails, which must not look
     like a crash.
 
     Args:

@@ -1,7 +1,7 @@
-"""Measures the link between the ranks, as a program of its own that runs on every rank.
+"""Measures the link between the ranks, in a program of its own that runs on every rank.
 
-It takes about two seconds: an allreduce is timed as a function of its bytes. Rank 0 reports to the
-driver by :mod:`hvd_autosync.runtime.driver.wire`.
+It takes about two seconds: it times an allreduce as a function of its bytes. Rank 0 reports the
+link to the driver by :mod:`hvd_autosync.runtime.driver.wire`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.trial.ending import leave, peak_memory_bytes
 from hvd_autosync.search_space.resources import Link
 
-#: Message sizes, bytes; each rank goes through them in this order, as far as is useful.
+#: Message sizes, bytes, in order; larger ones are skipped once they tell nothing more.
 _SIZES = tuple(4096 * 4**power for power in range(7))
-#: A message this large that takes this long tells the bandwidth; a small one may just have stalled.
+#: A message of this many bytes that takes this many seconds determines the bandwidth; a smaller one
+#: may just have stalled.
 _TELLING_BYTES, _TELLING_S = 1 << 18, 0.1
-#: A message that takes this long is the last one, however small; two sizes are always measured.
+#: A message that takes this many seconds is the last one, whatever its size; two sizes are always
+#: measured.
 _LONGEST_S = 0.5
-#: For each size, so many repetitions as fit into the time, within these bounds.
+#: Time for the repetitions of each size, seconds, and their smallest and largest number.
 _EACH_S, _LEAST, _MOST = 1.0, 6, 20
-#: Stalls only ever add time, and on a busy network most large messages have one.
+#: The quantile that is used: stalls only add time, and on a busy network most large messages have
+#: one.
 _QUANTILE = 0.1
 
 
 def main() -> None:
-    """Measure as a program of its own, whose trial stands in the environment."""
+    """Measure as a program of its own; the environment has the trial."""
     spec = spec_from_environment()
     assert spec is not None, "a probe is a trial"
     measure(spec.key)
@@ -43,7 +46,7 @@ def measure(key: str) -> NoReturn:
     """Measure, report and end, on every rank.
 
     Args:
-        key: The trial's.
+        key: The trial's key.
     """
     hvd.init()
     sender = Sender(os.dup(2), key, hvd.rank())
@@ -61,16 +64,16 @@ def measure(key: str) -> NoReturn:
 def measure_link(device: torch.device) -> Link:
     """Time allreduces among all ranks; a collective.
 
-    How far to go is agreed on, for all ranks must issue the same collectives. The messages are
-    reduced one at a time, as :class:`Link` means it.
+    Ranks agree on where to stop, because all must issue the same collectives. The messages are
+    reduced one at a time, as :class:`Link` defines it.
 
     Args:
-        device: Where gradients live.
+        device: The device of the gradients.
     """
     seconds: dict[int, float] = {}
     for size in _SIZES:
         buffer = torch.zeros(size // 4, device=device)
-        # The first time a name is used it costs more: Horovod has not cached its response yet.
+        # The first use of a name takes longer: Horovod has not cached its response yet.
         first = _most(_reduce(buffer))
         count = min(max(int(_EACH_S / first), _LEAST), _MOST)
         samples = [_reduce(buffer) for _ in range(count)]
@@ -84,17 +87,17 @@ def measure_link(device: torch.device) -> Link:
 def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
     """The link that explains the smallest and the largest of the measured allreduces.
 
-    The line through these two, not the best one through all: one size between them that a switch's
-    buffer made faster, or a busy processor slower, would turn it by more than the two ends err. But
-    what the second largest was reduced at is a rate that the link has: the largest may have met
-    more of what only ever adds time.
+    It is the line through these two, not the best fit of all: one size between them that a switch's
+    buffer made faster, or a busy processor slower, would turn a fit by more than the errors of the
+    two ends. But the bandwidth is at least the rate at which the second largest was reduced: the
+    largest may have been delayed more.
 
     Args:
         ranks: How many ranks took part.
         seconds: Bytes -> seconds of an allreduce, for two sizes or more.
     """
     small, *_, second, large = [min(seconds), *sorted(seconds)]
-    # Noise can make a large message faster than a small one, which no link does.
+    # Noise can make a large message faster than a small one, which is impossible for a link.
     extra_s = seconds[large] - seconds[small]
     bandwidth = (large - small) / extra_s if extra_s > 0 else large / seconds[large]
     bandwidth = max(bandwidth, second / seconds[second])
@@ -110,13 +113,13 @@ def _reduce(buffer: torch.Tensor) -> float:
 
 
 def _most(value: float) -> float:
-    """The largest ``value`` of any rank; the same everywhere."""
+    """The largest ``value`` of any rank, on every rank."""
     own = torch.tensor([value], dtype=torch.float64)
     return float(hvd.allreduce(own, name="hvd_autosync.probe.most", op=hvd.Max).item())
 
 
 def _device() -> torch.device:
-    """Where the gradients of a job on this host will most likely be."""
+    """The most likely device of a job's gradients on this host."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(hvd.local_rank())

@@ -1,7 +1,7 @@
-"""Counts what a run of a recurring job comes to, and tells the driver: samples, loss, its metric.
+"""Summarizes a run of a recurring job for the driver: samples, loss, metric.
 
-Rank 0 writes it into a folder of the driver's: whenever the script says its metric, at its end, and
-every few seconds, for a script may end without a word.
+Rank 0 writes the summary into a folder of the driver: when the script reports its metric, at its
+end, and every few seconds, because a script may end without notice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE
 
-#: Windows of losses at the end whose mean stands for a metric that the script does not say.
+#: Windows of losses at the end whose mean substitutes for a metric that the script does not report.
 _LAST_WINDOWS = 4
-#: Seconds between two writings.
+#: Seconds between two writes.
 _EVERY_S = 5.0
 
 
 class RunSummary:
-    """What this process's training comes to.
+    """The summary of this process's training.
 
     Args:
-        losses: Those of this process's steps.
-        folder: Of the driver; where it is on this host, rank 0 writes there.
-        clock: Seconds.
+        losses: Losses of this process's steps.
+        folder: The driver's folder; rank 0 writes there if the driver is on this host.
+        clock: Returns seconds.
     """
 
     def __init__(self, losses: Losses, folder: str, clock: Callable[[], float] = monotonic) -> None:
@@ -43,28 +43,28 @@ class RunSummary:
         self._counting = StepClassifier()
         self._epochs = Epochs(self)
         self._steps = self._seen = 0
-        #: Sums of the losses of the last windows, on their device, and how many each has.
+        #: For the last windows: sum of losses, on their device, and number of losses.
         self._windows: deque[tuple[torch.Tensor, int]] = deque(maxlen=_LAST_WINDOWS + 1)
         self._metric: float | None = None
-        #: Whether the guard has ended what the run was to show.
+        #: Whether the loss guard has ended the lossy strategy.
         self.fell_back = False
-        #: Whether ranks have made a step without waiting for each other.
+        #: Whether ranks have made a step without a barrier.
         self.without_barrier = False
         self._written = clock()
-        #: Of this process, and of all; known once Horovod has begun, also when it has ended.
+        #: Rank and number of ranks; known once Horovod is initialized, also after its shutdown.
         self._rank: int | None = None
         self._size = 1
 
     @property
-    def equal(self) -> bool:
-        """Of passes, which count here and end nothing."""
+    def replicas_in_sync(self) -> bool:
+        """Always true: epochs are only counted here."""
         return True
 
     def average(self) -> None:
-        """Likewise."""
+        """Do nothing; see :attr:`replicas_in_sync`."""
 
     def sync_for_eval(self) -> None:
-        """Likewise."""
+        """Do nothing; see :attr:`replicas_in_sync`."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
@@ -72,22 +72,22 @@ class RunSummary:
             self._end_step()
 
     def mark(self) -> None:
-        """The script says that a step ends."""
+        """The script marks the end of a step."""
         self._counting.marked = True
         self._end_step()
 
     def outcome(self, metric: float) -> None:
-        """The script says what it came to."""
+        """The script reports its metric."""
         self._metric = metric
         self.write()
 
     def write(self) -> None:
-        """Tell the driver what is known so far, on rank 0."""
+        """Write the summary so far, on rank 0."""
         self._written = self._clock()
         something = self._steps or self._metric is not None
         if not self._is_first() or not something or not self._folder:
             return
-        said = {
+        summary = {
             "metric": self._metric,
             "loss": self._loss(),
             "samples": self._epochs.samples * self._size,
@@ -98,7 +98,7 @@ class RunSummary:
         path = os.path.join(self._folder, OUTCOME_FILE)
         with contextlib.suppress(OSError):  # the driver may be on another host
             with open(f"{path}.new", "w") as file:
-                json.dump(said, file)
+                json.dump(summary, file)
             os.replace(f"{path}.new", path)
 
     def _is_first(self) -> bool:
@@ -124,7 +124,7 @@ class RunSummary:
             self.write()
 
     def _loss(self) -> float | None:
-        """Mean of the last losses, the window that is open included."""
+        """Mean of the last losses, including the current window."""
         count = sum(each for _, each in self._windows)
         if not count:
             return None

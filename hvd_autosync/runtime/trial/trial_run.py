@@ -1,6 +1,6 @@
-"""One rank's part in a trial: what happens at which step.
+"""One rank's part in a trial: the actions at the ends of steps.
 
-The steps of a trial, with what is done at their ends, outside of any measured time::
+The steps of a trial, with the actions at their ends, outside of any measured time::
 
     | warm-up                    | measured                                  |
     |            | profiled  |   |       8       16       24      ...        |
@@ -32,21 +32,21 @@ from hvd_autosync.search_space.trial import TrialSpec
 if TYPE_CHECKING:
     from hvd_autosync.runtime.measure.profiler import Profiler
 
-#: Measured steps between two votes on whether the trial is hopeless.
+#: Measured steps between two votes on pruning the trial.
 _VOTE_EVERY = 8
 
 
 class TrialRun:
-    """Takes the events of the training and does what is due.
+    """Handles the events of the training and runs the actions that are due.
 
     The decisions depend only on the number of steps and on votes, so all ranks take the same.
 
     Args:
         spec: The trial.
-        sender: Speaks to the driver.
+        sender: Sends messages to the driver.
 
     Attributes:
-        recorder: The steps so far.
+        recorder: Records the steps.
         profiler: Set while the model is profiled.
     """
 
@@ -55,7 +55,7 @@ class TrialRun:
         self.profiler: Profiler | None = None
         self._spec = spec
         self._sender = sender
-        # Weakly, so that what the script drops is gone.
+        # Weak, so that optimizers that the script drops are collected.
         self._optimizers: list[weakref.ref[Any]] = []
         self._owned: list[frozenset[str]] = []
         self._counting = StepClassifier()
@@ -65,7 +65,7 @@ class TrialRun:
         self._due = self._schedule()
 
     def _schedule(self) -> dict[int, list[Callable[[], None]]]:
-        """Number of steps -> what is due after them."""
+        """Number of steps -> actions that are due after them."""
         due: dict[int, list[Callable[[], None]]] = {}
         warmup, measured = self._spec.warmup_steps, self._spec.measured_steps
         if self._spec.profile and warmup > 0:
@@ -81,10 +81,10 @@ class TrialRun:
         due.setdefault(self._last_step, []).append(lambda: self.leave("steps"))
         return due
 
-    # What the training does
+    # Events of the training
 
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
-        """The script wrapped an optimizer; it owns the knobs ``owned`` there."""
+        """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
         self._optimizers.append(weakref.ref(optimizer))
         self._owned.append(owned)
         if not self._begun:
@@ -97,7 +97,7 @@ class TrialRun:
             self._end_step()
 
     def mark(self) -> None:
-        """The script says that a step ends; from the first time on nothing else is counted."""
+        """The script marks the end of a step; from the first mark on only marks are counted."""
         if not self._begun:
             self._begin()
         first, self._counting.marked = not self._counting.marked, True
@@ -122,13 +122,13 @@ class TrialRun:
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective.
 
-        A rank with less data has made fewer steps. It takes over the others' count, so that all
-        do again after the same step what they must do together.
+        A rank with less data has made fewer steps. It takes over the others' count, so that from
+        then on all act after the same step.
         """
         agreed = agree_steps(self._steps, "trial")
         for steps in range(self._steps + 1, agreed + 1):
             for action in self._due.get(steps, []):
-                # The others have agreed meanwhile; join() stood in for us.
+                # The others have agreed meanwhile; join() took part for this rank.
                 if action not in (self._vote, self._measure_fewer):
                     action()
         self._steps = agreed
@@ -136,7 +136,7 @@ class TrialRun:
             self._end_after(-agree_steps(-self._last_step, "trial.last"))
         self.recorder.restart_clock()
 
-    # What is due
+    # Actions
 
     def _begin(self) -> None:
         self._begun = True
@@ -146,7 +146,7 @@ class TrialRun:
         if current.began_at is not None:
             hello["script_s"] = time.monotonic() - current.began_at
         self._sender.send(lambda: hello)
-        # Registered after Horovod's own, so called before it: Horovod's may get stuck.
+        # Registered after Horovod's own, so called before it: Horovod's may hang.
         atexit.register(self._script_ended)
         for action in self._due.get(0, []):
             action()
@@ -174,12 +174,14 @@ class TrialRun:
             self.leave("hopeless")
 
     def _measure_fewer(self) -> None:
-        """Where steps are long, some tell enough; the first one has the set-up in it."""
+        """Measure fewer steps if they are long; the first step, which includes the set-up, is
+        ignored.
+        """
         enough = ending.agree_enough(self.recorder.step_s[1:], self._spec.measured_steps)
         self._end_after(self._spec.warmup_steps + enough)
 
     def _end_after(self, steps: int) -> None:
-        """End after so many steps, not as many as were asked for."""
+        """End after this many steps, if that is earlier than planned."""
         if steps < self._last_step:
             self._due.setdefault(steps, []).extend(self._due.pop(self._last_step))
             self._last_step = steps
@@ -200,11 +202,11 @@ class TrialRun:
         self._sender.send(lambda: end)
 
     def _living(self) -> list[Any]:
-        """The optimizers that the script still has."""
+        """The optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
 
     def _device(self) -> torch.device:
-        """Where the gradients are."""
+        """The device of the gradients."""
         for optimizer in self._living():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -214,11 +216,11 @@ class TrialRun:
 
 
 def device_name(device: torch.device) -> str:
-    """What the trace calls a device: ``cpu``, or the name of the GPU."""
+    """Name of a device in the trace: ``cpu``, or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _wait_for_device() -> None:
-    """Let the clock see the work that was queued on an accelerator."""
+    """Wait for work that was queued on an accelerator, so that the clock includes it."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -29,7 +29,7 @@ from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport  # noqa:
 PEER = Path(__file__).parents[1] / "workers" / "mail_peer.py"
 #: More than any wait here takes on a busy machine.
 LONG_S = 60.0
-Letters = list["queue.SimpleQueue[tuple[int, bytes, bytes]]"]
+Messages = list["queue.SimpleQueue[tuple[int, bytes, bytes]]"]
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -52,27 +52,27 @@ def failure(endpoint: Endpoint) -> str:
     raise AssertionError("all is well")
 
 
-def in_turn(letters: Letters) -> Callable[[int, int, bytes, memoryview], None]:
+def in_turn(messages: Messages) -> Callable[[int, int, bytes, memoryview], None]:
     """Keeps what each rank gets."""
 
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
-        letters[own].put((source, head, bytes(body)))
+        messages[own].put((source, head, bytes(body)))
 
     return on_message
 
 
 @contextlib.contextmanager
-def mailboxes(count: int, on_message: Callable[..., None]) -> Iterator[list[Endpoint]]:
+def endpoints(count: int, on_message: Callable[..., None]) -> Iterator[list[Endpoint]]:
     """Connected endpoints of this process; ``on_message`` gets the receiving rank first."""
-    carriers = [ZmqTransport("127.0.0.1") for _ in range(count)]
-    cards = [carrier.card for carrier in carriers]
-    for rank, carrier in enumerate(carriers):
-        carrier.connect(rank, cards)
+    transports = [ZmqTransport("127.0.0.1") for _ in range(count)]
+    endpoint_infos = [transport.endpoint_info for transport in transports]
+    for rank, transport in enumerate(transports):
+        transport.connect(rank, endpoint_infos)
 
     def of_rank(rank: int) -> MessageHandler:
-        return lambda *letter: on_message(rank, *letter)
+        return lambda *message: on_message(rank, *message)
 
-    opened = [Endpoint(r, count, carrier, of_rank(r)) for r, carrier in enumerate(carriers)]
+    opened = [Endpoint(r, count, transport, of_rank(r)) for r, transport in enumerate(transports)]
     for each in opened:
         each.await_connections(LONG_S)
     try:
@@ -96,8 +96,8 @@ def close_all(opened: list[Endpoint]) -> None:
 
 
 def test_letters_arrive_in_order_each_once_and_from_whom_they_are() -> None:
-    letters: Letters = [queue.SimpleQueue() for _ in range(3)]
-    with mailboxes(3, in_turn(letters)) as opened:
+    messages: Messages = [queue.SimpleQueue() for _ in range(3)]
+    with endpoints(3, in_turn(messages)) as opened:
 
         def send_all(source: int, part: int) -> None:
             for number in range(50):
@@ -111,13 +111,13 @@ def test_letters_arrive_in_order_each_once_and_from_whom_they_are() -> None:
         for own in range(3):
             seen: dict[tuple[int, str], list[int]] = {}
             for _ in range(3 * 2 * 50):
-                source, head, body = letters[own].get(timeout=LONG_S)
+                source, head, body = messages[own].get(timeout=LONG_S)
                 part, number = head.decode().split()
                 assert body == bytes([source]) * (int(number) % 3)
                 seen.setdefault((source, part), []).append(int(number))
             assert seen == {(s, p): list(range(50)) for s in range(3) for p in "01"}
         close_all(opened)
-    assert all(each.empty() for each in letters)
+    assert all(each.empty() for each in messages)
 
 
 def test_large_letters_both_ways_at_once() -> None:
@@ -128,36 +128,36 @@ def test_large_letters_both_ways_at_once() -> None:
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         arrived.put((own, len(body) == size and body == bodies[source]))
 
-    with mailboxes(2, on_message) as opened:
+    with endpoints(2, on_message) as opened:
         for own in (0, 1):
             opened[own].send(1 - own, b"", memoryview(bodies[own]))
         assert sorted(arrived.get(timeout=LONG_S) for _ in range(2)) == [(0, True), (1, True)]
 
 
-def test_many_shapes_of_body_come_back_from_within_heed() -> None:
-    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
+def test_many_shapes_of_body_come_back_from_within_on_message() -> None:
+    messages: Messages = [queue.SimpleQueue() for _ in range(2)]
     opened: list[Endpoint] = []
 
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         if head == b"echo":
             opened[own].send(source, b"reply", body)
         else:
-            in_turn(letters)(own, source, head, body)
+            in_turn(messages)(own, source, head, body)
 
-    with mailboxes(2, on_message) as boxes:
+    with endpoints(2, on_message) as boxes:
         opened += boxes
         flat = memoryview(bytes(range(200)))
         for to in (0, 1):
             for body in (None, flat[:0], flat[:1], flat, flat.cast("I"), flat.cast("B", (20, 10))):
                 boxes[0].send(to, b"echo", body)
                 expected = b"" if body is None else body.tobytes()
-                assert letters[0].get(timeout=LONG_S) == (to, b"reply", expected)
-        with pytest.raises(ValueError, match="rank 2 of 2"):
+                assert messages[0].get(timeout=LONG_S) == (to, b"reply", expected)
+        with pytest.raises(ValueError, match="rank 2: the job has 2 ranks"):
             boxes[0].send(2, b"")
 
 
-def test_closing_delivers_all_letters_and_the_replies_to_them() -> None:
-    heeded, opened = [0, 0], []
+def test_close_delivers_all_messages_and_the_replies_to_them() -> None:
+    handled, opened = [0, 0], []
     body = memoryview(bytes(300_000))
 
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
@@ -165,38 +165,38 @@ def test_closing_delivers_all_letters_and_the_replies_to_them() -> None:
             time.sleep(0.002)  # slower than they come
             opened[own].send(source, b"reply", body)
         else:
-            heeded[own] += 1
+            handled[own] += 1
 
-    with mailboxes(2, on_message) as boxes:
+    with endpoints(2, on_message) as boxes:
         opened += boxes
         for _ in range(100):
             boxes[0].send(1, b"ask", body)
         close_all(boxes)
-        assert heeded == [100, 0]
+        assert handled == [100, 0]
         boxes[0].close()  # once more is no harm
-        with pytest.raises(AutosyncError, match="after close"):
+        with pytest.raises(AutosyncError, match="the endpoint is closed"):
             boxes[0].send(1, b"late")
 
 
 def test_a_failure_is_known_everywhere_and_nothing_is_heeded_after_it() -> None:
-    letters: Letters = [queue.SimpleQueue() for _ in range(3)]
+    messages: Messages = [queue.SimpleQueue() for _ in range(3)]
 
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         if head == b"bad":
             raise KeyError("no such parameter")
-        in_turn(letters)(own, source, head, body)
+        in_turn(messages)(own, source, head, body)
 
-    with mailboxes(3, on_message) as opened:
+    with endpoints(3, on_message) as opened:
         for head in (b"good", b"bad", b"late"):
             opened[2].send(1, head)
         for each in opened:
             assert failure(each) == (
-                "rank 1 failed on a letter of rank 2: KeyError: 'no such parameter'"
+                "rank 1 failed to handle a message from rank 2: KeyError: 'no such parameter'"
             )
         with pytest.raises(AutosyncError) as raised:
             opened[1].check()
         assert isinstance(raised.value.__cause__, KeyError)
-        assert letters[1].get(timeout=LONG_S)[1] == b"good" and letters[1].empty()
+        assert messages[1].get(timeout=LONG_S)[1] == b"good" and messages[1].empty()
         opened[0].send(1, b"dropped")
 
 
@@ -204,17 +204,17 @@ def test_close_tells_of_a_failure_that_nobody_has_been_told() -> None:
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         raise KeyError("no such parameter")
 
-    with mailboxes(2, on_message) as opened:
+    with endpoints(2, on_message) as opened:
         opened[0].send(1, b"")
         until(lambda: opened[1]._failure is not None)
-        with pytest.raises(AutosyncError, match="rank 1 failed on a letter of rank 0"):
+        with pytest.raises(AutosyncError, match="rank 1 failed to handle a message from rank 0"):
             opened[1].close()
         opened[1].close()
 
 
 def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
-    with mailboxes(3, lambda *letter: None) as opened:
-        said = "rank 0 closes its mailbox, ranks [1, 2] do not"
+    with endpoints(3, lambda *message: None) as opened:
+        said = "rank 0 closes its message endpoint, ranks [1, 2] do not"
         with pytest.raises(AutosyncError) as raised:
             opened[0].close(patience_s=0.5)
         assert [raised.value.message, failure(opened[1]), failure(opened[2])] == [said] * 3
@@ -223,10 +223,10 @@ def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     ("listener", "how"),
     [
-        ("gone", "there is no way to its address"),
-        ("silent", "the handshake broke off"),
-        ("closing", "the handshake broke off"),
-        ("a rank of another job", "it refuses this rank's key"),
+        ("gone", "its address cannot be reached"),
+        ("silent", "the handshake failed"),
+        ("closing", "the handshake failed"),
+        ("a rank of another job", "it rejects this rank's key"),
     ],
 )
 def test_who_has_another_ranks_place_is_told_apart(
@@ -236,33 +236,35 @@ def test_who_has_another_ranks_place_is_told_apart(
     with contextlib.ExitStack() as opened:
         own, other = ZmqTransport("127.0.0.1"), ZmqTransport("127.0.0.1")
         opened.callback(other.end)
-        card = other.card
+        endpoint_info = other.endpoint_info
         if listener != "a rank of another job":
             there = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-            card = json.dumps([f"tcp://127.0.0.1:{there.getsockname()[1]}", json.loads(card)[1]])
+            endpoint_info = json.dumps(
+                [f"tcp://127.0.0.1:{there.getsockname()[1]}", json.loads(endpoint_info)[1]]
+            )
             if listener == "gone":
                 there.close()
-        own.connect(0, [own.card, card])
-        endpoint = Endpoint(0, 2, own, lambda *letter: None)
+        own.connect(0, [own.endpoint_info, endpoint_info])
+        endpoint = Endpoint(0, 2, own, lambda *message: None)
         if listener == "closing":
             there.accept()[0].close()
         if listener == "a rank of another job":
             until(lambda: bool(other.receive(0.01)) or bool(own.lost))
         assert failure(endpoint).startswith(f"rank 1 is gone: {how}")
-        endpoint.abandon("")
+        endpoint.abort("")
 
 
 @pytest.mark.parametrize("key", ["none", "own", "a rank's public one"])
 def test_a_stranger_gets_nothing(key: str) -> None:
-    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
-    with mailboxes(2, in_turn(letters)) as opened, zmq.Context() as context:
-        endpoint, server = json.loads(opened[1]._carrier.card)
+    messages: Messages = [queue.SimpleQueue() for _ in range(2)]
+    with endpoints(2, in_turn(messages)) as opened, zmq.Context() as context:
+        endpoint, server = json.loads(opened[1]._transport.endpoint_info)
         stranger = context.socket(zmq.DEALER)
         stranger.linger = 0
         if key != "none":
             public, secret = zmq.curve_keypair()
             if key != "own":
-                public = json.loads(opened[0]._carrier.card)[1].encode()
+                public = json.loads(opened[0]._transport.endpoint_info)[1].encode()
             stranger.curve_publickey, stranger.curve_secretkey = public, secret
             stranger.curve_serverkey = server.encode()
         monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
@@ -275,8 +277,8 @@ def test_a_stranger_gets_nothing(key: str) -> None:
         with socket.create_connection((host, int(port))) as noise:
             noise.sendall(random.Random(3).randbytes(5000))
             opened[0].send(1, b"genuine")
-            assert letters[1].get(timeout=LONG_S) == (0, b"genuine", b"")
-        assert letters[1].empty()
+            assert messages[1].get(timeout=LONG_S) == (0, b"genuine", b"")
+        assert messages[1].empty()
         opened[1].check()
 
 
@@ -292,13 +294,13 @@ class Peer:
             text=True,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
         )
-        carrier = ZmqTransport("127.0.0.1")
+        transport = ZmqTransport("127.0.0.1")
         assert self.process.stdout
-        cards = [carrier.card, self.process.stdout.readline().strip()]
-        self.tell(json.dumps(cards))
-        carrier.connect(0, cards)
-        self.letters: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.endpoint = Endpoint(0, 2, carrier, lambda *letter: self.letters.put(letter[:2]))
+        endpoint_infos = [transport.endpoint_info, self.process.stdout.readline().strip()]
+        self.tell(json.dumps(endpoint_infos))
+        transport.connect(0, endpoint_infos)
+        self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.endpoint = Endpoint(0, 2, transport, lambda *message: self.messages.put(message[:2]))
         self.endpoint.await_connections(LONG_S)
         self.said = self.process.stdout.readline().strip()
 
@@ -339,7 +341,10 @@ def test_a_killed_rank_is_named_even_if_it_leaves_a_child(peer: Callable[[str], 
 
 @pytest.mark.parametrize(
     ("manner", "status", "why"),
-    [("exit", 0, "without closing its mailbox"), ("raise", 1, "after RuntimeError: bad data")],
+    [
+        ("exit", 0, "without closing its message endpoint"),
+        ("raise", 1, "after RuntimeError: bad data"),
+    ],
 )
 def test_a_rank_that_ends_without_closing_ends(
     peer: Callable[[str], Peer], manner: str, status: int, why: str
@@ -347,22 +352,22 @@ def test_a_rank_that_ends_without_closing_ends(
     other = peer(manner)
     other.tell("end")
     assert failure(other.endpoint) == f"rank 1 has ended {why}"
-    assert other.letters.get(timeout=LONG_S) == (1, b"last")
+    assert other.messages.get(timeout=LONG_S) == (1, b"last")
     assert other.process.wait(LONG_S) == status
 
 
 def test_a_rank_ends_whose_heed_hangs(peer: Callable[[str], Peer]) -> None:
     other = peer("hang")
     other.endpoint.send(1, b"hang")
-    assert other.letters.get(timeout=LONG_S) == (1, b"hanging")
+    assert other.messages.get(timeout=LONG_S) == (1, b"hanging")
     other.tell("end")
     assert other.process.wait(LONG_S) == 0
     assert failure(other.endpoint) == "rank 1 is gone: its connection broke"
 
 
-def test_a_forked_child_has_no_mailbox_and_harms_none() -> None:
-    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
-    with mailboxes(2, in_turn(letters)) as opened:
+def test_a_forked_child_has_no_endpoint_and_harms_none() -> None:
+    messages: Messages = [queue.SimpleQueue() for _ in range(2)]
+    with endpoints(2, in_turn(messages)) as opened:
         pid = os.fork()
         if pid == 0:
             code = 0
@@ -374,7 +379,7 @@ def test_a_forked_child_has_no_mailbox_and_harms_none() -> None:
             os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
         opened[0].send(1, b"from the parent")
-        assert letters[1].get(timeout=LONG_S) == (0, b"from the parent", b"")
+        assert messages[1].get(timeout=LONG_S) == (0, b"from the parent", b"")
         close_all(opened)
         for each in opened:
             each.check()
@@ -384,21 +389,21 @@ def test_a_forked_child_has_no_mailbox_and_harms_none() -> None:
 def test_letters_arrive_beside_a_crowd_of_which_few_stay(
     manner: str, crowd: Callable[..., list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mail_zmq, "_STRANGERS", 8)
-    monkeypatch.setattr(mail_zmq, "_ROOM_S", 0.05)
-    letters: Letters = [queue.SimpleQueue() for _ in range(2)]
-    with mailboxes(2, in_turn(letters)) as opened:
-        carrier: Any = opened[0]._carrier
-        host, _, port = json.loads(carrier.card)[0].removeprefix("tcp://").partition(":")
+    monkeypatch.setattr(mail_zmq, "_MAX_UNAUTHENTICATED", 8)
+    monkeypatch.setattr(mail_zmq, "_GRACE_S", 0.05)
+    messages: Messages = [queue.SimpleQueue() for _ in range(2)]
+    with endpoints(2, in_turn(messages)) as opened:
+        transport: Any = opened[0]._transport
+        host, _, port = json.loads(transport.endpoint_info)[0].removeprefix("tcp://").partition(":")
         strangers = crowd((host, int(port)), manner, 100)
 
         def few() -> bool:
             opened[1].send(0, b"through the crowd")
-            assert letters[0].get(timeout=LONG_S) == (1, b"through the crowd", b"")
-            return sum(map(still_there, strangers)) <= 8 and len(carrier._connections) <= 10
+            assert messages[0].get(timeout=LONG_S) == (1, b"through the crowd", b"")
+            return sum(map(still_there, strangers)) <= 8 and len(transport._connections) <= 10
 
         until(few)
-        assert len(carrier._strangers) <= 8
+        assert len(transport._unauthenticated) <= 8
         for each in opened:
             each.check()
 
@@ -420,11 +425,11 @@ import queue, resource, sys, time
 from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport
 from hvd_autosync.runtime.collectives.endpoint import Endpoint
 
-carrier, heard = ZmqTransport("127.0.0.1"), queue.SimpleQueue()
-print(carrier.card, flush=True)
-carrier.connect(0, [carrier.card, sys.stdin.readline()])
-box = Endpoint(0, 2, carrier, lambda *letter: heard.put(letter))
-while not carrier._connections:
+transport, heard = ZmqTransport("127.0.0.1"), queue.SimpleQueue()
+print(transport.endpoint_info, flush=True)
+transport.connect(0, [transport.endpoint_info, sys.stdin.readline()])
+box = Endpoint(0, 2, transport, lambda *message: heard.put(message))
+while not transport._connections:
     time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 print("poor", flush=True)
@@ -436,7 +441,7 @@ print(heard.get(timeout=60)[:2], flush=True)
 def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
     crowd: Callable[..., list[socket.socket]],
 ) -> None:
-    carrier = ZmqTransport("127.0.0.1")
+    transport = ZmqTransport("127.0.0.1")
     with (
         subprocess.Popen(
             [sys.executable, "-c", POOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -445,14 +450,14 @@ def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
     ):
         at_end.callback(process.kill)
         assert process.stdin is not None and process.stdout is not None
-        card = process.stdout.readline()
-        process.stdin.write(f"{carrier.card}\n")
+        endpoint_info = process.stdout.readline()
+        process.stdin.write(f"{transport.endpoint_info}\n")
         process.stdin.flush()
         assert process.stdout.readline() == "poor\n"
-        host, _, port = json.loads(card)[0].removeprefix("tcp://").partition(":")
+        host, _, port = json.loads(endpoint_info)[0].removeprefix("tcp://").partition(":")
         crowd((host, int(port)), "silent", 200)
-        carrier.connect(1, [card, carrier.card])
-        box = Endpoint(1, 2, carrier, lambda *letter: None)
+        transport.connect(1, [endpoint_info, transport.endpoint_info])
+        box = Endpoint(1, 2, transport, lambda *message: None)
         box.await_connections(LONG_S)
         box.send(0, b"hello")
         assert process.stdout.readline() == "(1, b'hello')\n"

@@ -56,9 +56,9 @@ class OwnPasses:
     def __init__(self) -> None:
         self.iterators: list[Any] = []
         self.used = 0
-        self.feeding: list[Any] = []
+        self.last_iterators: list[Any] = []
 
-    def tell_of(self, begun: Callable[[Any, Any], None]) -> None:
+    def call_on_begin(self, begun: Callable[[Any, Any], None]) -> None:
         self.begun = begun
 
     def begin(self, loader: Any) -> Any:
@@ -68,11 +68,11 @@ class OwnPasses:
         return iterator
 
     def stepped(self) -> None:
-        self.feeding = self.giving
+        self.last_iterators = self.next_iterators
         self.used = self.iterators[0]._num_yielded
 
     @property
-    def giving(self) -> list[Any]:
+    def next_iterators(self) -> list[Any]:
         return [each for each in self.iterators if each._num_yielded > self.used]
 
 
@@ -195,7 +195,7 @@ def test_the_user_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
     for rank, seconds in zip(ours, (1.0, 3.0), strict=True):
         rank.step(seconds)
     vote(ours, 2 * VOTES)
-    assert capfd.readouterr().err == "hvd-autosync: of 16 samples of a step ranks take 12, 4\n"
+    assert capfd.readouterr().err == "hvd-autosync: ranks take 12, 4 of a step's 16 samples\n"
 
 
 def test_noise_changes_nothing() -> None:
@@ -257,13 +257,13 @@ def test_ranks_whose_data_differ_are_left_alone(
         rank.step(seconds)
     vote(ours, 10)
     assert lengths(ours) == [8, different["batch_size"]]
-    assert capfd.readouterr().err.count("batches stay as they are") == 1
+    assert capfd.readouterr().err.count("batches keep their sizes") == 1
 
 
 class SyncPoints:
     """No rounds, as for a training whose parameters are always the same on all ranks."""
 
-    equal = True
+    replicas_in_sync = True
 
     def average(self) -> None:
         raise AssertionError

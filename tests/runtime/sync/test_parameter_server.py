@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hvd_autosync.runtime.state.states import put_together
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
-from hvd_autosync.runtime.sync.shards import Bucket, Share, make_buckets
+from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
 
 Base = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -46,11 +46,11 @@ def gradient(rank: int, clock: int, like: torch.Tensor) -> torch.Tensor:
 
 
 class Ranks:
-    """All ranks of a job, with letters that travel in any order but that of each sender's own.
+    """All ranks of a job, with messages that travel in any order but that of each sender's own.
 
     Args:
         steps: How many steps each rank makes in a stretch.
-        choose: Picks the next letter: a number below its argument.
+        choose: Picks the next message: a number below its argument.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Ranks:
         self.most_ahead = 0
         self._versions: dict[tuple[int, int, int], int] = {}
         self._unanswered = [0] * self.size
-        self._letters: dict[tuple[int, int], deque[Push | None]] = {
+        self._messages: dict[tuple[int, int], deque[Push | None]] = {
             pair: deque() for pair in itertools.product(range(self.size), repeat=2)
         }
 
@@ -90,21 +90,21 @@ class Ranks:
         for owner in self.owners:
             owner.begin_segment()
         for rank in range(self.size):
-            self._go_on(rank)
-        while waiting := [pair for pair, letters in self._letters.items() if letters]:
+            self._run_rank(rank)
+        while waiting := [pair for pair, messages in self._messages.items() if messages]:
             source, owner = waiting[self._choose(len(waiting))]
             self._deliver(source, owner)
         assert self.clocks == self._steps, "a rank waits for ever"
 
-    def _go_on(self, rank: int) -> None:
+    def _run_rank(self, rank: int) -> None:
         if self.clocks[rank] == self._steps[rank]:
             for owner in range(self.size):
-                self._letters[rank, owner].append(None)
+                self._messages[rank, owner].append(None)
             return
         for bucket, owner in itertools.product(self.buckets, range(self.size)):
             version = self._versions.get((rank, bucket.number, owner), -1)
             push = Push(rank, bucket.number, self.clocks[rank] + 1, version, [self.rate])
-            self._letters[rank, owner].append(push)
+            self._messages[rank, owner].append(push)
             self._unanswered[rank] += 1
 
     @property
@@ -112,19 +112,19 @@ class Ranks:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def _deliver(self, source: int, owner: int) -> None:
-        letter = self._letters[source, owner].popleft()
+        message = self._messages[source, owner].popleft()
         owned = self.owners[owner]
-        if letter is None:
-            answered = owned.rested(source)
+        if message is None:
+            answered = owned.drained(source)
         else:
             flat = torch.cat(
                 [
-                    gradient(source, letter.clock, parameter).view(-1)
-                    for parameter in self.buckets[letter.bucket].parameters
+                    gradient(source, message.clock, parameter).view(-1)
+                    for parameter in self.buckets[message.bucket].parameters
                 ]
             )
-            share = self.buckets[letter.bucket].share_of(owner, flat)
-            answered = owned.pushed(letter, share)
+            share = self.buckets[message.bucket].share_of(owner, flat)
+            answered = owned.pushed(message, share)
         for push in answered:
             version = owned.shares[push.bucket].version
             self._versions[push.source, push.bucket, owner] = version
@@ -134,14 +134,14 @@ class Ranks:
                 behind = [c for c, s in zip(self.clocks, self._steps, strict=True) if c < s]
                 ahead = self.clocks[push.source] - min(behind, default=self.clocks[push.source])
                 self.most_ahead = max(self.most_ahead, ahead)
-                self._go_on(push.source)
+                self._run_rank(push.source)
 
     def values(self) -> list[torch.Tensor]:
         """The parameters as their owners have them."""
         for bucket in self.buckets:
             for rank, owner in enumerate(self.owners):
-                bucket.share_of(rank, bucket.fresh).copy_(owner.shares[bucket.number].values)
-            bucket.take_fresh()
+                bucket.share_of(rank, bucket.pulled).copy_(owner.shares[bucket.number].values)
+            bucket.take_pulled()
         return [parameter.detach() for parameter in self.parameters]
 
 
@@ -312,7 +312,7 @@ def test_an_optimizer_that_looks_at_whole_tensors_gets_whole_ones() -> None:
 
 def test_a_bucket_that_is_sent_is_in_the_order_of_its_parameters() -> None:
     parameters = parameters_of([(2, 2), (3,)])
-    bucket = Bucket(0, parameters, [4, 3])
+    bucket = ServerBucket(0, parameters, [4, 3])
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, parameter.numel())
         bucket.keep_gradient(parameter)

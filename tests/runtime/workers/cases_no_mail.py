@@ -1,4 +1,4 @@
-"""Letters where nobody has prepared for them."""
+"""Messages where nobody has prepared for them."""
 
 import unittest
 
@@ -14,4 +14,4 @@ def case_mpi4py_has_to_be_imported_before_init():
         raise unittest.SkipTest("ZeroMQ needs nothing beforehand")
     for _ in range(2):
         with raises(AutosyncError, "rank 0: mpi4py.MPI was not imported before hvd.init()"):
-            open_endpoint("unprepared", lambda *letter: None)
+            open_endpoint("unprepared", lambda *message: None)

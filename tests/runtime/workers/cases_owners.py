@@ -322,7 +322,7 @@ def case_a_state_in_the_midst_of_a_step_is_refused():
 def case_a_dropped_optimizer_answers_no_more():
     model, distributed = make(OURS)
     step(model, distributed, 0)
-    peers = [t for t in threading.enumerate() if t.name == "hvd_autosync peers"]
+    peers = [t for t in threading.enumerate() if t.name == "hvd_autosync state server"]
     hvd.barrier()
     del distributed
     gc.collect()

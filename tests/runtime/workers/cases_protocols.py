@@ -462,7 +462,7 @@ def case_what_no_owner_can_step_is_refused():
     table = nn.Embedding(4, 2, sparse=True)
     with raises(ConfigurationError, "SparseAdam takes sparse gradients only"):
         phases(ASP, lambda m: torch.optim.SparseAdam(m.parameters()), model=table)
-    with raises(ConfigurationError, "LBFGS looks at all parameters"):
+    with raises(ConfigurationError, "LBFGS needs all parameters"):
         phases(ASP, lambda m: torch.optim.LBFGS(m.parameters()))
     greedy = Protocol(share=1.0, stragglers="greedy")
     first, second = phases(greedy), phases(greedy, model=mlp())

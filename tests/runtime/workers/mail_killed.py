@@ -1,4 +1,4 @@
-"""Rank 1 is killed while ranks have a mailbox; the others print what ``check`` raises."""
+"""Rank 1 is killed while ranks have an endpoint; the others print what ``check`` raises."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.messaging import open_endpoint
 
 hvd.init()
-endpoint = open_endpoint("killed", lambda *letter: None)
+endpoint = open_endpoint("killed", lambda *message: None)
 endpoint.send(1, b"", memoryview(bytes(1000)))
 hvd.barrier()
 if hvd.rank() == 1:

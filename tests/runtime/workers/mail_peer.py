@@ -1,4 +1,4 @@
-"""Rank 1 of two, which is no rank of Horovod's: says its card, reads both, and ends as told."""
+"""Rank 1 of two, not one of Horovod's: prints its endpoint info, reads both, ends as told."""
 
 import json
 import os
@@ -13,16 +13,16 @@ manner = sys.argv[1]
 
 def on_message(source: int, head: bytes, body: memoryview) -> None:
     if head == b"hang":
-        endpoint._carrier.send(0, b"Lhanging", memoryview(b""))
+        endpoint._transport.send(0, b"Lhanging", memoryview(b""))
         while True:
             time.sleep(1)
 
 
-carrier = ZmqTransport("127.0.0.1")
-print(carrier.card, flush=True)
-cards = json.loads(sys.stdin.readline())
-carrier.connect(1, cards)
-endpoint = Endpoint(1, len(cards), carrier, on_message)
+transport = ZmqTransport("127.0.0.1")
+print(transport.endpoint_info, flush=True)
+endpoint_infos = json.loads(sys.stdin.readline())
+transport.connect(1, endpoint_infos)
+endpoint = Endpoint(1, len(endpoint_infos), transport, on_message)
 endpoint.await_connections(60)
 child = os.fork() if manner == "fork" else 0
 if manner == "fork" and child == 0:
