@@ -184,11 +184,11 @@ def test_seeds_without_effect_show_nothing() -> None:
 
 
 def test_how_far_above_the_default_a_loss_is() -> None:
-    assert Judging(job()).only.excess == pytest.approx(0.0, abs=0.2)
-    assert Judging(job(topk=1.08)).only.excess == pytest.approx(0.08 / 0.008, rel=0.25)
-    assert Judging(job(topk=1.0079)).only.excess == 1.5
+    assert Judging(job()).only.violation == pytest.approx(0.0, abs=0.2)
+    assert Judging(job(topk=1.08)).only.violation == pytest.approx(0.08 / 0.008, rel=0.25)
+    assert Judging(job(topk=1.0079)).only.violation == 1.5
     broken = Judging(lambda s, seed: noisy(1.0, seed) if s == DEFAULT else (math.nan,) * STEPS)
-    assert broken.only.excess == math.inf
+    assert broken.only.violation == math.inf
 
 
 @pytest.mark.parametrize("losses", [(math.nan,) * STEPS, (), noisy(1.0, 1, steps=10)])
