@@ -88,7 +88,7 @@ class Budget:
         least_s = count * self.trial_s + self.confirming_s()
         if least_s >= self.training_s:
             return (
-                f"tuning would take {least_s:.0f} s more at least, and the training is expected "
+                f"tuning would take at least {least_s:.0f} s more, and the training is expected "
                 f"to take {self.training_s:.0f} s"
             )
         return ""
@@ -97,11 +97,11 @@ class Budget:
         """Return why another quality trial does not fit into the budget; empty if it does."""
         minutes = self._settings.quality_minutes
         if _used_s([t for t in self._trials if t.kind == "quality"]) >= 60 * minutes:
-            return f"the {minutes:g} minutes for judging losses were used"
+            return f"the {minutes:g} minutes of quality trials were used"
         if self.left_s < self.judging_s(self._settings.quality_steps) + self.confirming_s():
             return (
-                f"the {self._settings.minutes:g} minutes leave no time to judge losses and to "
-                "confirm what was found"
+                f"the {self._settings.minutes:g} minutes leave no time for quality trials and the "
+                "confirmation"
             )
         return ""
 
@@ -114,10 +114,10 @@ class Budget:
         """
         cost_s, saved_s = self.confirming_s(contenders), saving * self.training_s
         if self.left_s < cost_s:
-            return f"the {self._settings.minutes:g} minutes leave no time to confirm what was found"
+            return f"the {self._settings.minutes:g} minutes leave no time for the confirmation"
         if saved_s < cost_s:
             return (
-                f"to confirm what was found takes {cost_s:.0f} s and is expected to save "
+                f"the confirmation takes {cost_s:.0f} s and is expected to save "
                 f"{saved_s:.0f} s of the training"
             )
         return ""

@@ -186,7 +186,7 @@ class Decision:
         if len(self._trials) < FEWEST_TRIALS:
             return ""
         if gain < SMALL_GAIN:
-            return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
+            return f"another trial is expected to gain {gain:.1%}, less than {SMALL_GAIN:.0%}"
         trial_s, saved_s = self._budget.trial_s, gain * self._budget.training_s
         if saved_s < trial_s:
             return (
@@ -268,7 +268,7 @@ class Decision:
         elif any(t.kind == "confirm" for t in self._trials):
             reason = "the default or every candidate failed when measured again"
         elif verdicts:
-            reason = "lossy strategies were refused for their losses, and no other promises enough"
+            reason = "lossy strategies were refused for their losses, and no other is fast enough"
         else:
             reason = "no strategy that may be used promises to beat the default by much"
         default_s = first.mean_s if first else math.nan

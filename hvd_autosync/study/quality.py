@@ -208,15 +208,15 @@ class QualityCheck:
         if any(len(losses) < _FEWEST for losses in first):
             return "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
         if not all(math.isfinite(sum(losses)) for losses in first):
-            return "losses of the default itself are no numbers, so nothing can be judged by them"
+            return "the default's own losses are NaN or infinite, so no strategy can be judged"
         if len(first) < FIRST_SEEDS:
             return ""
         if len(set(first)) < len(first):
-            return "two seeds gave the default the same losses, so they say nothing of its noise"
+            return "two seeds gave the default the same losses, so its noise cannot be estimated"
         if not has_fallen(self._falls):
             return (
-                "the default's own loss has not fallen beyond its noise, so it cannot be told what "
-                "is as good; let --autosync-quality-steps be more"
+                "the default's own loss has not fallen beyond its noise, so no strategy can be "
+                "judged; increase --autosync-quality-steps"
             )
         return ""
 
@@ -277,13 +277,13 @@ class QualityCheck:
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, self._obstacle)
         trials = self._of(candidate)
         if any(_failed(trial) for trial in trials):
-            reason = "its training failed or its loss is no number"
+            reason = "its training failed or its loss is NaN or infinite"
             return Verdict(candidate, Outcome.WORSE, nothing, nothing, self._allowed, reason)
         pairs = self._pairs(candidate)
         if not pairs:
             reason = (
-                "no average of its replicas is seen in so few steps; let --autosync-quality-steps "
-                "be more"
+                "too few steps to see the loss of an average of its replicas; increase "
+                "--autosync-quality-steps"
             )
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, self._allowed, reason)
         found = self._find(pairs)

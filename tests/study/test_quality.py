@@ -244,7 +244,7 @@ def test_losses_of_the_default_that_are_no_numbers_judge_nobody() -> None:
         losses = noisy(1.0, seed)
         return (*losses[:-1], math.inf) if (strategy, seed) == (DEFAULT, 2) else losses
 
-    assert "no numbers" in Judging(train).only.reason
+    assert "NaN or infinite" in Judging(train).only.reason
 
 
 def test_nothing_is_decided_while_a_trial_runs() -> None:
@@ -286,4 +286,4 @@ def test_under_local_steps_the_average_is_judged_and_not_its_replicas(round_step
 
 def test_without_an_average_nothing_is_shown() -> None:
     verdict = Judging(job(), round_steps=STEPS).only
-    assert verdict.outcome is Outcome.NOT_SHOWN and "no average" in verdict.reason
+    assert verdict.outcome is Outcome.NOT_SHOWN and "too few steps" in verdict.reason
