@@ -1,7 +1,7 @@
-"""What a step costs under a strategy, from the model, the cluster and physics; no trial needed.
+"""The cost model: the time of a step under a strategy, from the model and the cluster.
 
-:class:`CostModel` simulates one step for many strategies at once. Trials of the task calibrate a
-few factors of it (:func:`calibrate`).
+:class:`CostModel` simulates one step for many strategies at once; it needs no trial. Trials of the
+task calibrate a few factors of it (:func:`calibrate`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What travels in a step without a barrier: gradients to the owners, whose answers come back.
+"""Transfers of a step without a barrier: gradients to the owners, parameters back.
 
-Each rank sends a bucket's gradient as soon as it is complete in backward, each owner its share;
-the owner steps that and answers with its parameters (``runtime/sync/asynchronous.py``). Nothing is
-negotiated or fused, no codec is used, and before its next forward a rank waits for its own answers.
+Each rank sends a bucket's gradient as soon as it is complete in backward: to each owner its share.
+The owner updates its share and answers with the parameters (``runtime/sync/asynchronous.py``).
+Nothing is negotiated or fused, no codec is used, and a rank waits for the answers to its own
+gradients before its next forward.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from hvd_autosync.cost.timeline import Items
 from hvd_autosync.search_space import Resources
 from hvd_autosync.search_space.protocol import push_count
 
-#: Passes over the parameters' memory: six copies, into the bucket, to the owner, into its gradient,
-#: of its answer and of that in two places; each takes a seventh of what a pass of a codec does.
-PUSH_PASSES = 6 / 7
+#: Passes over the parameters' memory: six copies (into the bucket, to the owner, into its gradient,
+#: of its answer, and of that in two places), each a seventh of the time of a codec's pass.
+ASYNC_PASSES = 6 / 7
 
 
 def async_transfers(gradients: Gradients, resources: Resources, count: int) -> Items:
-    """The buckets of ``count`` strategies, all the same.
+    """Return the buckets of ``count`` strategies; they are the same for all.
 
-    The last one is through when its answer has come, an operation's latency later.
+    The last bucket ends when its answer has arrived, an operation's latency later.
     """
     overall = resources.links.overall
-    assert overall is not None, "a cost model is made of measured links"
+    assert overall is not None, "the cost model needs measured links"
     shape = (len(gradients.size_bytes), count)
     size = np.broadcast_to(gradients.size_bytes[:, None], shape)
     wire_s = size * _wire_share(resources) / overall.bandwidth_bytes_per_s
@@ -39,10 +40,10 @@ def async_transfers(gradients: Gradients, resources: Resources, count: int) -> I
 
 
 def _wire_share(resources: Resources) -> float:
-    """Seconds that pushes and answers take, over those of a ring allreduce.
+    """Return the time of gradients and answers on the wire over that of a ring allreduce.
 
-    With L of n ranks on a host, L (n - L) / n bytes leave it for each byte of gradients, and as
-    many as answers; of a ring 2 (n - 1) / n do.
+    With L of n ranks on a host, L (n - L) / n bytes leave it per byte of gradients, and as many for
+    answers. With a ring allreduce 2 (n - 1) / n bytes do.
     """
     ranks, local = resources.world_size, most_senders(resources)
     return local * (ranks - local) / (ranks - 1)

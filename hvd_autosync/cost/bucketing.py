@@ -1,8 +1,8 @@
 """Buckets of gradients, as :mod:`hvd_autosync.runtime.exchange.planning` makes them.
 
-Gradients of classes with the same plan share buckets; what travels by rows, is cut into slices or
-coded by PowerSGD travels by itself. Arrays are ``k x c``: gradients in the order of their arrival,
-strategies.
+Gradients of classes with the same plan share buckets. Gradients that are sent by rows, cut into
+slices or encoded by PowerSGD are sent alone. Arrays are ``k x c``: gradients in the order of their
+arrival, strategies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray, Items
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
 
-#: Bytes of a bucket of what Horovod cannot fuse, where no number is asked for
+#: Bytes of a bucket of gradients that Horovod cannot fuse, if ``buckets`` is 0
 #: (``runtime/exchange/planning.py``).
 _BUCKET_BYTES = 8 * 1024 * 1024
 
@@ -25,11 +25,12 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
-    """Buckets in place of gradients, where a strategy has some.
+    """Replace gradients by buckets, for strategies that have buckets.
 
-    They are closed at equal shares of the bytes of what they are made of; one by size holds
-    gradients of all of backward, so that all of them are complete at its end, where any has
-    several. A bucket stands where its last gradient stood, the others of it are gone.
+    Buckets are closed at equal shares of the bytes of their gradients. With ``bucket_rule`` "size"
+    a bucket has gradients from all of backward, so all buckets are complete at its end, if any
+    bucket has several gradients. A bucket takes the place of its last gradient; the places of its
+    other gradients are empty.
     """
     classes = [name for name in (EMBEDDING, LARGE, REST) if (gradients.classes == name).any()]
     plans = np.array([_plans(name, columns) for name in classes])
@@ -43,7 +44,7 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     whole = _copied(items)
     late = np.zeros(len(wanted), dtype=np.bool_)
     for lane in range(len(classes)):
-        # Of several classes with one plan, the first stands for the lane.
+        # The first of several classes with one plan handles all of them.
         first = ~np.any(plans[:lane] == plans[lane], axis=0)
         members = (gathers & (plans == plans[lane]) & first)[place] & ~gradients.sparse[:, None]
         own, several = (size * members).sum(axis=0), members.sum(axis=0)
@@ -60,7 +61,7 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
 
 
 def gathered(items: Items, count: int) -> Items:
-    """All of ``items`` in ``count`` buckets, in the order of their arrival."""
+    """Put all ``items`` into ``count`` buckets, in the order of their arrival."""
     whole = _copied(items)
     everything = np.ones(items.size_bytes.shape, dtype=np.bool_)
     _merge(items, whole, everything, np.array(float(count)), items.size_bytes.sum(axis=0))
@@ -76,9 +77,9 @@ def _merge(
 ) -> None:
     """Put ``members``, ``k x c``, of ``own`` bytes into ``count`` buckets, in ``whole``.
 
-    A gradient closes the next bucket if its share is reached, and one at most. So after it there
-    are as many as shares were reached, or one more than before: a running minimum. All members have
-    the same plan, hence the same operations.
+    A gradient closes at most one bucket, if the bucket's share is reached. So the number of closed
+    buckets after it is the number of shares reached, or one more than before if that is less: a
+    running minimum. All members have the same plan, hence the same operations.
     """
     _, size, wire_s, _, _ = whole
     place = np.cumsum(members, axis=0)
@@ -98,7 +99,7 @@ def _running(values: FloatArray, members: BoolArray) -> FloatArray:
 
 
 def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
-    """One text per strategy, equal for equal plans of classes."""
+    """Return a string per strategy, shape ``(c,)``; classes with equal strings share a plan."""
     exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
     plan = np.char.add(np.char.add(exchange, "/"), codec)
     if name == REST:
@@ -108,7 +109,7 @@ def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
 
 
 def _gathers(name: str, gradients: Gradients, columns: Columns) -> BoolArray:
-    """Whether gradients of a class are put into buckets, shape ``(c,)``."""
+    """Return whether gradients of a class are put into buckets, shape ``(c,)``."""
     exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
     apart = (exchange == "rows") | (codec == "powersgd")
     if name == LARGE:
@@ -118,7 +119,7 @@ def _gathers(name: str, gradients: Gradients, columns: Columns) -> BoolArray:
 
 
 def _is_plain(name: str, columns: Columns) -> BoolArray:
-    """Whether Horovod itself fuses gradients of a class, shape ``(c,)``."""
+    """Return whether Horovod itself fuses gradients of a class, shape ``(c,)``."""
     exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
     plain: BoolArray = (exchange == "allreduce") & (codec == "none")
     return plain

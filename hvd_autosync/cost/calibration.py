@@ -1,4 +1,4 @@
-"""Fits the cost model's factors to trials of a task."""
+"""Calibration: fits the cost model's factors to trials of a task."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from hvd_autosync.cost.phases import Phases
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Value
 
-#: Standard deviations of the factors' logarithms before any trial, in the order of
-#: :class:`Coefficients`.
+#: Prior standard deviations of the factors' logarithms, in the order of :class:`Coefficients`.
 PRIOR_DEVIATIONS = np.array([0.7, 0.3, 0.7, 0.3, 0.7, 1.0])
-#: The same of what remains unexplained.
+#: Prior standard deviation of the log residual.
 _MISFIT = 0.1
 _STEPS, _DIFFERENCE = 12, 0.02
-#: Steps end when one improves the loss, in half squares of deviations, by less.
+#: The iteration ends if a step improves the loss, a sum of squared standardized residuals, by less.
 _SMALL = 1e-3
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What trials have taught.
+    """The calibrated factors.
 
     Attributes:
         coefficients: The most likely factors.
-        covariance: Of their logarithms, by Laplace's approximation, shape ``(6, 6)``.
-        misfit: Standard deviation of the logarithm of measured over predicted step times, believed
-            to be a tenth before any trial.
+        covariance: Covariance of their logarithms by Laplace's approximation, shape ``(6, 6)``.
+        misfit: Standard deviation of the logarithm of measured over predicted step times, 0.1
+            before any trial.
     """
 
     coefficients: Coefficients
@@ -40,7 +39,7 @@ class Calibration:
     misfit: float
 
     def draws(self, count: int, seed: int) -> list[Coefficients]:
-        """Factors that are as likely as the trials leave them."""
+        """Draw ``count`` sets of factors from the posterior."""
         normal = np.random.default_rng(seed).standard_normal((count, len(self.covariance)))
         root = np.linalg.cholesky(self.covariance)
         points = np.array(astuple(self.coefficients)) + normal @ root.T
@@ -50,12 +49,12 @@ class Calibration:
 def calibrate(
     model: CostModel, strategies: Sequence[Mapping[str, Value]], step_s: Sequence[float]
 ) -> Calibration:
-    """The most likely factors, by damped Gauss-Newton steps on the logarithm of the step time.
+    """Return the most likely factors, by damped Gauss-Newton steps on the log step time.
 
     Args:
         model: The cost model of the task.
-        strategies: What was tried; none leaves what is believed before.
-        step_s: Measured step times, seconds, each above 0; as many.
+        strategies: The tried strategies; without any the result is the prior.
+        step_s: Their measured step times, seconds, each above 0.
     """
     measured = np.log(np.asarray(step_s, dtype=np.float64))
     steps = model.phases(Columns.of(strategies))
@@ -75,7 +74,7 @@ def calibrate(
         candidate = point + np.linalg.solve(damped, gradient)
         there, slopes_there = _linearized(steps, candidate)
         reached = loss(candidate, there)
-        if not reached < least:  # nor is a number that is none
+        if not reached < least:  # also true for NaN
             damping *= 4
             continue
         small = least - reached < _SMALL
@@ -85,7 +84,7 @@ def calibrate(
             break
     misfit = _MISFIT
     if len(measured):
-        # As if there had been as many trials more as there are factors, with the usual misfit.
+        # Shrink towards the prior misfit, which counts as many trials as there are factors.
         squares = ((predicted - measured) ** 2).sum() + len(point) * _MISFIT**2
         misfit = float(np.sqrt(squares / (len(measured) + len(point))))
     covariance = np.linalg.inv(precision + slopes.T @ slopes / _MISFIT**2)
@@ -93,7 +92,7 @@ def calibrate(
 
 
 def _linearized(steps: Phases, point: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of the step times at ``point``, ``(n,)``, and their slopes, ``(n, 6)``."""
+    """Return the log step times at ``point``, ``(n,)``, and their slopes, ``(n, 6)``."""
     moved = [point, *(point + _DIFFERENCE * np.eye(len(point)))]
     log_s = np.log(steps.seconds([Coefficients(*each) for each in moved]))
     return log_s[0], (log_s[1:] - log_s[0]).T / _DIFFERENCE

@@ -1,4 +1,4 @@
-"""Many strategies as columns of values."""
+"""Many strategies as columns of knob values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Columns:
-    """The values of knobs over some strategies; an absent knob stands at its default.
+    """The values of knobs over some strategies; an absent knob has its default.
 
     Args:
-        count: How many strategies, ``c``.
+        count: Number of strategies, ``c``.
         values: Knob name -> one value per strategy, shape ``(c,)``.
     """
 
@@ -30,7 +30,7 @@ class Columns:
 
     @classmethod
     def of(cls, strategies: Sequence[Mapping[str, Value]]) -> Columns:
-        """The columns of strategies, ``c`` of them; knobs of others than ours are left out."""
+        """Return the columns of ``c`` strategies, without knobs outside of the catalogue."""
         values = {}
         known = {knob.name: knob.default for knob in CATALOGUE}
         for name in known.keys() & {name for strategy in strategies for name in strategy}:
@@ -40,7 +40,7 @@ class Columns:
 
     @classmethod
     def at(cls, space: SearchSpace, points: FloatArray) -> Columns:
-        """The columns of the strategies at snapped points, shape ``c x d``."""
+        """Return the columns of the strategies at discretized points, shape ``c x d``."""
         count = len(points)
         values = {name: np.full(count, value, dtype=object) for name, value in space.fixed}
         for index, knob in enumerate(space.knobs):
@@ -53,14 +53,14 @@ class Columns:
         return self._count
 
     def parts(self, count: int) -> Iterator[Columns]:
-        """The columns of ``count`` strategies at a time."""
+        """Yield the columns of ``count`` strategies at a time."""
         for begin in range(0, self._count, count):
             own = slice(begin, begin + count)
             values = {name: column[own] for name, column in self._values.items()}
             yield Columns(len(range(self._count)[own]), values)
 
     def numbers(self, knob: str) -> FloatArray:
-        """Values of a numeric knob, shape ``(c,)``.
+        """Return the values of a numeric knob, shape ``(c,)``.
 
         Raises:
             SpaceError: No knob has that name.
@@ -68,7 +68,7 @@ class Columns:
         return self._column(knob).astype(np.float64)
 
     def words(self, knob: str) -> npt.NDArray[np.str_]:
-        """Values of a categorical knob, shape ``(c,)``.
+        """Return the values of a categorical knob, shape ``(c,)``.
 
         Raises:
             SpaceError: No knob has that name.
@@ -76,13 +76,14 @@ class Columns:
         return self._column(knob).astype(np.str_)
 
     def rounds(self) -> FloatArray:
-        """Steps of a round of local steps, shape ``(c,)``; 1: ranks are equal after every step."""
+        """Return the steps of a round of local steps, ``(c,)``; 1: ranks sync after every step."""
         return np.minimum(self.numbers("local_steps"), self.numbers("local_cap"))
 
-    def waiting_share(self) -> FloatArray:
-        """Share of the work for which ranks wait for each other, shape ``(c,)``.
+    def bsp_share(self) -> FloatArray:
+        """Return the share of the work under BSP, shape ``(c,)``.
 
-        Where the whole work is not known they always do (:class:`search_space.protocol.Protocol`).
+        It is 1 if there is a share but the total work is unknown
+        (:class:`search_space.protocol.Protocol`).
         """
         share, known = self.numbers("sync_share"), self.numbers("total_samples") > 0
         always = (self.words("protocol") == "bsp") | ((share > 0) & ~known)
@@ -90,18 +91,19 @@ class Columns:
 
     @cached_property
     def replicated(self) -> BoolArray:
-        """Whether ranks may train apart, so that every one keeps all parameters, shape ``(c,)``.
+        """Whether replicas may differ, so that every rank has all parameters, shape ``(c,)``.
 
-        As in ``make_strategy_optimizer`` of ``runtime/optimizer/strategy_optimizer.py``.
+        The rule is that of ``make_strategy_optimizer`` in
+        ``runtime/optimizer/strategy_optimizer.py``.
         """
         asked = (self.words("protocol") != "bsp") & (self.numbers("sync_share") < 1)
         apart: BoolArray = (self.rounds() > 1) | asked | (self.words("stragglers") != "none")
         return apart
 
     def exchanges(self, parameter_class: str) -> npt.NDArray[np.str_]:
-        """The exchange of one class's gradients, shape ``(c,)``.
+        """Return the exchange of one class's gradients, shape ``(c,)``.
 
-        Replicas shard none (``replicated`` in ``search_space/exchange_plan.py``).
+        Replicated parameters are not sharded (``replicated`` in ``search_space/exchange_plan.py``).
         """
         asked = self.words(class_knob(parameter_class, "exchange"))
         return np.where(self.replicated & (asked == "sharded"), "allreduce", asked)

@@ -1,4 +1,4 @@
-"""The time of one step under a strategy."""
+"""The cost model: the time of one step under a strategy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hvd_autosync.cost.async_transfers import PUSH_PASSES, async_transfers
+from hvd_autosync.cost.async_transfers import ASYNC_PASSES, async_transfers
 from hvd_autosync.cost.bucketing import bucketed
 from hvd_autosync.cost.coefficients import (
     CONTENTION,
@@ -27,9 +27,10 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import ModelProfile, Resources, Value
 from hvd_autosync.search_space.exchange_plan import LARGE, PARAMETER_CLASSES
 
-#: Passes over the parameters' memory that an average takes (``runtime/sync/averaging.py``).
+#: Passes over the parameters' memory of an averaging (``runtime/sync/averaging.py``).
 _AVERAGE_PASSES = 8.0
-#: A simulation keeps about ten numbers for each gradient, strategy and set of coefficients.
+#: Largest product of gradients, strategies and sets of coefficients that are simulated at once; a
+#: simulation keeps about ten numbers for each.
 _CELLS_AT_ONCE = 4_000_000
 
 
@@ -61,26 +62,26 @@ class CostModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters that get gradients, in the order of their arrival."""
+        """Names of the parameters that get gradients, in the order of their arrival."""
         return self._gradients.names
 
     def predict(
         self, strategies: Sequence[Mapping[str, Value]], coefficients: Coefficients = UNCALIBRATED
     ) -> FloatArray:
-        """Seconds of a step under each strategy, shape ``(c,)``.
+        """Predict the seconds of a step under each strategy, shape ``(c,)``.
 
         Args:
-            strategies: Knobs by name; what is absent stands at its default.
-            coefficients: What trials of the task have taught.
+            strategies: Values of knobs by name; absent knobs have their default.
+            coefficients: The factors, as calibrated on trials of the task.
         """
         (seconds,) = self.seconds(Columns.of(strategies), [coefficients])
         return np.asarray(seconds)
 
     def seconds(self, columns: Columns, coefficients: Sequence[Coefficients]) -> FloatArray:
-        """Seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients.
+        """Predict the seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients.
 
         Args:
-            columns: The strategies, ``c`` of them.
+            columns: The ``c`` strategies.
             coefficients: At least one set.
         """
         each = max(len(self._gradients.size_bytes), 1) * len(coefficients)
@@ -91,19 +92,19 @@ class CostModel:
         return np.concatenate([np.empty((len(coefficients), 0)), *found], axis=1)
 
     def phases(self, columns: Columns) -> Phases:
-        """All of a prediction that does not depend on coefficients."""
-        waiting, share = self.prepare(columns), columns.waiting_share()
-        return Phases(waiting, self._pushing(waiting) if (share < 1).any() else None, share)
+        """Return the part of a prediction that does not depend on coefficients."""
+        sync, share = self.prepare(columns), columns.bsp_share()
+        return Phases(sync, self._without_barrier(sync) if (share < 1).any() else None, share)
 
-    def _pushing(self, waiting: Prepared) -> Prepared:
-        """The same steps without a barrier, of which other knobs change nothing but the looks."""
-        if waiting.items is None:
-            return waiting
-        count = len(waiting.host_s)
+    def _without_barrier(self, sync: Prepared) -> Prepared:
+        """Return the same steps without a barrier; other knobs matter only by the cycle time."""
+        if sync.items is None:
+            return sync
+        count = len(sync.host_s)
         nothing, once = np.zeros(count), np.ones(count)
-        sent_s = PUSH_PASSES * float(self._gradients.size_bytes.sum()) * PASS_S_PER_BYTE
+        sent_s = ASYNC_PASSES * float(self._gradients.size_bytes.sum()) * PASS_S_PER_BYTE
         return replace(
-            waiting,
+            sync,
             items=async_transfers(self._gradients, self._resources, count),
             loop=Loop(nothing, nothing, self._latency_s * once),
             host_s=sent_s * once,
@@ -112,7 +113,7 @@ class CostModel:
         )
 
     def prepare(self, columns: Columns) -> Prepared:
-        """Steps in which ranks wait for each other, up to the coefficients."""
+        """Return the steps under BSP, up to the coefficients."""
         items, host_s = None, np.zeros(len(columns))
         local = columns.rounds()
         if self._resources.world_size > 1 and len(self._gradients.size_bytes):
@@ -153,7 +154,7 @@ class CostModel:
         )
 
     def _items(self, columns: Columns) -> tuple[Items, FloatArray]:
-        """What travels, and the bytes passed over in memory, shape ``(c,)``."""
+        """Return the items on the wire, and the bytes of passes over memory, shape ``(c,)``."""
         gradients = self._gradients
         shape = (len(gradients.size_bytes), len(columns))
         wire_s, operations, alone = np.zeros(shape), np.ones(shape), np.zeros(shape)
@@ -165,9 +166,9 @@ class CostModel:
                 wire_s[own], operations[own] = costs.wire_s, costs.operations
                 alone[own] = costs.alone
                 passes += gradients.size_bytes[own] @ costs.passes
-        # What an average takes is all there at once.
-        waiting = columns.rounds() == 1
-        arrival_s = np.where(waiting, gradients.ready_s[:, None], 0.0)
+        # Parameters to average are all ready at once.
+        every_step = columns.rounds() == 1
+        arrival_s = np.where(every_step, gradients.ready_s[:, None], 0.0)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
         items = Items(arrival_s, size, wire_s, operations, alone)
         return bucketed(gradients, columns, items), passes

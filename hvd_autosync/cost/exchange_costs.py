@@ -1,8 +1,9 @@
-"""What each exchange and codec puts on the wire and costs a host, by class of parameters.
+"""Costs of each exchange and codec, on the wire and on the host, by parameter class.
 
-With S the bytes of a gradient, n ranks and B what a ring allreduce reduces per second (the ``Link``
-that was measured), a ring takes S / B seconds. It sends 2 (n - 1) / n bytes for each of S, and an
-allgather of G bytes in all half of that, so that one takes G / 2B.
+Let S be the bytes of a gradient, n the number of ranks, and B the bytes that a ring allreduce
+reduces per second (the measured ``Link``). A ring allreduce takes S / B seconds and sends
+2 (n - 1) / n bytes per byte. An allgather with a result of G bytes sends half of that per byte, so
+it takes G / 2B.
 
 Shapes: ``c`` strategies, ``m`` gradients of the class.
 """
@@ -20,28 +21,29 @@ from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import Resources
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
 
-#: Of int8: one byte for four, and a scale of four bytes for 256 elements
+#: Share of the bytes with int8: one byte for four, and a scale of four bytes per 256 elements
 #: (``runtime/exchange/codecs.py``).
 _INT8_SHARE = (1 + 4 / 256) / 4
-#: Of topk: a place and a value for each element that is sent.
+#: Bytes with topk: an index and a value for each element that is sent.
 _TOPK_BYTES = 8
 _NUMBER_BYTES = 4
-#: Passes over a gradient's memory that encoding and decoding take, as measured on gradients of 0.25
-#: to 4 MB on one thread; of fp16 mostly what Horovod takes to add half-precision numbers on a
-#: processor. Those of rows are for looking.
+#: Passes over a gradient's memory for encoding and decoding, measured on gradients of 0.25 to 4 MB
+#: on one thread. With fp16 most of it is Horovod's addition of half-precision numbers on a
+#: processor. The passes of rows are the search for rows to send.
 _PASSES = {"fp16": 8.0, "bf16": 2.0, "int8": 10.0, "powersgd": 4.0}
 _ROWS_PASSES = 1.5
-#: Of topk: for a thousandth of the elements, and for each ten times as many.
+#: Passes of topk at a ratio of 0.001, and further ones per factor of ten.
 _TOPK_PASSES = 3.5, 5.5
-#: Operations that follow each other, the census of ``runtime/exchange/dispatcher.py`` among them.
+#: Consecutive operations, including the participation check of ``runtime/exchange/dispatcher.py``.
 _OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
-#: An alltoall is never fused, and tells each rank beforehand how much it will get (``Alltoall`` in
+#: Responses of an alltoall: it is never fused, and it first exchanges the sizes (``Alltoall`` in
 #: ``horovod/common/controller.cc``).
 _ALLTOALL_RESPONSES = 1.0
 _CODEC_OPERATIONS = {"bf16": 3.0, "int8": 3.0, "topk": 3.0, "powersgd": 3.0}
-#: Codecs whose codes cannot be added on the way: an alltoall to who adds, and an allgather.
+#: Codecs whose codes cannot be summed in a ring: they take an alltoall to the rank that sums each
+#: part, and an allgather.
 _BY_PARTS = ("bf16", "int8")
-#: Codecs that take two operations where an allreduce is one.
+#: Codecs that need two operations in place of one allreduce.
 _TWOFOLD = (*_BY_PARTS, "powersgd")
 
 
@@ -51,9 +53,9 @@ class ExchangeCosts:
 
     Attributes:
         wire_s: Seconds on the wire.
-        operations: Operations in a row.
-        alone: Responses that are not shared with others.
-        passes: Passes in memory.
+        operations: Number of consecutive operations.
+        alone: Number of responses that are not shared with other gradients.
+        passes: Passes over the gradient's memory.
     """
 
     wire_s: FloatArray
@@ -69,17 +71,17 @@ def exchange_costs(
     columns: Columns,
     resources: Resources,
 ) -> ExchangeCosts:
-    """The costs of one class's gradients under every strategy.
+    """Return the costs of one class's gradients under every strategy.
 
     Args:
         name: The class.
-        gradients: Those of the model.
-        own: Which of them are of the class, indices, shape ``(m,)``.
+        gradients: All gradients of the model.
+        own: Indices of the class's gradients, shape ``(m,)``.
         columns: The strategies.
         resources: The cluster; its link among all ranks is known.
     """
     overall = resources.links.overall
-    assert overall is not None, "a cost model is made of measured links"
+    assert overall is not None, "the cost model needs measured links"
     size = gradients.size_bytes[own][:, None]
     exchange = columns.exchanges(name)
     codec = columns.words(class_knob(name, "codec"))
@@ -102,7 +104,7 @@ def exchange_costs(
     alone = np.where(by_parts, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
     within, across = resources.links.within, resources.links.across
     if resources.even_levels and within is not None and across is not None:
-        # Each rank of a host has a part of its own, which it exchanges with one of each other host.
+        # Each rank of a host has its own part and exchanges it with one rank of each other host.
         hosts = len(resources.hosts)
         share = _wire_share(
             name, gradients, own, columns, hosts, parts=resources.world_size // hosts
@@ -115,7 +117,7 @@ def exchange_costs(
         gathered = resources.world_size * gradients.touched[own][:, None] * rows
         row_bytes = size / np.maximum(rows, 1)
         sent = gathered * (row_bytes + np.where(sparse, 2 * _NUMBER_BYTES, _NUMBER_BYTES)) / 2
-        # A dense table travels whole when its rows would be more; a sparse tensor never does.
+        # A dense table is sent whole if its rows would be more bytes; a sparse tensor never is.
         sent = np.where(sparse | (gathered < rows), sent, size)
         by_rows = (exchange == "rows") | sparse
         wire_s = np.where(by_rows, sent / overall.bandwidth_bytes_per_s, wire_s)
@@ -126,7 +128,7 @@ def exchange_costs(
 
 
 def _passes(name: str, columns: Columns) -> FloatArray:
-    """Passes in memory of a class's codec, shape ``(c,)``."""
+    """Return the memory passes of a class's codec, shape ``(c,)``."""
     codec = columns.words(class_knob(name, "codec"))
     passes = np.zeros(len(codec))
     for each, count in _PASSES.items():
@@ -139,18 +141,18 @@ def _passes(name: str, columns: Columns) -> FloatArray:
 
 
 def most_senders(resources: Resources) -> int:
-    """Ranks that share a host's link to others; 1 on one host, where each has its own way."""
+    """Return the largest number of ranks that share a host's network link; 1 on a single host."""
     return max(host.slots for host in resources.hosts) if resources.several_hosts else 1
 
 
 def _parts_share(resources: Resources) -> float:
-    """How long an alltoall and an allgather take, over what a ring allreduce does.
+    """Return the time of an alltoall and an allgather over that of a ring allreduce.
 
-    With L ranks on each of several hosts, n in all, an alltoall sends L (n - L) / n bytes from a
-    host for each byte, where that uses the network at all, and an allgather (n - 1) / n. With Gloo
-    a rank sends and receives in an alltoall one after the other, so that one alone on its host
-    uses one direction at a time: that explains what was measured with one rank on each host
-    (tables of 2026-11-22: 1.5 times a ring) and with two (``benchmarks/exchanges.py``: 1.17).
+    With L ranks on each of several hosts, n in all, an alltoall sends L (n - L) / n bytes per byte
+    from a host over the network, and an allgather (n - 1) / n. With Gloo a rank in an alltoall
+    sends and receives alternately, so a single rank on a host uses one direction at a time. That
+    explains the measurements with one rank per host (tables of 2026-11-22: 1.5 times a ring) and
+    with two (``benchmarks/exchanges.py``: 1.17).
     """
     ranks, local = resources.world_size, most_senders(resources)
     one_way = local if resources.has_gpu else max(local, 2)
@@ -159,7 +161,7 @@ def _parts_share(resources: Resources) -> float:
 
 
 def _parts_share_across(resources: Resources) -> float:
-    """The same between hosts, where each rank of a host has its own part of the gradient."""
+    """Return the same between hosts, where each rank of a host has its own part of the gradient."""
     local = min(host.slots for host in resources.hosts)
     one_way = 1.0 if resources.has_gpu else max(local, 2) / local
     return (one_way + 1) / 2
@@ -173,15 +175,15 @@ def _wire_share(
     ranks: int,
     parts: int = 1,
 ) -> FloatArray:
-    """Bytes on the wire over those of an uncoded ring, shape ``(m, c)``.
+    """Return the bytes on the wire over those of an uncompressed ring, shape ``(m, c)``.
 
     Args:
         name: The class.
-        gradients: Those of the model.
-        own: Which of them are of the class.
+        gradients: All gradients of the model.
+        own: Indices of the class's gradients.
         columns: The strategies.
-        ranks: Between which a tensor is reduced.
-        parts: Into how many each is cut, which are reduced beside each other.
+        ranks: Number of ranks that reduce a tensor.
+        parts: Number of parts of a tensor that are reduced in parallel.
     """
     codec = columns.words(class_knob(name, "codec"))
     item_bytes = gradients.item_bytes[own][:, None]

@@ -17,15 +17,15 @@ class Gradients:
     """One entry per parameter that got a gradient, all of shape ``(k,)``.
 
     Attributes:
-        names: Of the parameters.
-        classes: Class of parameters.
+        names: Names of the parameters.
+        classes: Parameter class.
         size_bytes: Bytes of the dense gradient.
-        ready_s: Arrival, seconds from the start of backward; not falling.
+        ready_s: Arrival, seconds from the start of backward; nondecreasing.
         rows: Length of the first dimension.
-        sparse: Whether it is a sparse tensor, which travels by rows in any case.
+        sparse: Whether it is a sparse tensor, which is sent by rows in any case.
         touched: Share of the rows that one rank touches in a step.
-        rows_of_matrix: Rows of its matrix, as PowerSGD sees it.
-        columns_of_matrix: Columns of that.
+        rows_of_matrix: Rows of the matrix that PowerSGD factorizes.
+        columns_of_matrix: Columns of that matrix.
         item_bytes: Bytes of an element.
     """
 
@@ -42,7 +42,7 @@ class Gradients:
 
     @classmethod
     def of(cls, model: ModelProfile) -> Gradients:
-        """Those of a profile; arrivals that were not timed are spread over backward."""
+        """Return the gradients of a profile; unknown arrivals are spread over backward."""
         members = parameter_classes(model)
         classes = {name: each for each, names in members.items() for name in names}
         arrived = sorted(

@@ -1,4 +1,4 @@
-"""Clusters that were not measured, from one that was."""
+"""Hypothetical clusters, extrapolated from a measured one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from hvd_autosync.search_space import Host, Link, Links, Resources
 
-#: Where no host with several ranks was measured: memory of an ordinary server, bytes per second.
+#: Memory bandwidth of an ordinary server, bytes per second, if no host with several ranks was
+#: measured.
 _MEMORY_BYTES_PER_S = 5e9
-#: Seconds of a message between two ranks of a host, and of different hosts, unless told otherwise.
-#: The rest of an allreduce without bytes is Horovod's own: its loop and its negotiation.
+#: Default seconds of a message between two ranks of a host, and of different hosts. The rest of an
+#: allreduce without bytes is Horovod's own: its background loop and its negotiation.
 _LOCAL_HOP_S, _HOP_S = 1e-5, 5e-5
 
 
@@ -20,19 +21,19 @@ def hypothetical_resources(
     rate_bytes_per_s: float | None = None,
     hop_s: float | None = None,
 ) -> Resources:
-    """``resources`` with another layout and network.
+    """Return ``resources`` with another layout and network.
 
-    A ring allreduce of n ranks makes 2 (n - 1) steps, each as slow as the slowest message between
-    neighbours, and sends 2 (n - 1) / n bytes through every link for each byte (Patarasuk and Yuan
-    2009). Neighbours are ranks of one host but for one pair between any two hosts. What Horovod
-    takes to agree on a tensor is taken for the same in every layout.
+    A ring allreduce of n ranks has 2 (n - 1) steps, each as slow as the slowest message between
+    neighbours, and sends 2 (n - 1) / n bytes per byte over every link (Patarasuk and Yuan 2009).
+    Neighbours in the ring are on the same host, except for one pair between consecutive hosts. The
+    time of Horovod's negotiation is assumed to be the same in every layout.
 
     Args:
         resources: The cluster whose links were measured.
         hosts: Number of hosts.
-        slots: Ranks on each.
-        rate_bytes_per_s: What a host sends to others; as measured if ``None``.
-        hop_s: Seconds of a message between hosts; 50 microseconds if ``None``.
+        slots: Ranks on each host.
+        rate_bytes_per_s: Network bandwidth of a host; ``None``: as measured.
+        hop_s: Seconds of a message between hosts; ``None``: 50 microseconds.
     """
     links = resources.links
     across = links.across or links.overall
@@ -46,17 +47,17 @@ def hypothetical_resources(
     own_within = _own_s(within, _LOCAL_HOP_S) if within else own
     inside = _ring(slots, memory, _LOCAL_HOP_S, own_within)
     several = hosts > 1
-    imagined = Links(
+    extrapolated = Links(
         overall=_ring(hosts * slots, rate, hop, own) if several else inside,
         within=inside if several else None,
         across=_ring(hosts, rate, hop, own_across),
     )
     names = tuple(Host(f"host{number}", slots) for number in range(hosts))
-    return replace(resources, hosts=names, links=imagined)
+    return replace(resources, hosts=names, links=extrapolated)
 
 
 def _own_s(link: Link | None, hop_s: float) -> float:
-    """What Horovod itself takes for an allreduce, by a measured link."""
+    """Return Horovod's own part of the latency of an allreduce on a measured link."""
     return max(link.latency_s - 2 * (link.ranks - 1) * hop_s, 0.0) if link else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Steps of a training whose ranks wait for each other for a share of the work (Sync-Switch)."""
+"""Steps of a training with a share of the work under BSP and the rest async (Sync-Switch)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ class Phases:
     """Steps under ``c`` strategies.
 
     Attributes:
-        waiting: As ranks wait for each other.
-        pushing: As they do not; ``None`` where they always do.
-        share: Share of the work for which they wait, shape ``(c,)``.
+        sync: Steps under BSP.
+        without_barrier: Steps without a barrier; ``None`` if all work is under BSP.
+        share: Share of the work under BSP, shape ``(c,)``.
     """
 
-    waiting: Prepared
-    pushing: Prepared | None
+    sync: Prepared
+    without_barrier: Prepared | None
     share: FloatArray
 
     @property
     def typical(self) -> Prepared:
-        """Steps of the first strategy in the phase that most of its work is in."""
-        return self.waiting if self.pushing is None or self.share[0] >= 0.5 else self.pushing
+        """The steps in the phase that has most of the work of the first strategy."""
+        return (
+            self.sync
+            if self.without_barrier is None or self.share[0] >= 0.5
+            else self.without_barrier
+        )
 
     def seconds(self, coefficients: Sequence[Coefficients]) -> FloatArray:
-        """Seconds of a step on average, shape ``(b, c)`` for ``b`` sets of coefficients."""
-        waiting_s = self.waiting.seconds(coefficients)
-        if self.pushing is None:
-            return waiting_s
-        pushing_s = self.pushing.seconds(coefficients)
-        mean_s: FloatArray = self.share * waiting_s + (1 - self.share) * pushing_s
+        """Return the mean seconds of a step, ``(b, c)`` for ``b`` sets of coefficients."""
+        sync_s = self.sync.seconds(coefficients)
+        if self.without_barrier is None:
+            return sync_s
+        async_s = self.without_barrier.seconds(coefficients)
+        mean_s: FloatArray = self.share * sync_s + (1 - self.share) * async_s
         return mean_s

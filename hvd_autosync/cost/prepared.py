@@ -1,4 +1,4 @@
-"""Steps under some strategies, ready to be timed under any coefficients."""
+"""Prepared steps: everything that the time of a step needs except the coefficients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from hvd_autosync.cost.coefficients import LOOK_S, LOOKING_SHARE, REST_S, Coefficients
+from hvd_autosync.cost.coefficients import COORDINATION_SHARE, CYCLE_BUSY_S, REST_S, Coefficients
 from hvd_autosync.cost.timeline import FloatArray, Items, Loop, communication
 
 #: Indices of strategies.
@@ -21,18 +21,19 @@ class Prepared:
     """Steps under ``c`` strategies, up to the coefficients.
 
     Attributes:
-        items: What travels; ``None`` where nothing does.
-        loop: Horovod's loop.
+        items: Items on the wire; ``None`` if there are none.
+        loop: Horovod's background loop.
         host_s: Seconds of work on gradients in memory, shape ``(c,)``.
-        local: Steps of a round of local steps, shape ``(c,)``; 1: gradients travel in every step.
-        late: Share of what layers may wait for until before their next forward, shape ``(c,)``: 0
-            where they do not wait; what is fused ends together, and nothing is left to hide.
-        contention: Seconds that a second of communication behind computation adds to it.
-        forward_s: Of one step.
-        backward_s: Of one step.
-        look_s: Pause between two looks of Horovod's loop, shape ``(c,)``, whether or not it is
-            what carries ``items``.
-        latency_s: Seconds of an operation without its bytes, its response remembered.
+        local: Steps of a round of local steps, shape ``(c,)``; 1: gradients are sent in every step.
+        late: Share of the communication that may be deferred into the next forward, shape ``(c,)``.
+            It is 0 if updates are not deferred, and falls with the fused share: fused tensors
+            finish together, so they leave nothing to overlap.
+        contention: Seconds that a second of communication overlapped with computation adds to it.
+        forward_s: Seconds of forward of one step.
+        backward_s: Seconds of backward of one step.
+        cycle_s: Cycle time of Horovod's background loop, shape ``(c,)``, even if that loop does not
+            carry ``items``.
+        latency_s: Seconds of an operation without its bytes, with a cached response.
     """
 
     items: Items | None
@@ -43,11 +44,11 @@ class Prepared:
     contention: float
     forward_s: float
     backward_s: float
-    look_s: FloatArray
+    cycle_s: FloatArray
     latency_s: float
 
     def seconds(self, coefficients: Sequence[Coefficients]) -> FloatArray:
-        """Seconds of a step, shape ``(b, c)`` for ``b`` sets of coefficients."""
+        """Return the seconds of a step, ``(b, c)`` for ``b`` sets of coefficients."""
         forward_s, backward_s, exposed_s = self._parts(coefficients)
         host, rest = (
             np.exp([[getattr(each, name)] for each in coefficients]) for name in ("host", "rest")
@@ -58,39 +59,40 @@ class Prepared:
     def _parts(
         self, coefficients: Sequence[Coefficients]
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Seconds of forward, of backward, and of communication behind neither, each ``(b, c)``.
+        """Return the seconds of forward, of backward and of exposed communication, each ``(b, c)``.
 
-        Forward and backward with what communication and Horovod's looks add to them.
+        Forward and backward include the contention by communication and by Horovod's cycles.
         """
         count, shape = len(self.host_s), (len(coefficients), len(self.host_s))
         factors = np.exp([astuple(each) for each in coefficients])
-        # One row per pair: a simulation of many rows costs little more than one of few.
+        # One row per pair of set and strategy: many rows take little more time than few.
         latency, byte, _, compute, contention, _ = np.repeat(factors, count, axis=0).T
         forward_s, backward_s = self.forward_s * compute, self.backward_s * compute
         if self.items is None:
             return forward_s.reshape(shape), backward_s.reshape(shape), np.zeros(shape)
-        look_s, local, late = (
-            np.tile(each, len(coefficients)) for each in (self.look_s, self.local, self.late)
+        cycle_s, local, late = (
+            np.tile(each, len(coefficients)) for each in (self.cycle_s, self.local, self.late)
         )
         communicated_s, busy_s = self._communication(len(coefficients), latency, byte, compute)
-        # Averages of parameters hide behind nothing.
+        # Averaging of parameters overlaps with nothing.
         exposed_s = np.where(
             local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
         )
-        behind_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
+        overlapped_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
         hidden_s = late * np.minimum(exposed_s, forward_s)
-        looks = LOOK_S / np.maximum(look_s, LOOK_S + LOOKING_SHARE * self.latency_s * latency)
+        shortest_s = CYCLE_BUSY_S + COORDINATION_SHARE * self.latency_s * latency
+        busy_share = CYCLE_BUSY_S / np.maximum(cycle_s, shortest_s)
         slower = self.contention * contention
-        forward_s = forward_s + slower * (hidden_s + looks * (forward_s - hidden_s))
-        backward_s = backward_s + slower * (behind_s + looks * (backward_s - behind_s))
+        forward_s = forward_s + slower * (hidden_s + busy_share * (forward_s - hidden_s))
+        backward_s = backward_s + slower * (overlapped_s + busy_share * (backward_s - overlapped_s))
         exposed_s = exposed_s - hidden_s
         return forward_s.reshape(shape), backward_s.reshape(shape), exposed_s.reshape(shape)
 
     def ends(self, coefficients: Coefficients) -> FloatArray:
-        """When each item that travels is through, of one strategy (``c`` is 1), in order.
+        """Return the end of each item of one strategy (``c`` is 1), in order.
 
-        In seconds from the start of backward, or from the start of an average of parameters.
-        Each is the end of a step that sends nothing after that item.
+        In seconds from the start of backward, or from the start of an averaging of parameters. It
+        is computed as the end of a step that sends nothing after that item.
         """
         if self.items is None:
             return np.empty(0)
@@ -111,7 +113,7 @@ class Prepared:
     def _communication(
         self, times: int, latency: FloatArray, byte: FloatArray, compute: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """:func:`communication` for each of ``times`` sets and strategy, each ``(b c,)``."""
+        """Return :func:`communication` for each set (``times``) and strategy, each ``(b c,)``."""
         end_s, busy_s = np.empty((2, times, len(latency) // times))
         each_latency, each_byte, each_compute = (
             factor.reshape(times, -1) for factor in (latency, byte, compute)
@@ -138,12 +140,12 @@ class Prepared:
 
     @cached_property
     def _groups(self) -> list[tuple[Places, Items]]:
-        """Strategies with about as many items each, and those items without gaps.
+        """Groups of strategies with similar numbers of items, and their items without gaps.
 
-        A simulation goes item by item: a strategy of few buckets must not wait for the many tensors
-        of another.
+        The simulation loops over items, so strategies with few buckets are not simulated together
+        with strategies with many tensors.
         """
-        assert self.items is not None, "something travels"
+        assert self.items is not None, "there are items"
         gone = self.items.size_bytes <= 0
         counts = len(gone) - gone.sum(axis=0)
         magnitudes = np.ceil(np.log2(np.maximum(counts, 1)))

@@ -1,4 +1,4 @@
-"""What happens when in one step under one strategy, as the cost model sees it."""
+"""The step timeline: when each part of a step happens, according to the cost model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from hvd_autosync.search_space import Value
 
 @dataclass(frozen=True)
 class Message:
-    """A gradient, or a bucket of gradients, on its way.
+    """The transfer of a gradient or of a bucket of gradients.
+
+    Times are in seconds from the start of the step.
 
     Attributes:
-        name: The parameter, for a bucket the last one that came into it.
+        name: Name of the parameter; for a bucket, of its last parameter.
         size_bytes: Bytes of its gradients.
-        ready_s: When all of it has been computed, seconds from the start of the step.
-        begin_s: When the wire is free for it, likewise.
-        end_s: When it is equal on all ranks, or its owners have answered, likewise.
+        ready_s: When all of it has been computed.
+        begin_s: When the wire is free for it.
+        end_s: When it is reduced on all ranks, or its owners have answered.
     """
 
     name: str
@@ -39,10 +41,10 @@ class StepTimeline:
     Attributes:
         forward_s: End of forward.
         backward_s: End of backward.
-        messages: In the order of their sending; those of an average of parameters where steps are
-            local, which come once in so many steps.
+        messages: Messages in the order of sending. With local steps they are those of an averaging
+            of parameters, which happens once in ``local`` steps.
         step_s: End of the step.
-        local: Steps between two averages of parameters; 1: gradients travel in every step.
+        local: Steps between two averagings of parameters; 1: gradients are sent in every step.
     """
 
     forward_s: float
@@ -55,12 +57,12 @@ class StepTimeline:
 def step_timeline(
     model: CostModel, strategy: Mapping[str, Value], coefficients: Coefficients = UNCALIBRATED
 ) -> StepTimeline:
-    """A step of ``model`` under ``strategy``, in the phase that most of the work is in.
+    """Return a step of ``model`` under ``strategy``, in the phase that has most of the work.
 
     Args:
         model: The cost model of the task.
-        strategy: Knobs by name; what is absent stands at its default.
-        coefficients: What trials of the task have taught.
+        strategy: Values of knobs by name; absent knobs have their default.
+        coefficients: The factors, as calibrated on trials of the task.
     """
     prepared = model.phases(Columns.of([strategy])).typical
     compute = float(np.exp(coefficients.compute))

@@ -1,9 +1,10 @@
-"""When the communication of a step ends: Horovod's loop over what is ready, for many strategies.
+"""The end of a step's communication: a simulation of Horovod's background loop.
 
-Horovod looks for ready tensors once per cycle, negotiates and fuses what it finds, and does nothing
-else until that is reduced (``BackgroundThreadLoop`` and ``RunLoopOnce`` in
-``horovod/common/operations.cc``). So what is ready is served in batches: one that begins at S ends
-at S plus its work, and the next begins at the next cycle after that, or after the next arrival.
+The loop checks for ready tensors once per cycle, negotiates and fuses them, and does nothing else
+until they are reduced (``BackgroundThreadLoop`` and ``RunLoopOnce`` in
+``horovod/common/operations.cc``). So ready tensors are processed in batches: a batch that begins at
+S ends at S plus its work, and the next begins with the next cycle after that, or after the next
+arrival.
 
 Shapes: ``c`` strategies, ``k`` items (tensors or buckets) in the order of their arrival.
 """
@@ -20,11 +21,11 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Loop:
-    """What strategies make of Horovod's loop.
+    """Horovod's background loop under some strategies.
 
     Attributes:
-        cycle_s: Pause between two looks, seconds, shape ``(c,)``.
-        fusion_bytes: Most bytes that are fused, shape ``(c,)``; 0 fuses nothing.
+        cycle_s: Cycle time, seconds, shape ``(c,)``.
+        fusion_bytes: Size of the fusion buffer, shape ``(c,)``; 0: no fusion.
         response_s: Seconds of one operation without its bytes, shape ``(c,)``.
     """
 
@@ -35,15 +36,15 @@ class Loop:
 
 @dataclass(frozen=True)
 class Items:
-    """What travels, as arrays of shape ``(k, c)``: a simulation goes item by item.
+    """The items on the wire, as arrays of shape ``(k, c)``; the simulation loops over ``k``.
 
     Attributes:
-        arrival_s: When it is ready, seconds from the start of backward; not falling along ``k``.
-        size_bytes: Its bytes as fusion counts them; 0: there is no such item.
+        arrival_s: When it is ready, seconds from the start of backward; nondecreasing along ``k``.
+        size_bytes: Its bytes in the fusion buffer; 0: there is no such item.
         wire_s: Seconds of its bytes on the wire.
-        operations: Operations that follow each other for it.
-        alone: Responses that it needs for itself, beside that which it may share; 0: it is fused;
-            -1: it needs none.
+        operations: Number of its consecutive operations.
+        alone: Number of responses of its own, beside the one that it may share; 0: it may be fused;
+            -1: it needs no response.
     """
 
     arrival_s: FloatArray
@@ -54,9 +55,9 @@ class Items:
 
 
 def communication(loop: Loop, items: Items) -> tuple[FloatArray, FloatArray]:
-    """When the last item is through, and for how long something travels, each of shape ``(c,)``.
+    """Return the end of the last item and the total time of all items, each ``(c,)``.
 
-    Both in seconds, the first from the start of backward.
+    Both are in seconds, the first from the start of backward.
     """
     count = len(loop.cycle_s)
     begin = np.full(count, -np.inf)  # of the batch that is being filled
@@ -68,20 +69,20 @@ def communication(loop: Loop, items: Items) -> tuple[FloatArray, FloatArray]:
         there = size > 0
         joins = there & (ready <= begin)
         opens = there & ~joins
-        # The batch before is served, and this item waits for the look after it.
+        # The batch before is finished first, and this item waits for the next cycle.
         end = np.where(opens, np.maximum(end, begin + work), end)
-        look = np.maximum(begin + loop.cycle_s, end)
-        # An arrival that finds the loop idle falls anywhere into a cycle.
-        start = np.where(ready > look, ready + loop.cycle_s / 2, look)
+        next_cycle = np.maximum(begin + loop.cycle_s, end)
+        # An arrival at an idle loop falls anywhere into a cycle: half a cycle on average.
+        start = np.where(ready > next_cycle, ready + loop.cycle_s / 2, next_cycle)
         begin = np.where(opens, start, begin)
         fits = joins & (fused + size <= loop.fusion_bytes) & (alone == 0)
-        # Nothing joins what is sent alone.
+        # Nothing is fused with an item that is sent alone.
         first = np.where(alone > 0, np.inf, size)
         fused = np.where(there, np.where(fits, fused + size, first), fused)
         own = wire + np.where(fits, 0.0, (1 + alone) * loop.response_s)
         work = np.where(opens, own, np.where(joins, work + own, work))
         busy = busy + np.where(there, own, 0.0)
-        # An operation that follows another is seen a whole cycle after that was begun.
+        # A consecutive operation is found a whole cycle after the one before began.
         each = loop.response_s + wire / operations
         follow = (operations - 1) * np.maximum(loop.cycle_s - each, loop.response_s)
         later = np.where(there, np.maximum(later, follow), later)

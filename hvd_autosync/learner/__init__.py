@@ -1,12 +1,13 @@
-"""The learner: proposes strategies, and says when to stop, whom to confirm, and why.
+"""The learner: proposes strategies, decides when to stop and what to confirm, explains the winner.
 
-Observations go in; a Gaussian process of the log step time over the mixed space (:func:`fit`)
-predicts every strategy, starting from what the cost model and related tasks predict;
-:class:`BayesianLearner` proposes the one with the highest expected improvement, weighed by the
-chance that it can be measured and the seconds of its trial. :func:`expected_gain`,
-:func:`best_tried` and :func:`knob_effects` read the same model. Everything here is a pure
-function of what was observed and a seed.
-Names load when they are first used: the model's libraries take seconds.
+A Gaussian process of the log step time over the mixed space (:func:`fit`) predicts every strategy
+from the observations; the cost model and related tasks are its prior mean.
+:class:`BayesianLearner` proposes the strategy with the highest expected improvement, weighted by
+the probability that its trial can be measured and divided by the seconds of the trial.
+:func:`expected_gain`, :func:`best_tried` and :func:`knob_effects` use the same model. Everything
+here is a pure function of the observations and a seed.
+
+Names are imported at first use, because importing the model's libraries takes seconds.
 """
 
 from __future__ import annotations

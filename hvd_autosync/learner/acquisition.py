@@ -1,10 +1,10 @@
-"""Which strategy to try next: expected improvement over noisy observations, mixed space.
+"""The acquisition function: noisy expected improvement over a mixed space.
 
-The acquisition function is BoTorch's ``qLogNoisyExpectedImprovement``: the expected improvement
-over the best of the measured strategies, whose true step times are uncertain too [Letham2019]_, in
-a logarithmic form that stays informative where the improvement is tiny [Ament2023]_. Strategies
-that are being tried count as tried, with nothing known yet. It is maximized over a pool of
-snapped candidates and then by local search, knob by knob; no category is ever relaxed.
+It is BoTorch's ``qLogNoisyExpectedImprovement``: the expected improvement over the best measured
+strategy, where true step times are uncertain [Letham2019]_, in a logarithmic form that stays
+informative if the improvement is tiny [Ament2023]_. Pending strategies count as tried, with
+unknown results. The function is maximized over a pool of discretized candidates and then by local
+search, knob by knob; categorical knobs are never relaxed to continuous values.
 
 ``n``: number of points; ``d``: dimension of the space.
 
@@ -30,18 +30,18 @@ from hvd_autosync.learner.points import BoolArray, FloatArray, distinct, keys
 from hvd_autosync.learner.pool import candidate_pool, one_knob_away
 from hvd_autosync.learner.surrogate import Surrogate
 
-#: What an improvement counts, as a logarithm: of points, ``n x d``, and their expected log step
-#: times, ``(n,)``, to ``(n,)``.
+#: Logarithm of the factor on the expected improvement: from points, ``n x d``, and their expected
+#: log step times, ``(n,)``, to ``(n,)``.
 LogUtility = Callable[[FloatArray, FloatArray], FloatArray]
-#: The whole score of points, ``n x d``, with the model's inputs there: larger is better.
+#: The score of points, ``n x d``, from them and the model's inputs there; larger is better.
 Score = Callable[[FloatArray, Tensor], FloatArray]
 
 _SAMPLES = 128
-#: Score of a point whose improvement is 0 or cannot be computed; a number, for JSON.
-_HOPELESS = -1e9
-#: Of a pool, so many of the candidates with the best means are scored, and of the others.
+#: Score of a point whose improvement is 0 or cannot be computed; finite, because JSON needs it.
+_LOWEST_SCORE = -1e9
+#: Number of candidates of a pool to score: those with the best means, and others.
 _BEST, _OTHERS = 512, 256
-#: Points whose neighbours are looked at in each round of local search, and the rounds' steps.
+#: Points whose neighbours each round of local search scores, and the step lengths of the rounds.
 _TOP = 5
 _ROUNDS = ((0.1, 0.03), (0.03, 0.01), (0.01, 0.003))
 #: Tried points around which candidates are drawn.
@@ -56,20 +56,20 @@ def propose(
     log_utility: LogUtility | None = None,
     incumbents: BoolArray | None = None,
 ) -> tuple[FloatArray, float] | None:
-    """The most promising point that is neither tried nor pending.
+    """Return the point with the highest score that is neither tried nor pending.
 
     Args:
         surrogate: The fitted model.
-        tried: Snapped points of all trials, at least one, shape ``n x d``.
-        pending: Snapped points that are being tried, shape ``m x d``.
-        seed: Of samples and candidates.
-        worth: What an improvement counts; the same everywhere if ``None``.
-        rivals: Which of ``tried`` are to be improved on, and searched around, ``(n,)``; all if
-            ``None`` or none.
+        tried: Discretized points of all trials, at least one, shape ``n x d``.
+        pending: Discretized points of running trials, shape ``m x d``.
+        seed: Seed of samples and candidates.
+        log_utility: Logarithm of the factor on the expected improvement; ``None``: 0 everywhere.
+        incumbents: Mask of ``tried``, ``(n,)``: the points to improve on and to search around;
+            all if it is ``None`` or selects none.
 
     Returns:
-        The point, shape ``(d,)``, and the logarithm of its expected improvement with that added;
-        ``None`` when every candidate is tried or pending.
+        The point, shape ``(d,)``, and its score: the logarithm of its expected improvement plus
+        ``log_utility``. ``None`` if every candidate is tried or pending.
     """
     best_so_far = tried if incumbents is None or not incumbents.any() else tried[incumbents]
     tried, pending, best_so_far = distinct(tried), distinct(pending), distinct(best_so_far)
@@ -94,7 +94,7 @@ def propose(
 
 
 def _promising(log_step: FloatArray) -> npt.NDArray[np.intp]:
-    """The places of the smallest values and of some others, evenly from all."""
+    """Indices of the smallest values and of some others, evenly spaced by rank."""
     order = np.argsort(log_step, kind="stable")
     others = order[_BEST:]
     return np.concatenate([order[:_BEST], others[:: max(-(-len(others) // _OTHERS), 1)]])
@@ -107,7 +107,7 @@ def _score(
     seed: int,
     log_utility: LogUtility | None,
 ) -> Score:
-    """The acquisition function over the best at some inputs of the model."""
+    """Build the score: the acquisition function over ``baseline`` plus ``log_utility``."""
     acquisition = qLogNoisyExpectedImprovement(
         surrogate.model,
         X_baseline=baseline,
@@ -118,7 +118,9 @@ def _score(
 
     def score(points: FloatArray, inputs: Tensor) -> FloatArray:
         values: FloatArray = acquisition(inputs.unsqueeze(-2)).numpy()
-        values = np.nan_to_num(values, nan=_HOPELESS, neginf=_HOPELESS, posinf=_HOPELESS)
+        values = np.nan_to_num(
+            values, nan=_LOWEST_SCORE, neginf=_LOWEST_SCORE, posinf=_LOWEST_SCORE
+        )
         return (
             values
             if log_utility is None
@@ -131,7 +133,7 @@ def _score(
 def _local_search(
     surrogate: Surrogate, pool: FloatArray, scores: FloatArray, score: Score, excluded: set[bytes]
 ) -> tuple[FloatArray, FloatArray]:
-    """The pool's best points and their scores after a few rounds among their neighbours."""
+    """Search the neighbours of the pool's best points in a few rounds; return points and scores."""
     seen = excluded | set(keys(pool))
     for steps in _ROUNDS:
         order = np.argsort(-scores, kind="stable")[:_TOP]

@@ -1,4 +1,4 @@
-"""The contract of learners: from what was observed to what should be tried next."""
+"""The interface of learners: from observations to the strategy to try next."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class Suggestion:
 
     Attributes:
         strategy: The strategy, complete in its space.
-        kind: Who chose it: ``"sobol"``, ``"random"``, ``"model"``, or what a learner of your own
-            calls it. Only with a model's suggestion exploring may end.
-        info: Why, as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
-            ``predicted_low_s`` and ``predicted_high_s`` (90 % interval) and ``acquisition``
-            (logarithm of the expected improvement, in the model's standardized unit, times the
-            chance of a measurement, per second), ``experts``, the names of those believed, and
-            ``expected_gain``, the share of the best's step time that it is expected to save.
-            ``dropped``: who is not believed any more, and by how much the leave-one-out score rose.
+        kind: How it was chosen: ``"sobol"``, ``"random"``, ``"model"``, or the name that a learner
+            of your own gives. Exploring can end only with a suggestion of kind ``"model"``.
+        info: Explanation as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
+            ``predicted_low_s`` and ``predicted_high_s`` (90 % interval); ``acquisition``, the
+            logarithm of: expected improvement, in the model's standardized unit, times the
+            probability of a usable measurement, per second of the trial; ``experts``, the names of
+            the prior functions that the model uses; and ``expected_gain``, the share of the best
+            strategy's step time that it is expected to save. ``dropped``: prior functions that
+            source selection dropped, each with the rise of the leave-one-out score.
     """
 
     strategy: Strategy
@@ -33,10 +34,10 @@ class Suggestion:
 
 
 class Learner(Protocol):
-    """Whoever proposes strategies.
+    """Proposes strategies.
 
-    A learner is a pure function: the same arguments give the identical answer, whatever was asked
-    before; no global random number generator is touched.
+    A learner is a pure function: the same arguments give the same answer, independent of earlier
+    calls. It does not use global random number generators.
 
     Attributes:
         name: Name in traces and reports.
@@ -52,17 +53,17 @@ class Learner(Protocol):
         *,
         seed: int,
     ) -> Suggestion | None:
-        """The strategy to try next; never one that was tried or is pending.
+        """Return the strategy to try next; never one that was tried or is pending.
 
         Args:
-            problem: What may be varied, and what is known of it.
-            observations: All that was learned so far, in any number, failures included.
-            pending: Strategies that are being tried right now.
-            seed: Of the whole study: not below 0 and the same at every call. What changes from
-                call to call follows from the observations.
+            problem: The space, and what is known before the first trial.
+            observations: The outcomes of all trials so far, failures included.
+            pending: Strategies of running trials.
+            seed: Seed of the whole study: at least 0 and the same at every call. Suggestions
+                differ between calls because the observations do.
 
         Returns:
-            The suggestion, or ``None`` when nothing is left to try.
+            The suggestion, or ``None`` if the space is exhausted.
 
         Raises:
             SpaceError: An observed or pending strategy does not lie in the problem's space.

@@ -1,4 +1,4 @@
-"""Random search, the baseline that every learner has to beat."""
+"""Random search, the baseline of all learners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_autosync.search_space import Strategy
 
 
 class RandomLearner:
-    """Independent uniform points of the unit cube, each choice with an equal share."""
+    """Proposes independent uniform points of the unit cube; all choices are equally likely."""
 
     name = "random"
 
@@ -30,8 +30,8 @@ class RandomLearner:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
         rng = np.random.default_rng([seed, len(observations), len(pending)])
-        taken = excluded_keys(space, observations, pending)
+        excluded = excluded_keys(space, observations, pending)
         strategy = first_untried(
-            space, taken, lambda count: spread(space, rng.random((count, space.dimension)))
+            space, excluded, lambda count: spread(space, rng.random((count, space.dimension)))
         )
         return None if strategy is None else Suggestion(strategy, "random")

@@ -1,7 +1,8 @@
-"""The learner that hvd_autosync uses: a model, after a few Sobol points where nothing is known.
+"""The default learner: Bayesian optimization, after a few Sobol points if there is no prior.
 
-What it maximizes is the expected improvement times the chance that the trial can be measured at
-all, per second of the trial [Snoek2012]_, and times the chance that the strategy may be used.
+It maximizes the expected improvement per second of the trial [Snoek2012]_, times the probability
+that the trial can be measured, times the probability that the strategy satisfies the quality
+constraint.
 
 .. [Snoek2012] J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms",
    NeurIPS 2012, section 3.2.
@@ -33,19 +34,21 @@ from hvd_autosync.search_space import SearchSpace, Strategy
 #: Seconds of a trial beside its steps: between the 0.2 of a warm one and the 5 of a cold one
 #: (benchmarks/trial_overhead.py).
 _OVERHEAD_S = 1.0
-#: So many trials related tasks may ask for in vain; and a gain that is clear, as a logarithm.
-_ADVICE, _CLEARLY = 2, 0.25
-#: A strategy that may be used with less than this chance is nobody's rival; and the least chance.
-_RIVAL, _LEAST = 0.5, 0.01
+#: Trials that source suggestions get to improve on the default; and the least improvement, in
+#: logarithms of the step time.
+_SOURCE_TRIALS, _CLEARLY = 2, 0.25
+#: Least feasibility probability of an incumbent; and the lower bound of all probabilities.
+_INCUMBENT, _LEAST = 0.5, 0.01
 
 
 class BayesianLearner:
     """Bayesian optimization of the log step time.
 
     Args:
-        initial_points: Distinct strategies other than the default that are tried (or pending)
-            before the model takes over, where nothing is known beforehand; two more where related
-            tasks have asked for two in vain. As long as no trial was measured it does not.
+        initial_points: Number of distinct strategies other than the default that are tried (or
+            pending) before the model proposes, if there are no prior functions. Two more if two
+            source suggestions brought no improvement. In any case the model proposes only after a
+            first measured trial.
     """
 
     name = "bayesian"
@@ -63,14 +66,14 @@ class BayesianLearner:
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
-        taken = excluded_keys(space, observations, pending)
-        if space_exhausted(space, taken):
+        excluded = excluded_keys(space, observations, pending)
+        if space_exhausted(space, excluded):
             return None
         surrogate = fit(problem, observations)
         default = excluded_keys(space, (), [space.default])
-        advised = len(excluded_keys(space, observations, ()) - default)
-        wanted = self._initial_points(space, surrogate, observations, advised)
-        if len(taken - default) >= wanted and any(seen.measured for seen in observations):
+        ended = len(excluded_keys(space, observations, ()) - default)
+        wanted = self._initial_points(space, surrogate, observations, ended)
+        if len(excluded - default) >= wanted and any(seen.measured for seen in observations):
             suggestion = _from_model(problem, surrogate, observations, pending, seed)
             if suggestion is not None:
                 return suggestion
@@ -86,30 +89,30 @@ class BayesianLearner:
         observations: Sequence[Observation],
         ended: int,
     ) -> int:
-        """How many strategies must have been tried or be pending before the model is asked.
+        """Return how many strategies must be tried or pending before the model proposes.
 
-        Physics is heard at once. So are related tasks, until two trials of theirs have come to
-        nothing: one who is wrong of what is far away is not refuted by what he recommends. What
-        was tried on their advice is then spread over nothing, and does not count; nor does it when
-        all of them were dropped.
+        With a cost model it is 0. With related tasks it is 0 as well, until two source suggestions
+        brought no improvement: a source that is wrong about a distant region is not refuted by
+        trials of its own suggestions. Initial points then cover the space. The two suggestions
+        do not count as such, because they do not cover it; nor if all sources were dropped.
 
         Args:
             space: The space.
             surrogate: The model.
-            observations: All that was learned.
-            ended: Distinct strategies other than the default among them.
+            observations: The outcomes of all trials so far.
+            ended: Number of distinct strategies other than the default among them.
         """
         if surrogate.has_cost_model:
             return 0
-        if not surrogate.experts and not surrogate.dropped:
+        if not surrogate.priors and not surrogate.dropped:
             return self.initial_points
-        if surrogate.experts and (ended < _ADVICE or _improved(space, observations)):
+        if surrogate.priors and (ended < _SOURCE_TRIALS or _improved(space, observations)):
             return 0
-        return self.initial_points + _ADVICE
+        return self.initial_points + _SOURCE_TRIALS
 
 
 def _improved(space: SearchSpace, observations: Sequence[Observation]) -> bool:
-    """Whether something was clearly faster than the default, where that was measured."""
+    """Whether a strategy was clearly faster than the default, or the default was not measured."""
     measured = [(space.complete(o.strategy), o.log_step) for o in observations if o.measured]
     default = [log_step for strategy, log_step in measured if strategy == space.default]
     return not default or min(log_step for _, log_step in measured) < min(default) - _CLEARLY
@@ -122,24 +125,24 @@ def _from_model(
     pending: Sequence[Strategy],
     seed: int,
 ) -> Suggestion | None:
-    """The model's suggestion; ``None`` when all its candidates are taken."""
+    """Return the model's suggestion; ``None`` if all its candidates are tried or pending."""
     space = problem.space
     tried = encode_all(space, [seen.strategy for seen in observations])
     measurable = feasibility(space, observations)
 
-    def chance(points: FloatArray) -> FloatArray:
-        return measurable(points) * _usable(problem, points)
+    def probability(points: FloatArray) -> FloatArray:
+        return measurable(points) * _feasible(problem, points)
 
     def log_utility(points: FloatArray, log_step: FloatArray) -> FloatArray:
-        """An improvement counts if it can be had, and per second of its trial."""
+        """Probability that an improvement can be used, per second of the trial; its logarithm."""
         trial_s = _OVERHEAD_S + problem.steps * np.exp(log_step)
-        log_utility: FloatArray = np.log(chance(points)) - np.log(trial_s)
-        return log_utility
+        utility: FloatArray = np.log(probability(points)) - np.log(trial_s)
+        return utility
 
     call = np.random.SeedSequence([seed, len(observations), len(pending)])
-    # What has crashed still has the step time that was expected of it: nobody need beat that.
+    # The model predicts a step time for strategies that failed, too; they are no incumbents.
     measured = np.array([seen.measured for seen in observations], dtype=bool)
-    incumbents = measured & (_usable(problem, tried) >= _RIVAL)
+    incumbents = measured & (_feasible(problem, tried) >= _INCUMBENT)
     found = propose(
         surrogate,
         tried,
@@ -153,28 +156,28 @@ def _from_model(
     point, acquisition = found
     there = surrogate.inputs(point[np.newaxis])
     info = _explain(surrogate, there, acquisition)
-    can_be = float(chance(point[np.newaxis])[0])
-    gain = 1.0  # nothing can be used yet: anything that can is worth its whole step
+    usable = float(probability(point[np.newaxis])[0])
+    gain = 1.0  # without an incumbent, a usable strategy gains its whole step
     if incumbents.any():
         gain = expected_gain(surrogate, surrogate.inputs(tried[incumbents]), there)
-    info["expected_gain"] = can_be * gain
+    info["expected_gain"] = usable * gain
     return Suggestion(space.decode(point), "model", info)
 
 
-def _usable(problem: Problem, points: FloatArray) -> FloatArray:
-    """The chance that what stands at ``points`` may be used, not told below a hundredth."""
+def _feasible(problem: Problem, points: FloatArray) -> FloatArray:
+    """Feasibility probability of ``points``, shape ``(n,)``; at least 0.01."""
     if problem.feasible is None:
         return np.ones(len(points))
     return np.maximum(problem.feasible(points), _LEAST)
 
 
 def _explain(surrogate: Surrogate, there: Tensor, acquisition: float) -> dict[str, Any]:
-    """The suggestion's ``info``: the predicted step time with its 90 % interval, seconds.
+    """Return the suggestion's ``info``; step times and their 90 % interval are in seconds.
 
     Args:
         surrogate: The model.
-        there: Its inputs at the strategy, one row.
-        acquisition: Its score.
+        there: The model's inputs at the strategy, one row.
+        acquisition: The score of the strategy.
     """
     expected, covariance = surrogate.joint_of(there)
     mean, deviation = float(expected[0]), math.sqrt(max(float(covariance[0, 0]), 0.0))
@@ -183,11 +186,11 @@ def _explain(surrogate: Surrogate, there: Tensor, acquisition: float) -> dict[st
         "predicted_low_s": math.exp(mean - HALF_WIDTH_90 * deviation),
         "predicted_high_s": math.exp(mean + HALF_WIDTH_90 * deviation),
         "acquisition": acquisition,
-        "experts": [expert.name for expert in surrogate.experts],
+        "experts": [prior.name for prior in surrogate.priors],
         "dropped": _dropped(surrogate),
     }
 
 
 def _dropped(surrogate: Surrogate) -> list[list[str | float]]:
-    """Who is not heard, and by how much the leave-one-out score rose without each."""
+    """Names of the dropped prior functions, each with the rise of the leave-one-out score."""
     return [[name, round(rise, 3)] for name, rise in surrogate.dropped.items()]

@@ -1,4 +1,4 @@
-"""Which tried strategies are worth confirming."""
+"""The tried strategies that are fastest, and those that are worth confirming."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hvd_autosync.learner.stopping import expected_saving
 from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.search_space import Strategy
 
-#: A strategy is worth measuring again when its chance to beat the reference is at least this, and
-#: the share of a step that it is expected to save.
+#: Least probability to be faster than the reference, and least expected saving as a share of a
+#: step, for which a strategy is worth measuring again.
 _WORTH, _LEAST_SAVING = 0.1, 0.01
 
 
@@ -27,17 +27,17 @@ def worth_confirming(
     count: int,
     surrogate: Surrogate | None = None,
 ) -> list[Strategy]:
-    """The measured strategies that may well be faster than ``reference``, best first.
+    """Return the measured strategies that may well be faster than ``reference``, best first.
 
-    The reference was perhaps measured once, at a lucky moment: that it leads is no proof. So all
-    are worth it that the model does not believe to be slower with confidence, or hardly faster.
+    The reference may have been measured only once, at a lucky moment, so its lead is no proof.
+    A strategy is left out only if it is very likely slower than the reference, or hardly faster.
 
     Args:
-        problem: The space, and what is known of it.
-        observations: All that was learned so far.
+        problem: The space, and what is known before the first trial.
+        observations: The outcomes of all trials so far.
         reference: A strategy that is complete in the space, usually the default.
-        count: How many strategies are wanted.
-        surrogate: The model fitted to these observations, where the caller has it.
+        count: Largest number of strategies to return.
+        surrogate: The model fitted to these observations, if the caller has it.
 
     Raises:
         SpaceError: A strategy does not lie in the space.
@@ -45,20 +45,20 @@ def worth_confirming(
     surrogate = surrogate or fit(problem, observations)
     ranked = best_tried(problem, observations, len(observations), surrogate)
     gains, deviations = _gains(surrogate, ranked, reference)
-    log_utility = [
+    worth = [
         strategy
         for strategy, gain, deviation in zip(ranked, gains, deviations, strict=True)
         if strategy != reference
         and norm.cdf(gain / deviation) >= _WORTH
         and expected_saving(float(gain), float(deviation)) >= _LEAST_SAVING
     ]
-    return log_utility[:count]
+    return worth[:count]
 
 
 def expected_savings(
     surrogate: Surrogate, strategies: Sequence[Strategy], reference: Strategy
 ) -> list[float]:
-    """Share of the reference's step that each of ``strategies`` is expected to save."""
+    """Return the share of the reference's step that each strategy is expected to save."""
     gains, deviations = _gains(surrogate, strategies, reference)
     return [expected_saving(float(m), float(s)) for m, s in zip(gains, deviations, strict=True)]
 
@@ -66,9 +66,10 @@ def expected_savings(
 def _gains(
     surrogate: Surrogate, strategies: Sequence[Strategy], reference: Strategy
 ) -> tuple[FloatArray, FloatArray]:
-    """By how much each of ``strategies`` is faster than ``reference``, as logarithms ``(n,)``.
+    """Log ratios of the step time of ``reference`` to that of each strategy.
 
-    Means and standard deviations.
+    Returns:
+        Means and standard deviations, ``(n,)`` each; above 0 the strategy is faster.
     """
     mean, covariance = surrogate.joint([reference, *strategies])
     variance = covariance[0, 0] + np.diagonal(covariance) - 2 * covariance[0]
@@ -81,16 +82,16 @@ def best_tried(
     count: int,
     surrogate: Surrogate | None = None,
 ) -> list[Strategy]:
-    """The measured strategies that the model believes to be fastest.
+    """Return the measured strategies with the lowest predicted step times.
 
-    They are ranked by posterior mean: the luckiest observation is slower than it looked, and
-    neighbours and repetitions tell by how much. The default has no privilege.
+    They are ranked by posterior mean: the fastest observation is partly luck, and neighbours and
+    repetitions show how much. The default is treated like any other strategy.
 
     Args:
-        problem: The space, and what is known of it.
-        observations: All that was learned so far.
-        count: How many strategies are wanted.
-        surrogate: The model fitted to these observations, where the caller has it.
+        problem: The space, and what is known before the first trial.
+        observations: The outcomes of all trials so far.
+        count: Largest number of strategies to return.
+        surrogate: The model fitted to these observations, if the caller has it.
 
     Returns:
         At most ``count`` distinct strategies, complete in the space, best first.

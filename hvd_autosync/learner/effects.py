@@ -1,4 +1,4 @@
-"""What each knob of the winner does, as far as the trials can tell."""
+"""The effect of each knob of the winner on the step time, estimated from the trials."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ class KnobEffect:
 def knob_effects(
     problem: Problem, observations: Sequence[Observation], winner: Strategy
 ) -> list[KnobEffect]:
-    """The effect of each knob in which ``winner`` differs from the default, largest gain first.
+    """Return the effect of each knob in which ``winner`` differs from the default, best first.
 
-    Each is the factor of going from the default's value to the winner's for that knob alone, the
-    others at the winner's. Knobs that depend on it and are off without it belong to it. The
-    factors of several knobs need not multiply to the total: knobs act together.
+    The effect is the factor on the step time of changing this knob alone from the default's value
+    to the winner's, with the other knobs at the winner's values. It includes the conditional knobs
+    that the default's value switches off. Knobs interact, so the product of the factors need not be
+    the total.
 
     Args:
-        problem: The space, and what is known of it.
-        observations: All that was learned.
+        problem: The space, and what is known before the first trial.
+        observations: The outcomes of all trials.
         winner: A strategy of the space.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Where trials fail: the chance that one runs to its end.
+"""Where trials fail: the probability that a trial is measured.
 
-A Gaussian process of 1 for each trial that was measured and 0 for each that failed, around what is
-believed before any trial, with the covariance that the model of step times starts from: likenesses
-of strategies, not their speeds, decide here. Its mean, cut to [0.01, 1], is the chance.
+A Gaussian process regression on 1 for each measured trial and 0 for each failed one, with a
+constant prior mean. Its covariance is that of the step time model before its fit: only the
+similarity of strategies matters here, not their speed. The probability is the posterior mean,
+clipped to [0.01, 1].
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.search_space import SearchSpace
 
-#: Chance before any trial, and how certain one trial's end is of its strategy (a variance).
-_BEFORE, _NOISE = 0.95, 0.05
-#: Below this a chance is not told: the acquisition takes its logarithm.
+#: Prior probability, and noise variance of one trial's outcome.
+_PRIOR, _NOISE = 0.95, 0.05
+#: Lower bound of the probability: the acquisition takes its logarithm.
 _LEAST = 0.01
 
 
 def feasibility(
     space: SearchSpace, observations: Sequence[Observation]
 ) -> Callable[[FloatArray], FloatArray]:
-    """The chance that a trial at each of some points is measured: ``n x d`` to ``(n,)``.
+    """Return a function from points, ``n x d``, to the probability of a measurement, ``(n,)``.
 
     Raises:
         SpaceError: An observed strategy does not lie in ``space``.
     """
-    ended = np.array([float(seen.measured) for seen in observations])
-    if ended.all():
+    measured = np.array([float(seen.measured) for seen in observations])
+    if measured.all():
         return lambda points: np.ones(len(points))
     features = Features.of(space)
     kernel = MixedKernel(len(features.numeric), features.categorical_count)
@@ -43,12 +44,12 @@ def feasibility(
         tried = features(encode_all(space, [seen.strategy for seen in observations]))
         covariance = kernel.forward(tried, tried)
         root = psd_safe_cholesky(covariance + _NOISE * torch.eye(len(tried)).to(tried))
-        surprise = torch.from_numpy(ended - _BEFORE).unsqueeze(-1)
-        weights = torch.cholesky_solve(surprise, root).squeeze(-1)
+        residual = torch.from_numpy(measured - _PRIOR).unsqueeze(-1)
+        weights = torch.cholesky_solve(residual, root).squeeze(-1)
 
-    def chance(points: FloatArray) -> FloatArray:
+    def probability(points: FloatArray) -> FloatArray:
         with isolated(), torch.no_grad():
-            mean = _BEFORE + kernel.forward(features(points), tried) @ weights
+            mean = _PRIOR + kernel.forward(features(points), tried) @ weights
         return np.asarray(np.clip(mean.numpy(), _LEAST, 1.0))
 
-    return chance
+    return probability

@@ -1,12 +1,12 @@
-"""From points of the search space to the inputs of the model.
+"""Features: from points of the search space to the inputs of the model.
 
 ``n``: number of points; ``d``: dimension of the space; ``p``: number of numeric inputs; ``c``:
 number of categorical inputs. The model's input is ``n x (p + c)``, numeric inputs first.
 
-Knobs that cannot vary are left out. A conditional knob that is switched off has a category of
-its own, "off", so that it resembles neither its default nor any other value (a numeric knob gets
-an additional categorical input, on or off, and stands at its default while off). What switching
-on costs or gains by itself is thereby learned, wherever the parent's own scale puts the switch.
+Knobs that cannot vary are left out. A conditional knob that is switched off gets a category of its
+own, "off", which is as different from its default as from any other value. A conditional numeric
+knob gets an additional categorical input, on or off, and has its default value while off. So the
+model can learn the effect of switching on by itself, wherever the switch is on the parent's scale.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Features:
 
     @classmethod
     def of(cls, space: SearchSpace) -> Features:
-        """The inputs that ``space`` needs."""
+        """Return the features of ``space``."""
         free = [(i, knob) for i, knob in enumerate(space.knobs) if can_vary(knob)]
         choices = tuple(i for i, knob in free if isinstance(knob, CategoricalKnob))
         numeric = tuple(i for i, _ in free if i not in choices)
@@ -55,7 +55,7 @@ class Features:
         return len(self.choices) + len(self.switches)
 
     def __call__(self, points: FloatArray) -> Tensor:
-        """The inputs at snapped points, ``n x d``: a double tensor, shape ``n x (p + c)``."""
+        """Return the inputs at discretized points, ``n x d``: doubles, shape ``n x (p + c)``."""
         on = active(self.space, points)
         chosen = list(self.choices)
         columns = [

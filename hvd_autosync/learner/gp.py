@@ -1,12 +1,13 @@
 """The surrogate: a Gaussian process of the logarithm of the step time over one space.
 
 ``n``: number of observations or strategies; ``d``: dimension of the space. The GP sees *speed*,
-minus the standardized logarithm of the step time, because BoTorch maximizes. It starts from what
-experts predict (:mod:`hvd_autosync.learner.prior_functions`): the cost model, and related tasks,
-each of which is a model of its own; what they leave open is a GP of the knobs. So the target of
-this multi-task GP is a weighted sum of its sources' functions and a function of its own, with the
-sources' taken at their posterior means. Its noise is what each trial's own steps say
-(heteroscedastic, known) plus what launches of one strategy differ by (homoscedastic, learned).
+minus the standardized logarithm of the step time, because BoTorch maximizes. Its prior mean
+is a sum of prior functions (:mod:`hvd_autosync.learner.prior_functions`): the cost model, and
+related tasks, each of which has a surrogate of its own. A GP over the knobs models
+the residual. The result is a multi-task GP: the target is a weighted sum of the sources' functions,
+taken at their posterior means, plus a function of its own. The noise has two parts: that of each
+trial's mean, from the spread of its steps (heteroscedastic, known), and that between launches of
+one strategy (homoscedastic, learned).
 """
 
 from __future__ import annotations
@@ -40,47 +41,46 @@ from hvd_autosync.learner.prior_functions import (
     PriorFunction,
     cost_model_prior,
     design_matrix,
-    deviations,
     discount_implausible,
     drop_constant,
     normalize_weights,
+    prior_means,
+    prior_stds,
     source_task_prior,
-    weights,
 )
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.learner.source_selection import FEWEST_TO_JUDGE, sources_to_drop
 from hvd_autosync.learner.surrogate import Surrogate, model_inputs
 from hvd_autosync.search_space import SearchSpace
 
-#: Most iterations of the fit; more change the likelihood little and cost most of the time.
+#: Most iterations of the fit; further ones change the likelihood little and cost most of the time.
 _FIT_ITERATIONS = 75
-#: Relative difference between launches of one strategy: most likely value, and the deviation of
-#: the logarithm of its variance (0.4 % to 9 % lie within two of them, as the fit sees it: in
-#: logarithms around the most likely value). On machines that are
-#: shared, 5 % and more were measured (benchmarks/README.md).
+#: Relative difference between launches of one strategy: its most likely value, and the standard
+#: deviation of the logarithm of its variance (two of them cover 0.4 % to 9 %, in logarithms around
+#: the most likely value). On shared machines 5 % and more were measured (benchmarks/README.md).
 _RELAUNCH_NOISE, _RELAUNCH_DEVIATION = 0.02, 1.5
-#: Smallest noise variances in the model's unit, for the factorization's sake.
+#: Smallest noise variance in the model's unit; it keeps the Cholesky factorization stable.
 _NOISE_FLOOR = 1e-6
 _JITTERS = (1e-8, 1e-4)
-#: How much strategies differ before anything is known, the median of benchmarks/traces' spread
-#: points (0.13 to 0.83); and from what experts say.
+#: Prior standard deviation of the log step time over strategies without prior functions (the
+#: median over the spread points of benchmarks/traces, 0.13 to 0.83), and of the residual with them.
 _SPREAD, _UNEXPLAINED_SPREAD = 0.5, 0.12
 
 
 def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
     """Fit the model to all observations of one problem.
 
-    Proposing, deciding whether to go on and choosing candidates all ask for the same fit, so the
-    last ones are remembered: a surrogate never changes once it is fitted.
+    The last fits are cached, because proposing, stopping and choosing candidates need the same
+    one; a fitted surrogate never changes.
 
-    It never fails on odd data: failed trials say nothing of times (:mod:`feasibility` learns from
-    them), and where the hyperparameters cannot be optimized the most likely ones of the prior are
-    used. Without any observation the answer is the prior around one second.
+    The fit does not fail on unusual data. Failed trials are ignored (:mod:`feasibility` learns from
+    them). If the hyperparameters cannot be optimized, the mode of their prior is used. Without
+    observations the result is the prior around one second.
 
     Raises:
         SpaceError: An observed strategy does not lie in the problem's space.
     """
-    # Nothing else of a problem is learned from, and the rest differs between who asks.
+    # The fit needs these fields only; the others differ between callers and would miss the cache.
     known = Problem(problem.space, problem.task, problem.sources)
     return _fit(known, tuple(seen for seen in observations if seen.measured))
 
@@ -92,36 +92,36 @@ def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
     features = Features.of(space)
     points = encode_all(space, [one.strategy for one in seen])
     cost = cost_model_prior(space, problem.task, observations)
-    physics = [] if cost is None else drop_constant(space, [cost])
+    cost_priors = [] if cost is None else drop_constant(space, [cost])
     sources = _source_task_priors(problem, cost)
-    surrogate = _fitted(features, (*physics, *normalize_weights(sources)), points, seen)
+    surrogate = _fitted(features, (*cost_priors, *normalize_weights(sources)), points, seen)
     if sources and len(observations) >= FEWEST_TO_JUDGE:
-        dropped = sources_to_drop(surrogate.model, surrogate.experts, len(physics))
+        dropped = sources_to_drop(surrogate.model, surrogate.priors, len(cost_priors))
         if dropped:
             kept = normalize_weights([each for each in sources if each.name not in dropped])
-            surrogate = _fitted(features, (*physics, *kept), points, seen, dropped)
+            surrogate = _fitted(features, (*cost_priors, *kept), points, seen, dropped)
     return surrogate
 
 
 def _fitted(
     features: Features,
-    experts: tuple[PriorFunction, ...],
+    priors: tuple[PriorFunction, ...],
     points: FloatArray,
     seen: tuple[Observation, ...],
     dropped: Mapping[str, float] = MappingProxyType({}),
 ) -> Surrogate:
-    spread = _SPREAD if not experts else _UNEXPLAINED_SPREAD
-    said = design_matrix(experts, points)
-    targets = OutcomeTransform.of(seen, said, weights(experts), deviations(experts), spread)
+    spread = _SPREAD if not priors else _UNEXPLAINED_SPREAD
+    basis = design_matrix(priors, points)
+    targets = OutcomeTransform.of(seen, basis, prior_means(priors), prior_stds(priors), spread)
     with isolated():
-        inputs = model_inputs(features, said, points, targets.scale)
-        model = _build(features, experts, inputs, targets)
+        inputs = model_inputs(features, basis, points, targets.scale)
+        model = _build(features, priors, inputs, targets)
         _optimize(model)
-    return Surrogate(model, features, experts, targets, dropped)
+    return Surrogate(model, features, priors, targets, dropped)
 
 
 def _source_task_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFunction]:
-    """The related tasks; one that cannot be learned from is left out."""
+    """Return the prior functions of the related tasks; a task that cannot be fitted is skipped."""
     found: list[PriorFunction] = []
     for source in problem.sources:
         with contextlib.suppress(AutosyncError):
@@ -129,37 +129,39 @@ def _source_task_priors(problem: Problem, cost: PriorFunction | None) -> list[Pr
             if cost is not None and surrogate.has_cost_model:
                 found += _residuals_of_sources(problem.space, source)
             else:
-                expert = source_task_prior(problem.space, source, surrogate.mean_at, cost)
-                said = drop_constant(problem.space, [expert])
-                found += said if cost is None else _believable(problem.space, said)
+                prior = source_task_prior(problem.space, source, surrogate.mean_at, cost)
+                kept = drop_constant(problem.space, [prior])
+                found += kept if cost is None else _discounted(problem.space, kept)
     return found
 
 
 @lru_cache(maxsize=64)
 def _residuals_of_sources(space: SearchSpace, source: Source) -> tuple[PriorFunction, ...]:
-    """What a source says beyond its cost model, whatever the target's trials; if it says anything.
+    """Return the prior function of a source's residual, without its cost model; none if constant.
+
+    It does not depend on the target's trials, so it is cached.
 
     Raises:
-        AutosyncError: It cannot be learned from.
+        AutosyncError: The source cannot be fitted.
     """
     surrogate = fit(Problem(source.space, source.task), source.observations)
-    expert = source_task_prior(space, source, surrogate.residual_mean_at)
-    return tuple(_believable(space, drop_constant(space, [expert])))
+    prior = source_task_prior(space, source, surrogate.residual_mean_at)
+    return tuple(_discounted(space, drop_constant(space, [prior])))
 
 
-def _believable(space: SearchSpace, experts: Sequence[PriorFunction]) -> list[PriorFunction]:
-    """Experts on what is beyond physics, each believed as much as is plausible."""
-    return [discount_implausible(space, expert, _UNEXPLAINED_SPREAD) for expert in experts]
+def _discounted(space: SearchSpace, priors: Sequence[PriorFunction]) -> list[PriorFunction]:
+    """Residuals of the cost model, each with its weight discounted by its plausibility."""
+    return [discount_implausible(space, prior, _UNEXPLAINED_SPREAD) for prior in priors]
 
 
 def _build(
-    features: Features, experts: Sequence[PriorFunction], inputs: Tensor, targets: OutcomeTransform
+    features: Features, priors: Sequence[PriorFunction], inputs: Tensor, targets: OutcomeTransform
 ) -> SingleTaskGP:
-    """The model with the most likely hyperparameters of the prior."""
+    """Build the model, with its hyperparameters at the mode of their prior."""
     speed = torch.from_numpy(-(targets.log_step - targets.center) / targets.scale)
     known = torch.from_numpy(targets.variance / targets.scale**2)
     relaunch = max((_RELAUNCH_NOISE / targets.scale) ** 2, 2 * _NOISE_FLOOR)
-    # The mode of a log-normal density is exp(location - deviation^2).
+    # exp(location - deviation^2) is the mode of a log-normal density.
     location = math.log(relaunch) + _RELAUNCH_DEVIATION**2
     likelihood = FixedNoiseGaussianLikelihood(
         noise=known.clamp_min(_NOISE_FLOOR),
@@ -167,13 +169,13 @@ def _build(
         noise_prior=LogNormalPrior(location, _RELAUNCH_DEVIATION),
         noise_constraint=GreaterThan(_NOISE_FLOOR, initial_value=relaunch),
     )
-    believed, unsure = (torch.from_numpy(each(experts)) for each in (weights, deviations))
+    mean, std = (torch.from_numpy(each(priors)) for each in (prior_means, prior_stds))
     model = SingleTaskGP(
         inputs,
         speed.unsqueeze(-1),
         likelihood=likelihood,
-        covar_module=MixedKernel(len(features.numeric), features.categorical_count, unsure),
-        mean_module=PriorMean(believed),
+        covar_module=MixedKernel(len(features.numeric), features.categorical_count, std),
+        mean_module=PriorMean(mean),
         outcome_transform=None,
     )
     return model.to(inputs)
@@ -182,7 +184,7 @@ def _build(
 def _optimize(model: SingleTaskGP) -> None:
     """Maximize the posterior density of the hyperparameters, in place.
 
-    Tried twice, the second time with more jitter; then the prior's most likely values stay.
+    A failed attempt is repeated with more jitter; after that the mode of the prior stays.
     """
     start = {name: value.clone() for name, value in model.state_dict().items()}
     objective = ExactMarginalLogLikelihood(model.likelihood, model)

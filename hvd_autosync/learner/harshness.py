@@ -1,9 +1,9 @@
-"""How much each lossy knob is expected to add to a loss, before any training was judged.
+"""Harshness: the prior of how much each lossy knob adds to the loss.
 
-In tolerances, of the middling training that ``benchmarks/guarding.py`` measured: a small language
-model, 1 % of what its loss falls. How much another training bears is learned from its verdicts
-(:mod:`hvd_autosync.learner.quality_constraint`); here only the order of what is mild and what is
-harsh matters, and about how much.
+The unit is the tolerance: 1 % of the decrease of the loss in a typical training, the small language
+model that ``benchmarks/guarding.py`` measured. The sensitivity of another training is learned from
+its verdicts (:mod:`hvd_autosync.learner.quality_constraint`), so only the order of the knobs and
+the rough size of their effects matter here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from hvd_autosync.learner.points import FloatArray, active
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Value
 
-#: More says no more.
+#: Upper bound: a larger value carries no further information.
 MOST = 4.0
-#: What a choice adds by itself. Top-k and PowerSGD are as harsh as their ratio and rank.
+#: What each choice adds. Top-k and PowerSGD are 0 here: their ratio and rank add to the loss.
 _CHOICES = {
     "none": 0.0,
     "fp16": 0.03,
@@ -30,7 +30,7 @@ _CHOICES = {
     "ssp": 0.7,
     "asp": 1.0,
 }
-#: Any other choice of a lossy knob than its default, as of a codec that somebody has added.
+#: What any other choice than the default adds, such as a codec from an extension.
 _OTHER = 0.5
 
 
@@ -46,7 +46,7 @@ def _local_steps(length: Value) -> float:
     return 0.5 * math.pow(math.log2(float(length)), 1.1)
 
 
-#: By the last word of a knob's name, or all of it.
+#: What a numeric knob adds, by its name or the last word of its name.
 _NUMBERS: dict[str, Callable[[Value], float]] = {
     "ratio": _ratio,
     "rank": _rank,
@@ -55,7 +55,7 @@ _NUMBERS: dict[str, Callable[[Value], float]] = {
 
 
 def harshness(space: SearchSpace, points: FloatArray) -> FloatArray:
-    """What all lossy knobs together are expected to add, at snapped points ``n x d``.
+    """Return what all lossy knobs together add to the loss, at discretized points ``n x d``.
 
     Returns:
         Shape ``(n,)``, at most :data:`MOST`.

@@ -1,4 +1,4 @@
-"""How much each knob matters over the whole space, as far as the trials can tell."""
+"""The importance of each knob over the whole space, estimated from the trials."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from hvd_autosync.learner.points import FloatArray, discretize, sobol_points
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace
 
-#: Strategies at which each knob is moved, and values that a number is moved through.
+#: Number of strategies at which each knob is varied, and of values for a numeric knob.
 _PLACES, _VALUES = 96, 9
 
 
 def knob_importance(problem: Problem, observations: Sequence[Observation]) -> dict[str, float]:
-    """Share of the spread of the log step time that is left when all other knobs are known.
+    """Return each knob's share of the variance of the log step time, by its total effect.
 
-    The total effect of a knob (Homma and Saltelli 1996): the mean, over strategies, of the variance
-    when it alone moves, over the variance of all. Shares of knobs that act together overlap, so
-    they may add up to more than 1. It speaks of the model's mean, not of single trials.
+    The total effect of a knob (Homma and Saltelli 1996) is the mean, over strategies, of the
+    variance when this knob alone varies, divided by the variance over all strategies. Effects of
+    knobs that interact overlap, so shares may add up to more than 1. The variance is that of the
+    model's mean, not of single trials.
 
     Args:
-        problem: The space, and what is known of it.
-        observations: All that was learned.
+        problem: The space, and what is known before the first trial.
+        observations: The outcomes of all trials.
 
     Raises:
         SpaceError: An observed strategy does not lie in the space.
 
     Returns:
-        Name of each knob -> its share, largest first; 0 for all where nothing makes a difference.
+        Name of each knob -> its share, largest first; 0 for all if the variance is 0.
     """
     space = problem.space
     places = sobol_points(space, _PLACES, 0)
@@ -48,11 +49,11 @@ def knob_importance(problem: Problem, observations: Sequence[Observation]) -> di
 
 
 def _moved(space: SearchSpace, places: FloatArray, index: int, knob: Knob) -> FloatArray:
-    """Each place with every choice of a knob, or with values all over its range; snapped."""
+    """Return each place with every choice of a knob, or with values over its range; discretized."""
     if isinstance(knob, CategoricalKnob):
         values = [knob.to_unit(choice) for choice in knob.choices]
     else:
-        # Middles of equal parts: with the ends the variance would be too large.
+        # Midpoints of equal parts: including the ends would overestimate the variance.
         values = [(part + 0.5) / _VALUES for part in range(_VALUES)]
     moved = np.repeat(places, len(values), axis=0)
     moved[:, index] = np.tile(values, len(places))

@@ -1,21 +1,22 @@
-"""Mean and covariance of the model over numeric and categorical inputs and experts' predictions.
+"""Mean and covariance of the model over numeric inputs, categorical inputs and basis functions.
 
 Shapes as in :mod:`hvd_autosync.learner.features`: inputs are ``n x (p + c + e)``, numeric first,
-the ``e`` numbers that experts say last.
+the ``e`` basis functions of the prior functions last.
 
 With M the Matern-5/2 kernel of the numeric inputs, one length scale each, and H the product of
 ``exp(-rate_i)`` over the categorical inputs that differ::
 
     k = w_0 M + w_1 H + w_2 M H + sum_j s_j^2 z_j z_j'
 
-Numbers and categories act by themselves and together, as in BoTorch's ``MixedSingleTaskGP``
-[Balandat2020]_; there, sum and product have length scales of their own, here they share them:
-half the parameters, which matters with 20 observations, and less than half the time.
+As in BoTorch's ``MixedSingleTaskGP`` [Balandat2020]_, numeric and categorical inputs have additive
+effects and an interaction. There the sum and the product have separate length scales; here they
+share them. That halves the parameters, which matters with 20 observations, and more than halves the
+time.
 
-The last sum says that number z_j of an expert is believed with a weight that is normal around m_j
-with deviation s_j; the mean is then a constant plus the sum of m_j z_j (Rasmussen and Williams
-2006, section 2.7). The posterior corrects the weights without fitting them, so that one
-trial against an expert is enough to believe it less.
+In the last sum z_j is a basis function whose weight has the prior N(m_j, s_j^2); the mean is a
+constant plus the sum of m_j z_j (Rasmussen and Williams 2006, section 2.7). The GP posterior
+includes that of the weights, so they are not fitted: one trial that contradicts a prior function
+already reduces its influence.
 
 .. [Balandat2020] M. Balandat et al., "BoTorch: A Framework for Efficient Monte-Carlo Bayesian
    Optimization", NeurIPS 2020.
@@ -36,21 +37,20 @@ from torch import Tensor
 from torch.nn import Parameter
 
 _SQRT5 = math.sqrt(5.0)
-#: Medians of the priors: a length scale in one dimension (it grows with the root of the number of
-#: inputs) and the rates of all inputs together, were all of them categories. Chosen on synthetic
-#: step times so that 90 % intervals after 5 to 30 trials hold the truth most often without losing
-#: accuracy.
+#: Medians of the priors: the length scale in one dimension (it grows with the square root of the
+#: number of inputs), and the sum of the rates if all inputs were categorical. Chosen on synthetic
+#: step times for the best coverage of 90 % intervals after 5 to 30 trials without loss of accuracy.
 _LENGTHSCALE, _RATE = 0.3, 2.5
-#: Standard deviation of every logarithm. A wider one for the weights lets a model of 10 trials
-#: take signal for noise, which costs regret.
+#: Prior standard deviation of each logarithm. With a wider one for the weights a model of 10 trials
+#: mistakes signal for noise, which increases regret.
 _DEVIATION = 1.0
 
 
 class PriorMean(Mean):  # type: ignore[misc]
-    """A constant plus what experts predict, times how much of it is believed.
+    """A constant plus the basis functions at the prior means of their weights.
 
     Args:
-        weights: Of the experts, shape ``(e,)``.
+        weights: The prior means, shape ``(e,)``.
     """
 
     def __init__(self, weights: Tensor) -> None:
@@ -61,18 +61,18 @@ class PriorMean(Mean):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean at ``x``, ``batch_shape x n x (p + c + e)``: ``batch_shape x n``."""
-        experts = x[..., x.shape[-1] - len(self._weights) :]
-        mean: Tensor = self.constant + experts @ self._weights
+        basis = x[..., x.shape[-1] - len(self._weights) :]
+        mean: Tensor = self.constant + basis @ self._weights
         return mean
 
 
 class MixedKernel(Kernel):  # type: ignore[misc]
-    """See the module; parameters are logarithms, with normal priors.
+    """The covariance ``k`` of this module; its parameters are logarithms with normal priors.
 
     Args:
         numeric_count: Number of numeric inputs, ``p``.
         categorical_count: Number of categorical inputs, ``c``.
-        deviations: Standard deviations of the experts' weights, shape ``(e,)``.
+        deviations: Prior standard deviations of the basis functions' weights, shape ``(e,)``.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class MixedKernel(Kernel):  # type: ignore[misc]
             self.register_prior(f"{name}_prior", prior, name)
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
-        """Covariance of ``x1`` and ``x2``.
+        """Return the covariance of ``x1`` and ``x2``.
 
         Args:
             x1: ``batch_shape x n x (p + c + e)``.
             x2: ``batch_shape x m x (p + c + e)``.
-            diag: Whether only the covariances of equal rows are wanted (n = m).
+            diag: Compute only the covariances of rows with equal index (n = m).
 
         Returns:
             ``batch_shape x n x m``, or ``batch_shape x n`` when ``diag``.
@@ -118,6 +118,6 @@ class MixedKernel(Kernel):  # type: ignore[misc]
         hamming = torch.exp(-(differs @ self.log_rate.exp()))
         covariance: Tensor = weight[0] * matern + weight[1] * hamming + weight[2] * matern * hamming
         if len(self._deviations):
-            heard = self._deviations.square() * x1[..., knobs:]
-            covariance = covariance + heard @ x2[..., knobs:].transpose(-1, -2)
+            scaled = self._deviations.square() * x1[..., knobs:]
+            covariance = covariance + scaled @ x2[..., knobs:].transpose(-1, -2)
         return covariance.squeeze(-1).squeeze(-1) if diag else covariance

@@ -1,7 +1,7 @@
-"""Numerical work that leaves no trace: global random numbers, threads and warnings stay as found.
+"""Isolation of numerical work: global random state, threads and warnings are restored afterwards.
 
-The matrices here are small. More than one thread makes them slower (several times, when the
-cores are shared with trials) and may change the last bits, so there is one.
+The matrices here are small. More than one thread makes the work slower (several times, if the
+cores are shared with trials) and may change the last bits, so one thread is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from botorch.settings import validate_input_scaling
 from gpytorch.settings import max_cholesky_size
 
-#: Above this many observations GPyTorch would turn to iterative solvers with random probes.
+#: GPyTorch uses iterative solvers with random probes above this number of observations.
 _ALWAYS_CHOLESKY = 1_000_000
 
 

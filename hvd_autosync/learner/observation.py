@@ -1,4 +1,4 @@
-"""What a trial taught: one strategy and its step time, or that it failed."""
+"""Observations: a strategy and its step time, or that its trial failed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hvd_autosync.search_space import Strategy
 
 @dataclass(frozen=True)
 class Observation:
-    """The outcome of one trial, as learners see it.
+    """The outcome of one trial as a learner gets it.
 
-    Repeated trials of one strategy are several observations.
+    Each repeated trial of a strategy is an observation of its own.
 
     Attributes:
         strategy: The strategy that was tried.
-        step_s: Trimmed mean of its step times, seconds; ``None`` when the trial failed. Numbers
-            that cannot be a duration (NaN, infinite, 0 or less) count as failed too.
-        standard_error_s: Standard error of that mean from the spread of the steps, seconds.
+        step_s: Trimmed mean of its step times, seconds; ``None`` if the trial failed. Numbers
+            that cannot be a duration (NaN, infinite, 0 or less) count as failed, too.
+        standard_error_s: Standard error of that mean, from the spread of the steps, seconds.
     """
 
     strategy: Strategy
@@ -27,7 +27,7 @@ class Observation:
 
     @property
     def measured(self) -> bool:
-        """Whether there is a step time to learn from."""
+        """Whether the trial has a valid step time."""
         return self.step_s is not None and math.isfinite(self.step_s) and self.step_s > 0
 
     @property
@@ -39,7 +39,7 @@ class Observation:
     def log_variance(self) -> float:
         """Variance of :attr:`log_step` by the delta method, (standard error / mean)^2, at most 1.
 
-        A standard error that is no number is taken as 0: the model learns noise of its own.
+        A standard error that is NaN or infinite counts as 0: the model learns further noise itself.
         """
         if self.step_s is None or not self.measured or not math.isfinite(self.standard_error_s):
             return 0.0

@@ -1,7 +1,7 @@
-"""Optuna's samplers as learners: the peers that people know, on the same space and the same trials.
+"""Optuna's samplers as learners, for comparison on the same space and trials.
 
-Optuna has no condition on what was asked before by others, so all trials are told to a new study at
-each call. Numbers are searched on the scales of their knobs.
+A sampler's proposals depend on the trials of its own study, so each call adds all trials to a new
+study. Numeric knobs are searched on their scales, from 0 to 1.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hvd_autosync.learner.problem import Problem
 from hvd_autosync.learner.untried import excluded_keys
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy, Value
 
-#: A strategy that was tried already is asked for again at most so often; then chance decides.
+#: Attempts to get a strategy that was not tried yet; after them a random one is proposed.
 _ATTEMPTS = 20
-#: A trial that failed counts as twice as slow as the slowest that did not.
+#: A failed trial counts as twice as slow as the slowest measured one.
 _FAILED = math.log(2.0)
 
 
 class OptunaLearner:
-    """``TPESampler`` (multivariate, as its authors advise) or ``GPSampler``.
+    """Proposes with ``TPESampler`` (multivariate, as its authors recommend) or ``GPSampler``.
 
     Args:
         sampler: ``"tpe"`` or ``"gp"``.
@@ -59,19 +59,19 @@ class OptunaLearner:
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
-        taken = excluded_keys(space, observations, pending)
+        excluded = excluded_keys(space, observations, pending)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of features that Optuna calls experimental
-            study = self._told(space, observations, seed)
+            warnings.simplefilter("ignore")  # Optuna warns about experimental features
+            study = self._study(space, observations, seed)
             for _ in range(_ATTEMPTS):
-                strategy = self._asked(space, study.ask())
-                if taken.isdisjoint(keys(encode_all(space, [strategy]))):
+                strategy = self._strategy(space, study.ask())
+                if excluded.isdisjoint(keys(encode_all(space, [strategy]))):
                     return Suggestion(strategy, self.name)
         return RandomLearner().suggest(problem, observations, pending, seed=seed)
 
-    def _told(self, space: SearchSpace, observations: Sequence[Observation], seed: int) -> Any:
+    def _study(self, space: SearchSpace, observations: Sequence[Observation], seed: int) -> Any:
         optuna = self._optuna
-        # Each call is a study of its own; NumPy takes no seed above 32 bits.
+        # Each call makes a new study, so the seed must differ; NumPy takes at most 32 bits.
         seed = (seed * 1000 + len(observations)) % 2**32
         sampler = (
             optuna.samplers.TPESampler(seed=seed, multivariate=True)
@@ -99,7 +99,7 @@ class OptunaLearner:
             for knob in space.knobs
         }
 
-    def _asked(self, space: SearchSpace, trial: Any) -> Strategy:
+    def _strategy(self, space: SearchSpace, trial: Any) -> Strategy:
         chosen: dict[str, Value] = {}
         for knob in space.knobs:
             if isinstance(knob, CategoricalKnob):

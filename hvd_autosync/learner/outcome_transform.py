@@ -1,7 +1,7 @@
-"""From observations to what the model is fitted to.
+"""The outcome transform: from observations to the standardized targets of the model.
 
-``n``: number of observations with a time, at least 1. All in natural logarithms of seconds until
-they are standardized.
+``n``: number of measured observations, at least 1; ``e``: number of basis functions. Times are
+natural logarithms of seconds until they are standardized.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray
 
-#: How many observations the expected spread weighs.
+#: The expected spread counts as much as so many observations.
 _EXPECTATION_WEIGHT = 2.0
 
 
 @dataclass(frozen=True)
 class OutcomeTransform:
-    """What the model is fitted to.
+    """The targets of the model and how to standardize them.
 
     Attributes:
         log_step: Logarithm of the step times, shape ``(n,)``.
         variance: Known noise variance of each, shape ``(n,)``.
-        center: The level of the step times where experts say 0, that is, of the default.
-        scale: The model's unit.
+        center: Log step time where all prior functions are 0, that is, of the default.
+        scale: The model's unit: the standard deviation of the residual.
     """
 
     log_step: FloatArray
@@ -40,36 +40,34 @@ class OutcomeTransform:
         cls,
         observations: Sequence[Observation],
         design_matrix: FloatArray,
-        weights: FloatArray,
-        deviations: FloatArray,
+        prior_mean: FloatArray,
+        prior_std: FloatArray,
         spread: float,
     ) -> OutcomeTransform:
-        """The targets of ``observations``, all of them measured and at least one.
+        """Return the targets of ``observations``.
 
-        The unit is the root of the mean square that is expected of what experts do not explain,
-        shrunk towards what is believed when observations are few, so that one of them gives a
-        sensible model and equal ones a narrow one. Experts are heard for it as much as the
-        observations have taught: were one who says the opposite of the truth believed as before,
-        the unit would be so large that what is open could be anything, and he would never be
-        contradicted.
+        The scale is the expected root mean square of the residual, shrunk towards ``spread`` when
+        observations are few: one observation gives a sensible model, equal ones a narrow one. The
+        residual is taken at the posterior means of the weights. With the prior means an
+        anti-correlated source would inflate the scale and never be rejected.
 
         Args:
-            observations: The measured ones.
-            opinions: What experts say of their strategies, ``n x e``.
-            weights: How much of each number is believed before any trial, shape ``(e,)``.
-            deviations: Standard deviations of that, ``(e,)``.
-            spread: How much strategies differ from what experts say before anything is known.
+            observations: Measured observations, at least one.
+            design_matrix: Basis functions at their strategies, ``n x e``.
+            prior_mean: Prior means of the weights, shape ``(e,)``.
+            prior_std: Prior standard deviations of the weights, ``(e,)``.
+            spread: Prior standard deviation of the residual.
         """
         log_step = np.array([seen.log_step for seen in observations])
         variance = np.array([seen.log_variance for seen in observations])
-        believed, unsure = _weight_posterior(
-            design_matrix, weights, deviations, log_step, variance + spread**2
+        weights, covariance = _weight_posterior(
+            design_matrix, prior_mean, prior_std, log_step, variance + spread**2
         )
-        unexplained = log_step - design_matrix @ believed
-        center = float(unexplained.mean())
-        squares = float(((unexplained - center) ** 2).sum())
-        around = design_matrix - design_matrix.mean(axis=0)
-        squares += float(((around @ unsure) * around).sum())  # what weights leave open
+        residual = log_step - design_matrix @ weights
+        center = float(residual.mean())
+        squares = float(((residual - center) ** 2).sum())
+        centered = design_matrix - design_matrix.mean(axis=0)
+        squares += float(((centered @ covariance) * centered).sum())  # uncertainty of the weights
         squares += _EXPECTATION_WEIGHT * spread**2
         scale = math.sqrt(squares / (len(log_step) - 1 + _EXPECTATION_WEIGHT))
         return cls(log_step, variance, center, scale)
@@ -77,23 +75,23 @@ class OutcomeTransform:
 
 def _weight_posterior(
     design_matrix: FloatArray,
-    weights: FloatArray,
-    deviations: FloatArray,
+    prior_mean: FloatArray,
+    prior_std: FloatArray,
     log_step: FloatArray,
     variance: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Mean, ``(e,)``, and covariance, ``e x e``, of the weights after the observations.
+    """Posterior mean, ``(e,)``, and covariance, ``e x e``, of the weights.
 
-    A Bayesian linear regression with a free constant (Rasmussen and Williams 2006, section 2.1).
+    Bayesian linear regression with a free intercept (Rasmussen and Williams 2006, section 2.1).
     """
-    count = len(weights)
-    precise, sure = 1 / np.sqrt(variance), 1 / deviations
+    count = len(prior_mean)
+    precision, prior_precision = 1 / np.sqrt(variance), 1 / prior_std  # square roots
     rows = np.block(
         [
-            [design_matrix * precise[:, np.newaxis], precise[:, np.newaxis]],
-            [np.diag(sure), np.zeros((count, 1))],
+            [design_matrix * precision[:, np.newaxis], precision[:, np.newaxis]],
+            [np.diag(prior_precision), np.zeros((count, 1))],
         ]
     )
-    values = np.concatenate([log_step * precise, weights * sure])
+    values = np.concatenate([log_step * precision, prior_mean * prior_precision])
     inverse = np.linalg.pinv(rows)
     return (inverse @ values)[:count], (inverse @ inverse.T)[:count, :count]

@@ -1,8 +1,8 @@
-"""Strategies as rows of numbers: many at once, snapped, enumerated, told apart.
+"""Points: strategies as rows of numbers, vectorized over many strategies.
 
-``n``: number of points; ``d``: dimension of the space (``space.dimension``). A point is *snapped*
-when it is the image of a strategy, ``space.encode(space.decode(point))``; equal strategies are
-then equal rows, bit for bit.
+``n``: number of points; ``d``: dimension of the space (``space.dimension``). A point is
+*discretized* if it is the image of a strategy, ``space.encode(space.decode(point))``; equal
+strategies then have equal rows, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hvd_autosync.search_space import CategoricalKnob, IntegerKnob, Knob, Search
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: Spaces of at most this many strategies are searched completely.
+#: Spaces of at most this many strategies are enumerated.
 ENUMERABLE = 1024
 
 
 def can_vary(knob: Knob) -> bool:
-    """Whether the knob has more than one value (a fixed knob is a dimension of no width)."""
+    """Whether the knob has more than one value."""
     if isinstance(knob, CategoricalKnob):
         return len(knob.choices) > 1
     return knob.low < knob.high
 
 
 def encode_all(space: SearchSpace, strategies: Iterable[Mapping[str, Value]]) -> FloatArray:
-    """The snapped points of strategies, shape ``n x d``; absent knobs stand at their default.
+    """Return the discretized points of strategies, ``n x d``; absent knobs have their default.
 
     Raises:
         SpaceError: A strategy does not lie in the space.
@@ -43,15 +43,15 @@ def encode_all(space: SearchSpace, strategies: Iterable[Mapping[str, Value]]) ->
 
 
 def active(space: SearchSpace, points: FloatArray) -> BoolArray:
-    """Whether each knob's condition holds at each of the points, shape ``n x d``."""
+    """Return whether each knob's condition holds at each point, shape ``n x d``."""
     holds = np.ones(points.shape, dtype=np.bool_)
-    held = dict(space.fixed)
+    fixed = dict(space.fixed)
     column = {knob.name: index for index, knob in enumerate(space.knobs)}
     for index, condition in enumerate(knob.condition for knob in space.knobs):
         if condition is None:
             continue
         if condition.knob not in column:
-            holds[:, index] = condition.holds(held)
+            holds[:, index] = condition.holds(fixed)
             continue
         parent = column[condition.knob]
         unique, inverse = np.unique(points[:, parent], return_inverse=True)
@@ -64,21 +64,21 @@ def active(space: SearchSpace, points: FloatArray) -> BoolArray:
 
 
 def discretize(space: SearchSpace, points: FloatArray) -> FloatArray:
-    """``points``, shape ``n x d``, moved onto strategies: each row decoded and encoded again.
+    """Move ``points``, shape ``n x d``, onto strategies: decode and encode each row.
 
-    It goes knob by knob instead of row by row, which is much faster.
+    The loop is over knobs instead of rows, which is much faster.
     """
-    snapped = np.empty_like(points)
+    discretized = np.empty_like(points)
     for index, knob in enumerate(space.knobs):
         unique, inverse = np.unique(points[:, index], return_inverse=True)
         positions = [knob.to_unit(knob.from_unit(float(position))) for position in unique]
-        snapped[:, index] = np.array(positions)[inverse]
+        discretized[:, index] = np.array(positions)[inverse]
     defaults = np.array([knob.to_unit(knob.default) for knob in space.knobs])
-    return np.where(active(space, snapped), snapped, defaults)
+    return np.where(active(space, discretized), discretized, defaults)
 
 
 def spread(space: SearchSpace, uniform: FloatArray) -> FloatArray:
-    """Snapped points from uniform numbers, shape ``n x d``, each choice with an equal share."""
+    """Return discretized points from uniform numbers, ``n x d``; choices are equally likely."""
     points = uniform.copy()
     for index, knob in enumerate(space.knobs):
         if isinstance(knob, CategoricalKnob):
@@ -88,7 +88,7 @@ def spread(space: SearchSpace, uniform: FloatArray) -> FloatArray:
 
 
 def sobol_points(space: SearchSpace, count: int, seed: int) -> FloatArray:
-    """The first ``count`` points of a scrambled Sobol sequence, snapped, shape ``count x d``."""
+    """Return the first points of a scrambled Sobol sequence, discretized, ``count x d``."""
     if space.dimension == 0:
         return np.empty((count, 0))
     engine = SobolEngine(space.dimension, scramble=True, seed=seed)
@@ -96,7 +96,7 @@ def sobol_points(space: SearchSpace, count: int, seed: int) -> FloatArray:
 
 
 def every_point(space: SearchSpace) -> FloatArray | None:
-    """All strategies as points, shape ``n x d``; ``None`` when they are too many."""
+    """Return all strategies as points, ``n x d``; ``None`` if there are more than `ENUMERABLE`."""
     counts = [_count(knob) for knob in space.knobs]
     if math.prod(counts) > ENUMERABLE:
         return None
@@ -127,12 +127,12 @@ def _positions(knob: Knob) -> list[float]:
 
 
 def keys(points: FloatArray) -> list[bytes]:
-    """One key per snapped point: equal exactly for equal strategies."""
+    """Return one key per discretized point; keys are equal if and only if strategies are."""
     return [row.tobytes() for row in np.ascontiguousarray(points)]
 
 
 def distinct(points: FloatArray, excluded: Collection[bytes] = ()) -> FloatArray:
-    """``points`` without repetitions and without those whose key is excluded, in order."""
+    """Return ``points`` in order, without repetitions and without those of excluded keys."""
     seen = set(excluded)
     kept = []
     for index, key in enumerate(keys(points)):

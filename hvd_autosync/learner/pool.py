@@ -1,6 +1,6 @@
-"""Candidate points: everywhere, near the good ones, and one knob away from one.
+"""Candidate points: spread over the space, near good points, and one knob away from the best.
 
-``n``: number of points; ``d``: dimension of the space. All points are snapped and distinct.
+``n``: number of points; ``d``: dimension of the space. All points are discretized and distinct.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SCALES = (0.3, 0.1, 0.03)
 
 
 def candidate_pool(space: SearchSpace, best: FloatArray, seed: int) -> tuple[FloatArray, bool]:
-    """Points among which the next trial, or the best strategy, is looked for.
+    """Return the candidates for the next trial.
 
     Args:
         space: The space.
-        best: Snapped points to look around, best first, shape ``k x d``.
-        seed: Of the random choices.
+        best: Discretized points to search around, best first, shape ``k x d``.
+        seed: Seed of the random choices.
 
     Returns:
         The points, shape ``n x d``, and whether they are all strategies of the space.
@@ -45,15 +45,15 @@ def candidate_pool(space: SearchSpace, best: FloatArray, seed: int) -> tuple[Flo
 
 
 def one_knob_away(space: SearchSpace, points: FloatArray, steps: tuple[float, ...]) -> FloatArray:
-    """Each point with one knob changed: every other choice, numbers up and down.
+    """Return each point with one knob changed: to each other choice, or up and down by each step.
 
     Args:
         space: The space.
-        points: Snapped points, shape ``k x d``.
-        steps: Distances as shares of a numeric knob's range.
+        points: Discretized points, shape ``k x d``.
+        steps: Step lengths as shares of a numeric knob's range.
 
     Returns:
-        Points, shape ``n x d``, those given excluded unless one leads to another.
+        Points, shape ``n x d``. A given point is among them only if it is a neighbour of another.
     """
     moved = []
     for index, knob in enumerate(space.knobs):
@@ -69,12 +69,12 @@ def one_knob_away(space: SearchSpace, points: FloatArray, steps: tuple[float, ..
 
 
 def _targets(knob: Knob, column: FloatArray, steps: tuple[float, ...]) -> list[FloatArray]:
-    """Where one knob can go from ``column``, shape ``(k,)``: arrays of the same shape."""
+    """Return the neighbouring values of one knob for ``column``, ``(k,)``: arrays of that shape."""
     if isinstance(knob, CategoricalKnob):
         return [np.full(len(column), knob.to_unit(choice)) for choice in knob.choices]
     targets = [np.clip(column + sign * step, 0.0, 1.0) for step in steps for sign in (-1, 1)]
     if isinstance(knob, IntegerKnob):
-        # A step may be too short for a knob of few values: its next values belong to it, too.
+        # A step may be too short for a knob of few values, so its next values are added.
         values = np.array([knob.from_unit(float(position)) for position in column])
         for shifted in (values - knob.multiple, values + knob.multiple):
             inside = np.clip(shifted, knob.low, knob.high)
@@ -85,9 +85,9 @@ def _targets(knob: Knob, column: FloatArray, steps: tuple[float, ...]) -> list[F
 def _perturbed(
     space: SearchSpace, best: FloatArray, count: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Some of the best points with one or two knobs redrawn, shape ``count x d``.
+    """Return some of the best points with one or two knobs redrawn, shape ``count x d``.
 
-    Better points are chosen more often; numeric knobs move by one of several scales.
+    Better points are drawn more often. Numeric knobs move by normal steps of random scale.
     """
     free = np.array([i for i, knob in enumerate(space.knobs) if can_vary(knob)])
     points = best[np.minimum(rng.geometric(0.35, count) - 1, len(best) - 1)].copy()

@@ -1,11 +1,11 @@
-"""Predictions of those who know something before the first trial: the cost model, related tasks.
+"""Prior functions: the cost model and related tasks as basis functions with Gaussian weights.
 
-An expert says for each point the logarithm of the step time over that of the default, as one number
-or as a sum of several. The model believes each with a weight of its own, which the task's trials
-correct (:mod:`gp`), so that an expert who is wrong here is soon not heard.
+A prior function predicts the logarithm of the step time over that of the default, as a weighted sum
+of its basis functions. Each weight has a Gaussian prior, which the trials of the task update
+(:mod:`gp`): a prior function that is wrong for this task soon has little influence.
 
-``n``: number of points; ``d``: dimension of the space; ``e``: numbers that all experts say of a
-point.
+``n``: number of points; ``d``: dimension of the space; ``m``: basis functions of one prior
+function; ``e``: basis functions of all prior functions.
 """
 
 from __future__ import annotations
@@ -29,73 +29,76 @@ from hvd_autosync.search_space import SearchSpace, Task
 
 #: From points, ``n x d``, to logarithms of the step time, shape ``(n,)``.
 LogStep = Callable[[FloatArray], FloatArray]
-#: From points, ``n x d``, to what an expert of ``m`` numbers says of them, ``n x m``.
+#: From points, ``n x d``, to the values of ``m`` basis functions, ``n x m``.
 Basis = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
 class PriorFunction:
-    """Somebody whose predictions the model starts from.
+    """A prediction that the model starts from: basis functions and the prior of their weights.
 
     Attributes:
-        name: :data:`COST_MODEL`, or the study of a related task.
-        opinion: Of the logarithm of the step time over the default's, at points of the space.
-        weights: How much of each number is believed before any trial.
-        deviations: Standard deviations of that.
-        likely: Weights that the expert itself holds for the most likely now.
+        name: :data:`COST_MODEL`, or the id of a related task's study.
+        basis: The basis functions; their weighted sum is the logarithm of the step time over that
+            of the default.
+        prior_mean: Prior means of the ``m`` weights.
+        prior_std: Prior standard deviations of the weights.
+        map_weights: Maximum a posteriori weights: of the cost model after its calibration on the
+            trials, of a related task its prior means.
     """
 
     name: str
     basis: Basis
-    weights: tuple[float, ...]
-    deviations: tuple[float, ...]
-    likely: tuple[float, ...]
+    prior_mean: tuple[float, ...]
+    prior_std: tuple[float, ...]
+    map_weights: tuple[float, ...]
 
     def expected(self, points: FloatArray) -> FloatArray:
-        """The most likely logarithm of the step time over the default's, shape ``(n,)``."""
-        expected: FloatArray = self.basis(points) @ np.array(self.likely)
+        """The logarithm of the step time over the default's at the MAP weights, shape ``(n,)``."""
+        expected: FloatArray = self.basis(points) @ np.array(self.map_weights)
         return expected
 
 
-def design_matrix(experts: Sequence[PriorFunction], points: FloatArray) -> FloatArray:
-    """What ``experts`` say of points, shape ``n x e``."""
+def design_matrix(priors: Sequence[PriorFunction], points: FloatArray) -> FloatArray:
+    """The values of all basis functions at points, shape ``n x e``."""
     return np.concatenate(
-        [np.empty((len(points), 0)), *(expert.basis(points) for expert in experts)], axis=1
+        [np.empty((len(points), 0)), *(prior.basis(points) for prior in priors)], axis=1
     )
 
 
-def weights(experts: Sequence[PriorFunction]) -> FloatArray:
-    """How much of their numbers is believed before any trial, shape ``(e,)``."""
-    return np.array([weight for expert in experts for weight in expert.weights])
+def prior_means(priors: Sequence[PriorFunction]) -> FloatArray:
+    """Prior means of all weights, shape ``(e,)``."""
+    return np.array([mean for prior in priors for mean in prior.prior_mean])
 
 
-def deviations(experts: Sequence[PriorFunction]) -> FloatArray:
-    """Standard deviations of :func:`weights`, shape ``(e,)``."""
-    return np.array([deviation for expert in experts for deviation in expert.deviations])
+def prior_stds(priors: Sequence[PriorFunction]) -> FloatArray:
+    """Prior standard deviations of all weights, shape ``(e,)``."""
+    return np.array([std for prior in priors for std in prior.prior_std])
 
 
-#: Name of the cost model among experts.
+#: Name of the cost model among the prior functions.
 COST_MODEL = "cost model"
-#: Weight of what the cost model says without any trial, and its deviation.
-_COST_WEIGHT, _COST_DEVIATION = 1.0, 0.3
-#: Standard deviation of a related task's weight.
-_SOURCE_DEVIATION = 0.4
-#: Who says of so many strategies that they differ by less than 1 % says nothing.
-_ASKED_ABOUT, _SAYS_SOMETHING = 64, 0.01
-#: How many times what a cost model usually leaves open is still plausible. Of the tables in
-#: benchmarks/traces honest tasks say 0.2 to 2 times that, liars and strangers 0.5 to 8 times.
+#: Prior mean and standard deviation of the weight of the uncalibrated cost model.
+_COST_MEAN, _COST_STD = 1.0, 0.3
+#: Prior standard deviation of a related task's weight.
+_SOURCE_STD = 0.4
+#: A prior function is constant if its predictions at so many points differ by less than 1 %.
+_SAMPLE_POINTS, _MIN_RANGE = 64, 0.01
+#: Largest plausible spread of a residual, in units of the usual one. On the tables in
+#: benchmarks/traces related sources reach 0.2 to 2 units, adversarial and unrelated ones 0.5 to 8.
 _PLAUSIBLE = 2.0
 
 
 def cost_model_prior(
     space: SearchSpace, task: Task | None, observations: Sequence[Observation]
 ) -> PriorFunction | None:
-    """The cost model of a task; ``None`` where there can be none.
+    """Return the cost model of a task as a prior function; ``None`` if it has no cost model.
 
-    Its first number is what it says without any trial, the others how that changes with each of
-    its factors, whose logarithms are the weights: as they are believed before any trial, since the
-    model learns them from the trials itself. Both are those of the tangent at the factors that
-    are the most likely after the trials; only this place is taken from there.
+    The cost model is linearized in the logarithms of its factors (:class:`Coefficients`) at their
+    most likely values after the trials. The first basis function is the linearization at factors
+    of 1 (logarithms of 0), the others are its slopes; the logarithms of the factors are their
+    weights. The trials determine only the point of linearization: the priors of the weights are
+    those before any trial, because the model learns the weights from the same trials.
 
     Raises:
         SpaceError: An observed strategy does not lie in ``space``.
@@ -103,11 +106,11 @@ def cost_model_prior(
     model = None if task is None else _cost_model(task)
     if model is None:
         return None
-    held = dict(space.fixed)
-    seen = [({**held, **one.strategy}, one.step_s) for one in observations if one.measured]
+    fixed = dict(space.fixed)
+    seen = [({**fixed, **one.strategy}, one.step_s) for one in observations if one.measured]
     strategies, step_s = [s for s, _ in seen], [t for _, t in seen if t is not None]
     factors = np.array(astuple(calibrate(model, strategies, step_s).coefficients))
-    # Slopes over about what a factor may still change by: a simulation has small jumps.
+    # The simulation has small jumps, so slopes are differences over half a prior deviation.
     around = [factors, *(factors + np.diag(PRIOR_DEVIATIONS / 2))]
     coefficients = [Coefficients(*each) for each in around]
 
@@ -120,15 +123,15 @@ def cost_model_prior(
     return PriorFunction(
         COST_MODEL,
         lambda points: tangent(points) - default,
-        (_COST_WEIGHT, *(0.0 for _ in factors)),
-        (_COST_DEVIATION, *PRIOR_DEVIATIONS.tolist()),
-        (_COST_WEIGHT, *factors.tolist()),
+        (_COST_MEAN, *(0.0 for _ in factors)),
+        (_COST_STD, *PRIOR_DEVIATIONS.tolist()),
+        (_COST_MEAN, *factors.tolist()),
     )
 
 
 @lru_cache(maxsize=16)
 def _cost_model(task: Task) -> CostModel | None:
-    """The cost model of a task, unless its links or times are not known."""
+    """Return the cost model of a task; ``None`` if its links or times are not known."""
     try:
         return CostModel(task.model, task.resources)
     except ConfigurationError:
@@ -136,20 +139,20 @@ def _cost_model(task: Task) -> CostModel | None:
 
 
 def source_task_prior(
-    space: SearchSpace, source: Source, taught: LogStep, known: PriorFunction | None = None
+    space: SearchSpace, source: Source, source_log_step: LogStep, cost: PriorFunction | None = None
 ) -> PriorFunction:
-    """What a related task has taught, believed as much as it is similar.
+    """Return a related task as a prior function; the mean of its weight is its similarity.
 
     Args:
         space: The target's space.
         source: The related task.
-        taught: Its log step time, up to a constant, at points of its own space.
-        known: Who has said a part of it already, which is not to count twice.
+        source_log_step: Its log step time, up to a constant, at points of its own space.
+        cost: The target's cost model, which is subtracted so that it does not count twice.
     """
 
     def log_step(points: FloatArray) -> FloatArray:
-        said = taught(project_onto_space(space, points, source.space))
-        return said if known is None else said - known.expected(points)
+        predicted = source_log_step(project_onto_space(space, points, source.space))
+        return predicted if cost is None else predicted - cost.expected(points)
 
     level = float(log_step(space.encode(space.default)[np.newaxis])[0])
     weight = (source.similarity,)
@@ -157,41 +160,41 @@ def source_task_prior(
         source.study_id,
         lambda points: (log_step(points) - level)[:, np.newaxis],
         weight,
-        (_SOURCE_DEVIATION,),
+        (_SOURCE_STD,),
         weight,
     )
 
 
-def normalize_weights(experts: Sequence[PriorFunction]) -> list[PriorFunction]:
-    """Experts of one number on the same matter, with weights that do not sum to more than 1."""
-    total = max(sum(expert.weights[0] for expert in experts), 1.0)
-    shared = [(expert.weights[0] / total,) for expert in experts]
+def normalize_weights(priors: Sequence[PriorFunction]) -> list[PriorFunction]:
+    """Scale the mean weights of prior functions of one basis function to a sum of at most 1."""
+    total = max(sum(prior.prior_mean[0] for prior in priors), 1.0)
+    scaled = [(prior.prior_mean[0] / total,) for prior in priors]
     return [
-        replace(expert, weights=weight, likely=weight)
-        for expert, weight in zip(experts, shared, strict=True)
+        replace(prior, prior_mean=mean, map_weights=mean)
+        for prior, mean in zip(priors, scaled, strict=True)
     ]
 
 
-def discount_implausible(space: SearchSpace, expert: PriorFunction, usual: float) -> PriorFunction:
-    """``expert`` with its weight times the square of how plausible what it says is.
+def discount_implausible(space: SearchSpace, prior: PriorFunction, usual: float) -> PriorFunction:
+    """Multiply the mean weight of ``prior`` by the square of its plausibility.
 
-    It tells what the cost model does not know, and should differ between strategies by about as
-    much as on other tasks. Whoever says much more has measured a task of another kind or told
-    something else than step times. It can still be right, and trials can tell: the deviation of its
-    weight stays.
+    The residual of a cost model should vary over strategies about as much as on other tasks. A
+    source whose residual varies much more has measured another kind of task, or something other
+    than step times. It may still be right, and trials can show it, so the standard deviation of
+    its weight stays.
 
     Args:
         space: The space.
-        expert: Of one number, of what is beyond the cost model.
-        usual: Standard deviation of the logarithm of what a cost model leaves open.
+        prior: A prior function of one basis function: a residual of the cost model.
+        usual: Usual standard deviation of the log residual of a cost model.
     """
-    said = float(expert.basis(sobol_points(space, _ASKED_ABOUT, 0)).std())
-    share = min(1.0, _PLAUSIBLE * usual / max(said, _SAYS_SOMETHING)) ** 2
-    weight = tuple(share * believed for believed in expert.weights)
-    return replace(expert, weights=weight, likely=weight)
+    spread = float(prior.basis(sobol_points(space, _SAMPLE_POINTS, 0)).std())
+    plausibility = min(1.0, _PLAUSIBLE * usual / max(spread, _MIN_RANGE)) ** 2
+    mean = tuple(plausibility * each for each in prior.prior_mean)
+    return replace(prior, prior_mean=mean, map_weights=mean)
 
 
-def drop_constant(space: SearchSpace, experts: Sequence[PriorFunction]) -> list[PriorFunction]:
-    """Those of ``experts`` who do not say about the same of all strategies."""
-    points = sobol_points(space, _ASKED_ABOUT, 0)
-    return [expert for expert in experts if np.ptp(expert.expected(points)) >= _SAYS_SOMETHING]
+def drop_constant(space: SearchSpace, priors: Sequence[PriorFunction]) -> list[PriorFunction]:
+    """Return those of ``priors`` whose predictions differ between strategies."""
+    points = sobol_points(space, _SAMPLE_POINTS, 0)
+    return [prior for prior in priors if np.ptp(prior.expected(points)) >= _MIN_RANGE]

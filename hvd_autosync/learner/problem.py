@@ -1,4 +1,4 @@
-"""What is known of a task before its first trial."""
+"""The tuning problem: what is known of a task before its first trial."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Source:
     """A related task that was tuned before.
 
     Attributes:
-        study_id: The study that did it.
-        task: What was tuned; ``None`` where that is not known.
+        study_id: Id of its study.
+        task: The task; ``None`` if it is not known.
         space: The space that was searched.
-        observations: What its trials taught.
-        similarity: How much like the target it looks: from 0, not at all, to 1, the same.
+        observations: The outcomes of its trials.
+        similarity: Its similarity to the target, from 0 to 1 (:mod:`similarity`).
     """
 
     study_id: str
@@ -34,16 +34,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a learner works on.
+    """The input of a learner.
 
     Attributes:
-        space: What may be varied.
-        task: What is tuned, from which the cost model predicts; ``None``: no cost model.
+        space: The search space.
+        task: The task, for the cost model; ``None``: no cost model.
         sources: Related tasks, the most similar first.
-        steps: Steps of a trial, which take longer under a slow strategy; 0: all trials cost
-            the same.
-        usable: The chance that what stands at each of some points may be used at all, ``n x d`` to
-            ``(n,)``; ``None``: everything may.
+        steps: Steps of a trial, from which its seconds are predicted; 0: all trials cost the same.
+        feasible: From points, ``n x d``, to the probability that each satisfies the quality
+            constraint, ``(n,)``; ``None``: all do.
     """
 
     space: SearchSpace

@@ -1,4 +1,4 @@
-"""Points of one space seen from another: what two tasks have in common."""
+"""Projection of points of one search space onto another."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace, Value
 
 
 def project_onto_space(space: SearchSpace, points: FloatArray, other: SearchSpace) -> FloatArray:
-    """The points of ``other`` nearest to those of ``space``, knob by knob.
+    """Return the points of ``other`` nearest to those of ``space``, knob by knob.
 
-    Knobs that only ``space`` has are left out; those that only ``other`` has stand at its default,
-    or where ``space`` holds them, and choices that it does not know at the default. Numbers beyond
-    its bounds go to the bound.
+    Knobs that only ``space`` has are left out. Knobs that only ``other`` has get the value that
+    ``space`` fixes, or their default. Choices that ``other`` does not have become the default;
+    numbers are clipped to its bounds.
 
     Args:
-        space: Where the points are.
-        points: Snapped points, shape ``n x d``.
+        space: The space of the points.
+        points: Discretized points, shape ``n x d``.
         other: Another space, of dimension ``d'``.
 
     Returns:
-        Snapped points of ``other``, shape ``n x d'``.
+        Discretized points of ``other``, shape ``n x d'``.
     """
-    held = dict(space.fixed)
+    fixed = dict(space.fixed)
     places = {knob.name: index for index, knob in enumerate(space.knobs)}
     found = np.empty((len(points), other.dimension))
     for index, knob in enumerate(other.knobs):
         if knob.name not in places:
-            found[:, index] = _place(knob, held.get(knob.name, knob.default))
+            found[:, index] = _place(knob, fixed.get(knob.name, knob.default))
             continue
         own = places[knob.name]
         unique, inverse = np.unique(points[:, own], return_inverse=True)
@@ -38,7 +38,7 @@ def project_onto_space(space: SearchSpace, points: FloatArray, other: SearchSpac
 
 
 def _place(knob: Knob, value: Value) -> float:
-    """Where ``value`` lies in the domain of ``knob``, or what comes nearest."""
+    """Return the position of ``value``, or of the nearest one, in the domain of ``knob``."""
     if isinstance(knob, CategoricalKnob):
         same = [c for c in knob.choices if type(c) is type(value) and c == value]
         return knob.to_unit(same[0] if same else knob.default)

@@ -1,4 +1,4 @@
-"""Learners by name, with what each of them is told."""
+"""Learners by name, and the part of the problem that each of them uses."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hvd_autosync.learner.sobol import SobolLearner
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """A learner that can be asked for by name.
+    """A learner that can be chosen by name.
 
     Attributes:
-        help: What it is, in a few words.
-        make: Makes it.
-        physics: Whether it is told the task, and so has the cost model.
-        sources: Whether it is told what related studies have taught.
+        help: A few words of description.
+        make: Creates it.
+        cost_model: Whether it uses the task, and so the cost model.
+        sources: Whether it uses related studies.
     """
 
     help: str
     make: Callable[[], Learner]
-    physics: bool = False
+    cost_model: bool = False
     sources: bool = False
 
     def restrict_problem(self, problem: Problem) -> Problem:
-        """What of ``problem`` it is told."""
-        task = problem.task if self.physics else None
+        """Return ``problem`` without what this learner does not use."""
+        task = problem.task if self.cost_model else None
         sources = problem.sources if self.sources else ()
-        if not self.physics:
+        if not self.cost_model:
             sources = tuple(replace(source, task=None) for source in sources)
         return replace(problem, task=task, sources=sources)
 
@@ -51,9 +51,9 @@ def _optuna(sampler: str) -> Learner:
 
 LEARNERS = {
     "transfer": LearnerSpec(
-        "ours: cost model, related studies, GP", _ours, physics=True, sources=True
+        "ours: cost model, related studies, GP", _ours, cost_model=True, sources=True
     ),
-    "cost-model": LearnerSpec("ours without related studies", _ours, physics=True),
+    "cost-model": LearnerSpec("ours without related studies", _ours, cost_model=True),
     "botorch": LearnerSpec("ours without cost model and related studies: a GP alone", _ours),
     "optuna-tpe": LearnerSpec("Optuna's multivariate TPE", lambda: _optuna("tpe")),
     "optuna-gp": LearnerSpec("Optuna's Gaussian process", lambda: _optuna("gp")),
@@ -63,10 +63,10 @@ LEARNERS = {
 
 
 def named(name: str) -> LearnerSpec:
-    """The learner of that name.
+    """Return the learner of that name.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: No learner has this name.
     """
     if name not in LEARNERS:
         raise ConfigurationError(

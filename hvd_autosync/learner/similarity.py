@@ -1,9 +1,9 @@
-"""How much alike two tasks look, by what their models ask of their clusters.
+"""The similarity of two tasks, by what their models demand of their clusters.
 
-Alike are tasks whose step times depend on the same knobs in the same way. What decides that is how
-much is sent, in how many pieces and of which classes, how long that takes beside computing, over
-how many ranks and levels: the descriptor has one number for each, and one is a difference that
-matters.
+Two tasks are similar if their step times depend on the same knobs in the same way. That depends on
+the bytes sent, the number of tensors and their parameter classes, the ratio of communication to
+computation, and the number of ranks and levels. The descriptor has a number for each, scaled so
+that a difference of 1 matters.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.search_space import Resources, Task
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, REST, parameter_classes
 
-#: A factor of this is a difference of 1: of bytes and rates, and of counts and times.
+#: Logarithms of the factors that are a difference of 1: large for bytes, small for most counts and
+#: times.
 _LARGE_FACTOR, _FACTOR = math.log(10), math.log(4)
 #: Shares of bytes that differ by this are a difference of 1.
 _SHARE = 0.3
-#: What stands for a number that was not measured: a network of 1 Gbit/s, 1 ms, 10 ms of computing.
+#: Substitutes for what was not measured: a network of 1 Gbit/s, a latency of 1 ms, 10 ms of
+#: computation.
 _BYTES_PER_S, _LATENCY_S, _COMPUTE_S = 1.25e8, 1e-3, 1e-2
 
 
 def similarity(one: Task, other: Task) -> float:
-    """From 0, nothing in common, to 1, alike; 0 across kinds of devices.
+    """Return the similarity from 0, nothing in common, to 1, alike; 0 across kinds of devices.
 
-    Jobs that reduce by hand show no parameters: all of them look alike, so none of them does.
+    It is 0 if a model has no parameters: jobs that reduce gradients by hand show none, so they
+    cannot be told apart.
     """
     if one.resources.device != other.resources.device:
         return 0.0
@@ -40,7 +43,7 @@ def similarity(one: Task, other: Task) -> float:
 
 @lru_cache(maxsize=8)  # one task is compared with many
 def descriptor(task: Task) -> FloatArray:
-    """The numbers by which tasks are compared, shape ``(11,)``; 1 is a difference that matters."""
+    """Return the numbers that are compared, shape ``(11,)``; a difference of 1 matters."""
     model, resources = task.model, task.resources
     sent = [p for p in model.parameters if p.ready_order >= 0]
     members = parameter_classes(model)
@@ -69,7 +72,7 @@ def descriptor(task: Task) -> FloatArray:
 
 
 def _network(resources: Resources) -> tuple[float, float]:
-    """Bytes per second and seconds of an allreduce among all ranks, or a guess."""
+    """Bandwidth and latency of an allreduce among all ranks, measured or substituted."""
     link = resources.links.overall
     if link is None:
         return _BYTES_PER_S, _LATENCY_S

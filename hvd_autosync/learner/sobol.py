@@ -13,10 +13,10 @@ from hvd_autosync.search_space import Strategy
 
 
 class SobolLearner:
-    """The sequence's points in order: even coverage of the space from the first few on.
+    """Proposes the points of the sequence in order, which cover the space evenly.
 
-    Points that snap to a tried or pending strategy are skipped. The sequence follows from the
-    seed alone, so pass the same seed at every call.
+    Points of a tried or pending strategy are skipped. The sequence depends only on the seed, so
+    pass the same seed at every call.
     """
 
     name = "sobol"
@@ -31,6 +31,6 @@ class SobolLearner:
     ) -> Suggestion | None:
         """See :class:`hvd_autosync.learner.base.Learner`."""
         space = problem.space
-        taken = excluded_keys(space, observations, pending)
-        strategy = first_untried(space, taken, lambda count: sobol_points(space, count, seed))
+        excluded = excluded_keys(space, observations, pending)
+        strategy = first_untried(space, excluded, lambda count: sobol_points(space, count, seed))
         return None if strategy is None else Suggestion(strategy, "sobol")

@@ -1,6 +1,9 @@
-"""Which experts mislead: without whom each trial is predicted better from the others.
+"""Source selection: drop the related tasks that cause negative transfer.
 
-``n``: number of observations.
+Backward elimination by leave-one-out cross-validation: a source is dropped if the model predicts
+each trial from the others better without it.
+
+``n``: number of observations; ``m``: basis functions of a prior function.
 """
 
 from __future__ import annotations
@@ -17,79 +20,89 @@ from torch import Tensor
 from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.prior_functions import PriorFunction
 
-#: Fewest observations that can speak against an expert.
+#: Fewest observations for source selection.
 FEWEST_TO_JUDGE = 3
-#: What they must gain without it, in logarithms of probability.
+#: Least rise of the leave-one-out score, a log density, for which sources are dropped.
 _CLEARLY = 0.5
-#: Variance of the model's constant before anything is known, in its unit (:class:`PriorMean`).
+#: Prior variance of the model's constant, in the model's unit (:class:`PriorMean`).
 _CONSTANT_VARIANCE = 1.0
 
 
 def sources_to_drop(
-    model: SingleTaskGP, experts: Sequence[PriorFunction], first: int
+    model: SingleTaskGP, priors: Sequence[PriorFunction], first: int
 ) -> dict[str, float]:
-    """The experts without whom the model predicts clearly better.
+    """Return the prior functions without which the model predicts clearly better.
 
     The score of a model is the sum of the log densities of all observations, each predicted from
-    the others, with hyperparameters as they are and the constant integrated out (Rasmussen and
-    Williams 2006, sections 2.7 and 5.4.2). The expert whose absence raises it most goes first, and
-    so on to the last; where on this way the score is highest, and clearly higher than with all,
-    those before are dropped. Two who say the same cannot cover each other that way.
+    the others, with the hyperparameters as fitted and the constant integrated out (Rasmussen and
+    Williams 2006, sections 2.7 and 5.4.2). Prior functions are removed one by one, always the one
+    whose removal gives the highest score, until none is left. The set with the highest score on
+    this path is kept, if its score is clearly above that of the full set. The path goes to its
+    end because two sources that predict the same can hide each other's error: removing only one of
+    them changes little.
 
     Args:
-        model: Fitted with all experts, whose predictions are its last inputs.
-        experts: All of them.
-        first: The first one that may be dropped; those before stay.
+        model: The model fitted with all prior functions; their basis functions are its last inputs.
+        priors: All prior functions.
+        first: Index of the first one that may be dropped.
 
     Returns:
-        Their names, in the order in which they go -> by how much the score rises then.
+        Name of each dropped prior function -> rise of the score at its removal, in the order of
+        removal.
     """
-    gone: list[str] = []
+    removed: list[str] = []
     scores: list[float] = []
     with isolated(), torch.no_grad():
         inputs = model.train_inputs[0]
-        widths = [len(expert.weights) for expert in experts]
+        widths = [len(prior.prior_mean) for prior in priors]
         columns = inputs[:, inputs.shape[1] - sum(widths) :].split(widths, dim=1)
-        said = dict(zip(experts, columns, strict=True))
+        basis = dict(zip(priors, columns, strict=True))
         covariance = model.covar_module.forward(inputs, inputs) + model.likelihood.noise.diag()
         covariance = covariance + _CONSTANT_VARIANCE
-        residual = model.train_targets - sum(z @ _weights(e) for e, z in said.items())
-        left = list(experts[first:])
+        residual = model.train_targets - sum(z @ _mean(prior) for prior, z in basis.items())
+        left = list(priors[first:])
         try:
             scores.append(loo_score(covariance, residual))
             while left:
-                rivals = [_without(covariance, residual, e, said[e]) for e in left]
-                without = [loo_score(*rival) for rival in rivals]
+                reduced = [_without(covariance, residual, each, basis[each]) for each in left]
+                without = [loo_score(*one) for one in reduced]
                 worst = max(range(len(left)), key=lambda index: without[index])
-                covariance, residual = rivals[worst]
+                covariance, residual = reduced[worst]
                 scores.append(without[worst])
-                gone.append(left.pop(worst).name)
+                removed.append(left.pop(worst).name)
         except NotPSDError:
-            pass  # nothing can be told of the others
+            pass  # the path ends here: the scores of smaller sets cannot be computed
     best = max(range(len(scores)), key=lambda count: scores[count], default=0)
     if not scores or scores[best] < scores[0] + _CLEARLY:
         return {}
-    return {name: scores[count + 1] - scores[count] for count, name in enumerate(gone[:best])}
+    return {name: scores[count + 1] - scores[count] for count, name in enumerate(removed[:best])}
 
 
 def _without(
-    covariance: Tensor, residual: Tensor, expert: PriorFunction, said: Tensor
+    covariance: Tensor, residual: Tensor, prior: PriorFunction, basis: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Covariance, ``n x n``, and residual, ``(n,)``, of a model that does not hear ``expert``."""
-    unsure = said * torch.tensor(expert.deviations, dtype=said.dtype)
-    return covariance - unsure @ unsure.T, residual + said @ _weights(expert)
+    """Covariance, ``n x n``, and residual, ``(n,)``, of the model without ``prior``.
+
+    Args:
+        covariance: That of the model with it, ``n x n``.
+        residual: That of the model with it, ``(n,)``.
+        prior: The prior function to remove.
+        basis: Its basis functions at the observations, ``n x m``.
+    """
+    scaled = basis * torch.tensor(prior.prior_std, dtype=basis.dtype)
+    return covariance - scaled @ scaled.T, residual + basis @ _mean(prior)
 
 
-def _weights(expert: PriorFunction) -> Tensor:
-    return torch.tensor(expert.weights, dtype=torch.float64)
+def _mean(prior: PriorFunction) -> Tensor:
+    return torch.tensor(prior.prior_mean, dtype=torch.float64)
 
 
 def loo_score(covariance: Tensor, residual: Tensor) -> float:
-    """Sum of the log densities of each of ``n`` values, predicted from the others.
+    """Leave-one-out score: the sum of the log densities of ``n`` values given the others.
 
     Args:
-        covariance: Of the values, noise included, shape ``n x n``.
-        residual: The values less their mean, shape ``(n,)``.
+        covariance: Covariance of the values, noise included, shape ``n x n``.
+        residual: The values minus their mean, shape ``(n,)``.
     """
     inverse = torch.cholesky_inverse(psd_safe_cholesky(covariance))
     precision = inverse.diagonal()

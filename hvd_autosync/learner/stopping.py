@@ -1,4 +1,4 @@
-"""Whether going on promises anything: what the next trial is expected to save."""
+"""The stopping criterion: the share of a step that the next trial is expected to save."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NORMAL = NormalDist()
 
 
 def expected_gain(surrogate: Surrogate, tried: Tensor, point: Tensor) -> float:
-    """Share of the present best's step time that trying a point is expected to save.
+    """Return the share of the incumbent's step time that a trial at ``point`` is expected to save.
 
-    The present best is the tried strategy with the lowest posterior mean.
+    The incumbent is the tried strategy with the lowest posterior mean.
 
     Args:
         surrogate: The fitted model.
         tried: The model's inputs at the measured strategies, at least one row.
-        point: Those at another point, one row.
+        point: The model's inputs at another point, one row.
     """
     best = int(np.argmin(surrogate.mean_of(tried)))
     mean, covariance = surrogate.joint_of(torch.cat([tried[best : best + 1], point]))
@@ -31,13 +31,14 @@ def expected_gain(surrogate: Surrogate, tried: Tensor, point: Tensor) -> float:
 
 
 def expected_saving(gain: float, deviation: float) -> float:
-    """Share of a step's time that the faster of two strategies is expected to save.
+    """Return the share of a step's time that the second of two strategies is expected to save.
 
-    With d the difference of the two logarithms, normal with mean m and deviation s, the expectation
-    of max(d, 0) is m Phi(m / s) + s phi(m / s) (Jones et al. 1998).
+    Let d be the logarithm of the first step time minus that of the second, normal with mean m and
+    standard deviation s. The expectation of max(d, 0) is m Phi(m / s) + s phi(m / s) (Jones et al.
+    1998).
 
     Args:
-        gain: m, by how much the second is expected to be faster.
+        gain: m; above 0 the second strategy is expected to be faster.
         deviation: s, above 0.
     """
     expected = gain * _NORMAL.cdf(gain / deviation) + deviation * _NORMAL.pdf(gain / deviation)

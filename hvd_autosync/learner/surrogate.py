@@ -1,7 +1,7 @@
-"""What a fitted model says of strategies.
+"""Predictions of a fitted model.
 
-``n``: number of strategies; ``d``: dimension of the space. Inputs of the model: ``p`` numeric and
-``c`` categorical ones, and ``e`` numbers that experts say.
+``n``: number of strategies; ``d``: dimension of the space. The inputs of the model are ``p``
+numeric and ``c`` categorical ones and ``e`` basis functions of the prior functions.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ class Surrogate:
     Attributes:
         model: The BoTorch model; it takes :meth:`inputs` and predicts standardized speed.
         space: The space.
-        experts: Whose predictions it starts from.
-        dropped: Experts that are not among them, as they mislead, in the order in which they went
-            -> by how much the leave-one-out score rose without each.
+        priors: The prior functions that are its prior mean.
+        dropped: Name of each prior function that source selection removed -> rise of the
+            leave-one-out score at its removal, in the order of removal.
     """
 
     def __init__(
         self,
         model: SingleTaskGP,
         features: Features,
-        experts: tuple[PriorFunction, ...],
+        priors: tuple[PriorFunction, ...],
         targets: OutcomeTransform,
         dropped: Mapping[str, float],
     ) -> None:
         self.model = model
         self.space = features.space
-        self.experts = experts
+        self.priors = priors
         self.dropped = dropped
         self._features = features
         self._center = targets.center
         self._scale = targets.scale
 
     def inputs(self, points: FloatArray) -> Tensor:
-        """The model's inputs at points, ``n x d``: shape ``n x (p + c + e)``."""
-        said = design_matrix(self.experts, points)
-        return model_inputs(self._features, said, points, self._scale)
+        """Return the model's inputs at points, ``n x d``; shape ``n x (p + c + e)``."""
+        basis = design_matrix(self.priors, points)
+        return model_inputs(self._features, basis, points, self._scale)
 
     def mean_at(self, points: FloatArray) -> FloatArray:
-        """Mean of the latent log step time at points, ``n x d``: shape ``(n,)``.
+        """Return the mean of the latent log step time at points, ``n x d``; shape ``(n,)``.
 
         Much faster than :meth:`joint_at` for many points.
         """
         return self.mean_of(self.inputs(points))
 
     def mean_of(self, inputs: Tensor) -> FloatArray:
-        """As :meth:`mean_at`, of :meth:`inputs`."""
+        """Like :meth:`mean_at`, for the result of :meth:`inputs`."""
         with isolated(), torch.no_grad():
             kernel = self.model.covar_module.forward(inputs, self.model.train_inputs[0])
             speed: Tensor = self.model.mean_module(inputs) + kernel @ self._mean_weights
@@ -76,31 +76,32 @@ class Surrogate:
 
     @property
     def has_cost_model(self) -> bool:
-        """Whether the cost model is among the experts; it is the first then."""
-        return bool(self.experts) and self.experts[0].name == COST_MODEL
+        """Whether the cost model is among the prior functions; if so, it is the first."""
+        return bool(self.priors) and self.priors[0].name == COST_MODEL
 
     def residual_mean_at(self, points: FloatArray) -> FloatArray:
-        """As :meth:`mean_at`, less what the cost model, the first expert, expects."""
+        """Like :meth:`mean_at`, minus the prediction of the cost model, the first prior."""
         inputs = self.inputs(points)
         first = len(self._features.numeric) + self._features.categorical_count
-        likely = self.experts[0].likely
-        said = inputs[:, first : first + len(likely)].numpy() @ np.array(likely)
-        beyond: FloatArray = self.mean_of(inputs) + self._scale * said
-        return beyond
+        weights = self.priors[0].map_weights
+        # Basis functions enter the model negated and divided by the scale (model_inputs).
+        cost = inputs[:, first : first + len(weights)].numpy() @ np.array(weights)
+        residual_mean: FloatArray = self.mean_of(inputs) + self._scale * cost
+        return residual_mean
 
     @cached_property
     def _mean_weights(self) -> Tensor:
-        """What each observation adds to the mean per unit of covariance, shape ``(n,)``."""
+        """Weights of the training covariances in the posterior mean, shape ``(n,)``."""
         training = self.model.train_inputs[0]
         kernel = self.model.covar_module.forward(training, training)
         factor = psd_safe_cholesky(kernel + self.model.likelihood.noise.diag())
-        unexplained = self.model.train_targets - self.model.mean_module(training)
-        return torch.cholesky_solve(unexplained.unsqueeze(-1), factor).squeeze(-1)
+        residual = self.model.train_targets - self.model.mean_module(training)
+        return torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
 
     def predict(self, strategies: Sequence[Mapping[str, Value]]) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation of the latent log step time (natural, of seconds).
+        """Return mean and standard deviation of the latent log step time (natural, of seconds).
 
-        Latent: of the strategy itself, without the noise of a further measurement.
+        Latent: without the noise of a further measurement.
 
         Returns:
             Two arrays of shape ``(n,)``.
@@ -113,11 +114,11 @@ class Surrogate:
         return self.joint_at(encode_all(self.space, strategies))
 
     def joint_at(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """As :meth:`joint`, for points, shape ``n x d``."""
+        """Like :meth:`joint`, for points, shape ``n x d``."""
         return self.joint_of(self.inputs(points))
 
     def joint_of(self, inputs: Tensor) -> tuple[FloatArray, FloatArray]:
-        """As :meth:`joint`, of :meth:`inputs`."""
+        """Like :meth:`joint`, for the result of :meth:`inputs`."""
         if len(inputs) == 0:
             return np.empty(0), np.empty((0, 0))
         with isolated(), torch.no_grad():
@@ -127,13 +128,15 @@ class Surrogate:
         return self._center - self._scale * speed, self._scale**2 * covariance
 
 
-def model_inputs(features: Features, said: FloatArray, points: FloatArray, scale: float) -> Tensor:
-    """Knobs and, in the model's unit of speed, predictions: shape ``n x (p + c + e)``.
+def model_inputs(features: Features, basis: FloatArray, points: FloatArray, scale: float) -> Tensor:
+    """Return the inputs of the model: knobs and basis functions, shape ``n x (p + c + e)``.
+
+    The model predicts speed in units of ``scale``, so basis functions are negated and divided.
 
     Args:
-        features: Of the space.
-        said: What experts say of the points, logarithms of step times, ``n x e``.
-        points: Snapped points, ``n x d``.
-        scale: The unit.
+        features: The features of the space.
+        basis: Basis functions at the points, in logarithms of step times, ``n x e``.
+        points: Discretized points, ``n x d``.
+        scale: The model's unit.
     """
-    return torch.cat([features(points), torch.from_numpy(-said / scale)], dim=1)
+    return torch.cat([features(points), torch.from_numpy(-basis / scale)], dim=1)

@@ -1,4 +1,4 @@
-"""What is left to try: never a strategy that was tried, failed or is pending."""
+"""Strategies that are left to try: those neither tried, failed nor pending."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvd_autosync.learner.points import (
 )
 from hvd_autosync.search_space import SearchSpace, Strategy
 
-#: How many points are drawn in search of an untried one, first and then.
+#: Points to draw in search of an untried one: at the first attempt, and at the second.
 _DRAWS = (64, 4096)
 
 
 def excluded_keys(
     space: SearchSpace, observations: Sequence[Observation], pending: Sequence[Strategy]
 ) -> set[bytes]:
-    """Keys of the points that may not be suggested again.
+    """Return the keys of the points that may not be suggested again.
 
     Raises:
         SpaceError: A strategy does not lie in ``space``.
@@ -30,32 +30,32 @@ def excluded_keys(
     return set(keys(encode_all(space, [*(seen.strategy for seen in observations), *pending])))
 
 
-def space_exhausted(space: SearchSpace, taken: set[bytes]) -> bool:
-    """Whether no knob is free, or every strategy of a small space is taken."""
+def space_exhausted(space: SearchSpace, excluded: set[bytes]) -> bool:
+    """Whether no knob can vary, or every strategy of an enumerable space is excluded."""
     if not any(can_vary(knob) for knob in space.knobs):
         return True
     everything = every_point(space)
-    return everything is not None and len(distinct(everything, taken)) == 0
+    return everything is not None and len(distinct(everything, excluded)) == 0
 
 
 def first_untried(
-    space: SearchSpace, taken: set[bytes], draw: Callable[[int], FloatArray]
+    space: SearchSpace, excluded: set[bytes], draw: Callable[[int], FloatArray]
 ) -> Strategy | None:
-    """The first of the drawn points that is not taken, as a strategy.
+    """Return the first drawn point that is not excluded, as a strategy.
 
     Args:
         space: The space.
-        taken: Keys of points that may not be suggested.
-        draw: Gives that many snapped points, shape ``count x d``.
+        excluded: Keys of points that may not be suggested.
+        draw: From ``count`` to so many discretized points, shape ``count x d``.
 
     Returns:
-        The strategy; ``None`` when nothing is left, or so little that it was not found.
+        The strategy; ``None`` if the space is exhausted, or no draw found what is left.
     """
-    if space_exhausted(space, taken):
+    if space_exhausted(space, excluded):
         return None
     for count in _DRAWS:
-        left = distinct(draw(count), taken)
+        left = distinct(draw(count), excluded)
         if len(left):
             return space.decode(left[0])
     everything = every_point(space)
-    return None if everything is None else space.decode(distinct(everything, taken)[0])
+    return None if everything is None else space.decode(distinct(everything, excluded)[0])

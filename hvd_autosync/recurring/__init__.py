@@ -1,8 +1,8 @@
-"""The share of the work under BSP, for jobs that recur: each run tries the next one.
+"""Recurring jobs: a search for the best share of the work under BSP, one share per run.
 
 A search (:class:`BinarySearch` as in Sync-Switch, or :class:`BayesianSearch`) is a pure function of
-the outcomes so far: it gives the share that the next run tries, or the final one. The same
-searches run on recorded outcomes (:class:`Recorded`). Nothing here imports torch.
+the outcomes so far. It returns the share for the next run, or the final one. The same searches run
+on recorded outcomes (:class:`Recorded`). Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A constrained Bayesian search for the share: the fastest that surely enough keeps the target.
+"""Constrained Bayesian search for the share: the fastest that keeps the target with confidence.
 
 The time of a run is linear in the share, T(f) = f T_bsp + (1 - f) T_async, known after two runs.
-Whether a share keeps the target is known with a probability (:mod:`curve`). A share is accepted
-where that is high enough; the next one to try is where the time that it would save beyond the
-accepted one, times the probability that it may, is largest: constrained expected improvement
-(Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014) with an objective
-that is known. It ends where that is too little, where runs are no faster with less BSP, or after
-so many runs.
+:mod:`curve` gives the probability that a share keeps the target. A share is accepted if that is
+high enough. The next share to try maximizes the time saved over the accepted one, times the
+probability that the share keeps the target: constrained expected improvement (Gardner et al.,
+"Bayesian Optimization with Inequality Constraints", ICML 2014) with a known objective. The search
+ends if the maximum is too small, if runs are no faster with less BSP, or after a number of runs.
 """
 
 from __future__ import annotations
@@ -20,38 +19,39 @@ import numpy as np
 from hvd_autosync.recurring.curve import keeps
 from hvd_autosync.recurring.outcomes import Decision, Goal, Outcome, Settings, at_share, goal_of
 
-#: Shares that are tried; finer where accuracy is won.
+#: The shares that are tried; denser where the accuracy rises.
 SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.0625, 0.09, 0.125, 0.175, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
-#: Most runs at one of them: what two do not show is closer to the bound than it is worth to know.
+#: Largest number of runs at one share: if two are inconclusive, the share is too close to the bound
+#: to be worth further runs.
 _MOST_AT_ONE = 2
-#: Probability that the metric's curve is like none that is known: then what keeps the target may
-#: begin anywhere between the largest share that missed it and the one that is accepted.
+#: Probability that the metric follows none of the modelled curves. Then the smallest share that
+#: keeps the target is uniform between the largest share that missed it and the accepted one.
 _UNLIKE = 0.25
-#: How much faster than BSP the rest is taken to be until runs have shown it.
+#: Assumed speedup of async over BSP before runs have measured it.
 _EXPECTED_SPEED = 2.0
-#: Runs under less than BSP alone from which it is believed that they are no faster.
-_BELIEVED = 2
+#: Number of runs with less BSP after which "no faster" is accepted.
+_RUNS_TO_REJECT = 2
 
 
 @dataclass(frozen=True)
 class Times:
-    """What a run takes.
+    """The duration of a run as a function of the share.
 
     Attributes:
-        bsp: Under BSP alone, seconds.
-        rest: Without any BSP.
+        bsp: Seconds with BSP only.
+        rest: Seconds without BSP.
     """
 
     bsp: float
     rest: float
 
     def at(self, share: float) -> float:
-        """At that share; never nothing, wherever the line leads."""
+        """Return the seconds at ``share``; at least 1 % of those with BSP only."""
         return max(share * self.bsp + (1 - share) * self.rest, 0.01 * self.bsp)
 
 
 def times_of(outcomes: Sequence[Outcome]) -> Times:
-    """The line through the durations of the runs, by least squares."""
+    """Fit a line to the durations of the runs by least squares."""
     runs = [(e.share, e.seconds) for e in outcomes if e.finite and math.isfinite(e.seconds)]
     if len({share for share, _ in runs}) < 2:
         bsp = float(np.mean([seconds for _, seconds in runs])) if runs else 1.0
@@ -62,17 +62,17 @@ def times_of(outcomes: Sequence[Outcome]) -> Times:
 
 
 class BayesianSearch:
-    """Tries what promises to save most.
+    """Tries the share with the largest expected saving.
 
     Args:
-        settings: What is searched for.
+        settings: The settings of the search.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def next_share(self, outcomes: Sequence[Outcome]) -> Decision:
-        """The next share, or the fastest that was accepted."""
+        """Return the next share, or the fastest accepted one."""
         settings = self._settings
         goal = goal_of(outcomes, settings)
         if isinstance(goal, Decision):
@@ -87,8 +87,8 @@ class BayesianSearch:
         times = times_of(outcomes)
         others = [each for each in outcomes if each.share < 1]
         if others and times.rest > (1 - settings.gain) * times.bsp:
-            if len(others) < _BELIEVED:
-                reason = "a run with less BSP was no faster; once more, to be sure"
+            if len(others) < _RUNS_TO_REJECT:
+                reason = "a run with less BSP was no faster; measuring it once more"
                 return Decision(others[-1].share, False, reason)
             return Decision(1.0, True, "runs are no faster with less BSP")
         saved = (times.at(best) - np.array([times.at(f) for f in SHARES])) / times.at(best)
@@ -97,18 +97,22 @@ class BayesianSearch:
         missed = [f for f in SHARES if f < best and _missed(at_share(outcomes, f), goal)]
         worst = max(missed, default=0.0)
         anywhere = np.clip((shares - worst) / (best - worst), 0, 1) if best > 0 else shares
-        hope = (1 - _UNLIKE) * likely + _UNLIKE * anywhere
-        promise = np.where(open_, saved * hope, -math.inf)
-        next_place = int(np.argmax(promise))
-        said = "BSP alone" if best == 1 else f"it keeps {goal.bound:.6g} with {sure:.0%}"
-        if promise[next_place] < settings.gain:
-            reason = f"no other share promises to save {settings.gain:.0%}"
-            return Decision(best, True, f"{said}, and {reason}")
+        probability = (1 - _UNLIKE) * likely + _UNLIKE * anywhere
+        expected = np.where(open_, saved * probability, -math.inf)
+        next_place = int(np.argmax(expected))
+        found = (
+            "BSP only"
+            if best == 1
+            else f"it keeps {goal.bound:.6g} with a probability of {sure:.0%}"
+        )
+        if expected[next_place] < settings.gain:
+            reason = f"no other share is expected to save {settings.gain:.0%}"
+            return Decision(best, True, f"{found}, and {reason}")
         if len(outcomes) >= settings.runs:
-            return Decision(best, True, f"{said} after {len(outcomes)} runs")
+            return Decision(best, True, f"{found} after {len(outcomes)} runs")
         reason = (
             f"it saves {saved[next_place]:.0%} of a run at {best:.4g} and keeps {goal.bound:.6g} "
-            f"with {hope[next_place]:.0%}"
+            f"with a probability of {probability[next_place]:.0%}"
         )
         return Decision(SHARES[next_place], False, reason)
 

@@ -1,8 +1,8 @@
 """The binary search of Sync-Switch (Li et al., ICDCS 2021, section on the timing of the switch).
 
-Shares are halved: where runs at ``f`` keep the target, less is tried, where they do not, more,
-until ``M`` of them have been tried with ``R`` runs each. Whether runs are any
-faster is not looked at.
+It bisects the shares: if runs at ``f`` keep the target, a smaller share is tried next, else a
+larger one, until ``M`` shares have been tried with ``R`` runs each. The search ignores the duration
+of the runs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from hvd_autosync.recurring.outcomes import Decision, Outcome, Settings, at_shar
 
 
 class BinarySearch:
-    """Halves the shares.
+    """Bisects the shares.
 
     Args:
-        settings: What is searched for.
+        settings: The settings of the search.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def next_share(self, outcomes: Sequence[Outcome]) -> Decision:
-        """The next share, or the least that kept the target."""
+        """Return the next share, or the smallest that kept the target."""
         goal = goal_of(outcomes, self._settings)
         if isinstance(goal, Decision):
             return goal
@@ -42,7 +42,7 @@ class BinarySearch:
             else:
                 low = share
         if high == 1:
-            reason = f"every share that was tried came to less than {goal.bound:.6g}"
+            reason = f"all tried shares missed {goal.bound:.6g}"
         else:
-            reason = f"the least share of {self._settings.settings} that kept {goal.bound:.6g}"
+            reason = f"the smallest of {self._settings.settings} shares that kept {goal.bound:.6g}"
         return Decision(high, True, reason)

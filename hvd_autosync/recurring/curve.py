@@ -1,16 +1,16 @@
-"""What the metric is likely to be at every share, from the runs so far.
+"""Model of the metric as a function of the share, fitted to the runs so far.
 
-The metric of a run at share f is a Gaussian process around a curve that rises and saturates, as
-published ones do (Sync-Switch, Li et al., ICDCS 2021: most of the accuracy is won in the first
+The metric of a run at share f is a Gaussian process around a curve that rises and saturates, like
+the published ones (Sync-Switch, Li et al., ICDCS 2021: most of the accuracy is reached in the first
 part of the work)::
 
     m(f) = b - A (h(f) - h(1)) / (1 - h(1)) + r(f) + noise,      h(f) = 1 / (1 + (f / k)^p)
 
-so that A >= 0 is what f = 0 costs, and k and p say where and how steeply it is won back. r is what
-such a curve leaves open. The level b has a wide normal prior, so it belongs to the covariance; A,
-k, p and the noise have priors on a grid and are integrated out there, each cell by its likelihood
-(Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.2). All is in units of the tolerance, which
-covers the noise of runs. ``n``: runs; ``c``: shares; ``g``: curves of the grid.
+A >= 0 is the loss of the metric at f = 0; k and p are the position and the steepness of the rise;
+r is the residual. The level b has a wide normal prior, so it is part of the covariance. A, k, p and
+the noise have priors on a grid and are integrated out, each cell weighted by its likelihood
+(Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.2). The unit is the tolerance, which covers
+the noise of runs. ``n``: runs; ``c``: shares; ``g``: curves of the grid.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from hvd_autosync.recurring.outcomes import Goal, Outcome
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-#: Of the grid: A and the noise in tolerances, the knee k, the steepness p.
+#: The grid: A and the noise (with its prior weights) in tolerances, the knee k, the steepness p.
 _COSTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _NOISES, _NOISE_PRIOR = (0.125, 0.25, 0.5, 1.0, 2.0), (1.0, 2.0, 3.0, 2.0, 0.5)
 _KNEES = tuple(np.geomspace(0.01, 1.0, 9))
 _POWERS = (1.5, 3.0, 6.0, 12.0)
-#: Deviation of r and its length on the scale of :func:`_place`; deviation of b.
+#: Prior standard deviation of r and its length scale in units of :func:`_place`; standard deviation
+#: of b.
 _REST, _LENGTH, _LEVEL = 0.25, 0.5, 100.0
-#: A run that failed is so many tolerances below what is good enough.
+#: The metric of a failed run is taken so many tolerances below the lowest one and the bound.
 _FAILED = 2.0
 
 
 def keeps(outcomes: Sequence[Outcome], goal: Goal, shares: FloatArray, known: bool) -> FloatArray:
-    """Probability that each share keeps the target.
+    """Return the probability that each share keeps the target.
 
     Args:
         outcomes: The runs so far, at least one.
-        goal: What is wanted.
-        shares: Shape ``(c,)``.
-        known: Whether the target was given; otherwise it is what f = 1 comes to, which runs there
-            have told with their noise.
+        goal: The goal of the search.
+        shares: The shares, shape ``(c,)``.
+        known: Whether the target was given. Otherwise it is the mean metric at f = 1, which is
+            known only up to the noise of the runs there.
 
     Returns:
         Shape ``(c,)``.
@@ -56,7 +57,7 @@ def keeps(outcomes: Sequence[Outcome], goal: Goal, shares: FloatArray, known: bo
     metrics = [e.metric if e.finite else lowest - _FAILED * unit for e in outcomes]
     seen = (np.array(metrics) - goal.target) / unit  # (n,)
     tried = np.array([each.share for each in outcomes])
-    # Wanted: m(f) - m(1) >= -tolerance, or m(f) >= target - tolerance.
+    # The constraint: m(f) - m(1) >= -tolerance, or m(f) >= target - tolerance.
     ends = np.ones(1)
     means = _curves(tried), _curves(shares) - (0.0 if known else _curves(ends))  # (n, g), (c, g)
     level = 0.0 if known else 1.0
@@ -82,7 +83,7 @@ def keeps(outcomes: Sequence[Outcome], goal: Goal, shares: FloatArray, known: bo
 
 
 def _curves(shares: FloatArray) -> FloatArray:
-    """The curves of the grid at ``shares``, without their level: ``(c, g)``."""
+    """Return the curves of the grid at ``shares``, without their level: ``(c, g)``."""
     columns = []
     for knee in _KNEES:
         for power in _POWERS:
@@ -92,13 +93,13 @@ def _curves(shares: FloatArray) -> FloatArray:
 
 
 def _place(shares: FloatArray) -> FloatArray:
-    """Where shares lie for r: small ones differ by their ratio."""
+    """Return the positions of shares for the kernel of r, on a logarithmic scale."""
     place: FloatArray = np.log(shares + 0.05)
     return place
 
 
 def _covariance(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Of b + r at two sets of shares, a Matern-5/2 kernel: ``(len(one), len(other))``."""
+    """Return the covariance of b + r, a Matern-5/2 kernel: ``(len(one), len(other))``."""
     r = math.sqrt(5) / _LENGTH * np.abs(_place(one)[:, None] - _place(other)[None, :])
     covariance: FloatArray = _LEVEL**2 + _REST**2 * (1 + r + r**2 / 3) * np.exp(-r)
     return covariance

@@ -1,4 +1,4 @@
-"""What one run of a recurring job came to, and what is decided from all of them so far."""
+"""Outcomes of the runs of a recurring job, and decisions of a search on them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Protocol
 
 from hvd_autosync.errors import ConfigurationError
 
-#: Without a tolerance: this share of the target, and so many deviations of the runs at f = 1.
+#: Default tolerance: the larger of this share of the target and so many standard deviations of the
+#: runs at f = 1.
 _TOLERANCE, _DEVIATIONS = 0.01, 2.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run.
+    """The outcome of one run.
 
     Attributes:
-        share: Share of its work that was under BSP, ``f``.
-        metric: What it came to; larger is better. NaN where it failed or diverged.
-        seconds: How long it took.
+        share: Share of its work under BSP, ``f``.
+        metric: Its metric; larger is better. NaN if it failed or diverged.
+        seconds: Its duration.
         status: ``completed``, ``diverged`` or ``failed``.
     """
 
@@ -32,17 +33,17 @@ class Outcome:
 
     @property
     def finite(self) -> bool:
-        """Whether it came to a metric."""
+        """Whether it completed with a finite metric."""
         return self.status == "completed" and math.isfinite(self.metric)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the next run does.
+    """The decision of a search.
 
     Attributes:
-        share: Share of its work under BSP.
-        final: Whether this is the answer; otherwise a question.
+        share: Share of the work under BSP for the next run.
+        final: Whether the search has ended with this share; otherwise the next run tries it.
         reason: One sentence for people.
     """
 
@@ -53,20 +54,21 @@ class Decision:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is searched for.
+    """The settings of a search.
 
     Attributes:
-        target: Metric that is wanted; ``None``: what runs at f = 1 come to.
-        tolerance: By how much a run may be below it; ``None``: 1 % of the target, and at least two
-            standard deviations of the runs at f = 1, where there are several.
-        repeats: Runs of each share that are asked for, f = 1 included (``R`` in the paper).
-        settings: Most shares that are tried by the binary search (``M`` in the paper).
-        runs: Most runs that the Bayesian search asks for.
-        confidence: Probability that a share keeps the target, for it to be accepted by that.
-        gain: It ends where no other share promises to save this share of a run's time.
+        target: Target metric; ``None``: the mean metric of the runs at f = 1.
+        tolerance: Allowed difference below the target; ``None``: 1 % of the target, or two standard
+            deviations of the runs at f = 1 if that is more.
+        repeats: Runs at f = 1 and, in the binary search, at each share (``R`` in the paper).
+        settings: Number of shares that the binary search tries (``M`` in the paper).
+        runs: Largest number of runs of the Bayesian search.
+        confidence: Least probability to keep the target with which the Bayesian search accepts a
+            share.
+        gain: The Bayesian search ends if no other share is expected to save this share of a run.
 
     Raises:
-        ConfigurationError: A number makes no sense.
+        ConfigurationError: A number is out of range.
     """
 
     target: float | None = None
@@ -99,19 +101,19 @@ class Settings:
 
 
 class Search(Protocol):
-    """Says what the next run of a recurring job does; a pure function of the runs so far."""
+    """Decides on the next run of a recurring job; a pure function of the runs so far."""
 
     def next_share(self, outcomes: Sequence[Outcome]) -> Decision:
-        """The share to try, or the one that was found."""
+        """Return the share to try next, or the final one."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a run has to come to.
+    """The goal of a search.
 
     Attributes:
-        target: The metric that is wanted.
-        tolerance: By how much a run may be below it.
+        target: Target metric.
+        tolerance: Allowed difference below the target.
     """
 
     target: float
@@ -119,34 +121,34 @@ class Goal:
 
     @property
     def bound(self) -> float:
-        """The least metric that is good enough."""
+        """The smallest metric that keeps the target."""
         return self.target - self.tolerance
 
     def kept_by(self, outcomes: Sequence[Outcome]) -> bool:
-        """Whether runs keep the target on average; one that failed does not."""
+        """Whether runs keep the target on average; they do not if one of them failed."""
         if not all(each.finite for each in outcomes):
             return False
         return statistics.fmean(each.metric for each in outcomes) >= self.bound
 
 
 def at_share(outcomes: Sequence[Outcome], share: float) -> list[Outcome]:
-    """The runs with that share."""
+    """Return the runs with that share."""
     return [each for each in outcomes if each.share == share]
 
 
 def goal_of(outcomes: Sequence[Outcome], settings: Settings) -> Goal | Decision:
-    """What runs have to come to, or the run at f = 1 that it takes to know.
+    """Return the goal, or a decision for a run at f = 1 that is needed first.
 
-    Runs under BSP alone come first also where the target is given: they count the samples of a
-    training, and say how long it takes.
+    A baseline run with BSP only comes first even if the target is given: it counts the samples of
+    the training and measures its duration.
     """
     baseline = at_share(outcomes, 1.0)
     metrics = [each.metric for each in baseline if each.finite]
     wanted = settings.repeats if settings.target is None else 1
     if len(metrics) < wanted:
         if len(baseline) >= wanted + settings.repeats:
-            return Decision(1.0, True, "runs under BSP alone fail, so there is nothing to compare")
-        reason = "BSP alone, to know what it comes to and how long it takes"
+            return Decision(1.0, True, "the baseline runs with BSP only failed: nothing to compare")
+        reason = "baseline run with BSP only, to measure its metric and its duration"
         return Decision(1.0, False, reason)
     target = statistics.fmean(metrics) if settings.target is None else settings.target
     if settings.tolerance is not None:

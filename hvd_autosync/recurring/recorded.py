@@ -1,8 +1,8 @@
-"""A search played on recorded outcomes: how many runs until the final share, and how good is it?
+"""Simulation of a search on recorded outcomes: its number of runs, and the quality of its share.
 
-A table has the runs of one job at several shares, with several seeds. A run at any share is drawn
-from it: metric and time by linear interpolation of the means of the neighbouring shares, with the
-deviation that one run of the nearest recorded share has from its own mean.
+A table has the runs of one job at several shares, with several seeds. A simulated run at any share
+interpolates the mean metric and time of the neighbouring shares linearly, and adds the deviation of
+a random run at the nearest recorded share from the mean of that share.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.recurring.outcomes import Goal, Outcome, Search, Settings, goal_of
 
 _COLUMNS = ("share", "metric", "seconds")
-#: Shares among which the best one is looked for.
+#: Number of grid points among which the best share is searched.
 _FINE = 401
-#: A game ends after so many runs, whatever the search says.
+#: A game ends after so many runs, even if the search has not ended.
 _MOST_RUNS = 100
 
 
 class Recorded:
-    """Runs of one job that were made.
+    """The recorded runs of one job.
 
     Args:
-        outcomes: The runs, of f = 1 among them.
+        outcomes: The runs, including some at f = 1.
 
     Raises:
-        ConfigurationError: There are none at f = 1 or at any other share.
+        ConfigurationError: There are no completed runs at f = 1, or at no other share.
     """
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
@@ -44,7 +44,7 @@ class Recorded:
         if len(self.shares) < 2 or self.shares[-1] != 1:
             raise ConfigurationError(
                 "recorded outcomes need finished runs at share 1 and at one more at least",
-                hint="Record BSP alone (share 1) and some other shares.",
+                hint="Record runs with BSP only (share 1) and at some other shares.",
             )
         finite = [[e for e in self._runs[s] if e.finite] for s in self.shares]
         self._metrics = [float(np.mean([each.metric for each in runs])) for runs in finite]
@@ -52,12 +52,12 @@ class Recorded:
 
     @classmethod
     def read(cls, path: str | Path) -> Recorded:
-        """The runs of a CSV file with the columns share, metric and seconds.
+        """Read the runs from a CSV file with the columns share, metric and seconds.
 
-        A metric that is empty or ``nan`` is a run that failed.
+        A run with an empty metric or ``nan`` counts as diverged.
 
         Raises:
-            ConfigurationError: It cannot be read, or says something else.
+            ConfigurationError: The file cannot be read, or has other content.
         """
         try:
             with open(path, newline="", encoding="utf-8") as file:
@@ -71,15 +71,15 @@ class Recorded:
         return cls(outcomes)
 
     def metric(self, share: float) -> float:
-        """What runs at ``share`` come to on average."""
+        """Return the mean metric of runs at ``share``."""
         return float(np.interp(share, self.shares, self._metrics))
 
     def seconds(self, share: float) -> float:
-        """How long runs at ``share`` take on average."""
+        """Return the mean seconds of runs at ``share``."""
         return float(np.interp(share, self.shares, self._seconds))
 
     def run(self, share: float, random: np.random.Generator) -> Outcome:
-        """A run at ``share``."""
+        """Simulate a run at ``share``."""
         nearest = min(self._runs, key=lambda each: (abs(each - share), each))
         runs = self._runs[nearest]
         drawn = runs[int(random.integers(len(runs)))]
@@ -92,7 +92,7 @@ class Recorded:
         )
 
     def best(self, goal: Goal) -> float:
-        """The fastest share whose mean keeps the target; 1 where none does."""
+        """Return the fastest share whose mean keeps the target; 1 if there is none."""
         kept = [f for f in np.linspace(0, 1, _FINE) if self.keeps(float(f), goal)]
         return float(min(kept, key=self.seconds, default=1.0))
 
@@ -117,17 +117,17 @@ def _outcome(row: dict[str, str]) -> Outcome:
 
 @dataclass(frozen=True)
 class Game:
-    """One search on a table.
+    """The result of one simulated search.
 
     Attributes:
         outcomes: Its runs.
-        share: What it found.
-        runs: How many runs it took.
-        excess: By how much longer a run takes there than at the fastest share that keeps the
-            target; negative where it takes less and does not keep it.
-        violates: Whether runs there miss the target on average.
-        missed: How many of its runs did not come to what is good enough.
-        seconds: Of its runs together, over those of as many under BSP alone.
+        share: The final share.
+        runs: Number of runs.
+        excess: Relative excess of a run's time at the final share over the fastest share that keeps
+            the target; negative if it is faster and misses the target.
+        violates: Whether runs at the final share miss the target on average.
+        missed: Number of its runs that missed the target.
+        seconds: Total time of its runs over that of as many runs with BSP only.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -140,7 +140,7 @@ class Game:
 
 
 def play(table: Recorded, search: Search, settings: Settings, seed: int = 0) -> Game:
-    """Let ``search`` ask for runs until it has found a share."""
+    """Simulate ``search`` until it ends."""
     random = np.random.default_rng(seed)
     outcomes: list[Outcome] = []
     decision = search.next_share(outcomes)
@@ -163,7 +163,7 @@ def play(table: Recorded, search: Search, settings: Settings, seed: int = 0) -> 
 
 
 def true_goal(table: Recorded, outcomes: Sequence[Outcome], settings: Settings) -> Goal:
-    """The goal without the noise of runs: its target is the mean of the table."""
+    """Return the goal without the noise of runs: its target is the mean of the table."""
     found = goal_of(outcomes, settings)
     target = table.metric(1.0) if settings.target is None else settings.target
     tolerance = found.tolerance if isinstance(found, Goal) else settings.tolerance or 0.0

@@ -1,11 +1,11 @@
-"""One run of a recurring job: what earlier runs say it should try, the run, what it came to.
+"""One run of a recurring job: choose its share, run it, record its outcome.
 
 ::
 
     store: runs so far -> search -> share -> training under it -> outcome -> store
 
-The knobs beside the protocol are those of the job's first run: a winner that was known then, or
-none. So runs differ by their share alone.
+The knobs other than the protocol are those of the job's first run: those of the winner that was
+known then, or the defaults. So runs differ only in their share.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
 from hvd_autosync.util.printable import printable
 
-#: Exit statuses of who was ended by SIGHUP, SIGINT, SIGKILL or SIGTERM; others are of crashes.
+#: Exit statuses after SIGHUP, SIGINT, SIGKILL or SIGTERM; other nonzero ones are crashes.
 _STOPPED = frozenset({129, 130, 137, 143})
-#: Why a run is under BSP alone that should not be.
+#: Reason for a run with BSP only, although the search wants another share.
 _UNCOUNTED = (
-    "no run could count its samples, so a part of them cannot be told; feed the training by a "
-    "torch.utils.data.DataLoader with a batch_size, or whose batches are tensors"
+    "BSP only, because no run could count its samples. Use a torch.utils.data.DataLoader with a "
+    "batch_size, or one whose batches are tensors"
 )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next run does.
+    """The plan of the next run.
 
     Attributes:
-        decision: Its share, and why.
-        strategy: What it runs under.
-        known: What is known of it.
-        number: Counts the runs of the job from 1.
+        decision: Its share, and the reason.
+        strategy: Its strategy.
+        known: Its training context.
+        number: Number of the run, from 1.
     """
 
     decision: Decision
@@ -58,12 +58,15 @@ class Plan:
 
 
 def settings_of(options: Options) -> Settings:
-    """What is searched for."""
+    """Return the settings of the search."""
     return Settings(options.target, options.tolerance, options.repeats)
 
 
 def outcomes_of(runs: Sequence[RunRecord]) -> list[Outcome]:
-    """The runs as a search sees them: only those whose metric is of the kind of the last one's."""
+    """Return the outcomes for a search; completed runs with another kind of metric are left out.
+
+    The kind is that of the last completed run.
+    """
     sources = [each.source for each in runs if each.status == "completed"]
     return [
         Outcome(each.share, each.metric, each.seconds, each.status)
@@ -73,7 +76,7 @@ def outcomes_of(runs: Sequence[RunRecord]) -> list[Outcome]:
 
 
 def plan(job: Job, options: Options, store: TraceStore) -> Plan:
-    """What the next run of ``job`` does, from those that are in the store."""
+    """Plan the next run of ``job`` from the runs in the store."""
     runs = store.runs(job.key)
     search = SEARCHES[options.search](settings_of(options))
     decision = search.next_share(outcomes_of(runs))
@@ -84,7 +87,7 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
     if runs:
         base = runs[0].strategy
     known = TrainingContext() if study is None else training_context(study, store)
-    # Steps without a barrier take as long as they take: nothing is slower than it was measured.
+    # The measured step time does not apply to steps without a barrier, so it is left out.
     known = TrainingContext(known.classes, known.loss_prediction)
     total = next((each.samples for each in reversed(runs) if each.samples), 0)
     if 0 < decision.share < 1 and not total:
@@ -94,12 +97,12 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
 
 
 def strategy_at(base: Strategy, share: float, total: int) -> Strategy:
-    """``base`` with that share of the work under BSP, and ASP after it.
+    """Return ``base`` with that share of the work under BSP, then ASP.
 
     Args:
         base: The other knobs.
-        share: Of the work.
-        total: Samples of all of it; 0: unknown.
+        share: Share of the work.
+        total: Samples of all the work; 0: unknown.
     """
     protocol = {knob.name for knob in PROTOCOL_KNOBS}
     kept = Strategy({name: value for name, value in base.items() if name not in protocol})
@@ -110,7 +113,7 @@ def strategy_at(base: Strategy, share: float, total: int) -> Strategy:
 
 
 def run_recurring(job: Job, options: Options) -> int:
-    """Run ``job`` once, as its earlier runs say, and write down what it came to.
+    """Run ``job`` once with the share that the search chose, and store its outcome.
 
     Returns:
         The exit status of the training.
@@ -131,7 +134,7 @@ def run_recurring(job: Job, options: Options) -> int:
         _say(f"run {next_run.number} is not counted: {_why_not(next_run, ended)}")
         return ended.status
     store.keep_run(run)
-    _say(_came_to(run, next_run.number, store))
+    _say(_result(run, next_run.number, store))
     after = plan(job, options, store).decision
     what = "found" if after.final else "the next run tries"
     _say(f"{what} f = {after.share:.4g}: {after.reason}")
@@ -139,21 +142,21 @@ def run_recurring(job: Job, options: Options) -> int:
 
 
 def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRecord | None:
-    """What is written down of a run; ``None`` where it says nothing of its share."""
-    said = ended.outcome or RunReport()
+    """Return the record of a run; ``None`` if the run does not count for its share."""
+    report = ended.outcome or RunReport()
     metric, source, status = math.nan, "script", "completed"
-    if said.metric is not None:
-        metric = said.metric
-    elif said.loss is not None:
-        metric, source = -said.loss, "loss"
+    if report.metric is not None:
+        metric = report.metric
+    elif report.loss is not None:
+        metric, source = -report.loss, "loss"
     if ended.status:
         if _was_stopped(ended):
             return None
         metric, status = math.nan, "failed"
-    elif (said.metric is None and said.loss is None) or not _was_tried(plan, said):
+    elif (report.metric is None and report.loss is None) or not _was_tried(plan, report):
         return None
-    elif said.fell_back or not math.isfinite(metric):
-        # What it came to in the end it came to exactly.
+    elif report.fell_back or not math.isfinite(metric):
+        # After a fall-back the final metric belongs to the exact strategy, not to this share.
         metric, status = math.nan, "diverged"
     return RunRecord(
         job.key,
@@ -165,7 +168,7 @@ def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRec
         metric,
         source,
         seconds,
-        said.samples if status == "completed" else 0,
+        report.samples if status == "completed" else 0,
         status,
     )
 
@@ -173,7 +176,7 @@ def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRec
 def _beginning(job: Job, options: Options, plan: Plan) -> str:
     decision, what = plan.decision, f"run {plan.number} of job {job.key} ({options.search} search)"
     if decision.final:
-        what += ", which is over"
+        what += ", which has ended"
     return f"{what}: f = {decision.share:.4g} of the work under BSP: {decision.reason}"
 
 
@@ -181,8 +184,8 @@ def _was_stopped(ended: RunOutcome) -> bool:
     return ended.stopped or ended.status in _STOPPED
 
 
-def _was_tried(plan: Plan, said: RunReport) -> bool:
-    return plan.decision.share == 1 or said.without_barrier
+def _was_tried(plan: Plan, report: RunReport) -> bool:
+    return plan.decision.share == 1 or report.without_barrier
 
 
 def _why_not(plan: Plan, ended: RunOutcome) -> str:
@@ -190,28 +193,27 @@ def _why_not(plan: Plan, ended: RunOutcome) -> str:
         return "it was stopped"
     if ended.outcome is not None and not _was_tried(plan, ended.outcome):
         return (
-            "ranks have waited for each other in all of its steps. A DistributedOptimizer with "
-            "compression, groups or a process set keeps its own ways, and ranks go on to wait "
-            "until all of them see the ends of their passes"
+            "all of its steps were synchronous. A DistributedOptimizer with compression, groups or "
+            "a process set always is, and other ones are until every rank has seen an epoch end"
         )
     return (
-        "nothing is known of what it came to. Call hvd_autosync.outcome(metric) at the end of the "
-        "script, and let rank 0 run on this host"
+        "it reported no metric. Call hvd_autosync.outcome(metric) at the end of the script, and "
+        "let rank 0 run on this host"
     )
 
 
-def _came_to(run: RunRecord, number: int, store: TraceStore) -> str:
-    came = f"run {number} took {run.seconds:.4g} s and "
+def _result(run: RunRecord, number: int, store: TraceStore) -> str:
+    line = f"run {number}: {run.seconds:.4g} s, "
     if run.status != "completed":
-        came += run.status
+        line += run.status
     elif run.source == "script":
-        came += f"came to {run.metric:.6g}"
+        line += f"metric {run.metric:.6g}"
     else:
-        came += (
-            f"came to {run.metric:.6g}, minus its last training losses on rank 0, for the script "
-            "says nothing else: call hvd_autosync.outcome(metric) at its end"
+        line += (
+            f"metric {run.metric:.6g}: minus its last training losses on rank 0, because the "
+            "script reports no metric: call hvd_autosync.outcome(metric) at its end"
         )
-    return f"{came} (in {store.name})"
+    return f"{line} (in {store.name})"
 
 
 def _say(text: str) -> None:

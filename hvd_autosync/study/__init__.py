@@ -1,1 +1,1 @@
-"""What a study does next, as a function of its settings and of the trials so far."""
+"""Studies: the next action, as a function of the settings and of the trials so far."""

@@ -1,7 +1,7 @@
-"""What a study may still spend: its minutes, and what the training can pay back.
+"""The budget of a study: its minutes, and the time that tuning can save in the training.
 
-All of it follows from the settings and the seconds of the trials so far, so that a study that goes
-on, or is asked again, comes to the same.
+It depends only on the settings and the seconds of the trials so far, so a resumed study gets the
+same budget.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 
-#: Exploring does not stop for what a model expects before so many trials, the default's included.
+#: Exploring does not stop for a small expected gain before so many trials, the default's included.
 FEWEST_TRIALS = 4
 #: The default and one candidate.
 _CONTENDERS = 2
 
 
 class Budget:
-    """What is left, and what things cost.
+    """The time that is left, and the time that trials take.
 
     Args:
-        settings: Of the study.
-        trials: Those that were told, or that still run.
+        settings: The settings of the study.
+        trials: The finished trials, and those that still run.
     """
 
     def __init__(self, settings: StudySettings, trials: Sequence[TrialRecord]) -> None:
@@ -36,13 +36,13 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left of the minutes; infinite without such a limit."""
+        """Seconds that are left of the study's minutes; infinite without a limit."""
         minutes = self._settings.minutes
         return math.inf if minutes is None else 60 * minutes - _used_s(self._trials)
 
     @property
     def trial_s(self) -> float:
-        """Seconds of a trial that explores, with the search for it; 0 where that is unknown."""
+        """Mean seconds of an exploring trial and the search for it; 0 if unknown."""
         ended = [t for t in explored(self._trials) if t.result and math.isfinite(t.result.total_s)]
         others = [trial for trial in ended if trial.kind != "default"]
         if others:
@@ -52,22 +52,22 @@ class Budget:
 
     @property
     def training_s(self) -> float:
-        """Seconds that the training is expected to take."""
+        """Expected seconds of the training."""
         return 3600 * self._settings.expected_hours
 
     def confirming_s(self, contenders: int = _CONTENDERS) -> float:
-        """Seconds of the shortest confirmation.
+        """Return the seconds of the shortest confirmation.
 
         Args:
-            contenders: Candidates and the default.
+            contenders: Number of candidates plus one for the default.
         """
         return MIN_ROUNDS * contenders * self.trial_s
 
     def judging_s(self, steps: int) -> float:
-        """Seconds until a first or another verdict on a lossy strategy.
+        """Return the seconds until the next verdict on a lossy strategy.
 
         Args:
-            steps: Steps of each trial that judges; a candidate takes as long as the default.
+            steps: Steps of each quality trial; a candidate is assumed as slow as the default.
         """
         default = default_result(self._trials)
         if default is None or default.step_time is None or math.isnan(default.total_s):
@@ -78,7 +78,7 @@ class Budget:
         return max(each_s, 0.0) * max(2 * FIRST_SEEDS - judged, 1)
 
     def why_not_explore(self) -> str:
-        """Why no time may be spent on another trial; empty while some may."""
+        """Return why another exploring trial does not fit into the budget; empty if it does."""
         if self.left_s < self.trial_s + self.confirming_s():
             return (
                 f"the {self._settings.minutes:g} minutes leave no time for another trial of "
@@ -88,47 +88,49 @@ class Budget:
         least_s = count * self.trial_s + self.confirming_s()
         if least_s >= self.training_s:
             return (
-                f"tuning would take {least_s:.0f} s more at least, and the training is expected "
+                f"tuning would take at least {least_s:.0f} s more, and the training is expected "
                 f"to take {self.training_s:.0f} s"
             )
         return ""
 
     def why_not_judge(self) -> str:
-        """Why no further trial may judge losses; empty while some may."""
+        """Return why another quality trial does not fit into the budget; empty if it does."""
         minutes = self._settings.quality_minutes
         if _used_s([t for t in self._trials if t.kind == "quality"]) >= 60 * minutes:
-            return f"the {minutes:g} minutes for judging losses were used"
+            return f"the {minutes:g} minutes of quality trials were used"
         if self.left_s < self.judging_s(self._settings.quality_steps) + self.confirming_s():
             return (
-                f"the {self._settings.minutes:g} minutes leave no time to judge losses and to "
-                "confirm what was found"
+                f"the {self._settings.minutes:g} minutes leave no time for quality trials and the "
+                "confirmation"
             )
         return ""
 
     def why_not_confirm(self, contenders: int, saving: float) -> str:
-        """Why a confirmation is not begun; empty where it is.
+        """Return why the confirmation does not fit into the budget or does not pay; else empty.
 
         Args:
-            contenders: Candidates and the default.
-            saving: Share of a step that it is expected to save.
+            contenders: Number of candidates plus one for the default.
+            saving: Share of a step that the best candidate is expected to save.
         """
         cost_s, saved_s = self.confirming_s(contenders), saving * self.training_s
         if self.left_s < cost_s:
-            return f"the {self._settings.minutes:g} minutes leave no time to confirm what was found"
+            return f"the {self._settings.minutes:g} minutes leave no time for the confirmation"
         if saved_s < cost_s:
             return (
-                f"to confirm what was found takes {cost_s:.0f} s and is expected to save "
+                f"the confirmation takes {cost_s:.0f} s and is expected to save "
                 f"{saved_s:.0f} s of the training"
             )
         return ""
 
 
 def trial_s_after(default: TrialResult, settings: StudySettings) -> float:
-    """Seconds of a trial like the default's, which may have made more steps.
+    """Return the seconds of a trial with the settings' steps, from those of the default trial.
+
+    The default trial may have run more steps.
 
     Args:
-        default: What the default trial gave.
-        settings: Of the study.
+        default: Result of the default trial.
+        settings: The settings of the study.
     """
     if default.step_time is None:
         return default.total_s
@@ -138,7 +140,7 @@ def trial_s_after(default: TrialResult, settings: StudySettings) -> float:
 
 
 def _used_s(trials: Sequence[TrialRecord]) -> float:
-    """Seconds that the trials and the thinking before them took."""
-    ran = [t.result.total_s for t in trials if t.result is not None]
-    thought = [float(t.info.get("ask_s", 0.0)) for t in trials]
-    return sum(s for s in ran if not math.isnan(s)) + sum(thought)
+    """Return the seconds of the trials and of the learner before them."""
+    trial_s = [t.result.total_s for t in trials if t.result is not None]
+    ask_s = [float(t.info.get("ask_s", 0.0)) for t in trials]
+    return sum(s for s in trial_s if not math.isnan(s)) + sum(ask_s)

@@ -1,4 +1,4 @@
-"""Who comes to the end of a study: the tried strategies that are judged and confirmed."""
+"""Candidate selection: which of the tried strategies are judged and confirmed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from hvd_autosync.traces import TrialRecord, default_result
 if TYPE_CHECKING:
     from hvd_autosync.learner.quality_constraint import QualityConstraint
 
-#: A second candidate is confirmed too when it is expected within this of the first.
+#: A second candidate is confirmed, too, if its predicted step time is within this of the first's.
 _CLOSE_RACE = 0.03
 _MOST_CONFIRMED = 2
-#: Another one is judged only if that is expected to save this share of a step.
+#: Least expected saving, as a share of a step, for which another strategy is judged.
 _WORTH_JUDGING = 0.01
 
 
-def admissibility(space: SearchSpace, verdicts: Sequence[Verdict]) -> QualityConstraint:
-    """What verdicts say of strategies that were not judged."""
+def quality_constraint(space: SearchSpace, verdicts: Sequence[Verdict]) -> QualityConstraint:
+    """Return the quality constraint that is conditioned on ``verdicts``."""
     from hvd_autosync.learner.quality_constraint import QualityConstraint
 
-    return QualityConstraint(space, [v.strategy for v in verdicts], [v.excess for v in verdicts])
+    return QualityConstraint(space, [v.strategy for v in verdicts], [v.violation for v in verdicts])
 
 
 def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdict]) -> bool:
-    """Whether ``strategy`` is exact, or trains what one trains that was judged as good."""
+    """Whether ``strategy`` is exact, or an admitted one has the same lossy part."""
     part = space.lossy_part(strategy)
     return space.is_exact(strategy) or any(
         verdict.admissible and space.lossy_part(verdict.strategy) == part for verdict in verdicts
@@ -43,10 +43,10 @@ def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdi
 
 
 def pruned(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
-    """Strategies that were never measured but clearly slower than the default.
+    """Return the strategies that were clearly slower than the default in all of their trials.
 
-    By more than launches differ, or in a trial cut short. Whatever a model makes of their
-    neighbours and of related tasks.
+    That is, by more than launches differ, or in a trial that was cut short. They stay pruned
+    whatever the model predicts from their neighbours and from related tasks.
     """
     default = default_result(trials)
     default_s = default.step_time.mean_s if default and default.step_time else math.inf
@@ -56,8 +56,8 @@ def pruned(space: SearchSpace, trials: Sequence[TrialRecord]) -> set[Strategy]:
         if trial.result is not None and trial.result.step_time is not None:
             cut = trial.result.status is TrialStatus.CUT_SHORT
             limit_s = default_s * (1.0 if cut else LAUNCHES_DIFFER)
-            refutes = trial.result.step_time.mean_s > limit_s
-            (slow if refutes else others).add(space.complete(trial.strategy))
+            slower = trial.result.step_time.mean_s > limit_s
+            (slow if slower else others).add(space.complete(trial.strategy))
     return slow - others
 
 
@@ -65,9 +65,9 @@ class CandidateSelection:
     """Chooses among the strategies that were tried.
 
     Args:
-        problem: What the learner works on.
-        observations: What was learned so far.
-        refuted: Strategies that :func:`pruned` names.
+        problem: The input of the learner.
+        observations: The outcomes of the trials so far.
+        pruned: Strategies that are never chosen, as those of :func:`pruned`.
     """
 
     def __init__(
@@ -76,15 +76,16 @@ class CandidateSelection:
         observations: Sequence[Observation],
         pruned: Collection[Strategy] = (),
     ) -> None:
-        self._refuted = pruned
+        self._pruned = pruned
         self._problem = problem
         self._observations = observations
         self._space = problem.space
 
     def top_candidates(self) -> list[Strategy]:
-        """The strategies worth confirming, best first; none when all are surely slower.
+        """Return the strategies worth confirming, best first; none if all are very likely slower.
 
-        Lossy ones down to the best exact one: they may be refused.
+        They are the lossy ones that are faster than the best exact one, and the best exact ones:
+        each lossy one may be refused.
         """
         worth = learning.worth_confirming(
             self._problem,
@@ -93,7 +94,7 @@ class CandidateSelection:
             len(self._observations),
             self._surrogate,
         )
-        worth = [strategy for strategy in worth if strategy not in self._refuted]
+        worth = [strategy for strategy in worth if strategy not in self._pruned]
         exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
         lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)
         return [*lossy, *exact[:_MOST_CONFIRMED]]
@@ -104,15 +105,17 @@ class CandidateSelection:
         untried: Sequence[Strategy],
         verdicts: Sequence[Verdict],
     ) -> Strategy | None:
-        """The lossy strategy that is judged next: what it saves, times the chance that it may.
+        """Return the lossy strategy to judge next.
+
+        It has the largest product of expected saving and feasibility probability.
 
         Args:
-            leaders: What :meth:`top_candidates` returned.
-            untried: The lossy ones of them that were not judged.
-            verdicts: Of those that were.
+            top_candidates: The result of :meth:`top_candidates`.
+            untried: The lossy ones among them that were not judged.
+            verdicts: The verdicts on the others.
 
         Returns:
-            ``None`` where no further one is worth its trial.
+            ``None`` if no further one is worth its trials.
         """
         import numpy as np
 
@@ -121,18 +124,18 @@ class CandidateSelection:
         feasible = [each for each in top_candidates if may_be_used(self._space, each, verdicts)]
         best = min(self._log_step([self._space.default, *feasible]))
         saved = np.maximum(best - np.array(self._log_step(untried)), 0.0)
-        worth = saved * admissibility(self._space, verdicts).feasibility_probabilities(untried)
+        worth = saved * quality_constraint(self._space, verdicts).feasibility_probabilities(untried)
         most = int(np.argmax(worth))
         return untried[most] if worth[most] > _WORTH_JUDGING else None
 
     def candidates(
         self, top_candidates: Sequence[Strategy], verdicts: Sequence[Verdict]
     ) -> list[Strategy]:
-        """Those of ``top_candidates`` that may be used and are about as fast as the fastest.
+        """Return those of ``top_candidates`` that may be used and are about as fast as the best.
 
         Args:
-            leaders: What :meth:`top_candidates` returned.
-            verdicts: Of the lossy ones; who has none is not used.
+            top_candidates: The result of :meth:`top_candidates`.
+            verdicts: Verdicts on the lossy ones; one without a verdict is not used.
         """
         allowed = [each for each in top_candidates if may_be_used(self._space, each, verdicts)]
         log_step = self._log_step(allowed)
@@ -141,12 +144,12 @@ class CandidateSelection:
         return near[:_MOST_CONFIRMED]
 
     def saving(self, strategy: Strategy) -> float:
-        """Share of the default's step that ``strategy`` is expected to save, if it is faster."""
+        """Return the share of the default's step that ``strategy`` is expected to save."""
         (saving,) = learning.expected_savings(self._surrogate, [strategy], self._space.default)
         return saving
 
     def steps_in_time(self, strategy: Strategy, steps: int) -> int:
-        """Steps under ``strategy`` in the time of ``steps`` of the default, at least as many."""
+        """Return the steps of ``strategy`` in the time of ``steps`` of the default; not fewer."""
         default, own = self._log_step([self._space.default, strategy])
         return math.ceil(steps * min(max(math.exp(default - own), 1.0), MOST_STEPS_FACTOR))
 

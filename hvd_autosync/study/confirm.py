@@ -1,13 +1,12 @@
-"""Confirmation: the best candidates against the default, measured again in turn.
+"""Confirmation: the best candidates are measured again, in turn with the default.
 
-The fastest of many noisy trials looks faster than it is. So the candidates and the default are
-measured anew, round by round (A B C, A B C, ...), and only these measurements count: drifts of
-the machine reach all of a round alike, and the interval is that of paired log ratios.
+The fastest of many noisy trials looks faster than it is (winner's curse). So the candidates and the
+default are measured again, round by round (A B C, A B C, ...), and only these measurements count.
+Drifts of the machine affect a whole round alike, so the interval is that of paired log ratios.
 
-Looking again after each round, at each candidate, gives luck several chances. So the error that
-is allowed in all is spent in parts, one for each look at each candidate, and the intervals hold
-at all looks together (repeated confidence intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51,
-1989).
+Testing after each round, and each candidate, is multiple testing. So the allowed error is divided
+among all looks at all candidates, and the intervals hold at all looks together (repeated confidence
+intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989).
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ import numpy as np
 
 from hvd_autosync.search_space import StepTime, Strategy
 
-#: Level of the two-sided interval; its lower end alone is exceeded with 95 % confidence.
+#: Level of the two-sided interval; its lower end is a one-sided bound with 95 % confidence.
 CONFIDENCE = 0.9
-#: Rounds after which is looked, and the share of the allowed error that each look may spend.
+#: Number of rounds at each look -> share of the allowed error that this look may spend.
 _SPENT = {3: 0.15, 4: 0.1, 5: 0.15, 6: 0.15, 7: 0.15, 8: 0.3}
-#: By more than this factor launches of one strategy hardly ever differ.
+#: Launches of one strategy hardly ever differ by more than this factor.
 LAUNCHES_DIFFER = 1.1
-#: Rounds after which a candidate that was slower in each is out.
+#: A candidate that was slower in each of so many rounds is dropped.
 _SLOWER_ROUNDS = 2
-#: Failures of the default that are not held against it.
+#: Number of failures of the default that are tolerated.
 _FORGIVEN = 1
 MIN_ROUNDS, MAX_ROUNDS = min(_SPENT), max(_SPENT)
 
@@ -58,7 +57,7 @@ class Comparison:
 
     @property
     def undecided(self) -> bool:
-        """Whether more rounds may well prove it; not when it seems no faster so far."""
+        """Whether more rounds may prove it: it is faster so far, but not with confidence."""
         return not self.proven and self.speedup > 1.0
 
 
@@ -70,9 +69,9 @@ def compare(
 ) -> Comparison:
     """Compare paired measurements, one pair per round.
 
-    The standard error of the mean log ratio is the larger of two: from the spread between rounds,
-    and from the steps within the trials. With few rounds the first alone is sometimes far too
-    small by luck.
+    The standard error of the mean log ratio is the larger of two: that from the spread between
+    rounds, and that from the steps within the trials. With few rounds the first alone can be far
+    too small by chance.
 
     Args:
         strategy: The candidate.
@@ -81,7 +80,7 @@ def compare(
         error_share: Share of the error of ``1 - CONFIDENCE`` that this look may spend.
 
     Raises:
-        ValueError: No round, or numbers of rounds that differ.
+        ValueError: There is no round, or the numbers of rounds differ.
     """
     from scipy.stats import t
 
@@ -112,7 +111,7 @@ class Measurement:
 
     Attributes:
         strategy: Candidate or default.
-        time: What it took; ``None`` when it failed or still runs.
+        time: Its step time; ``None`` if it failed or still runs.
         running: Whether it still runs.
     """
 
@@ -122,11 +121,11 @@ class Measurement:
 
 
 class Confirmation:
-    """Who is measured next, and what the measurements so far say.
+    """Chooses the next measurement, and compares the candidates with the default.
 
-    A candidate that fails once is out, and so is one that was slower in each of two rounds, or in
-    its first by more than launches differ: there is nothing to prove. The default has been
-    measured before, so that it is not to blame for one failure: it is asked for again.
+    A candidate is dropped if it fails once, if it was slower in each of two rounds, or if it was
+    slower in its first round by more than launches differ. The default was measured before, so one
+    failure is not its fault: it is measured again.
 
     Args:
         default: The default strategy.
@@ -142,8 +141,8 @@ class Confirmation:
         self._measurements = measurements
 
     def next(self) -> Strategy | None:
-        """The next strategy to measure; ``None`` when there is nothing left to decide."""
-        # While measurements are under way, as with several trials at once, nothing is decided.
+        """Return the next strategy to measure; ``None`` if the confirmation is finished."""
+        # Nothing is decided while measurements run (several trials at once).
         running = any(m.running for m in self._measurements)
         contenders = [
             strategy
@@ -162,10 +161,10 @@ class Confirmation:
         return next(s for s in contenders if begun[s] == rounds)
 
     def comparisons(self) -> list[Comparison]:
-        """Every candidate that was measured against the default and never failed, best first.
+        """Return the comparison of each candidate that was measured and never failed, best first.
 
-        Those that are proven to be faster come first, the fastest of them before all: that its
-        rounds were less alike than another's is no reason to take the slower one.
+        Proven candidates come first, ordered by their speedup, not by their lower bound: a larger
+        spread between rounds is no reason to prefer a slower candidate.
         """
         found = []
         default = self._times(self._default)
@@ -184,7 +183,7 @@ class Confirmation:
         return failures > (_FORGIVEN if strategy == self._default else 0)
 
     def _slower(self, strategy: Strategy) -> bool:
-        """Whether a candidate was slower than the default whenever both were measured."""
+        """Whether a candidate was slower than the default in each round, and may be dropped."""
         pairs = list(zip(self._times(self._default), self._times(strategy), strict=False))
         factors = [own.mean_s / default.mean_s for default, own in pairs]
         if strategy == self._default or not factors or min(factors) <= 1:

@@ -1,7 +1,7 @@
-"""What a study does next: a function of its settings and of the trials so far.
+"""The next action of a study, as a function of its settings and of the trials so far.
 
-Nothing here writes, runs or remembers, so the same trials lead to the same question: after a crash,
-and when a trace is replayed.
+Nothing here writes, launches or keeps state, so the same trials give the same trial request after a
+crash and in a replay of the trace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
-from hvd_autosync.study.candidate_selection import CandidateSelection, admissibility, pruned
+from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
 from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_left
 from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict, losses_of
@@ -25,20 +25,20 @@ from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 
-#: Exploring stops when the next trial is expected to save a smaller share of a step.
+#: Exploring stops if the next trial is expected to save less than this share of a step.
 SMALL_GAIN = 0.01
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """A trial that is wanted.
+    """The next trial to run.
 
     Attributes:
-        strategy: What to run under.
-        kind: Why (``TrialRecord.kind``).
-        info: What the learner says of it, plain JSON.
-        steps: Steps to measure, where they are others than those of the settings.
-        seed: Of all its random numbers; 0: the script's own.
+        strategy: The strategy of the trial.
+        kind: Its purpose (``TrialRecord.kind``).
+        info: The learner's explanation, plain JSON.
+        steps: Steps to measure; ``None``: those of the settings.
+        seed: Seed of all its random numbers; 0: the script's own.
     """
 
     strategy: Strategy
@@ -49,13 +49,13 @@ class TrialRequest:
 
 
 class Decision:
-    """What comes after some trials.
+    """The decision after some trials.
 
     Args:
-        problem: What the learner works on.
-        settings: Of the study.
-        learner: Who proposes strategies.
-        trials: Those that were told, or that still run.
+        problem: The input of the learner.
+        settings: The settings of the study.
+        learner: The learner that proposes strategies.
+        trials: The finished trials, and those that still run.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Decision:
         self._budget = Budget(settings, trials)
 
     def next(self) -> TrialRequest | Conclusion:
-        """The next trial, or how the study ends."""
+        """Return the next trial, or the conclusion of the study."""
         default = self._space.default
         if not self._space.holds_job and all(t.strategy != default for t in self._trials):
             return TrialRequest(default, "default")
@@ -86,7 +86,7 @@ class Decision:
         verdicts = self._check(top_candidates).verdicts()
         candidates = top_candidates
         if not confirming:
-            candidates = self._finalists.candidates(top_candidates, verdicts)
+            candidates = self._selection.candidates(top_candidates, verdicts)
             if self._budget.left_s < self._budget.confirming_s(len(candidates) + 1):
                 candidates = candidates[:1]
         measured = [self._measurement(t) for t in confirming]
@@ -96,11 +96,11 @@ class Decision:
         if next_one is None or too_long:
             why = too_long if next_one is not None else ""
             return self._concluded(confirmation.comparisons(), stopped, verdicts, why)
-        agenda = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
-        return TrialRequest(next_one, "confirm", agenda)
+        confirmation_plan = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
+        return TrialRequest(next_one, "confirm", confirmation_plan)
 
     def proven(self) -> Strategy | None:
-        """The best strategy that was confirmed so far, if any."""
+        """Return the best strategy that was confirmed so far, if any."""
         confirming = [t for t in self._trials if t.kind == "confirm"]
         if not confirming:
             return None
@@ -111,26 +111,29 @@ class Decision:
         return next(sure, None)
 
     def verdicts(self) -> list[Verdict]:
-        """What is said of the strategies that were judged so far."""
+        """Return the verdicts on the strategies that were judged so far."""
         return self._check(()).verdicts()
 
     def _too_long(self, candidates: Sequence[Strategy], *, begun: bool) -> str:
-        """Why the confirmation is not begun, or does not go on; empty where it does."""
+        """Return why the confirmation does not start or continue; empty if it does."""
         if begun:
             trial_s = self._budget.trial_s
             out_of_time = self._budget.left_s < trial_s
             return "the minutes were used before anything was confirmed" if out_of_time else ""
         if not candidates:
             return ""
-        saving = self._finalists.saving(candidates[0])
+        saving = self._selection.saving(candidates[0])
         return self._budget.why_not_confirm(len(candidates) + 1, saving)
 
     def _before_confirming(self) -> tuple[TrialRequest | None, str, list[Strategy]]:
-        """The next trial that explores or judges; else why there is none, and who is best."""
+        """Return the next exploring or quality trial, why exploring stopped, and top candidates.
+
+        The trial is ``None`` if there is none; the other two are valid only then.
+        """
         stopped = ""
         check = self._check(())
         wanted = check.next() if check.under_way is not None else None
-        if wanted is not None:  # the pairs of a candidate follow each other
+        if wanted is not None:  # finish the pairs of one candidate before anything else
             return self._judging(*wanted), "", []
         first = turn_to_explore(self._space, self._trials, self._settings.trials)
         for exploring in (first, not first):
@@ -140,16 +143,16 @@ class Decision:
                     info = suggestion.info
                     return TrialRequest(suggestion.strategy, suggestion.kind, info), "", []
                 continue
-            wanted = self._check(self._finalists.top_candidates()).next()
+            wanted = self._check(self._selection.top_candidates()).next()
             if wanted is not None:
                 return self._judging(*wanted), "", []
-        return None, stopped, self._finalists.top_candidates()
+        return None, stopped, self._selection.top_candidates()
 
     def _judging(self, strategy: Strategy, seed: int) -> TrialRequest:
-        """A trial that judges."""
+        """Return a quality trial."""
         steps = self._settings.quality_steps
         if self._settings.goal == "time-to-loss":
-            steps = self._finalists.steps_in_time(strategy, steps)
+            steps = self._selection.steps_in_time(strategy, steps)
         return TrialRequest(strategy, "quality", {"seed": seed}, steps, seed)
 
     def _measurement(self, trial: TrialRecord) -> Measurement:
@@ -158,13 +161,13 @@ class Decision:
         return Measurement(strategy, time_s, running=trial.result is None)
 
     def _explore(self) -> tuple[Suggestion | None, str]:
-        """What to try next, or ``None`` with the reason to stop exploring."""
+        """Return the next suggestion, or ``None`` with the reason to stop exploring."""
         exhausted = self._exhausted()
         if exhausted:
             return None, exhausted
         problem = self._problem
         if self._space.has_lossy:
-            feasible = admissibility(self._space, self.verdicts()).at
+            feasible = quality_constraint(self._space, self.verdicts()).at
             problem = replace(problem, feasible=feasible)
         running = [trial.strategy for trial in self._trials if trial.result is None]
         suggestion = self._learner.suggest(
@@ -179,11 +182,11 @@ class Decision:
         return (None, enough) if enough else (replace(suggestion, info=info), "")
 
     def _enough(self, gain: float) -> str:
-        """Why the next trial, with its expected gain, is not worth its time; empty if it is."""
+        """Return why a trial with this expected gain is not worth its time; empty if it is."""
         if len(self._trials) < FEWEST_TRIALS:
             return ""
         if gain < SMALL_GAIN:
-            return f"another trial promises a gain of {gain:.1%}, less than {SMALL_GAIN:.0%}"
+            return f"another trial is expected to gain {gain:.1%}, less than {SMALL_GAIN:.0%}"
         trial_s, saved_s = self._budget.trial_s, gain * self._budget.training_s
         if saved_s < trial_s:
             return (
@@ -193,7 +196,7 @@ class Decision:
         return ""
 
     def _exhausted(self) -> str:
-        """Why no further trial may be spent; empty while some may."""
+        """Return why exploring cannot continue; empty if it can."""
         settings = self._settings
         if self._space.dimension == 0:
             return "no knob can matter for this job"
@@ -202,15 +205,15 @@ class Decision:
         return self._budget.why_not_explore()
 
     @cached_property
-    def _finalists(self) -> CandidateSelection:
+    def _selection(self) -> CandidateSelection:
         observations = observations_of(self._space, self._trials)
         left = self._settings.left
-        out = pruned(self._space, self._trials)
-        out |= {o.strategy for o in observations if is_left(o.strategy, left, self._space)}
-        return CandidateSelection(self._problem, observations, out)
+        excluded = pruned(self._space, self._trials)
+        excluded |= {o.strategy for o in observations if is_left(o.strategy, left, self._space)}
+        return CandidateSelection(self._problem, observations, excluded)
 
     def _check(self, top_candidates: Sequence[Strategy]) -> QualityCheck:
-        """The test of lossy strategies: of each part that decides what is trained, one."""
+        """Return the quality check, with one strategy for each distinct lossy part."""
         first: dict[Strategy, Strategy] = {}
 
         def judged_as(strategy: Strategy) -> Strategy:
@@ -235,7 +238,7 @@ class Decision:
             self._space.default,
             list(first.values()),
             tried,
-            lambda untried, verdicts: self._finalists.to_judge(top_candidates, untried, verdicts),
+            lambda untried, verdicts: self._selection.to_judge(top_candidates, untried, verdicts),
             tolerance=self._settings.loss_tolerance,
             goal=self._settings.goal,
             spent=self._budget.why_not_judge(),
@@ -244,13 +247,13 @@ class Decision:
     def _concluded(
         self, comparisons: list[Comparison], stopped: str, verdicts: Sequence[Verdict], why: str
     ) -> Conclusion:
-        """How the study ends.
+        """Return the conclusion of the study.
 
         Args:
-            comparisons: Of the candidates that were confirmed.
+            comparisons: Comparisons of the confirmed candidates with the default.
             stopped: Why exploring ended.
-            verdicts: Of lossy strategies.
-            why: Why nothing more is confirmed, where something would be.
+            verdicts: Verdicts on lossy strategies.
+            why: Why the confirmation ended before it was complete; else empty.
         """
         best = comparisons[0] if comparisons else None
         default = default_result(self._trials)
@@ -265,7 +268,7 @@ class Decision:
         elif any(t.kind == "confirm" for t in self._trials):
             reason = "the default or every candidate failed when measured again"
         elif verdicts:
-            reason = "lossy strategies were refused for their losses, and no other promises enough"
+            reason = "lossy strategies were refused for their losses, and no other is fast enough"
         else:
             reason = "no strategy that may be used promises to beat the default by much"
         default_s = first.mean_s if first else math.nan
@@ -273,5 +276,5 @@ class Decision:
 
 
 def _confirmation_plan(trial: TrialRecord) -> tuple[str, list[Strategy]]:
-    """Why exploring stopped and who was chosen then, as a later trial has it written down."""
+    """Return why exploring stopped and the candidates, from the info of a confirming trial."""
     return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]

@@ -1,8 +1,8 @@
-"""Winners that the loss guard has ended in a training: they are not used again.
+"""Winners that the loss guard abandoned in a training; they are not used again.
 
-The record of a fall-back is kept with the study whose winner it was. The next run of the job takes
-the next best strategy that was proven to be faster in that study; where there is none, it searches
-again, once, without the strategies that were left; after that it runs the default.
+The record of a fall-back is stored with the study of the winner. The next run of the job uses the
+next best strategy that was proven faster in that study. If there is none, the job is tuned again,
+once, without the abandoned strategies; after that it runs the default.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 
 
 def left_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]:
-    """The strategies that trainings of a job were ended under by the loss guard.
+    """Return the strategies that the loss guard abandoned in trainings of a job.
 
     Args:
-        store: Where the studies are.
-        job_key: Of the job (``StudyRecord.job_key``).
+        store: The store of the studies.
+        job_key: Key of the job (``StudyRecord.job_key``).
     """
     found = (f.strategy for s in store.studies() if s.job_key == job_key for f in s.fallbacks)
     return tuple(dict.fromkeys(found))
@@ -32,14 +32,14 @@ def left_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]:
 def is_left(
     strategy: Strategy, left: Collection[Strategy], space: SearchSpace | None = None
 ) -> bool:
-    """Whether ``strategy`` is one of those that were left, or trains the same model in a space."""
+    """Whether ``strategy`` is in ``left``, or has the same lossy part as one of them."""
     if strategy in left:
         return True
     return space is not None and not _parts(left, space).isdisjoint(_parts([strategy], space))
 
 
 def _parts(strategies: Collection[Strategy], space: SearchSpace) -> set[Strategy]:
-    """What of each decides what is trained; without those outside of the space."""
+    """Return the lossy parts of the lossy ones among ``strategies`` that lie in the space."""
     found = set()
     for strategy in strategies:
         with contextlib.suppress(SpaceError):
@@ -49,15 +49,15 @@ def _parts(strategies: Collection[Strategy], space: SearchSpace) -> set[Strategy
 
 
 def without_left(study: StudyRecord, left: Collection[Strategy]) -> StudyRecord:
-    """A finished study as if the strategies that were left had not been candidates.
+    """Return a finished study as if the abandoned strategies had not been candidates.
 
     Args:
         study: The study.
-        left: As of :func:`left_strategies`.
+        left: The abandoned strategies (:func:`left_strategies`).
 
     Returns:
-        The study itself where its winner was not left; else with the next best strategy that was
-        proven to be faster than the default, or with the default as its winner.
+        The study itself if its winner was not abandoned. Else its winner is the next best strategy
+        that was proven faster than the default, or the default.
     """
     conclusion = Conclusion.of(study)
     if study.winner is None or not is_left(study.winner, left, study.space):
@@ -76,7 +76,7 @@ def without_left(study: StudyRecord, left: Collection[Strategy]) -> StudyRecord:
 
 
 def fallback_line(study: StudyRecord) -> str:
-    """What the last training under a study's winner came to, for people; empty if nothing did."""
+    """Describe the last fall-back of a study's winner, for people; empty if there was none."""
     last = next(reversed(study.fallbacks), None)
     if last is None:
         return ""

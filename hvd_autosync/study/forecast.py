@@ -1,4 +1,4 @@
-"""How long a tuning will take, as its default trial lets expect."""
+"""Forecast of the time that tuning will take, from its default trial."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
 
-#: Contenders of a confirmation, the default among them: fewest and most.
+#: Fewest and most strategies of a confirmation, the default included.
 _FEWEST_CONTENDERS, _MOST_CONTENDERS = 2, 3
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What may still be done, and how long that takes.
+    """The remaining trials and their time.
 
     Attributes:
         trial_s: Seconds of a trial.
-        setup_s: Seconds of it until its first step has ended.
-        trials: Most trials that may still explore.
-        judging_s: Most seconds of trials that judge lossy strategies.
-        low_s: Seconds with the shortest confirmation.
-        high_s: Seconds with the longest one.
-        training_s: Seconds that the training is expected to take.
-        trains: Whether the training follows, which Ctrl-C begins at once.
+        setup_s: Seconds of a trial until its first step has ended.
+        trials: Largest number of remaining exploring trials.
+        judging_s: Largest number of seconds of quality trials.
+        low_s: Seconds of the rest of the tuning with the shortest confirmation.
+        high_s: Seconds of the rest of the tuning with the longest confirmation.
+        training_s: Expected seconds of the training.
+        trains: Whether the training follows; if so, Ctrl-C starts it at once.
     """
 
     trial_s: float
@@ -46,12 +46,12 @@ class Forecast:
 def forecast(
     settings: StudySettings, trials: Sequence[TrialRecord], *, lossy: bool, trains: bool
 ) -> Forecast | None:
-    """What is expected of a study whose default was measured; ``None`` where no time is known.
+    """Return the forecast after the default trial; ``None`` if the default has no step time.
 
     Args:
-        settings: Of the study.
-        trials: Those that have ended.
-        lossy: Whether its space has lossy knobs.
+        settings: The settings of the study.
+        trials: The finished trials.
+        lossy: Whether the space has lossy knobs.
         trains: Whether the training follows.
     """
     default, budget = default_result(trials), Budget(settings, trials)
@@ -62,7 +62,7 @@ def forecast(
     judging_s = 0.0
     if lossy:
         steps_s = settings.quality_steps * default.step_time.mean_s
-        most = FIRST_SEEDS * (1 + MOST_JUDGED)  # more seeds are needed where these do not tell
+        most = FIRST_SEEDS * (1 + MOST_JUDGED)  # inconclusive pairs need more seeds
         judging_s = min(most * (default.setup_s + steps_s), 60 * settings.quality_minutes)
     low_s, high_s = (
         min((left + rounds * contenders) * each_s + judging_s, budget.left_s)

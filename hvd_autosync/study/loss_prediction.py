@@ -1,16 +1,16 @@
-"""What the losses of a guarded training may be, predicted from the quality trials of its job.
+"""Prediction of the losses of a guarded training, from the quality trials of its job.
 
-Each trial has another seed, and so other data and another initialization. With m_s(w) the mean
-loss of window w in the trial of seed s, n seeds, a new training that is as good has the mean
+Each trial has its own seed, and so its own data and initialization. Let m_s(w) be the mean loss of
+window w in the trial of seed s, for n seeds. A new training that is as good has the mean
 mu(w) = mean of m_s(w) over s, with the variance (1 + 1/n) v(w)::
 
     v(w) = (c a(w) + b(w)) / 2,   c = max(1, mean over w of b(w) / a(w))
 
-a(w) is the variance of a window's mean by its steps (von Neumann's mean square of successive
-differences, which a falling loss does not inflate), b(w) that of m_s(w) over the seeds: the first
-has many degrees of freedom and does not see what seeds make of a window, the second has n - 1. What
-a seed makes of all windows alike inflates v(w) by the variance of the trials' own cumulated
-deviations, where that is above 1. The prediction ends with the trials.
+a(w) is the variance of a window's mean estimated from its steps (von Neumann's mean square of
+successive differences, which a falling loss does not inflate); it has many degrees of freedom, but
+misses the variance between seeds. b(w) is the variance of m_s(w) over the seeds, with n - 1 degrees
+of freedom. An effect of the seed that is common to all windows inflates v(w) by the variance of the
+trials' cumulated deviations, if that is above 1. The prediction ends with the trials.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from collections.abc import Sequence
 
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
-#: Steps of a trial that are its beginning, and its end, as shares of all: between these a loss has
-#: fallen.
+#: Shares of a trial's steps that are its beginning and its end: the decrease of a loss is measured
+#: between them.
 _BEGINNING, _END = 0.05, 0.25
-#: A strategy that was never shown to be as good may be worse by this share of the tolerance.
+#: Share of the tolerance that is allowed to a strategy without an admitting verdict.
 _UNPROVEN = 0.5
 
 
 def predict_losses(
     default: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = (), tolerance: float = 0.01
 ) -> LossPrediction:
-    """The losses of a training under a lossy strategy that is as good.
+    """Predict the losses of a training under a lossy strategy that is as good as the default.
 
     Args:
         default: Losses of the steps of the default's trials, one sequence for each seed.
-        own: The same of the strategy's own trials, where it was admitted: as it was then it may be.
-        tolerance: Loss above the default's that is tolerated, as a share of what that has fallen.
+        own: Losses of the strategy's own trials, if it was admitted: they are allowed, too.
+        tolerance: Allowed loss above the default's, as a share of the decrease of the default's.
 
     Returns:
-        For each window of ``LOSS_WINDOW`` steps of the trials; without windows where there is too
-        little to judge by.
+        A prediction for each window of ``LOSS_WINDOW`` steps of the trials; without windows if the
+        trials do not suffice.
     """
     nothing = LossPrediction()
     count = min((len(losses) for losses in default), default=0) // LOSS_WINDOW
@@ -51,7 +51,7 @@ def predict_losses(
     levels = [statistics.fmean(window) for window in zip(*means, strict=True)]
     variances = _variances(default, means)
     if not all(variances):
-        return nothing  # equal losses of all seeds say nothing of their noise
+        return nothing  # a variance of 0: equal losses carry no information on the noise
     margin = tolerance * max(statistics.fmean(map(_fall, default)), 0.0)
     if own:
         longest = min(count, *(len(_means(losses)) for losses in own))
@@ -68,19 +68,19 @@ def predict_losses(
 
 
 def _means(losses: Sequence[float]) -> list[float]:
-    """Of each whole window."""
+    """Return the mean of each whole window."""
     last = len(losses) - LOSS_WINDOW + 1
     return [statistics.fmean(losses[i : i + LOSS_WINDOW]) for i in range(0, last, LOSS_WINDOW)]
 
 
 def _fall(losses: Sequence[float]) -> float:
-    """What a loss has fallen by."""
+    """Return the decrease of a loss from the beginning to the end."""
     first, last = (max(int(share * len(losses)), 1) for share in (_BEGINNING, _END))
     return statistics.fmean(losses[:first]) - statistics.fmean(losses[-last:])
 
 
 def _variances(trials: Sequence[Sequence[float]], means: Sequence[Sequence[float]]) -> list[float]:
-    """v(w) of the module, for each window."""
+    """Return v(w) of the module, for each window."""
     within, between = [], []
     for window, of_seeds in enumerate(zip(*means, strict=True)):
         start = window * LOSS_WINDOW
@@ -97,7 +97,7 @@ def _variances(trials: Sequence[Sequence[float]], means: Sequence[Sequence[float
 
 
 def _inflation(means: Sequence[Sequence[float]], variances: Sequence[float]) -> float:
-    """Variance of the trials' deviations, summed over all windows, in its units; at least 1."""
+    """Return the variance of the trials' summed deviations over the expected one; at least 1."""
     scores = []
     for own in means:
         deviations = [

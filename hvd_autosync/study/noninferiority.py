@@ -1,20 +1,20 @@
 """Non-inferiority: is the loss of a candidate at most a tolerance above the default's?
 
-Default and candidate are trained in pairs, with the same seed and the same data. The unit is the
-pair: steps of one training follow each other and share its luck, so they are no independent
+Default and candidate are trained in pairs, with the same seed and the same data. The unit of
+observation is the pair: steps of one training are correlated, so they are no independent
 observations. With D_s the mean difference of pair s over the judged steps, W_s its standard error
 from within the pair, and n pairs::
 
     D = mean of D_s,     e = max( sd(D_s) / sqrt(n),  sqrt(sum of W_s^2) / n )
     upper bound = D + t(1 - a_n 0.05 / m; n - 1) e
 
-The candidate is admitted when the upper bound is below the tolerance, so noise counts against it.
-The null hypothesis is that it is worse by the tolerance or more. ``m`` candidates may be judged in
-a study and the fastest of those admitted wins, so each has a share of the 5 % of false admissions
-(Bonferroni); ``a_n`` spends it over the looks (Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989).
-``benchmarks/noninferiority.py`` simulates how often it errs, and what it can show.
+The null hypothesis is that the candidate is worse by the tolerance or more. The candidate is
+admitted if the upper bound is below the tolerance, so noise counts against it. A study may judge
+``m`` candidates and the fastest admitted one wins, so each gets a share of the 5 % of false
+admissions (Bonferroni); ``a_n`` spends that share over the looks (Jennison and Turnbull, J. R.
+Stat. Soc. B 51, 1989). ``benchmarks/noninferiority.py`` simulates the error rates and the power.
 
-Refusals may err more often: they cost speed, not the model.
+Wrong refusals may be more frequent: they cost speed, not the quality of the model.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-#: Of all studies in which no candidate is as good, the share that admits one.
+#: Largest share of false admissions: studies that admit a candidate although none is as good.
 FALSE_ADMISSIONS = 0.05
-#: So many candidates are judged in a study.
+#: Largest number of candidates that are judged in a study.
 MOST_JUDGED = 6
-#: Numbers of pairs after which it is looked, and the share of the error that each look may spend.
+#: Number of pairs at each look -> share of the allowed error that this look may spend.
 LOOKS = {4: 0.05, 6: 0.1, 8: 0.15, 12: 0.2, 16: 0.5}
 MOST_PAIRS = max(LOOKS)
-#: A candidate is worse when its difference is above the tolerance by so many standard errors; or
-#: with fewer pairs than the first look by so many of what seeds make of two trainings.
+#: A candidate is worse if its difference exceeds the tolerance with this confidence; with fewer
+#: pairs than at the first look, by so many standard deviations between two trainings.
 _WORSE_CONFIDENCE, _WORSE_DEVIATIONS = 0.99, 4.0
 #: One-sided confidence with which the spread of pairs is at least what futility assumes.
 _SPREAD_CONFIDENCE = 0.9
 
 
 class Outcome(str, enum.Enum):
-    """What pairs say of a candidate: as good, worse, or that it could not be told."""
+    """The result for a candidate: as good, worse, or inconclusive."""
 
     ADMITTED = "admitted"
     WORSE = "worse"
@@ -63,13 +63,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Finding:
-    """What some pairs say.
+    """The result of the test on some pairs.
 
     Attributes:
-        outcome: ``None`` while more pairs may tell.
-        difference: Mean of the pairs.
-        bound: Its upper bound at the last look; infinite before the first one.
-        pairs: How many pairs it took.
+        outcome: The outcome; ``None`` if more pairs are needed.
+        difference: Mean difference of the pairs.
+        bound: Upper bound of the difference at the last look; infinite before the first one.
+        pairs: Number of pairs that were used.
     """
 
     outcome: Outcome | None
@@ -79,11 +79,11 @@ class Finding:
 
 
 def find(pairs: Sequence[Pair], tolerance: float, seeds_deviation: float) -> Finding:
-    """Judge a candidate by its pairs, in their order; what was found stays found.
+    """Test a candidate on its pairs, in their order; later pairs do not change an outcome.
 
     Args:
-        pairs: At least one.
-        tolerance: How much loss above the default's is tolerated.
+        pairs: The pairs, at least one.
+        tolerance: Allowed loss above the default's.
         seeds_deviation: Standard deviation of the default's loss over seeds.
     """
     bound = math.inf
@@ -103,17 +103,17 @@ def find(pairs: Sequence[Pair], tolerance: float, seeds_deviation: float) -> Fin
 
 
 def has_fallen(falls: Sequence[Pair]) -> bool:
-    """Whether the default's loss has fallen since the beginning, beyond its noise.
+    """Whether the default's loss has decreased since the beginning, beyond its noise.
 
     Args:
-        falls: For each seed, by how much, as a :class:`Pair`; at least two.
+        falls: The decrease for each seed, as a :class:`Pair`; at least two.
     """
     mean = statistics.fmean(fall.difference for fall in falls)
     return mean > _quantile(1 - FALSE_ADMISSIONS, len(falls) - 1) * _error(falls)
 
 
 def _error(pairs: Sequence[Pair]) -> float:
-    """The standard error of the mean: from the spread of pairs, or from within if that is more."""
+    """Standard error of the mean: from the spread of pairs or from within, the larger one."""
     count = len(pairs)
     within = math.sqrt(sum(pair.error**2 for pair in pairs)) / count
     if count == 1:
@@ -123,24 +123,24 @@ def _error(pairs: Sequence[Pair]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of two or more; ``statistics.stdev`` takes 20 times as long."""
+    """Standard deviation of two or more values; ``statistics.stdev`` takes 20 times as long."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _margin(count: int, error: float, seeds_deviation: float) -> float:
-    """By how much a difference must be above the tolerance to be called worse."""
+    """Return the margin above the tolerance from which a candidate is worse."""
     if count in LOOKS or count > min(LOOKS):
         return _quantile(_WORSE_CONFIDENCE, count - 1) * error
-    # Of so few pairs the spread is not known: two trainings of the default differ by that.
+    # So few pairs do not give their spread, so that of two trainings of the default is used.
     alone = math.sqrt(2.0 / count) * seeds_deviation
     return _WORSE_DEVIATIONS * max(alone, error)
 
 
 def _futile(mean: float, error: float, count: int, tolerance: float) -> bool:
-    """Whether even the last look is not expected to admit, were all as favourable as it may be.
+    """Whether even the last look is not expected to admit, under favourable assumptions.
 
-    The mean one standard error lower, and the spread at the lower end of what it may be.
+    These are: the mean one standard error lower, and the spread at its lower confidence bound.
     """
     least = error * math.sqrt(count) * _least_spread(count - 1)
     at_last = _quantile(_admitting(MOST_PAIRS), MOST_PAIRS - 1) * least / math.sqrt(MOST_PAIRS)
@@ -148,13 +148,13 @@ def _futile(mean: float, error: float, count: int, tolerance: float) -> bool:
 
 
 def _admitting(count: int) -> float:
-    """The one-sided confidence of a look."""
+    """One-sided confidence of the upper bound at a look."""
     return 1 - LOOKS[count] * FALSE_ADMISSIONS / MOST_JUDGED
 
 
 @cache
 def _least_spread(degrees: int) -> float:
-    """What a standard deviation is at least, as a share of what was estimated."""
+    """Lower confidence bound of a standard deviation, as a share of its estimate."""
     from scipy.stats import chi2
 
     return math.sqrt(degrees / float(chi2.ppf(_SPREAD_CONFIDENCE, degrees)))

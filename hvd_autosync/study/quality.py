@@ -1,12 +1,13 @@
-"""Is a lossy strategy as good for the model? Longer trials, judged by the losses of their steps.
+"""The quality check: is a lossy strategy as good for the model as the default?
 
-The default and a candidate are trained in pairs, with the same seed and the same data, seed after
-seed, until the pairs tell (:mod:`hvd_autosync.study.noninferiority`) or the budget is used up.
-Compared are the losses of the last quarter of as many samples, means over all ranks; the tolerance
-is a share of what the default's loss has fallen since the beginning of the training.
+Quality trials are longer than others and are judged by the losses of their steps. The default and a
+candidate are trained in pairs, with the same seed and the same data, seed after seed, until the
+test is conclusive (:mod:`hvd_autosync.study.noninferiority`) or the budget is used up. It compares
+the losses, means over all ranks, of the last quarter of the steps, after equally many samples. The
+tolerance is a share of the decrease of the default's loss since the beginning of the training.
 
-Under local steps replicas train apart, and what would be used is their average. Its losses are
-those of the first step of each round, and only these are compared.
+With local steps replicas differ within a round, and their average is the model. The losses of the
+average are those of the first step of each round, so only these are compared.
 """
 
 from __future__ import annotations
@@ -29,32 +30,31 @@ from hvd_autosync.study.noninferiority import (
     has_fallen,
 )
 
-#: Seeds of the trials, in their order; 0 are the script's own random numbers.
+#: Seeds of the trials, in order; seed 0 would be the script's own random numbers.
 SEEDS = tuple(range(1, MOST_PAIRS + 1))
-#: So many seeds of the default come first: what its loss has fallen by, and its noise, are theirs.
+#: Number of seeds of the default that run first; they give the decrease and the noise of its loss.
 FIRST_SEEDS = min(LOOKS)
-#: Steps of a trial that are judged, as a share of all; those that are its beginning; and fewest
-#: steps that can be judged.
+#: Share of a trial's steps that is judged, share that is its beginning, and fewest steps to judge.
 _LAST, _BEGINNING, _FEWEST = 0.25, 0.05, 20
-#: Rounds of local steps whose averages are judged, at least.
+#: Least number of rounds of local steps whose averages are judged, if there are so many.
 _FEWEST_ROUNDS = 4
-#: Neighbouring steps resemble each other: means over so many are compared with each other, too.
+#: Block length for standard errors: neighbouring steps are correlated, means of blocks are less so.
 _BLOCK = 5
-#: Excess of what was refused, at least, by why it was.
+#: Least violation of a refused candidate, by outcome.
 _REFUSED = {Outcome.WORSE: 2.0, Outcome.NOT_SHOWN: 1.5}
-#: Where only time counts a candidate is trained for the time of the default, but no more than so
+#: With the goal time-to-loss a candidate trains for the time of the default, but at most for so
 #: many times its steps.
 MOST_STEPS_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
 class QualityTrial:
-    """One trial that judges.
+    """One quality trial.
 
     Attributes:
         strategy: The default or a candidate.
-        seed: Of all its random numbers.
-        losses: Mean over ranks of the loss of each step; none where it failed or has no losses.
+        seed: Seed of all its random numbers.
+        losses: Mean over ranks of the loss of each step; empty if it failed or reports no loss.
         running: Whether it still runs.
         round_steps: Steps of a round of local steps.
     """
@@ -68,17 +68,17 @@ class QualityTrial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one candidate.
+    """The verdict on one candidate.
 
     Attributes:
         strategy: The candidate.
-        outcome: Whether it may be used, is worse, or could not be told from worse ones.
-        loss: Its loss at as many samples as the default's, mean over the pairs; NaN without any.
-        default_loss: The default's in the same pairs.
-        allowed: By how much the first may be above the second.
+        outcome: Whether it is admitted, worse, or not shown to be as good.
+        loss: Its loss after as many samples as the default, mean over the pairs; NaN without pairs.
+        default_loss: Loss of the default in the same pairs.
+        allowed: Allowed difference of the two.
         reason: One sentence for people.
-        bound: Upper bound of the difference, at the last look; NaN where there was none.
-        pairs: How many pairs of trainings there were.
+        bound: Upper bound of the difference at the last look; NaN without a look.
+        pairs: Number of pairs of trainings.
     """
 
     strategy: Strategy
@@ -96,20 +96,23 @@ class Verdict:
         return self.outcome is Outcome.ADMITTED
 
     @property
-    def excess(self) -> float:
-        """Its loss above the default's over what is allowed; infinite where there is none."""
+    def violation(self) -> float:
+        """Its loss minus the default's over the allowed difference; infinite without a loss.
+
+        It is at most 1 if the candidate was admitted, and above 1 if it was refused.
+        """
         if not math.isfinite(self.loss):
             return math.inf
-        excess = (self.loss - self.default_loss) / max(self.allowed, 1e-12)
-        return min(excess, 1.0) if self.admissible else max(excess, _REFUSED[self.outcome])
+        violation = (self.loss - self.default_loss) / max(self.allowed, 1e-12)
+        return min(violation, 1.0) if self.admissible else max(violation, _REFUSED[self.outcome])
 
 
-#: Which of the candidates that were not tried is judged next, after these verdicts, if any.
+#: From the candidates that were not tried and the verdicts so far to the next candidate, if any.
 Choose = Callable[[Sequence[Strategy], Sequence[Verdict]], Strategy | None]
 
 
 def losses_of(result: TrialResult) -> tuple[float, ...]:
-    """Mean over ranks of the loss of each step; none where some rank has none."""
+    """Return the mean over ranks of the loss of each step; empty if a rank reports none."""
     rows = [rank.losses for rank in result.ranks]
     if not result.status.measured or not rows:
         return ()
@@ -117,17 +120,17 @@ def losses_of(result: TrialResult) -> tuple[float, ...]:
 
 
 class QualityCheck:
-    """Who is trained next, and what the trials so far say.
+    """Chooses the next quality trial, and gives the verdicts on the trials so far.
 
     Args:
         default: The default strategy.
         candidates: Lossy strategies that may be judged.
-        trials: The trials so far, in order.
-        choose: Chooses among them.
-        tolerance: Loss above the default's that is tolerated, as a share of what that has fallen.
-        goal: ``"steps"``: the loss after as many steps counts; ``"time-to-loss"``: that after as
-            much time, for which candidates have trained longer.
-        spent: Why no further trial may judge; empty while some may.
+        trials: The quality trials so far, in order.
+        choose: Chooses the next candidate.
+        tolerance: Allowed loss above the default's, as a share of the decrease of the default's.
+        goal: ``"steps"``: losses are compared after equally many steps; ``"time-to-loss"``: after
+            equal time, for which candidates train longer.
+        spent: Why no further quality trial is allowed; empty if some are.
     """
 
     def __init__(
@@ -153,17 +156,17 @@ class QualityCheck:
         self._spent = spent
 
     def next(self) -> tuple[Strategy, int] | None:
-        """Strategy and seed of the next trial; ``None`` when there is nothing left to learn."""
+        """Return strategy and seed of the next trial; ``None`` if none is needed now."""
         if not self._candidates or self._spent or self._obstacle:
             return None
         begun = {(trial.strategy, trial.seed) for trial in self._trials}
         if not begun and self._choose(self._candidates, ()) is None:
-            return None  # none is worth the trials of the default
+            return None  # no candidate is worth the trials of the default
         for seed in SEEDS[:FIRST_SEEDS]:
             if (self._default, seed) not in begun:
                 return self._default, seed
         if any(trial.running for trial in self._of(self._default)[:FIRST_SEEDS]):
-            return None  # what they say decides whether anybody can be judged
+            return None  # their losses decide whether candidates can be judged
         candidate = self.under_way
         if candidate is None:
             untried = [s for s in self._candidates if not self._of(s)]
@@ -175,13 +178,13 @@ class QualityCheck:
 
     @property
     def under_way(self) -> Strategy | None:
-        """The candidate that has some of its trials, and needs more."""
+        """The candidate that has some trials and needs more, if any."""
         if self._spent or self._obstacle:
             return None
         return next((s for s in self._candidates if self._undecided(s)), None)
 
     def verdicts(self) -> list[Verdict]:
-        """One for each candidate that was judged to its end; for all where none can be judged."""
+        """Return a verdict for each candidate that is decided; for all if none can be judged."""
         blind = bool(self._obstacle) and len(self._of(self._default)) > 0
         return [
             self._verdict(each)
@@ -194,32 +197,32 @@ class QualityCheck:
 
     @cached_property
     def _first(self) -> list[tuple[float, ...]]:
-        """Losses of the default's first seeds, as far as they are known."""
+        """Losses of the default's first seeds that have finished."""
         trials = self._of(self._default)[:FIRST_SEEDS]
         return [trial.losses for trial in trials if not trial.running]
 
     @cached_property
     def _obstacle(self) -> str:
-        """Why nobody can be judged; empty while somebody may be."""
+        """Why no candidate can be judged; empty if candidates can."""
         first = self._first
         if any(len(losses) < _FEWEST for losses in first):
             return "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
         if not all(math.isfinite(sum(losses)) for losses in first):
-            return "losses of the default itself are no numbers, so nothing can be judged by them"
+            return "the default's own losses are NaN or infinite, so no strategy can be judged"
         if len(first) < FIRST_SEEDS:
             return ""
         if len(set(first)) < len(first):
-            return "two seeds gave the default the same losses, so they say nothing of its noise"
+            return "two seeds gave the default the same losses, so its noise cannot be estimated"
         if not has_fallen(self._falls):
             return (
-                "the default's own loss has not fallen beyond its noise, so it cannot be told what "
-                "is as good; let --autosync-quality-steps be more"
+                "the default's own loss has not fallen beyond its noise, so no strategy can be "
+                "judged; increase --autosync-quality-steps"
             )
         return ""
 
     @cached_property
     def _falls(self) -> list[Pair]:
-        """By how much the default's loss has fallen, for each of its first seeds."""
+        """Decrease of the default's loss, for each of its first seeds."""
         falls = []
         for losses in self._first:
             count = max(int(_BEGINNING * len(losses)), 1)
@@ -230,7 +233,7 @@ class QualityCheck:
 
     @cached_property
     def _allowed(self) -> float:
-        """Loss above the default's that is tolerated."""
+        """Allowed loss above the default's."""
         return self._tolerance * statistics.fmean(fall.difference for fall in self._falls)
 
     @cached_property
@@ -239,7 +242,7 @@ class QualityCheck:
         return deviation([_mean(losses, _judged(len(losses), 1)) for losses in self._first])
 
     def _undecided(self, candidate: Strategy) -> bool:
-        """Whether a candidate has begun, and more pairs may tell."""
+        """Whether a candidate has trials but no outcome yet."""
         trials = self._of(candidate)
         if self._spent or not trials or len(self._first) < FIRST_SEEDS:
             return bool(trials) and not self._spent
@@ -255,7 +258,7 @@ class QualityCheck:
         return find(compared, self._allowed, self._seeds_deviation)
 
     def _pairs(self, candidate: Strategy) -> list[tuple[_Losses, _Losses]]:
-        """Losses of the default and the candidate for each seed that both have ended with."""
+        """Return the losses of the default and the candidate for each seed that both finished."""
         own = {trial.seed: trial for trial in self._of(candidate)}
         pairs = []
         for trial in self._of(self._default):
@@ -274,13 +277,13 @@ class QualityCheck:
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, self._obstacle)
         trials = self._of(candidate)
         if any(_failed(trial) for trial in trials):
-            reason = "its training failed or its loss is no number"
+            reason = "its training failed or its loss is NaN or infinite"
             return Verdict(candidate, Outcome.WORSE, nothing, nothing, self._allowed, reason)
         pairs = self._pairs(candidate)
         if not pairs:
             reason = (
-                "no average of its replicas is seen in so few steps; let --autosync-quality-steps "
-                "be more"
+                "too few steps to see the loss of an average of its replicas; increase "
+                "--autosync-quality-steps"
             )
             return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, self._allowed, reason)
         found = self._find(pairs)
@@ -300,12 +303,12 @@ class QualityCheck:
         )
 
     def _reason(self, found: Finding, at_equal_steps: float, steps: int) -> str:
-        """One sentence.
+        """Return one sentence for people.
 
         Args:
-            found: What the pairs say.
-            at_equal_steps: Mean difference of the losses after as many steps.
-            steps: Of a trial.
+            found: The result of the test.
+            at_equal_steps: Mean difference of the losses after equally many steps.
+            steps: Steps of a trial.
         """
         seeds = f"{steps} steps of {found.pairs} seed{'s' * (found.pairs > 1)}"
         share = self._tolerance / self._allowed
@@ -329,9 +332,9 @@ class _Losses:
     """Losses of one training.
 
     Attributes:
-        losses: Of all its steps.
-        steps: Those that are judged, at as many samples as the other training of the pair.
-        last: Those that are judged where its own end counts.
+        losses: Losses of all its steps.
+        steps: The judged steps, after as many samples as in the other training of the pair.
+        last: The judged steps at its own end, for the goal time-to-loss.
     """
 
     losses: tuple[float, ...]
@@ -341,7 +344,7 @@ class _Losses:
 
 def _pair(default: _Losses, own: _Losses, goal: str) -> Pair:
     if goal == "time-to-loss":
-        # Other batches, so nothing is paired but the seed.
+        # The steps have different batches, so only the seed is paired.
         mine = [own.losses[step] for step in own.last]
         base = [default.losses[step] for step in default.steps]
         difference = statistics.fmean(mine) - statistics.fmean(base)
@@ -356,9 +359,10 @@ def _failed(trial: QualityTrial) -> bool:
 
 
 def _judged(count: int, round_steps: int) -> Sequence[int]:
-    """The steps of the first ``count`` that are judged.
+    """Return the judged ones of the first ``count`` steps.
 
-    Those of the last quarter; under local steps the first ones of its rounds, or of the last few.
+    These are the last quarter. With local steps they are the first steps of its rounds, or of the
+    last few rounds if it has fewer.
     """
     first = count - max(int(_LAST * count), 1)
     if round_steps == 1:
@@ -373,7 +377,7 @@ def _mean(losses: Sequence[float], steps: Sequence[int]) -> float:
 
 
 def _error(values: Sequence[float]) -> float:
-    """Standard error of their mean; that of blocks of neighbours, if it is more."""
+    """Standard error of the mean of ``values``, or of that of their blocks if larger."""
     if len(values) < 2:
         return 0.0
     error = deviation(values) / math.sqrt(len(values))

@@ -1,4 +1,4 @@
-"""Related tasks in a store: which of them may help with a new one, and what they have taught."""
+"""Related studies in a store: selection of the most similar ones, and their observations."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.search_space import SearchSpace, Task
 from hvd_autosync.traces import TraceStore, TrialRecord
 
-#: Entry of a trial's information: the studies that were learned from, with their similarity.
+#: Key in a trial's info: the related studies that were used, with their similarities.
 RELATED = "related"
-#: Most studies that are learned from, and what they must have in common with the task.
+#: Largest number of related studies, and least similarity.
 MOST_RELATED, LEAST_SIMILAR = 5, 0.1
-#: Of one task, in different spaces.
+#: Largest number of studies of one task, in different spaces.
 _MOST_OF_ONE_TASK = 2
-#: Most observations of each.
+#: Largest number of observations of each study.
 _MOST_OBSERVATIONS = 60
 
 
 def related_studies(store: TraceStore, task: Task) -> list[tuple[str, float]]:
-    """The most similar finished studies with their similarity, the most similar first.
+    """Return ids and similarities of the most similar finished studies, most similar first.
 
-    Of several studies of one task in one space the one that has measured most speaks for all, and
-    at most two of one task in different spaces are heard.
+    Of several studies of one task in one space only the one with most measurements is used, and at
+    most two of one task in different spaces.
 
     Raises:
         StoreError: The store cannot be read.
     """
     related = []
-    heard: Counter[str] = Counter()
+    used: Counter[str] = Counter()
     for study_id, known in store.finished_tasks():
-        with contextlib.suppress(ArithmeticError, ValueError):  # a stranger's impossible numbers
+        with contextlib.suppress(
+            ArithmeticError, ValueError
+        ):  # impossible numbers in an imported trace
             alike = similarity(known, task)
-            if alike >= LEAST_SIMILAR and heard[known.fingerprint] < _MOST_OF_ONE_TASK:
-                heard[known.fingerprint] += 1
+            if alike >= LEAST_SIMILAR and used[known.fingerprint] < _MOST_OF_ONE_TASK:
+                used[known.fingerprint] += 1
                 related.append((study_id, round(alike, 3)))
     return sorted(related, key=lambda each: -each[1])[:MOST_RELATED]
 
 
 def named_sources(trials: Iterable[TrialRecord]) -> list[str]:
-    """Ids of the studies that a study learned from, as its trials say."""
+    """Return the ids of the related studies that a study used, from the info of its trials."""
     entries = [trial.info.get(RELATED) for trial in trials]
     lists = [entry for entry in entries if isinstance(entry, list)]
     return list(
@@ -54,15 +56,15 @@ def named_sources(trials: Iterable[TrialRecord]) -> list[str]:
 
 
 def load_sources(store: TraceStore, related: Iterable[Sequence[Any]]) -> tuple[Source, ...]:
-    """What related studies have taught; those that are gone or damaged are left out.
+    """Load related studies as sources; those that are missing or damaged are left out.
 
     Args:
-        store: Where they are.
+        store: The store of the studies.
         related: Their ids and similarities.
     """
     sources: dict[str, Source] = {}
     for entry in related:
-        try:  # a stranger's trace may name anything, also twice
+        try:  # an imported trace may contain anything here, also duplicates
             study_id, alike = str(entry[0]), min(max(float(entry[1]), 0.0), 1.0)
             study, trials = store.study(study_id), store.trials(study_id)
             if study.space is None:
@@ -76,16 +78,16 @@ def load_sources(store: TraceStore, related: Iterable[Sequence[Any]]) -> tuple[S
 
 
 def subsample(observations: Sequence[Observation]) -> list[Observation]:
-    """At most 60 of the measured ones, fast and slow alike."""
+    """Return at most 60 of the measured observations, evenly spaced by step time."""
     measured = sorted((o for o in observations if o.measured), key=lambda o: o.log_step)
     count = min(len(measured), _MOST_OBSERVATIONS)
     return [measured[index * len(measured) // count] for index in range(count)]
 
 
 def observations_of(space: SearchSpace, trials: Sequence[TrialRecord]) -> list[Observation]:
-    """What a learner is told of ``trials``: those that ended, failed ones without a time.
+    """Return the observations of the finished ``trials``; failed ones have no step time.
 
-    The job as it is is left out where restrictions exclude it from the space.
+    The unchanged job is left out if restrictions exclude it from the space.
     """
     observations = []
     for trial in trials:

@@ -1,7 +1,8 @@
-"""Whose turn it is where lossy strategies may win: exploring, which finds fast ones, or judging.
+"""The stage budget: whether to explore or to judge next, if the space has lossy knobs.
 
-What is fastest is mostly what loses most. So exploring stops before its trials are used up, the
-best strategy is judged, and what that says of others like it steers the next trials::
+The fastest strategies are mostly the most lossy ones. So exploring pauses before its trials are
+used up, the best strategy is judged, and its verdict guides the next trials through the quality
+constraint::
 
     explore ... | default x 4 | judge | explore explore | judge | explore explore | ... | confirm
 """
@@ -13,28 +14,28 @@ from collections.abc import Sequence
 from hvd_autosync.search_space import SearchSpace
 from hvd_autosync.traces import TrialRecord
 
-#: Share of the trials that are explored before anything is judged, and how many between two
-#: judgements.
+#: Share of the exploring trials that run before the first verdict, and their number between two
+#: verdicts.
 _AT_FIRST, _BETWEEN = 0.6, 2
 
 
 def explores(kind: str) -> bool:
-    """Whether a trial of this kind is not there to judge or to confirm; the default's is not."""
+    """Whether trials of this kind explore: they neither judge nor confirm (the default's do)."""
     return kind not in ("quality", "confirm")
 
 
 def explored(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that were not there to judge or to confirm, the default's among them."""
+    """Return the exploring trials, that of the default included."""
     return [trial for trial in trials if explores(trial.kind)]
 
 
 def turn_to_explore(space: SearchSpace, trials: Sequence[TrialRecord], most: int) -> bool:
-    """Whether exploring comes before judging now.
+    """Whether to explore before judging now.
 
     Args:
         space: The space.
         trials: All trials so far, in order.
-        most: How many may be explored in all.
+        most: Largest number of exploring trials.
     """
     if not space.has_lossy:
         return True

@@ -1,9 +1,9 @@
-"""The loop: ask, run, tell, and in the end confirm.
+"""The tuning loop: ask, run, tell, and in the end confirm.
 
-A study owns no model and no process. It decides what to try next and when to stop, from its
-settings and the trials in its store alone: a study that is read back after a crash goes on as if
-nothing had happened. :func:`hvd_autosync.engine.tuning.tune` drives it with real launches; with an
-own launcher, drive it yourself::
+A study owns no model and no process. It decides what to try next and when to stop from its settings
+and the trials in its store only, so a study that is loaded after a crash continues where it was.
+:func:`hvd_autosync.engine.tuning.tune` drives it with real launches. With a launcher of your own,
+drive it yourself::
 
     study = Study.create(space)
     while (trial := study.ask()) is not None:
@@ -74,13 +74,14 @@ class Study:
         """Start a study.
 
         Args:
-            space: What to search. It may be described later (:meth:`describe`), when the default
-                trial has shown what the model is; until then only that trial can be asked for.
-            store: Where to keep the trace; a path, an SQLAlchemy URL, or the user's own store.
+            space: The search space. It may be set later with :meth:`describe`, after the default
+                trial has profiled the model; until then :meth:`ask` gives only that trial.
+            store: The store of the trace: a path, an SQLAlchemy URL, or ``None`` for the user's
+                default store.
             settings: Budget and seed.
-            learner: Who proposes strategies.
-            task: What is tuned, where known; needed for later reuse.
-            job_key: Identifies the job, for resuming and reuse.
+            learner: The learner that proposes strategies.
+            task: The task, if known; needed for later reuse.
+            job_key: Key of the job, for resuming and reuse.
             command: The command, for people.
         """
         traces = store if isinstance(store, TraceStore) else TraceStore(store)
@@ -102,12 +103,12 @@ class Study:
 
     @property
     def store(self) -> TraceStore:
-        """Where it is kept."""
+        """The store of its trace."""
         return self._store
 
     @property
     def study_id(self) -> str:
-        """The study's name in the store."""
+        """Id of the study in the store."""
         return self.record.study_id
 
     @property
@@ -115,7 +116,7 @@ class Study:
         """The search space.
 
         Raises:
-            StudyError: It was not described yet.
+            StudyError: The space is not set yet.
         """
         if self.record.space is None:
             raise StudyError(
@@ -126,10 +127,10 @@ class Study:
 
     @property
     def problem(self) -> Problem:
-        """What the learner works on.
+        """The input of the learner.
 
         Raises:
-            StudyError: The space was not described yet.
+            StudyError: The space is not set yet.
             StoreError: The store cannot be read.
         """
         space = self.space
@@ -144,36 +145,36 @@ class Study:
 
     @property
     def conclusion(self) -> Conclusion | None:
-        """How the study ended; ``None`` while it runs."""
+        """The conclusion of the study; ``None`` while it runs."""
         return Conclusion.of(self.record)
 
     @property
     def proven(self) -> Strategy | None:
-        """The best strategy that the confirmation has proven to be faster so far, if any."""
+        """The best strategy that the confirmation has proven faster so far, if any."""
         if self.record.space is None:
             return None
         return self._decision(self.history).proven()
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left of the minutes; infinite without such a limit."""
+        """Seconds that are left of the study's minutes; infinite without a limit."""
         return Budget(self.settings, self.history).left_s
 
     def decide(self) -> TrialRequest | Conclusion:
-        """What :meth:`ask` would do now; nothing is written.
+        """Return what :meth:`ask` would do now, without writing to the store.
 
         Raises:
-            StudyError: The space is not described though the default was told.
+            StudyError: The default trial has ended, but the space is not set.
             StoreError: The store cannot be read.
         """
         trials = [t for t in self.history if t.result is not None or t.number in self._mine]
         return self._decision(trials).next() if trials else TrialRequest(Strategy(), "default")
 
     def ask(self) -> Trial | None:
-        """The next trial, committed to the store; ``None`` when the study has concluded.
+        """Return the next trial and commit it to the store; ``None`` if the study has ended.
 
         Raises:
-            StudyError: The space is not described though the default was told.
+            StudyError: The default trial has ended, but the space is not set.
             StoreError: The store cannot be written.
         """
         if self.record.status is not StudyStatus.RUNNING:
@@ -192,10 +193,10 @@ class Study:
         return Decision(self.problem, self.settings, self._learner, trials)
 
     def tell(self, trial: Trial, outcome: TrialResult | Sequence[float]) -> None:
-        """Record what a trial gave: a result, or the durations of its measured steps in seconds.
+        """Record the outcome of a trial: a result, or the seconds of its measured steps.
 
         Raises:
-            StudyError: The trial is not one of this study's open ones.
+            StudyError: The trial is not open in this study.
             StoreError: The store cannot be written.
         """
         if trial.number not in self._mine:
@@ -217,13 +218,14 @@ class Study:
         del self._mine[trial.number]
 
     def prune_above_s(self, trial: Trial) -> float:
-        """Step time above which ``trial`` need not go on, seconds; infinite when it must."""
+        """Return the step time above which to prune ``trial``, seconds; infinite: never."""
         if trial.kind not in ("sobol", "model"):
             return math.inf
-        seen = observations_of(self.space, self.history)  # a job outside of the space is no rival
+        # Only strategies of the space that may be used are incumbents.
+        seen = observations_of(self.space, self.history)
         verdicts = self._decision(self.history).verdicts()
-        rivals = [o.step_s for o in seen if may_be_used(self.space, o.strategy, verdicts)]
-        return min((s for s in rivals if s is not None), default=math.inf) * LAUNCHES_DIFFER
+        incumbents = [o.step_s for o in seen if may_be_used(self.space, o.strategy, verdicts)]
+        return min((s for s in incumbents if s is not None), default=math.inf) * LAUNCHES_DIFFER
 
     def finish(self, conclusion: Conclusion) -> None:
         """Close the study with ``conclusion``."""
@@ -237,17 +239,16 @@ class Study:
 
 
 def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]) -> Problem:
-    """What is known of a study's task beyond what its trials measured.
+    """Return the problem of a study: its space and task, and related studies.
 
-    Which related studies are learned from is decided once, and written with the trials that are
-    asked for then.
+    The related studies are selected once and stored in the info of the trials.
 
     Args:
-        store: Where the study is, and those that are related.
-        study: The study, whose space is known.
+        store: The store of the study and of related ones.
+        study: The study; its space is set.
         trials: All of its trials.
     """
-    assert study.space is not None, "nothing is asked of a learner before"
+    assert study.space is not None, "the space is set before a learner is used"
     settings = StudySettings.from_json(study.settings)
     written = [t.info[RELATED] for t in trials if isinstance(t.info.get(RELATED), list)]
     related = written[0] if written else None

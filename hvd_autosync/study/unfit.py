@@ -1,4 +1,4 @@
-"""Which jobs cannot be tuned, as their default trial has shown, and what is said of them."""
+"""Jobs that cannot be tuned: the errors after their default trial."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvd_autosync.study.values import StudySettings
 def why_unfit(
     result: TrialResult, settings: StudySettings, space: SearchSpace | None, *, pays: bool
 ) -> DefaultTrialError | None:
-    """Why a job cannot be tuned; ``None`` where it can.
+    """Return the error for a job that cannot be tuned; ``None`` if it can.
 
     Args:
-        result: Of its default trial.
-        settings: Of its study.
-        space: What is searched, where that is known already.
+        result: Result of its default trial.
+        settings: The settings of its study.
+        space: The search space, if it is known already.
         pays: Whether tuning may pay although a trial takes as long as the whole job.
     """
     if result.step_time is None and space is not None:
@@ -32,7 +32,7 @@ def why_unfit(
 
 
 def _restricted_default_failed(result: TrialResult, space: SearchSpace) -> DefaultTrialError:
-    """The error for a job that runs as it is, but not with what the space file fixes."""
+    """Return the error for a job that fails with the defaults that the space file leaves."""
     fixed = ", ".join(f"{name}={value}" for name, value in space.default.items())
     return DefaultTrialError(
         f"the job fails with the defaults that the space file leaves, {fixed}: {result.reason}",
@@ -42,7 +42,7 @@ def _restricted_default_failed(result: TrialResult, space: SearchSpace) -> Defau
 
 
 def _too_short(result: TrialResult, settings: StudySettings, *, pays: bool) -> ShortJobError | None:
-    """The error for a job whose default trial was all of it; ``None`` where it can be tuned."""
+    """Return the error for a job that ended within its default trial; ``None`` if it may pay."""
     steps = min((len(rank.step_s) for rank in result.ranks), default=0)
     if steps == 0:
         return ShortJobError(
@@ -68,7 +68,7 @@ def _too_short(result: TrialResult, settings: StudySettings, *, pays: bool) -> S
 
 
 def _default_failed(result: TrialResult) -> DefaultTrialError:
-    """The error for a job that fails as the user gave it."""
+    """Return the error for a job that fails without any change."""
     output = f"\n{result.stderr_tail}" if result.stderr_tail else ""
     return DefaultTrialError(
         f"the job fails as it is, before anything was changed: {result.reason}{output}",

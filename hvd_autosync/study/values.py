@@ -1,4 +1,4 @@
-"""What goes into a study and what comes out of it, as plain values."""
+"""Plain values of a study: its settings, trials and conclusion."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from hvd_autosync.study.quality import Verdict
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.checking import check_strategy, type_problem
 
-#: Steps before the measured ones, where these are fewer.
+#: Fewest warm-up steps of a shortened trial.
 _FEWEST_WARMUP = 3
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What a study was asked to do.
+    """The settings of a study.
 
     Attributes:
-        trials: Most trials before confirmation, the default's included.
-        minutes: Most minutes in all; ``None``: no limit.
-        steps: Steps measured in each trial.
-        warmup: Steps before those.
-        quality_steps: Steps of a trial that judges a lossy strategy by its losses.
-        quality_minutes: Most minutes of all such trials.
-        loss_tolerance: How much its loss may be above the default's, as a share of what the
-            default's has fallen.
-        goal: Whether it is judged after as many steps or after as much time (``options.GOALS``).
-        allow: Lossy groups allowed.
-        seed: Of every random choice.
-        transfer: Whether finished studies of related tasks are learned from.
-        expected_hours: How long the training will run: tuning must pay within that.
-        fewer: Whether trials make fewer steps where these are long.
-        anew: Whether the winner of a former study of the job was found slower in a training, or
-            the loss guard has ended it there.
-        left: The strategies that it has ended in trainings of the job; none of them can win.
+        trials: Largest number of trials before the confirmation, the default's included.
+        minutes: Largest number of minutes in all; ``None``: no limit.
+        steps: Measured steps of each trial.
+        warmup: Warm-up steps before the measured ones.
+        quality_steps: Steps of a quality trial, which judges a lossy strategy by its losses.
+        quality_minutes: Largest number of minutes of all quality trials.
+        loss_tolerance: Allowed loss of a lossy strategy above the default's, as a share of the
+            decrease of the default's loss.
+        goal: Whether losses are compared after equal steps or equal time (``options.GOALS``).
+        allow: Allowed groups of lossy knobs.
+        seed: Seed of all random choices.
+        transfer: Whether finished studies of related tasks are used.
+        expected_hours: Expected hours of the training; tuning must pay within them.
+        fewer: Whether trials have fewer steps if steps are long.
+        anew: Whether the job is tuned again, because the winner of an earlier study was slower in
+            a training or was abandoned there by the loss guard.
+        left: The strategies that the loss guard abandoned in trainings of the job; none can win.
     """
 
     trials: int = 20
@@ -61,10 +61,10 @@ class StudySettings:
     left: tuple[Strategy, ...] = ()
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
-        """Steps of warm-up and measured ones of a trial after the default's.
+        """Return the numbers of warm-up and measured steps of a trial after the default's.
 
         Args:
-            default: What the default trial gave, if it has ended.
+            default: Result of the default trial, if it has ended.
         """
         time_s = None if default is None else default.step_time
         if not self.fewer or time_s is None:
@@ -75,19 +75,19 @@ class StudySettings:
         ), measured
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
+        """Return a plain dictionary."""
         fields = {**vars(self), "allow": list(self.allow)}
         del fields["left"]
-        if self.left:  # nor do studies of earlier versions have it
+        if self.left:  # left out if empty, as in studies of earlier versions
             fields["left"] = [dict(strategy) for strategy in self.left]
         return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> StudySettings:
-        """The settings that :meth:`to_json` wrote, here or in another version.
+        """Return the settings that :meth:`to_json` of this or another version wrote.
 
         Raises:
-            TraceFormatError: A setting is of another type.
+            TraceFormatError: A setting has a wrong type.
         """
         names = {each.name for each in dataclass_fields(cls)}
         known = {name: value for name, value in fields.items() if name in names}
@@ -108,14 +108,14 @@ class StudySettings:
 
 @dataclass(frozen=True)
 class Trial:
-    """What to run next.
+    """The next trial to run.
 
     Attributes:
         number: Its number in the study, from 0.
         kind: ``"default"``, ``"sobol"``, ``"model"``, ``"quality"`` or ``"confirm"``.
-        strategy: The strategy to run under.
-        steps: Steps to measure, where they are others than those of the settings.
-        seed: Of all its random numbers; 0: the script's own.
+        strategy: The strategy of the trial.
+        steps: Steps to measure; ``None``: those of the settings.
+        seed: Seed of all its random numbers; 0: the script's own.
     """
 
     number: int
@@ -127,16 +127,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """How a study ended.
+    """The conclusion of a study.
 
     Attributes:
         winner: The strategy to use: the best proven one, or the default.
         reason: One sentence for people.
-        stopped: Why exploration ended.
+        stopped: Why exploring ended.
         default_s: Step time of the default, seconds.
-        comparisons: Confirmed candidates against the default, best first.
-        verdicts: Of the lossy candidates, whether they were confirmed or not.
-        source: Id of the study that found the winner, where another did.
+        comparisons: Comparisons of the confirmed candidates with the default, best first.
+        verdicts: Verdicts on the lossy candidates, confirmed or not.
+        source: Id of the study that found the winner, if it was another one.
     """
 
     winner: Strategy
@@ -149,16 +149,16 @@ class Conclusion:
 
     @property
     def best(self) -> Comparison | None:
-        """The comparison that decided for a strategy other than the default, if any."""
+        """The comparison of the winner with the default, if the winner is another strategy."""
         return next((c for c in self.comparisons if c.strategy == self.winner), None)
 
     @property
     def winner_s(self) -> float:
-        """Step time of the winner, seconds, as the default's and the speed-up tell it."""
+        """Step time of the winner, seconds: that of the default over the speedup."""
         return self.default_s / self.best.speedup if self.best is not None else self.default_s
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary; numbers that are not finite become ``None``."""
+        """Return a plain dictionary; numbers that are not finite become ``None``."""
         comparisons = [
             {**vars(c), "strategy": dict(c.strategy), "high": _finite(c.high)}
             for c in self.comparisons
@@ -176,7 +176,7 @@ class Conclusion:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Conclusion:
-        """The conclusion that :meth:`to_json` wrote."""
+        """Return the conclusion that :meth:`to_json` wrote."""
         comparisons = tuple(
             Comparison(
                 **{
@@ -202,10 +202,10 @@ class Conclusion:
 
     @classmethod
     def of(cls, study: StudyRecord) -> Conclusion | None:
-        """How ``study`` ended; ``None`` where it has not, or was not one of ours.
+        """Return the conclusion of ``study``; ``None`` if it has none, or no winner.
 
         Raises:
-            TraceFormatError: What stands there is no conclusion, as in a stranger's trace.
+            TraceFormatError: The stored conclusion is damaged, as in an imported trace.
         """
         if not study.outcome or "winner" not in study.outcome:
             return None
@@ -228,7 +228,7 @@ class Conclusion:
 
 
 def _verdict(fields: dict[str, Any]) -> Verdict:
-    """A verdict; those of earlier versions know only whether a strategy may be used."""
+    """Return a stored verdict; earlier versions stored only whether a strategy may be used."""
     fields = dict(fields)
     if "outcome" not in fields:
         fields["outcome"] = "admitted" if fields.pop("admissible") else "worse"

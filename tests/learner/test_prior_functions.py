@@ -122,7 +122,7 @@ def test_without_measurements_there_is_no_cost_model(
 def test_where_nothing_travels_the_cost_model_says_nothing(task: Task, space: SearchSpace) -> None:
     alone = replace(task.resources, hosts=(Host("a", 1),), links=Links())
     problem = Problem(space, replace(task, resources=alone))
-    assert fit(problem, [Observation(space.default, 0.1)]).experts == ()
+    assert fit(problem, [Observation(space.default, 0.1)]).priors == ()
 
 
 def test_the_mean_alone_is_the_posterior_mean_with_experts_too(
@@ -210,7 +210,7 @@ def test_a_task_that_helps_is_kept(mixed_space: SearchSpace, log_step: LogStep) 
     problem = Problem(mixed_space, sources=(source(mixed_space, log_step),))
     seen = [Observation(s, math.exp(log_step(s))) for s in spread(mixed_space, 8, seed=2)]
     surrogate = fit(problem, seen)
-    assert [expert.name for expert in surrogate.experts] == ["there"]
+    assert [prior.name for prior in surrogate.priors] == ["there"]
     unseen = spread(mixed_space, 60, seed=5)
     truth = np.array([log_step(s) for s in unseen])
     helped, alone = (
@@ -230,9 +230,9 @@ def test_of_a_source_only_what_physics_leaves_open_is_heard(task: Task, space: S
     seen = tuple(Observation(s, float(t)) for s, t in zip(tried, seconds, strict=True))
     problem = Problem(space, task, (Source("twin", twin, space, seen, 1.0),))
     default = [Observation(space.default, 1.0)]
-    assert [expert.name for expert in fit(problem, default).experts] == ["cost model"]
+    assert [prior.name for prior in fit(problem, default).priors] == ["cost model"]
     without = Problem(space, None, (replace(problem.sources[0], task=None),))
-    assert [expert.name for expert in fit(without, default).experts] == ["twin"]
+    assert [prior.name for prior in fit(without, default).priors] == ["twin"]
 
 
 def test_who_contradicts_physics_is_hardly_believed_before_trials_agree(
@@ -246,9 +246,9 @@ def test_who_contradicts_physics_is_hardly_believed_before_trials_agree(
     for known in (task, None):  # with a cost model of its own, and with ours taken off
         problem = Problem(space, task, (Source("liar", known, space, seen, 0.9),))
         surrogate = fit(problem, [Observation(space.default, 1.0)])
-        liar = surrogate.experts[-1]
-        assert liar.name == "liar" and 0 < liar.weights[0] < 0.3 * 0.9
-        assert liar.deviations == (0.4,)
+        liar = surrogate.priors[-1]
+        assert liar.name == "liar" and 0 < liar.prior_mean[0] < 0.3 * 0.9
+        assert liar.prior_std == (0.4,)
         assert rank_correlation(surrogate.predict(some)[0], physics(some)) > 0.9
 
 
@@ -263,7 +263,7 @@ def test_what_is_plausible_is_believed_as_it_was(space: SearchSpace) -> None:
     unit = float(saying(1.0).basis(sobol_points(space, 64, 0)).std())
     for height, share in ((0.05, 1.0), (0.2, 1.0), (0.4, 0.25), (1.0, 0.04)):
         believed = discount_implausible(space, saying(height / unit), 0.1)
-        assert believed.weights == believed.likely == pytest.approx((0.8 * share,))
+        assert believed.prior_mean == believed.map_weights == pytest.approx((0.8 * share,))
 
 
 def test_physics_does_not_count_twice(task: Task, space: SearchSpace) -> None:
@@ -281,4 +281,4 @@ def test_physics_does_not_count_twice(task: Task, space: SearchSpace) -> None:
 def test_a_source_that_cannot_be_learned_from_is_left_out(task: Task, space: SearchSpace) -> None:
     strange = Observation(Strategy({"no such knob": 1}), 0.1)
     problem = Problem(space, task, (Source("strange", None, space, (strange,), 1.0),))
-    assert [e.name for e in fit(problem, []).experts] == ["cost model"]
+    assert [e.name for e in fit(problem, []).priors] == ["cost model"]

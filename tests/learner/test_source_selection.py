@@ -55,7 +55,7 @@ def heard(
     tried = [space.decode(point) for point in sobol_points(space, trials, seed=2)]
     seen = [Observation(s, math.exp(log_step(s))) for s in tried]
     problem = Problem(space, sources=sources(space, tasks))
-    return [expert.name for expert in fit(problem, seen).experts]
+    return [prior.name for prior in fit(problem, seen).priors]
 
 
 def test_two_that_say_the_same_wrong_thing_do_not_cover_each_other(
@@ -71,10 +71,10 @@ def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step:
     seen = [Observation(s, math.exp(log_step(s))) for s in tried]
     both = sources(mixed_space, {"right": log_step, "wrong": unrelated})
     together, alone = (fit(Problem(mixed_space, sources=some), seen) for some in (both, both[:1]))
-    assert [e.weights for e in together.experts] == [(0.8,)]
+    assert [e.prior_mean for e in together.priors] == [(0.8,)]
     assert list(together.dropped) == ["wrong"] and together.dropped["wrong"] >= 0.5
     assert not alone.dropped
-    assert [e.weights for e in alone.experts] == [(0.8,)]
+    assert [e.prior_mean for e in alone.priors] == [(0.8,)]
     unseen = sobol_points(mixed_space, 20, seed=3)
     assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
 
@@ -158,9 +158,9 @@ def test_who_has_nothing_to_say_is_no_expert(mixed_space: SearchSpace, log_step:
 
 
 def test_experts_on_one_matter_share_their_weight() -> None:
-    experts = [
+    priors = [
         PriorFunction(str(w), lambda points: points[:, :1], (w,), (0.4,), (w,))
         for w in (0.9, 0.6, 0.5)
     ]
-    assert [round(*e.weights, 3) for e in normalize_weights(experts)] == [0.45, 0.3, 0.25]
-    assert [e.weights for e in normalize_weights(experts[1:2])] == [(0.6,)]
+    assert [round(*e.prior_mean, 3) for e in normalize_weights(priors)] == [0.45, 0.3, 0.25]
+    assert [e.prior_mean for e in normalize_weights(priors[1:2])] == [(0.6,)]

@@ -184,11 +184,11 @@ def test_seeds_without_effect_show_nothing() -> None:
 
 
 def test_how_far_above_the_default_a_loss_is() -> None:
-    assert Judging(job()).only.excess == pytest.approx(0.0, abs=0.2)
-    assert Judging(job(topk=1.08)).only.excess == pytest.approx(0.08 / 0.008, rel=0.25)
-    assert Judging(job(topk=1.0079)).only.excess == 1.5
+    assert Judging(job()).only.violation == pytest.approx(0.0, abs=0.2)
+    assert Judging(job(topk=1.08)).only.violation == pytest.approx(0.08 / 0.008, rel=0.25)
+    assert Judging(job(topk=1.0079)).only.violation == 1.5
     broken = Judging(lambda s, seed: noisy(1.0, seed) if s == DEFAULT else (math.nan,) * STEPS)
-    assert broken.only.excess == math.inf
+    assert broken.only.violation == math.inf
 
 
 @pytest.mark.parametrize("losses", [(math.nan,) * STEPS, (), noisy(1.0, 1, steps=10)])
@@ -244,7 +244,7 @@ def test_losses_of_the_default_that_are_no_numbers_judge_nobody() -> None:
         losses = noisy(1.0, seed)
         return (*losses[:-1], math.inf) if (strategy, seed) == (DEFAULT, 2) else losses
 
-    assert "no numbers" in Judging(train).only.reason
+    assert "NaN or infinite" in Judging(train).only.reason
 
 
 def test_nothing_is_decided_while_a_trial_runs() -> None:
@@ -286,4 +286,4 @@ def test_under_local_steps_the_average_is_judged_and_not_its_replicas(round_step
 
 def test_without_an_average_nothing_is_shown() -> None:
     verdict = Judging(job(), round_steps=STEPS).only
-    assert verdict.outcome is Outcome.NOT_SHOWN and "no average" in verdict.reason
+    assert verdict.outcome is Outcome.NOT_SHOWN and "too few steps" in verdict.reason

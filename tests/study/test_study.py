@@ -432,7 +432,7 @@ def test_what_cannot_pay_is_not_begun(tmp_path: Path) -> None:
     one = study(tmp_path, trials=20, expected_hours=0.01)
     conclusion = timed(one, SimulatedJob(), total_s=8.0)
     assert [trial.kind for trial in one.history] == ["default"]
-    assert "72 s more at least, and the training is expected to take 36 s" in conclusion.stopped
+    assert "at least 72 s more, and the training is expected to take 36 s" in conclusion.stopped
 
 
 @pytest.mark.usefixtures("no_thinking")
