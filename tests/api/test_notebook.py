@@ -23,8 +23,8 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
     [
         ({"np": 0}, "np is 0"),
         ({"np": 2, "trails": 3}, "no argument 'trails'"),
-        ({"np": 2, "trials": 0}, "'0' cannot be used"),
-        ({"np": 2, "allow": ["everything"]}, "'everything' cannot be used"),
+        ({"np": 2, "trials": 0}, "invalid value '0'"),
+        ({"np": 2, "allow": ["everything"]}, "invalid value 'everything'"),
         ({"np": 2, "tune_only": True}, "no argument 'tune_only'"),
         ({"np": 2, "recurring": True}, "no argument 'recurring'"),
         ({"np": 2, "command": ""}, "the command is empty"),
