@@ -189,7 +189,7 @@ def test_space_with_a_line_prints_the_space_of_that_job(store: TraceStore) -> No
     done = process("space", "-np", "2", "--gloo", "--cycle-time-ms", "3", "true")
     assert done.returncode == 0, done.stderr
     assert "Knobs of this job" in done.stdout
-    assert "held at 3 ms" in done.stdout
+    assert "fixed at 3 ms" in done.stdout
     assert "The plan:" in done.stdout
 
 

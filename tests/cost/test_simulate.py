@@ -73,8 +73,10 @@ def test_the_report(store: TraceStore) -> None:
     status, text = run(store, "--hosts", "64", "--slots", "8", "--bandwidth", "25gbit")
     assert status == 0
     assert "64 hosts of 8 ranks, 25 Gbit/s" in text and "4 trials" in text
-    assert re.search(r"as it is +[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\) per step", text)
-    assert re.search(r"best strategy by the model is [\d.]+x \([\d.]+x to [\d.]+x\) faster", text)
+    assert re.search(r"default strategy +[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\) per step", text)
+    assert re.search(
+        r"best strategy by the model has speed-up [\d.]+x \([\d.]+x to [\d.]+x\)", text
+    )
     assert run(store, "--hosts", "1", "--slots", "1")[1].count("No exact strategy") == 1
 
 
@@ -91,7 +93,9 @@ def test_a_strategy_of_a_file_is_predicted_too(
     file = tmp_path / "asp.toml"
     file.write_text('[knobs]\nprotocol = "asp"\n')
     status, text = run(store, "--strategy", str(file))
-    assert status == 0 and re.search(r"asked for is [\d.]+x \([\d.]+x to [\d.]+x\) as fast", text)
+    assert status == 0 and re.search(
+        r"given strategy has speed-up [\d.]+x \([\d.]+x to [\d.]+x\)", text
+    )
 
 
 @pytest.mark.parametrize(
