@@ -128,9 +128,9 @@ def test_a_strategy_that_cannot_be_predicted_is_refused(
     ("words", "named"),
     [
         (["--strategy", "nowhere.toml"], "nowhere.toml"),
-        (["--bandwidth", "25"], "'25' is no rate"),
-        (["--bandwidth", "0gbit"], "'0gbit' is no rate"),
-        (["--latency", "fast"], "'fast' is no time"),
+        (["--bandwidth", "25"], "'25' for --bandwidth"),
+        (["--bandwidth", "0gbit"], "'0gbit' for --bandwidth"),
+        (["--latency", "fast"], "'fast' for --latency"),
         (["nothing"], "nothing"),
         (["--hosts", "0"], "--hosts"),
     ],
@@ -161,7 +161,7 @@ def test_a_study_without_trials_is_refused(
     store = TraceStore(tmp_path / "empty.db")
     study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
     status, text = run(store)
-    assert status == 2 and "knows no model" in text
+    assert status == 2 and "has no profile of a model" in text
     store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
     status, text = run(store)
     assert status == 1 and "has measured nothing" in text

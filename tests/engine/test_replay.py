@@ -147,7 +147,7 @@ def test_commands(tmp_path: Path, store: TraceStore, recorded: Study) -> None:
     verified = run(app, ["replay", str(path), "--verify"])
     count = len(recorded.history) + 1
     assert verified.exit_code == 0, verified.output
-    assert f"{count} of {count} questions are the same" in verified.stdout
+    assert f"{count} of {count} decisions are identical" in verified.stdout
     others = run(app, ["replay", str(path), "--learner", "random,sobol", "--seeds", "1"])
     assert others.exit_code == 0 and "as recorded" in others.stdout
     for wrong in (["--speed", "0"], ["--verify", "--learner", "random"], ["--learner", "me"]):
@@ -156,7 +156,7 @@ def test_commands(tmp_path: Path, store: TraceStore, recorded: Study) -> None:
 
 def test_a_table_of_somebody_elses_learner_says_so() -> None:
     done = CliRunner().invoke(app, ["replay", str(TABLE), "--verify"])
-    assert "asked by a learner that is not part of this program" in done.stdout
+    assert "decisions of a learner that is not part of this program" in done.stdout
 
 
 def test_a_winner_from_a_file_needs_names(tmp_path: Path) -> None:
