@@ -28,9 +28,9 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
         ({"np": 2, "tune_only": True}, "no argument 'tune_only'"),
         ({"np": 2, "recurring": True}, "no argument 'recurring'"),
         ({"np": 2, "command": ""}, "the command is empty"),
-        ({"np": 2, "args": (1,)}, "args and kwargs are for functions"),
+        ({"np": 2, "args": (1,)}, "args and kwargs need a function"),
         ({"np": 2, "hosts": "a:1"}, "slots"),
-        ({"np": 2, "options": ["--no-such-option"]}, "horovodrun does not take the line"),
+        ({"np": 2, "options": ["--no-such-option"]}, "horovodrun rejects this line"),
     ],
 )
 def test_wrong_arguments_start_nothing(

@@ -168,9 +168,9 @@ def test_a_winner_from_a_file_needs_names(tmp_path: Path) -> None:
 
     _, study = open_trace(str(TABLE), None)
     job = Job(("-np", "4"), ("python", "train.py"), (Host("localhost", 4),), "gloo")
-    with pytest.raises(ConfigurationError, match="without names of parameters"):
+    with pytest.raises(ConfigurationError, match="no names of parameters"):
         classes_for(study, job, str(tmp_path / "t.db"))
     plain = replace(study, winner=Strategy({"cycle_time_ms": 2.0}))
     assert classes_for(plain, job, str(tmp_path / "t.db")) == {}
     lines = list(differences(study, job))
-    assert "the layout is another: 2 x 1 ranks there, 1 x 4 ranks here" in lines
+    assert "different layout: 2 x 1 ranks in the study, 1 x 4 ranks here" in lines
