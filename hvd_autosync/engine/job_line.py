@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """Print ``message`` and exit; without Horovod's usage text if one of our options is given."""
+        """Print ``message`` and exit; with one of our options, leave out Horovod's usage text."""
         ours = [word for word in sys.argv if word.startswith("--autosync")]
         if not ours:
             super().error(message)

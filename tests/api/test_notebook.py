@@ -21,7 +21,7 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"np": 0}, "np is 0"),
+        ({"np": 0}, "invalid value 0 for np"),
         ({"np": 2, "trails": 3}, "no argument 'trails'"),
         ({"np": 2, "trials": 0}, "invalid value '0'"),
         ({"np": 2, "allow": ["everything"]}, "invalid value 'everything'"),
