@@ -1,7 +1,7 @@
-"""The one family of errors. Each says what was wrong, with which value, and what to do.
+"""The hierarchy of errors. Each error says what is wrong, with which value, and what to do.
 
-``AutosyncError`` is the root: catching it catches everything this project raises on purpose. The
-faces print ``message`` and ``hint`` without a traceback; anything else that escapes is a bug.
+``AutosyncError`` is the base class of all errors that this project raises on purpose. Commands
+print ``message`` and ``hint`` without a traceback; any other exception that escapes is a bug.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from hvd_autosync.util.printable import printable_lines
 
 
 class AutosyncError(Exception):
-    """Root of the family.
+    """Base class of the errors of this project.
 
     Args:
-        message: What was wrong, with the value that was wrong.
+        message: What is wrong, with the wrong value.
         hint: What to do about it, as an imperative sentence.
     """
 
-    #: Exit status of a command that ends with this error (sysexits(3) where one fits).
+    #: Exit status of a command that ends with this error.
     exit_status = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -27,11 +27,11 @@ class AutosyncError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.message}\n  {self.hint}" if self.hint else self.message
-        return printable_lines(text)  # it may quote what a script or a stranger has written
+        return printable_lines(text)  # it may quote untrusted text
 
 
 class ConfigurationError(AutosyncError):
-    """An option, a file or an argument has a value that cannot be used; nothing was started."""
+    """An option, a file or an argument has an invalid value; nothing was launched."""
 
     exit_status = 2
 
@@ -45,7 +45,7 @@ class HorovodBuildError(AutosyncError):
 
 
 class DefaultTrialError(AutosyncError):
-    """The job fails, or cannot be measured, without any change of ours.
+    """The job fails, or cannot be measured, under the default strategy.
 
     Attributes:
         exit_status: The exit status of the user's own job.
@@ -57,15 +57,15 @@ class DefaultTrialError(AutosyncError):
 
 
 class ShortJobError(DefaultTrialError):
-    """The job is sound, but too short for its tuning, or the minutes of that are."""
+    """The job works, but the job or the minutes of its tuning are too short to tune it."""
 
 
 class TrialFilesError(AutosyncError):
-    """A trial changed a file that cannot be put back: nothing may be trained from it."""
+    """A trial changed a file that cannot be restored, so the training must not start from it."""
 
 
 class StudyError(AutosyncError):
-    """A study was asked or told something that its state does not allow."""
+    """An operation on a study that its state does not allow."""
 
 
 class StoreError(AutosyncError):
@@ -73,4 +73,4 @@ class StoreError(AutosyncError):
 
 
 class TraceFormatError(StoreError):
-    """A trace file is damaged, of a newer version, or not a trace; it was left untouched."""
+    """A trace file is damaged, of a newer version, or not a trace; it was not changed."""

@@ -1,4 +1,4 @@
-"""The knobs of a task: Horovod's own and those of our exchanges, where each can matter.
+"""The catalogue of knobs, and which of them a task's search space contains.
 
 Defaults are those of Horovod 0.28.1 (``horovod/common/global_state.h`` and
 ``parameter_manager.cc``); the conditions follow ``horovod/common/operations.cc``, which ignores
@@ -50,7 +50,8 @@ FUSION_THRESHOLD = integer_knob(
     scale="log",
     log_offset=64 * 1024,
     multiple=64 * 1024,
-    help="Most bytes of gradients that Horovod fuses into one collective; 0 fuses nothing.",
+    help="Size of Horovod's fusion buffer: most bytes of gradients in one collective; 0 disables "
+    "fusion.",
 )
 CYCLE_TIME = float_knob(
     "cycle_time_ms",
@@ -59,49 +60,50 @@ CYCLE_TIME = float_knob(
     1.0,
     unit="ms",
     scale="log",
-    help="Pause between two looks of Horovod for ready gradients; longer fuses more, waits longer.",
+    help="Duration of a cycle of Horovod's background loop; a longer cycle fuses more gradients "
+    "but delays them.",
 )
 CACHE_CAPACITY = categorical_knob(
     "cache_capacity",
     (0, 1024, 4096),
     1024,
-    help="Tensors whose negotiated response is remembered; 0 negotiates every tensor every step.",
+    help="Number of tensors in Horovod's response cache; 0 negotiates every tensor in every step.",
 )
 HIERARCHICAL_ALLREDUCE = categorical_knob(
     "hierarchical_allreduce",
     (False, True),
     False,
-    help="NCCL within a host, MPI across hosts, NCCL within a host again.",
+    help="Hierarchical allreduce: NCCL within each host, MPI across hosts, NCCL within each host.",
 )
 TORUS_ALLREDUCE = categorical_knob(
     "torus_allreduce",
     (False, True),
     False,
-    help="Two-dimensional NCCL allreduce: within hosts and across them.",
+    help="Two-dimensional (torus) NCCL allreduce: within hosts and across hosts.",
     condition=Condition("hierarchical_allreduce", (False,)),
 )
 HIERARCHICAL_ALLGATHER = categorical_knob(
     "hierarchical_allgather",
     (False, True),
     False,
-    help="Gather sparse gradients within a host through shared memory first.",
+    help="Hierarchical allgather of sparse gradients: first within a host, through shared memory.",
 )
 NUM_NCCL_STREAMS = integer_knob(
-    "num_nccl_streams", 1, 4, 1, help="NCCL streams that collectives are spread over."
+    "num_nccl_streams", 1, 4, 1, help="Number of NCCL streams for collectives."
 )
 BATCHED_COPIES = categorical_knob(
     "batch_d2d_memcopies",
     (False, True),
     True,
-    help="Copy small tensors into the fusion buffer with one kernel.",
+    help="Copy small tensors into the fusion buffer with a single kernel.",
 )
-# One knob for controller and CPU operations: Horovod 0.28.1 dies of a segmentation fault in its
-# first allreduce when the two differ (HOROVOD_CPU_OPERATIONS=gloo under --mpi).
+# One knob for controller and CPU operations: if the two differ, Horovod 0.28.1 crashes with a
+# segmentation fault in its first allreduce (HOROVOD_CPU_OPERATIONS=gloo under --mpi).
 CONTROLLER = categorical_knob(
     "controller",
     ("gloo", "mpi"),
     "gloo",
-    help="Library that coordinates the ranks and carries collectives on the CPU.",
+    help="Library that coordinates the ranks and runs collectives on the CPU.",
 )
 BUCKETS = integer_knob(
     "buckets",
@@ -111,14 +113,15 @@ BUCKETS = integer_knob(
     group="exchange",
     scale="log",
     log_offset=1.0,
-    help="Number of buckets that gradients are gathered in; 0 lets Horovod fuse what is ready.",
+    help="Number of gradient buckets; 0 leaves fusion to Horovod.",
 )
 BUCKET_RULE = categorical_knob(
     "bucket_rule",
     ("ordered", "size"),
     "ordered",
     group="exchange",
-    help="Whether a bucket holds gradients that arrive one after another, or of like size.",
+    help="Gradients in a bucket: consecutive in order of arrival (ordered) or of similar size "
+    "(size).",
     condition=Condition("buckets", tuple(range(1, 65))),
 )
 
@@ -128,8 +131,9 @@ ORDER = categorical_knob(
     "arrival",
     group="order",
     exact=False,
-    help="priority sends first layers first and lets a layer's step wait until its next forward; "
-    "exact for scripts that reach parameters through their modules only.",
+    help="Order of gradient transfers: by arrival, or the first layers first with each layer's "
+    "update deferred to its next forward pass (priority). priority is exact only for scripts that "
+    "access parameters through their modules.",
 )
 
 
@@ -139,7 +143,7 @@ def _exchange(parameter_class: str, *others: str) -> CategoricalKnob:
         ("allreduce", *others),
         "allreduce",
         group="exchange",
-        help=f"How gradients {_OF[parameter_class]} are made equal.",
+        help=f"How gradients {_OF[parameter_class]} are reduced over the ranks.",
     )
 
 
@@ -151,7 +155,7 @@ def _slices(parameter_class: str) -> IntegerKnob:
         1,
         group="exchange",
         scale="log",
-        help=f"Pieces that each gradient {_OF[parameter_class]} is cut into.",
+        help=f"Number of slices of each gradient {_OF[parameter_class]}.",
     )
 
 
@@ -162,7 +166,7 @@ def _codec(parameter_class: str, *others: str) -> CategoricalKnob:
         "none",
         group="codec",
         exact=False,
-        help=f"How gradients {_OF[parameter_class]} are compressed.",
+        help=f"Compression of gradients {_OF[parameter_class]}.",
     )
 
 
@@ -175,7 +179,7 @@ def _ratio(parameter_class: str) -> FloatKnob:
         group="codec",
         exact=False,
         scale="log",
-        help="Share of the elements that the codec topk sends.",
+        help="Share of elements that the codec topk sends.",
         condition=Condition(class_knob(parameter_class, "codec"), ("topk",)),
     )
 
@@ -189,7 +193,7 @@ def _rank(parameter_class: str) -> IntegerKnob:
         group="codec",
         exact=False,
         scale="log",
-        help="Rank of the matrices that the codec powersgd sends.",
+        help="Rank of the matrices of the codec powersgd.",
         condition=Condition(class_knob(parameter_class, "codec"), ("powersgd",)),
     )
 
@@ -202,7 +206,7 @@ LOCAL_STEPS = integer_knob(
     group="schedule",
     exact=False,
     scale="log",
-    help="Steps that each rank takes on its own before parameters are averaged, at least.",
+    help="Least number of local steps of each rank between two averages of parameters.",
 )
 LOCAL_POWER = categorical_knob(
     "local_power",
@@ -210,7 +214,8 @@ LOCAL_POWER = categorical_knob(
     0,
     group="schedule",
     exact=False,
-    help="p of the rule (alpha / learning rate)^p by which rounds of local steps grow; 2 is QSR.",
+    help="Exponent p of the rule (alpha / learning rate)^p for the number of local steps; 2 is "
+    "QSR.",
 )
 LOCAL_ALPHA = float_knob(
     "local_alpha",
@@ -220,7 +225,7 @@ LOCAL_ALPHA = float_knob(
     group="schedule",
     exact=False,
     scale="log",
-    help="alpha of that rule, in units of the learning rate.",
+    help="alpha of the rule (alpha / learning rate)^p, in units of the learning rate.",
     condition=Condition(LOCAL_POWER.name, (1, 2, 3)),
 )
 LOCAL_START = integer_knob(
@@ -232,7 +237,7 @@ LOCAL_START = integer_knob(
     exact=False,
     scale="log",
     log_offset=1.0,
-    help="Steps before the first local one, in which gradients are exchanged (post-local SGD).",
+    help="Number of steps with gradient exchange before local steps begin (post-local SGD).",
 )
 LOCAL_CAP = integer_knob(
     "local_cap",
@@ -242,10 +247,10 @@ LOCAL_CAP = integer_knob(
     group="schedule",
     exact=False,
     scale="log",
-    help="Most steps between two averages of parameters.",
+    help="Largest number of local steps between two averages of parameters.",
 )
-#: Longest rounds that are tuned: a trial has to measure several. How rounds grow later in a
-#: training no trial of its beginning can tell; that is for those who write a strategy.
+#: Longest round of local steps that is tuned: a trial has to measure several rounds. How rounds
+#: should grow later cannot be measured in a trial of the first steps; set it in a strategy file.
 _MOST_TUNED = 16
 SCHEDULE_KNOBS: tuple[Knob, ...] = (LOCAL_STEPS, LOCAL_POWER, LOCAL_ALPHA, LOCAL_START, LOCAL_CAP)
 
@@ -255,8 +260,8 @@ PROTOCOL = categorical_knob(
     "bsp",
     group="protocol",
     exact=False,
-    help="Whether ranks wait for each other in every step (bsp), never (asp), or for those that "
-    "are too far behind (ssp).",
+    help="Synchronization protocol: ranks wait for each other in every step (bsp), never (asp), or "
+    "only for ranks that are more than staleness steps behind (ssp).",
 )
 _NO_BARRIER = Condition(PROTOCOL.name, ("asp", "ssp"))
 STALENESS = integer_knob(
@@ -268,7 +273,7 @@ STALENESS = integer_knob(
     exact=False,
     scale="log",
     log_offset=1.0,
-    help="Most steps that a rank is ahead of the slowest under ssp.",
+    help="Largest lead of a rank over the slowest rank under ssp, in steps.",
     condition=Condition(PROTOCOL.name, ("ssp",)),
 )
 SYNC_SHARE = float_knob(
@@ -278,7 +283,7 @@ SYNC_SHARE = float_knob(
     0.0,
     group="protocol",
     exact=False,
-    help="Share of the work, in samples, that is trained under bsp (Sync-Switch).",
+    help="Share of the samples that is trained under bsp (Sync-Switch).",
     condition=_NO_BARRIER,
 )
 ASYNC_FIRST = categorical_knob(
@@ -287,7 +292,7 @@ ASYNC_FIRST = categorical_knob(
     False,
     group="protocol",
     exact=False,
-    help="Train that share at the end and not at the beginning.",
+    help="Train the share under bsp last instead of first.",
     condition=_NO_BARRIER,
 )
 SWITCH_RATE = categorical_knob(
@@ -296,7 +301,7 @@ SWITCH_RATE = categorical_knob(
     "divided",
     group="protocol",
     exact=False,
-    help="Whether the learning rate is divided by the number of ranks while these do not wait.",
+    help="Whether the learning rate is divided by the number of ranks under asp and ssp, or kept.",
 )
 SWITCH_MOMENTUM = categorical_knob(
     "switch_momentum",
@@ -304,7 +309,8 @@ SWITCH_MOMENTUM = categorical_knob(
     "kept",
     group="protocol",
     exact=False,
-    help="What happens to momentum while ranks do not wait for each other.",
+    help="Momentum under asp and ssp: kept, set to zero, divided by the number of ranks (scaled), "
+    "or divided and then raised step by step (ramped).",
 )
 STRAGGLERS = categorical_knob(
     "stragglers",
@@ -312,9 +318,9 @@ STRAGGLERS = categorical_knob(
     "none",
     group="protocol",
     exact=False,
-    help="What is done about a rank that is slower than the others: nothing, no barrier while "
-    "there is one (greedy), the others go on without it until their pass is over (elastic), or "
-    "ranks have batches as large as they are fast (balance).",
+    help="Straggler policy: none; no barrier while there is a straggler (greedy); exclude it until "
+    "the end of the epoch (elastic); batch sizes in proportion to the speed of the ranks "
+    "(balance).",
 )
 TOTAL_SAMPLES = integer_knob(
     "total_samples",
@@ -325,8 +331,8 @@ TOTAL_SAMPLES = integer_knob(
     exact=False,
     scale="log",
     log_offset=1.0,
-    help="Samples of the whole training, of all ranks together, of which sync_share is a share; 0: "
-    "not known, or under --autosync-recurring as many as in an earlier run.",
+    help="Total number of samples of the training over all ranks, to which sync_share refers; 0: "
+    "unknown, or under --autosync-recurring as many as in an earlier run.",
 )
 PROTOCOL_KNOBS: tuple[Knob, ...] = (
     PROTOCOL,
@@ -340,7 +346,7 @@ PROTOCOL_KNOBS: tuple[Knob, ...] = (
 )
 
 _OF = {
-    EMBEDDING: "of tables of which a batch touches few rows",
+    EMBEDDING: "of embedding tables (a batch touches few rows)",
     LARGE: "of large matrices",
     REST: "of all other parameters",
 }
@@ -348,7 +354,7 @@ EMBEDDING_EXCHANGE = _exchange(EMBEDDING, "rows", "hierarchical", "sharded")
 LARGE_EXCHANGE = _exchange(LARGE, "hierarchical", "sharded")
 REST_EXCHANGE = _exchange(REST, "hierarchical")
 LARGE_SLICES = _slices(LARGE)
-#: What travels by other exchanges is not coded.
+#: The exchanges that apply a codec.
 _CODED = ("allreduce", "hierarchical")
 EMBEDDING_CODEC = replace(
     _codec(EMBEDDING, "topk"), condition=Condition(EMBEDDING_EXCHANGE.name, _CODED)
@@ -390,7 +396,7 @@ CATALOGUE: tuple[Knob, ...] = (
     *PROTOCOL_KNOBS,
 )
 
-#: With what others have added (:mod:`hvd_autosync.extensions`).
+#: Including the knobs of extensions (:mod:`hvd_autosync.extensions`).
 _BY_NAME = {knob.name: knob for knob in CATALOGUE}
 _ADDED: dict[str, Callable[[ModelProfile, Resources], bool]] = {}
 
@@ -410,31 +416,31 @@ def catalogue_knob(name: str) -> Knob:
 
 
 def every_knob() -> tuple[Knob, ...]:
-    """The catalogue, with what others have added to it."""
+    """The knobs of the catalogue and of extensions."""
     return tuple(_BY_NAME.values())
 
 
 def add_knob(knob: Knob, applies: Callable[[ModelProfile, Resources], bool]) -> None:
-    """Let ``knob`` be in the spaces of the jobs to which it applies.
+    """Add ``knob`` to the spaces of the jobs to which it applies.
 
     Raises:
-        SpaceError: The catalogue has a knob of that name.
+        SpaceError: The catalogue already has a knob of that name.
     """
     if any(knob.name == own.name for own in CATALOGUE):
-        raise SpaceError(f"there is a knob {knob.name!r} already", hint="Choose another name.")
+        raise SpaceError(f"knob {knob.name!r} already exists", hint="Choose another name.")
     _BY_NAME[knob.name] = knob
     _ADDED[knob.name] = applies
 
 
 def add_choice(name: str, choice: str) -> None:
-    """Let a knob of categories have one more.
+    """Add ``choice`` to a categorical knob.
 
     Raises:
-        SpaceError: No knob of categories has that name.
+        SpaceError: No categorical knob has that name.
     """
     knob = catalogue_knob(name)
     if not isinstance(knob, CategoricalKnob):
-        raise SpaceError(f"knob {name} has no choices", hint="Name a knob of categories.")
+        raise SpaceError(f"knob {name} is not categorical", hint="Name a categorical knob.")
     if choice not in knob.choices:
         _BY_NAME[name] = replace(knob, choices=(*knob.choices, choice))
 
@@ -454,10 +460,10 @@ def build_space(
         model: Profile of the model.
         resources: The cluster and the Horovod build.
         held: Knobs that the user set by option, environment or file, with their values.
-        owned: Knobs that the script decides itself (an argument of its own to
-            ``DistributedOptimizer``); they are neither tuned nor touched.
+        owned: Knobs that the script sets itself (an argument of ``DistributedOptimizer``); they
+            are neither tuned nor changed.
         allow: Lossy groups that the user opted into.
-        default_controller: What ``horovodrun`` would choose by itself.
+        default_controller: The controller that ``horovodrun`` chooses by default.
 
     Raises:
         SpaceError: ``allow`` names an unknown group.
@@ -465,8 +471,8 @@ def build_space(
     for group in allow:
         if group not in LOSSY_GROUPS:
             raise SpaceError(
-                f"unknown group {group!r} of lossy knobs",
-                hint=f"Allow any of {', '.join(LOSSY_GROUPS)}.",
+                f"unknown group of lossy knobs {group!r}",
+                hint=f"Known groups are {', '.join(LOSSY_GROUPS)}.",
             )
     held = dict(held or {})
     controller = held.get("controller")
@@ -491,7 +497,7 @@ def build_space(
 def _job_knobs(
     model: ModelProfile, resources: Resources, controller: Value | None, default_controller: str
 ) -> list[Knob]:
-    """Knobs that belong to the launch and the environment."""
+    """Knobs that are set by launcher options and environment variables."""
     build = resources.build
     on_gpu = resources.has_gpu and build.nccl
     knobs: list[Knob] = []
@@ -511,18 +517,18 @@ def _job_knobs(
 
 
 def _cache_knob(tensors: int) -> CategoricalKnob:
-    """A cache larger than the default matters only to models with more tensors than that."""
+    """The knob of the cache; more than the default only for models with more than 1024 tensors."""
     return CACHE_CAPACITY if tensors > 1024 else CACHE_CAPACITY.restrict((0, 1024))
 
 
 def _schedule_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
-    """How often replicas are made equal."""
+    """Knobs of the period between synchronizations."""
     several = model.wrapped and resources.world_size > 1
     return [LOCAL_STEPS.restrict(1, _MOST_TUNED)] if several else []
 
 
 def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
-    """Knobs of our own optimizer: how the gradients of each class travel."""
+    """Knobs of our optimizer: how the gradients of each class are exchanged."""
     classes = parameter_classes(model)
     dense = [p for p in model.parameters if p.ready_order >= 0 and not p.sparse]
     present = {class_knob(class_of(p.name, classes), "exchange") for p in dense}
@@ -542,7 +548,7 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
     coded = {class_of(p.name, classes) for p in dense if p.dtype in ("float32", "float64")}
     codecs = [_BY_NAME[knob.name] for knob in _CODEC_KNOBS]
     knobs += [knob for knob in codecs if knob.name.rpartition("_")[0] in coded]
-    # Gradients or not: the runtime checks every parameter of the class.
+    # Includes parameters without gradients: the runtime checks every parameter of the class.
     large = [p for p in model.parameters if p.name in classes.get(LARGE, ())]
     ranks = [min(matrix_shape(p.shape)) for p in large]
     return [k.restrict(1, min(ranks)) if k is LARGE_RANK else k for k in knobs]

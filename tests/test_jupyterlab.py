@@ -98,7 +98,7 @@ def test_the_widget_appears_moves_and_stops(lab: str, tmp_path: Path) -> None:
         assert widget.locator("table tr").count() >= 2 and "best so far" in widget.inner_text()
         page.screenshot(path=tmp_path / "running.png")
         widget.get_by_role("button", name="Stop").click()
-        widget.get_by_text("stopped; the same call goes on").wait_for()
+        widget.get_by_text("stopped; run the same call again to resume").wait_for()
         page.get_by_text("STATUS running").wait_for()
         assert widget.get_by_role("button", name="Stopped").is_disabled()
         page.screenshot(path=tmp_path / "stopped.png")

@@ -126,12 +126,14 @@ def _words(
         return function_command(command, args, kwargs, data_folder() / "functions")
     if args or kwargs:
         raise ConfigurationError(
-            "args and kwargs are for functions, and the command is none",
-            hint="Write the script's arguments into the command.",
+            "args and kwargs need a function as the command",
+            hint="Put the script's arguments into the command.",
         )
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if not words:
-        raise ConfigurationError("the command is empty", hint='Give one: "python train.py".')
+        raise ConfigurationError(
+            "the command is empty", hint='Give a command such as "python train.py".'
+        )
     return words
 
 
@@ -147,18 +149,20 @@ def _job(
     for name in settings:
         if name not in known:
             raise ConfigurationError(
-                f"tune() has no argument {name!r}", hint=f"It has {', '.join(known)}."
+                f"tune() has no argument {name!r}", hint=f"Known arguments: {', '.join(known)}."
             )
     if not isinstance(ranks, int) or ranks < 1:
-        raise ConfigurationError(f"np is {ranks!r}", hint="Give the number of ranks, 1 or more.")
+        raise ConfigurationError(
+            f"invalid value {ranks!r} for np", hint="Give the number of ranks, 1 or more."
+        )
     layout = ["-np", str(ranks), *(["-H", hosts] if hosts else [])]
     line = [*layout, *options, *words]
     try:
         arguments = parse_words(line)
-    except SystemExit:  # it has said what is wrong
+    except SystemExit:  # the parser has printed the reason
         raise ConfigurationError(
-            f"horovodrun does not take the line: {shell_line(redact(line))}",
-            hint="See what it printed above.",
+            f"horovodrun rejects this line: {shell_line(redact(line))}",
+            hint="See its message above.",
         ) from None
     for name, value in settings.items():
         if value is not None:
@@ -167,8 +171,8 @@ def _job(
     for name in _INSTEAD:
         if getattr(chosen, name):
             raise ConfigurationError(
-                f"{variable_name(name)}, or {name} in the configuration file, is set, and tune() "
-                "does nothing but tune",
+                f"tune() does not support {name}, which {variable_name(name)} or the configuration "
+                "file sets",
                 hint="Unset it, or use horovodrun --autosync.",
             )
     return job, chosen
@@ -181,7 +185,7 @@ def _progress() -> GuardedProgress:
             return GuardedProgress(WidgetProgress(), sys.stderr)
         except ImportError as missing:
             print(
-                f"hvd-autosync: no widget without {missing.name}: "
+                f"hvd-autosync: no progress widget, as {missing.name} is not installed: "
                 "pip install 'hvd-autosync[notebook]'",
                 file=sys.stderr,
             )

@@ -26,8 +26,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: paragraphs stay paragraphs, and it starts faster
     pretty_exceptions_enable=False,
     help="Find the fastest synchronization strategy of a Horovod job.\n\n"
-    "To tune a job and then run it, add --autosync to its horovodrun line. These commands are for "
-    "what comes before and after.",
+    "To tune a job and then run it, add --autosync to its horovodrun line. These commands check "
+    "the installation, and show, compare and reuse the results.",
 )
 
 
@@ -59,13 +59,13 @@ def show(
         str | None,
         typer.Option(
             metavar="winner|ROW",
-            help="Print the winner, or this row of the table of lossy strategies, as a file for "
-            "`hvd-autosync run --strategy FILE`, and nothing else.",
+            help="Print only the strategy file of the winner, or of this row of the table of lossy "
+            "strategies, for `hvd-autosync run --strategy FILE`.",
         ),
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Explain a study: what won, why, and how to use it."""
+    """Explain a study: the winner, the reasons, and how to use it."""
     traces = open_store(store)
     if take is not None:
         from hvd_autosync.reporting.strategy_export import exported_strategy

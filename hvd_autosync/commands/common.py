@@ -1,4 +1,4 @@
-"""What the commands share: errors in our words, the store option, output."""
+"""Shared parts of the commands: error handling, the store option, output."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ StoreOption = Annotated[
         envvar="HVD_AUTOSYNC_STORE",
         show_default=False,
         metavar="URL-or-PATH",
-        help="Where traces are kept: an SQLite file or an SQLAlchemy URL. "
+        help="Trace store: path of an SQLite file, or an SQLAlchemy URL. "
         "Default: hvd-autosync/traces.db in the user's data folder.",
     ),
 ]
 StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's id, the beginning of one, or 'last'.")
+    str, typer.Argument(metavar="STUDY", help="Id of a study, a prefix of it, or 'last'.")
 ]
 
 
-#: Characters in a row that is not wrapped.
+#: Maximum width of a table that is not printed on a terminal.
 _WIDEST = 10_000
 
 
 class Commands(TyperGroup):
-    """A group whose commands end with a message and a status instead of a traceback."""
+    """A group of commands that print our errors as a message and set the exit status."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
@@ -65,13 +65,16 @@ def open_store(location: str | None) -> TraceStore:
 
 
 def mention_failed(store: TraceStore, study: str) -> None:
-    """Say so if ``last`` is not the newest study, as that has failed."""
+    """Print a note if ``last`` skips a newer study that failed."""
     if study == "last" and (newest := store.full_id(study, or_failed=True)) != store.full_id(study):
-        print(f"study {newest} is newer, and failed: hvd-autosync show {newest}", file=sys.stderr)
+        print(
+            f"note: the newer study {newest} failed; to show it: hvd-autosync show {newest}",
+            file=sys.stderr,
+        )
 
 
 def print_table(table: Table) -> None:
-    """Print ``table``; in a file or a pipe each row is one line, as ``grep`` likes."""
+    """Print ``table``; in a file or a pipe each row is a single line, for ``grep``."""
     out = console()
     if not out.is_terminal:
         out.width = out.measure(table, options=out.options.update(max_width=_WIDEST)).maximum
@@ -79,7 +82,7 @@ def print_table(table: Table) -> None:
 
 
 def console() -> Console:
-    """Standard output for tables; brackets in strategies and reasons are no markup."""
+    """The console for standard output; brackets in texts are not markup."""
     from hvd_autosync.reporting.console import PrintableConsole
 
     return PrintableConsole()

@@ -1,4 +1,4 @@
-"""``hvd-autosync doctor``: the checks, printed."""
+"""``hvd-autosync doctor``: run the checks and print the findings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def doctor(
             "-H",
             metavar="HOST[:SLOTS],...",
             show_default=False,
-            help="Also look at these hosts: their names, and whether ssh reaches them.",
+            help="Also check these hosts: name resolution, ssh, and the package on each.",
         ),
     ] = "",
     ssh_port: Annotated[
-        int | None, typer.Option("--ssh-port", "-p", show_default=False, help="Port of ssh.")
+        int | None, typer.Option("--ssh-port", "-p", show_default=False, help="Port for ssh.")
     ] = None,
     ssh_identity_file: Annotated[
         str | None,
@@ -41,9 +41,9 @@ def doctor(
     store: StoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Finding this installation, and say what to do about what is wrong.
+    """Check this installation, and print a remedy for each problem.
 
-    Exit status: 1 when a check fails; warnings alone are 0.
+    Exit status: 1 if a check fails, else 0, also with warnings.
     """
     from hvd_autosync.doctor.checks import examine
     from hvd_autosync.doctor.finding import Severity
@@ -61,7 +61,7 @@ def doctor(
 
 
 def print_check(check: Finding) -> None:
-    """Print one finding, and below it what to do about it."""
+    """Print one finding, and its remedy below it."""
     from rich.text import Text
 
     severity = check.severity.value

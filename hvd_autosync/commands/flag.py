@@ -1,8 +1,8 @@
 """The ``--autosync`` option of ``horovodrun``: parse, tune, then run the training.
 
 :func:`extend_launcher` is called once Horovod's launcher module has been loaded. It adds our
-options to Horovod's own parser and takes over ``_run`` for jobs that ask for us; every other job
-goes through untouched.
+options to Horovod's own parser and replaces ``_run`` for jobs with ``--autosync``; all other jobs
+run unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def extend_launcher(launcher: ModuleType) -> None:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run ``action``; turn our errors and Ctrl-C into a message and an exit status."""
+    """Run ``action``; report our errors and Ctrl-C as a message and an exit status."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -55,7 +55,7 @@ def guarded(action: Callable[[], int]) -> int:
         print(f"{_PREFIX}: error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is cleaned up; the rest is the goodbye
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # cleanup is done; only the message is left
         print(f"{_PREFIX}: stopped; the same command goes on where it was stopped", file=sys.stderr)
         return 130
 
@@ -79,7 +79,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             check_hosts(job)
         return run_recurring(job, options)
     if options.dry_run:
-        horovod_build()  # says so where torch, which the tuner needs too, cannot be imported
+        horovod_build()  # raises if torch, which the tuner needs too, cannot be imported
         from hvd_autosync.reporting import print_plan
 
         print_plan(job, options)
@@ -120,7 +120,7 @@ def _run_file(job: Job, options: Options) -> int:
 
 
 def _run_winner(job: Job, options: Options, trace: str) -> int:
-    """Run ``job`` under the winner of a study that was recorded, here or elsewhere."""
+    """Run ``job`` under the winner of a recorded study."""
     from dataclasses import replace
 
     from hvd_autosync.engine.compatibility import classes_for, differences, winner_for
@@ -143,7 +143,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     for line in apart:
         print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
     known = replace(training_context(study, store), classes=classes)
-    if apart:  # then steps need not take as long as there
+    if apart:  # the recorded step time need not apply here
         known = replace(known, expected_step_s=0.0)
     return run_training(job, strategy, known).status
 

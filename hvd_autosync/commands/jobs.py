@@ -1,4 +1,4 @@
-"""``hvd-autosync tune`` and ``hvd-autosync space``: they take the line of ``horovodrun``."""
+"""``hvd-autosync tune``, ``run`` and ``space``, which take a ``horovodrun`` line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import typer
 
 from hvd_autosync.commands.common import console
 
-#: What follows is horovodrun's: nothing is parsed here, and what follows the command is its own.
+#: The words are parsed by horovodrun's parser, not here; those after the command are its own.
 _LINE = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _WordsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="LINE",
-        help="What follows the word horovodrun: its options, then the job's command.",
+        help="The horovodrun line without the word horovodrun: options, then the job's command.",
         show_default=False,
     ),
 ]
@@ -28,25 +28,26 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def tune(words: _WordsArgument = None) -> None:
-    """Tune a job without running it afterwards.
+    """Tune a job without running the training afterwards.
 
-    The line is that of horovodrun, with the same options:
+    Give the same line as for horovodrun:
 
     \b
       hvd-autosync tune -np 4 -H a:2,b:2 python train.py
 
-    It is the same as horovodrun --autosync --autosync-tune-only: the next horovodrun --autosync
-    with the same line takes the winner at once. All options of the tuning are listed by
-    horovodrun --help; the most useful are
+    This is equivalent to horovodrun --autosync --autosync-tune-only: the next horovodrun
+    --autosync with the same line uses the winner without tuning. horovodrun --help lists all
+    options; the most useful ones are
 
     \b
-      --autosync-trials N     most trials before the winner is confirmed
-      --autosync-minutes M    most minutes, confirming the winner included
+      --autosync-trials N     maximum number of trials before confirmation
+      --autosync-minutes M    maximum duration in minutes, including confirmation
       --autosync-space FILE   restrict or fix knobs (see hvd-autosync space)
       --autosync-allow codec  also tune knobs that can change the trained model
 
-    Exit status: 0 when the tuning ended, also without a gain; that of the job when it fails as
-    it is; 2 when the line cannot be used; 130 after Ctrl-C (the same line goes on later).
+    Exit status: 0 if the tuning ended, also without a gain; the job's own status if it fails
+    under the default strategy; 2 if the line is invalid; 130 after Ctrl-C (run the same line
+    again to resume).
     """
     from hvd_autosync.commands.flag import tune_command
 
@@ -55,19 +56,19 @@ def tune(words: _WordsArgument = None) -> None:
 
 def run(
     strategy: Annotated[
-        str, typer.Option(metavar="FILE", help="The strategy, as hvd-autosync show writes it.")
+        str, typer.Option(metavar="FILE", help="Strategy file, as written by hvd-autosync show.")
     ],
     words: _WordsArgument = None,
 ) -> None:
     """Run a job under the strategy of a file, without tuning.
 
-    The rest of the line is that of horovodrun, with the same options:
+    The rest of the line is the same as for horovodrun:
 
     \b
       hvd-autosync run --strategy fast.toml -np 4 -H a:2,b:2 -- python train.py
 
-    It is the same as horovodrun --autosync --autosync-strategy FILE. The file says which value
-    each knob has and, for knobs of single classes of parameters, who belongs to the class:
+    This is equivalent to horovodrun --autosync --autosync-strategy FILE. The file gives the values
+    of the knobs and, for the knobs of a class of parameters, the names in the class:
 
     \b
       [knobs]
@@ -76,9 +77,10 @@ def run(
       [classes]
       embedding = ["*_table.weight"]
 
-    hvd-autosync show prints the file of a study's winner; hvd-autosync space lists the knobs.
+    hvd-autosync show --take winner prints the file of a study's winner; hvd-autosync space lists
+    the knobs.
 
-    Exit status: that of the job; 2 when the file or the line cannot be used.
+    Exit status: that of the job; 2 if the file or the line is invalid.
     """
     from hvd_autosync.commands.flag import run_command
 
@@ -86,14 +88,14 @@ def run(
 
 
 def space(words: _WordsArgument = None) -> None:
-    """Print the knobs that would be tuned in a job, or all that exist.
+    """Print the knobs that would be tuned in a job, or all knobs.
 
-    With a horovodrun line, what is known of that job's search space:
+    With a horovodrun line: the known part of that job's search space, and the plan.
 
     \b
       hvd-autosync space -np 4 -H a:2,b:2 python train.py
 
-    Without one, every knob, when it applies, and how to restrict or fix knobs.
+    Without a line: every knob, when it applies, and how to restrict or fix knobs.
     """
     if words:
         from hvd_autosync.commands.flag import space_command

@@ -1,6 +1,6 @@
-"""A study as one page: the answer first, then figures, the task, every trial, how to reproduce it.
+"""A study as one page: result, figures, task, every trial, how to reproduce it.
 
-The page needs no network: Plotly's library is in it, which makes it some 5 MB.
+The page contains Plotly's library (about 5 MB) and needs no network.
 """
 
 from __future__ import annotations

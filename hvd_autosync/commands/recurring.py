@@ -1,4 +1,4 @@
-"""``hvd-autosync recurring``."""
+"""``hvd-autosync recurring``: the runs of recurring jobs."""
 
 from __future__ import annotations
 
@@ -25,39 +25,48 @@ def add_command(app: typer.Typer) -> None:
 
 def recurring(
     job: Annotated[
-        str | None,
-        typer.Argument(metavar="JOB", help="A recurring job's key; all jobs by default."),
+        str | None, typer.Argument(metavar="JOB", help="Key of a recurring job; default: all jobs.")
     ] = None,
     simulate: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Let both searches play on recorded runs: a row each, with the columns share "
-            "(f, 0 to 1), metric (larger is better; empty: it failed) and seconds.",
+            help="Simulate both searches on recorded runs, one per row, with the columns share "
+            "(f, 0 to 1), metric (larger is better; empty: the run failed) and seconds.",
         ),
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="In games: what a run must come to (default: as f = 1).")
+        float | None,
+        typer.Option(help="With --simulate: target metric. Default: the metric at f = 1."),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="In games: by how much it may be below that.")
+        float | None,
+        typer.Option(help="With --simulate: largest accepted shortfall below the target."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="In games: runs of each f.")] = 1,
-    games: Annotated[int, typer.Option(min=1, help="Of each search, with other draws.")] = 50,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="With --simulate: number of runs of each f.")
+    ] = 1,
+    games: Annotated[
+        int,
+        typer.Option(
+            min=1, help="With --simulate: simulations of each search, with different seeds."
+        ),
+    ] = 50,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write the job's runs as such a file.")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Write the job's runs as a file for --simulate."),
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Forget the job's runs: its search begins anew.")
+        bool, typer.Option("--forget", help="Delete the job's runs, so that its search restarts.")
     ] = False,
     store: StoreOption = None,
 ) -> None:
-    """Show the runs of recurring jobs, or how many runs each search would take to find f.
+    """Show the runs of recurring jobs, or simulate how many runs each search needs to find f.
 
     Runs under `horovodrun --autosync --autosync-recurring` are kept in the store:
 
     \b
-      hvd-autosync recurring                     # all jobs, and what each run came to
+      hvd-autosync recurring                     # all jobs, with the metric of each run
       hvd-autosync recurring JOB --export runs.csv
       hvd-autosync recurring --simulate runs.csv --tolerance 0.01
     """
@@ -69,16 +78,17 @@ def recurring(
     traces = open_store(store)
     if job is None and (forget or export is not None):
         raise ConfigurationError(
-            "which job is meant?", hint="Name its key; hvd-autosync recurring lists them."
+            "--forget and --export need the key of a job",
+            hint="Give the key; hvd-autosync recurring lists the keys.",
         )
     if job is not None and not traces.runs(job):
         raise StoreError(
-            f"this store has no run of a recurring job {job!r}",
-            hint="List them with: hvd-autosync recurring",
+            f"this store has no runs of a recurring job {job!r}",
+            hint="List the jobs with: hvd-autosync recurring",
         )
     if forget:
         assert job is not None
-        print(f"{traces.forget_runs(job)} runs of job {job} are forgotten")
+        print(f"deleted {traces.forget_runs(job)} runs of job {job}")
     elif export is not None:
         assert job is not None
         _export(traces, job, export)
@@ -91,10 +101,13 @@ def _list(traces: TraceStore, job: str | None) -> None:
 
     runs = traces.runs(job)
     if not runs:
-        print("no recurring job has run yet: horovodrun -np 2 --autosync --autosync-recurring ...")
+        print(
+            "no recurring job has run yet; start one with: "
+            "horovodrun -np 2 --autosync --autosync-recurring ..."
+        )
     for key, own in groupby(runs, key=lambda each: each.job_key):
         of_job = list(own)
-        table = Table("run", "f", "metric", "seconds", "samples", "status", "said by")
+        table = Table("run", "f", "metric", "seconds", "samples", "status", "metric from")
         for run in of_job:
             table.add_row(
                 str(run.number + 1),
@@ -120,7 +133,7 @@ def _export(traces: TraceStore, job: str, path: Path) -> None:
                 writer.writerow([run.share, run.metric, run.seconds])
     except OSError as error:
         raise ConfigurationError(
-            f"{str(path)!r} cannot be written: {error}", hint="Name another file."
+            f"cannot write {str(path)!r}: {error}", hint="Choose another file."
         ) from None
 
 
@@ -136,7 +149,7 @@ def _simulate(path: Path, wanted: Settings, games: int) -> None:
         "f",
         "slower than the best f",
         "misses the target",
-        "runs that missed",
+        "runs below target",
         "time of the runs",
     )
     for name, search in SEARCHES.items():
@@ -144,9 +157,10 @@ def _simulate(path: Path, wanted: Settings, games: int) -> None:
         table.add_row(name, *_cells(played))
     print_table(table)
     console().print(
-        "runs, f: median (range) of the games; slower: a run at the final f beside one at the "
-        "fastest f that keeps the target, where it is kept; misses: share of the games whose final "
-        "f does not keep it; time: beside as many runs under BSP alone",
+        "runs, f: median (range) over the simulations; slower: time of a run at the final f "
+        "relative to the fastest f that meets the target, over simulations that meet it; misses: "
+        "share of simulations whose final f misses the target; runs below target: mean number per "
+        "simulation; time: relative to the same number of runs with BSP only",
         soft_wrap=True,
     )
 

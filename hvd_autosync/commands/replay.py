@@ -1,4 +1,4 @@
-"""``hvd-autosync replay``."""
+"""``hvd-autosync replay``: replay, verify or rerun a recorded study."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ def replay(
     trace: Annotated[
         str,
         typer.Argument(
-            metavar="TRACE", help="A trace file, a study's id, the beginning of one, or 'last'."
+            metavar="TRACE", help="A trace file, the id of a study, a prefix of it, or 'last'."
         ),
     ] = "last",
     speed: Annotated[
-        str, typer.Option(metavar="X", help="So many times as fast as it was, or 'max'.")
+        str, typer.Option(metavar="X", help="Speed relative to the recording, or 'max'.")
     ] = "10",
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Ask again what the study asked, and say where the answer differs."
+            "--verify", help="Repeat every decision of the study, and report the differences."
         ),
     ] = False,
     learner: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="What other learners would have found on the same measurements: transfer (ours), "
-            "cost-model, botorch (ours without its knowledge), optuna-tpe, optuna-gp, sobol, "
-            "random.",
+            help="Run these learners on the recorded measurements: transfer (ours), cost-model, "
+            "botorch (ours without priors), optuna-tpe, optuna-gp, sobol, random.",
         ),
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(min=2, help="Of each of these learners; as many as the study's by default."),
+        typer.Option(
+            min=2, help="Trials of each learner. Default: the number of trials of the study."
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Games of each of these learners.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of each learner.")] = 3,
     store: StoreOption = None,
 ) -> None:
-    """Play a study again, verify it, or give its measurements to other learners; no cluster needed.
+    """Replay a study, verify it, or run other learners on its measurements, without a cluster.
 
     \b
       hvd-autosync replay last --speed 50
@@ -63,7 +64,9 @@ def replay(
     from hvd_autosync.traces.opening import open_trace
 
     if verify and learner is not None:
-        raise ConfigurationError("--verify and --learner are two questions", hint="Ask one.")
+        raise ConfigurationError(
+            "--verify and --learner are mutually exclusive", hint="Give one of them."
+        )
     traces, study = open_trace(trace, store)
     recorded = traces.trials(study.study_id)
     if verify:
@@ -90,7 +93,9 @@ def _speed(text: str) -> float:
     except ValueError:
         factor = math.nan
     if not factor > 0:
-        raise ConfigurationError(f"--speed {text!r} is no speed", hint="Write 10, 0.5, or max.")
+        raise ConfigurationError(
+            f"invalid value {text!r} for --speed", hint="Give a positive number, or max."
+        )
     return factor
 
 
@@ -105,7 +110,7 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
     for check in verify(traces, study, recorded):
         checks.append(check)
         if sys.stderr.isatty():
-            line = f"\rasking again: {len(checks)} of {len(recorded)}"
+            line = f"\rverifying: {len(checks)} of {len(recorded)}"
             print(line, end="", file=raw(sys.stderr))
     if sys.stderr.isatty():
         print(file=sys.stderr)
@@ -114,9 +119,9 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
     asked = len(checks) - others
     if wrong:
         console().print(differences_table(study, wrong))
-    print(f"{asked - len(wrong)} of {asked} questions are the same, bit for bit")
+    print(f"{asked - len(wrong)} of {asked} decisions are identical, bit for bit")
     if others:
-        print(f"{others} more were asked by a learner that is not part of this program")
+        print(f"{others} more are decisions of a learner that is not part of this program")
     return 1 if wrong else 0
 
 
@@ -134,7 +139,7 @@ def _rerun(
     from hvd_autosync.study.stage_budget import explored
 
     for name in learners:
-        named(name)  # before minutes of thinking
+        named(name)  # raises for unknown names before the long computation
     count = trials or len(explored(recorded))
     found = []
     for name in learners:
@@ -142,7 +147,7 @@ def _rerun(
 
             def tell(number: int, name: str = name, seed: int = seed) -> None:
                 if sys.stderr.isatty():
-                    line = f"\r{name}, game {seed + 1} of {seeds}: trial {number + 1} of {count} "
+                    line = f"\r{name}, seed {seed + 1} of {seeds}: trial {number + 1} of {count} "
                     print(line, end="", file=raw(sys.stderr))
 
             found.append(rerun(traces, study, recorded, name, count, seed, tell))

@@ -1,4 +1,4 @@
-"""``hvd-autosync report``."""
+"""``hvd-autosync report``: a study as one page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_autosync.errors import StoreError
 
 
 class Format(str, enum.Enum):
-    """What a report is written as."""
+    """Formats of a report."""
 
     HTML = "html"
     MD = "md"
@@ -31,7 +31,7 @@ def report(
     study: Annotated[
         str,
         typer.Argument(
-            metavar="STUDY", help="A study's id, the beginning of one, 'last', or a trace file."
+            metavar="STUDY", help="Id of a study, a prefix of it, 'last', or a trace file."
         ),
     ] = "last",
     output: Annotated[
@@ -40,18 +40,18 @@ def report(
             "--output",
             "-o",
             show_default=False,
-            help="File to write; '-' prints it. Default: report-STUDY.html, .md or .json here.",
+            help="Output file, or '-' for standard output. Default: report-STUDY.html, .md or "
+            ".json in the current directory.",
         ),
     ] = None,
     format: Annotated[
-        Format,
-        typer.Option(help="A page with figures, text for an issue, or everything for a program."),
+        Format, typer.Option(help="html: page with figures; md: text for an issue; json: all data.")
     ] = Format.HTML,
     store: StoreOption = None,
 ) -> None:
-    """Write a study as one page: the answer, figures, every trial, and how to reproduce it.
+    """Write a study as one page: the result, figures, every trial, and how to reproduce it.
 
-    The page needs no network and can be mailed:
+    The page is self-contained and needs no network:
 
     \b
       hvd-autosync report last -o report.html
@@ -83,6 +83,6 @@ def report(
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"cannot write {path}: {error.strerror}", hint="Name a file that you may write."
+            f"cannot write {path}: {error.strerror}", hint="Choose a file that you can write."
         ) from error
     print(path)

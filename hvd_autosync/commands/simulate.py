@@ -1,4 +1,4 @@
-"""``hvd-autosync simulate``."""
+"""``hvd-autosync simulate``: predict a job on another cluster."""
 
 from __future__ import annotations
 
@@ -30,29 +30,34 @@ def add_command(app: typer.Typer) -> None:
 def simulate(
     study: StudyArgument = "last",
     hosts: Annotated[
-        int | None, typer.Option(min=1, max=_MOST, help="Hosts; as in the study by default.")
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Number of hosts. Default: as in the study."),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(min=1, max=_MOST, help="Ranks on each host; likewise.")
+        int | None, typer.Option(min=1, max=_MOST, help="Ranks per host. Default: as in the study.")
     ] = None,
     bandwidth: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="What a host can send to others, e.g. 25gbit; likewise."),
+        typer.Option(
+            metavar="RATE",
+            help="Network bandwidth of a host, e.g. 25gbit. Default: as in the study.",
+        ),
     ] = None,
     latency: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of a message between hosts (default: 50us).")
+        str | None,
+        typer.Option(metavar="TIME", help="Latency of a message between hosts. Default: 50us."),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Predict this one too; it may change the model (asp, codecs)."
+            metavar="FILE", help="Also predict the strategy of this file, which may be lossy."
         ),
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Predict what a job would do on another cluster, and which strategy would win there.
+    """Predict the step time of a job and its fastest strategy on another cluster.
 
-    The model, its times and its trials are those of a study; nothing is run:
+    The prediction uses the model profile and the trials of a study; nothing is run:
 
     \b
       hvd-autosync simulate --hosts 64 --slots 8 --bandwidth 25gbit
@@ -68,17 +73,16 @@ def simulate(
     record = traces.study(study)
     if record.task is None:
         raise ConfigurationError(
-            f"study {record.study_id} knows no model and no cluster",
-            hint="Name another study; hvd-autosync traces list shows them.",
+            f"study {record.study_id} has no profile of a model and a cluster",
+            hint="Choose another study; hvd-autosync traces list shows them.",
         )
     resources = record.task.resources
     if (hosts, slots, rate, hop) != (None, None, None, None):
         layout = hosts or len(resources.hosts), slots or resources.hosts[0].slots
         if layout[0] > 1 and rate is None and not resources.several_hosts:
             raise ConfigurationError(
-                f"study {record.study_id} ran on one host, so that no network between hosts is "
-                "known",
-                hint="Say what a host can send, as with --bandwidth 25gbit.",
+                f"study {record.study_id} ran on one host: the bandwidth between hosts is unknown",
+                hint="Give it, for example --bandwidth 25gbit.",
             )
         resources = hypothetical_resources(resources, *layout, rate, hop)
     asked = None if strategy is None else _asked(strategy, record, resources)
@@ -89,11 +93,11 @@ def simulate(
 
 
 def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
-    """The strategy of a file, of which the cost model can tell what it does.
+    """Read a strategy file that the cost model can predict.
 
     Raises:
-        AutosyncError: The file cannot be read, does not fit the model or the cluster, or speaks of
-            what the cost model does not know.
+        AutosyncError: The file cannot be read, does not fit the model or the cluster, or sets what
+            the cost model does not know.
     """
     from hvd_autosync.search_space import CATALOGUE
     from hvd_autosync.search_space.documents import read_toml
@@ -107,8 +111,8 @@ def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
     check_model(asked, classes, model)
     for knob in asked.keys() - {known.name for known in CATALOGUE}:
         raise ConfigurationError(
-            f"knob {knob} is an extension's, of which the cost model knows nothing",
-            hint="Leave it out: what is predicted is then the strategy without it.",
+            f"the cost model cannot predict knob {knob}, which belongs to an extension",
+            hint="Remove the knob to predict the strategy without it.",
         )
     measured = parameter_classes(model)
     for name in classes:
@@ -116,11 +120,11 @@ def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
         own = sorted(measured.get(name, ()))
         if any(knob.startswith(f"{name}_") for knob in asked) and members != set(own):
             raise ConfigurationError(
-                f"class {name} of {path} is not that of study {record.study_id}, by which the cost "
-                f"model goes: {', '.join(sorted(members))}",
+                f"class {name} of {path} ({', '.join(sorted(members))}) is not the class {name} of "
+                f"study {record.study_id}, which the cost model uses",
                 hint=f"Write [classes] {name} = {json.dumps(own)}."
                 if own
-                else f"Its model has none of class {name}: leave these knobs out.",
+                else f"The model has no parameters of class {name}: remove the knobs of it.",
             )
     return asked
 
@@ -129,7 +133,7 @@ def _rate(text: str) -> float:
     match = _RATE.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise ConfigurationError(
-            f"--bandwidth {text!r} is no rate", hint="Write for example 25gbit or 100mbit."
+            f"invalid value {text!r} for --bandwidth", hint="Write for example 25gbit or 100mbit."
         )
     return float(match[1]) * _FACTORS[match[2].lower()] / 8
 
@@ -138,6 +142,6 @@ def _time(text: str) -> float:
     match = _TIME.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise ConfigurationError(
-            f"--latency {text!r} is no time", hint="Write for example 20us or 0.5ms."
+            f"invalid value {text!r} for --latency", hint="Write for example 20us or 0.5ms."
         )
     return float(match[1]) * _SECONDS[match[2]]

@@ -1,4 +1,4 @@
-"""``hvd-autosync testbed``: several hosts on one machine, to try things on."""
+"""``hvd-autosync testbed``: several test hosts on one machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Several hosts on this one machine: network namespaces joined by links of a chosen rate, "
-    "each with a name, an sshd and processes of its own. Needs root.",
+    help="Simulate several hosts on this machine: network namespaces, connected by links of a "
+    "chosen rate, each with its own name, sshd and processes. Needs root.",
 )
 
 
@@ -29,19 +29,19 @@ def up(
         typer.Option(
             metavar="RATE[,...]",
             show_default=False,
-            help="Rate of the links, such as 200mbit or 1gbit; one for all, or one for "
-            "each host. Default: unlimited.",
+            help="Rate of the links, such as 200mbit or 1gbit: one for all hosts, or one per "
+            "host. Default: unlimited.",
         ),
     ] = "",
 ) -> None:
-    """Make the hosts; they stay until `down`."""
+    """Create the hosts; they run until `down`."""
     from hvd_autosync.testing import daemon as keeper
 
     rates = [_mbit(word) for word in rate.split(",")] if rate else [None]
     if len(rates) not in (1, hosts):
         raise ConfigurationError(
             f"--rate {rate!r} names {len(rates)} rates for {hosts} hosts",
-            hint="Give one rate for all, or one for each host.",
+            hint="Give one rate for all hosts, or one per host.",
         )
     kept = keeper.up(hosts, slots, rates * hosts if len(rates) == 1 else rates)
     print(f"up: {', '.join(kept.hosts)}")
@@ -51,9 +51,9 @@ def up(
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
-    host: Annotated[int, typer.Option(min=0, help="On which host, counted from 0.")] = 0,
+    host: Annotated[int, typer.Option(min=0, help="Number of the host, from 0.")] = 0,
 ) -> None:
-    """Run a command on a host; a horovodrun without -H is given all hosts.
+    """Run a command on a host; horovodrun without -H uses all hosts.
 
     Exit status: that of the command.
     """
@@ -62,7 +62,7 @@ def run(
     kept = keeper.find()
     if kept is None:
         raise ConfigurationError(
-            "no test bed is up", hint="Make one: hvd-autosync testbed up --hosts 2."
+            "no test bed is running", hint="Create one: hvd-autosync testbed up --hosts 2."
         )
     words = kept.command(command, host)
     os.execvp(words[0], words)
@@ -70,7 +70,7 @@ def run(
 
 @app.command()
 def down() -> None:
-    """End the hosts with everything that runs on them."""
+    """Remove the hosts and end all processes on them."""
     from hvd_autosync.testing import daemon as keeper
 
     print("down" if keeper.down() else "no test bed was up")
@@ -85,6 +85,6 @@ def _mbit(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mg])bit", text.strip().lower())
     if match is None or not float(match[1]) > 0:
         raise ConfigurationError(
-            f"{text!r} is not a rate", hint="Write, for example, 200mbit or 1gbit."
+            f"invalid rate {text!r}", hint="Write for example 200mbit or 1gbit."
         )
     return float(match[1]) * (1000 if match[2] == "g" else 1)

@@ -41,7 +41,7 @@ def list_(store: StoreOption = None) -> None:
     traces = open_store(store)
     studies = traces.studies()
     if not studies:
-        print(f"no study in {traces.name} yet", file=sys.stderr)
+        print(f"no studies in {traces.name} yet", file=sys.stderr)
         return
     print_table(studies_table(studies, traces.interrupted()))
 
@@ -51,7 +51,7 @@ def show(
     study: StudyArgument = "last",
     store: StoreOption = None,
     format: Annotated[
-        Format, typer.Option(help="A table for people, or CSV or JSON with one row per trial.")
+        Format, typer.Option(help="A readable table, or CSV or JSON with one row per trial.")
     ] = Format.TABLE,
 ) -> None:
     """Print every trial of a study."""
@@ -72,7 +72,7 @@ def show(
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """The table as CSV that can be read on a terminal and opened in a spreadsheet."""
+    """The table as CSV that is safe on a terminal and in a spreadsheet."""
     shown = frame.map(lambda value: printable_cell(value) if isinstance(value, str) else value)
     text: str = shown.rename(columns=printable_cell).to_csv(index=False)
     return text
@@ -82,27 +82,29 @@ def _csv(frame: pd.DataFrame) -> str:
 def export(
     study: StudyArgument = "last",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write.", show_default="STUDY.jsonl"),
+        Path | None, typer.Option("--output", "-o", help="Output file.", show_default="STUDY.jsonl")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the file if it exists.")
     ] = False,
     related: Annotated[
-        bool, typer.Option("--related", help="With the studies that it learned from, for --verify.")
+        bool,
+        typer.Option(
+            "--related", help="Include the studies that it learned from, as replay --verify needs."
+        ),
     ] = False,
     to: Annotated[
         tuple[str, str] | None,
         typer.Option(
             "--to",
             metavar="optuna URL",
-            help="Write it into a storage of Optuna instead, for optuna-dashboard: "
+            help="Write the study to an Optuna storage instead, for optuna-dashboard: "
             "--to optuna sqlite:///optuna.db",
         ),
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Write a study to a file that can be mailed, compared, replayed and imported elsewhere."""
+    """Write a study to a trace file, which can be replayed, compared and imported elsewhere."""
     from hvd_autosync.study.related_studies import named_sources
     from hvd_autosync.traces import export_study
 
@@ -126,7 +128,7 @@ def _export_to(to: tuple[str, str], study: StudyRecord, trials: list[TrialRecord
     kind, url = to
     if kind != "optuna":
         raise ConfigurationError(
-            f"--to {kind!r} is not known", hint="Write --to optuna sqlite:///optuna.db."
+            f"invalid value {kind!r} for --to", hint="Write --to optuna sqlite:///optuna.db."
         )
     return export_to_optuna(study, trials, url)
 
@@ -136,15 +138,15 @@ def contribute(
     study: StudyArgument = "last",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write.", show_default="trace-ID.jsonl.gz"),
+        typer.Option("--output", "-o", help="Output file.", show_default="trace-ID.jsonl.gz"),
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Write a study to a file that can be shared with everybody.
+    """Write a study to an anonymous trace file that can be published.
 
-    Left out are the command, names of hosts and parameters, output of the job, losses, times of
-    day and the ids of this and other studies. Kept are the shapes and times of the model, the
-    layout and links of the cluster, versions, strategies and step times.
+    Removed: the command, names of hosts and parameters, output of the job, losses, times of day,
+    and the ids of this and other studies. Kept: the shapes and times of the model, the layout and
+    links of the cluster, versions, strategies and step times.
     """
     from hvd_autosync.traces import export_study
     from hvd_autosync.traces.anonymous import anonymous_id
@@ -155,7 +157,7 @@ def contribute(
     export_study(traces, study_id, path, anonymously=True)
     print(path)
     print(
-        "Look into it, then offer it for benchmarks/traces: other tasks will start from it.",
+        "Check the file, then offer it for benchmarks/traces: other tasks can learn from it.",
         file=sys.stderr,
     )
 
@@ -163,14 +165,14 @@ def contribute(
 @app.command("import")
 def import_(
     file: Annotated[
-        Path | None, typer.Argument(help="A file that 'traces export' wrote.", show_default=False)
+        Path | None, typer.Argument(help="File written by 'traces export'.", show_default=False)
     ] = None,
     horovod_autotune: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Instead: the log of Horovod's own tuner (its --autotune-log-file).",
+            help="Import a log of Horovod's own tuner (--autotune-log-file) instead.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -180,7 +182,7 @@ def import_(
 
     if (file is None) == (horovod_autotune is None):
         raise ConfigurationError(
-            "one file is needed: a trace, or a log of Horovod's own tuner",
+            "give exactly one file: a trace, or a log of Horovod's own tuner",
             hint="Write hvd-autosync traces import FILE, or --horovod-autotune FILE.",
         )
     traces = open_store(store)
@@ -194,20 +196,22 @@ def import_(
 
 @app.command()
 def delete(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="A study's id, or its beginning.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    study: Annotated[
+        str, typer.Argument(metavar="STUDY", help="Id of a study, or a prefix of it.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Forget a study and its trials."""
+    """Delete a study and its trials."""
     traces = open_store(store)
     study_id = traces.full_id(study, or_failed=True)
     if not yes:
-        typer.confirm(f"Forget study {study_id}{_content(traces, study_id)}?", abort=True, err=True)
+        typer.confirm(f"Delete study {study_id}{_content(traces, study_id)}?", abort=True, err=True)
     traces.delete(study_id)
 
 
 def _content(traces: TraceStore, study_id: str) -> str:
-    """What would be lost with a study."""
+    """Describe the content of a study that would be deleted."""
     from hvd_autosync.errors import TraceFormatError
 
     try:

@@ -1,8 +1,8 @@
-"""``horovodrun --autosync``: tune, then train, also where the tuning does not come to its end.
+"""``horovodrun --autosync``: tune, then train, also if the tuning ends early.
 
-A job that is too short to be tuned runs as it is. Ctrl-C ends the tuning and starts the training
-with what was confirmed by then, else as it is; a second one stops everything. Where no training
-follows, the first one stops already.
+A job that is too short to be tuned runs unchanged. The first Ctrl-C ends the tuning and starts the
+training under the best confirmed strategy, or unchanged without one; the second stops everything.
+If no training follows, the first Ctrl-C stops everything.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _PREFIX = "hvd-autosync"
 
 
 def tune_and_train(job: Job, options: Options) -> int:
-    """Tune ``job`` and run it with what was found.
+    """Tune ``job`` and run it under the strategy that was found.
 
     Returns:
         The exit status of the training, or 0 after tuning only.
 
     Raises:
-        AutosyncError: The job cannot be tuned and fails as it is, or something cannot be used.
-        KeyboardInterrupt: Ctrl-C, twice where a training follows.
+        AutosyncError: The job fails under the default strategy, or a setting is invalid.
+        KeyboardInterrupt: Ctrl-C; twice if a training follows.
     """
     trains = not options.tune_only
     command = shell_line(redact(job.command))
-    ctrl_c = "ends it and starts the training, twice stops" if trains else "stops"
+    ctrl_c = "ends tuning and starts the training, twice stops" if trains else "stops"
     _say(f"tuning {command} on {job.world_size} ranks; Ctrl-C {ctrl_c}")
     presses = _Presses()
     try:
@@ -58,7 +58,7 @@ def tune_and_train(job: Job, options: Options) -> int:
 
 
 class _Presses:
-    """Counts Ctrl-C while it is entered, so that two can be told from one."""
+    """Context manager that counts Ctrl-C."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,7 +78,7 @@ class _Presses:
 
 
 def _tuned(job: Job, options: Options) -> StudyRecord:
-    # The learner's libraries take seconds to load; nothing of the job runs meanwhile.
+    # Imported late: the learner's libraries take seconds to load.
     from hvd_autosync.engine.tuning import tune
     from hvd_autosync.reporting import progress_listener
 
@@ -87,7 +87,7 @@ def _tuned(job: Job, options: Options) -> StudyRecord:
 
 
 def _run_winner(job: Job, options: Options, record: StudyRecord) -> int:
-    """Run the training with the winner of a finished study, where it is wanted."""
+    """Run the training under the winner of a finished study, unless only tuning was requested."""
     from hvd_autosync.reporting import closing_lines
 
     answer, trace = closing_lines(record, options.store)
@@ -105,8 +105,8 @@ def _run_so_far(job: Job, options: Options, study: Study | None) -> int:
 
     Args:
         job: The job.
-        options: Of its tuning.
-        study: What was tuned; ``None`` where it had not begun.
+        options: The options of its tuning.
+        study: The study; ``None`` if it had not begun.
     """
     if study is None:
         _say("tuning was ended before its first trial: the training runs as it is")
@@ -129,7 +129,7 @@ def _run_so_far(job: Job, options: Options, study: Study | None) -> int:
 
 
 def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
-    """Run the training with the winner of ``record``; say ``answer`` again after it."""
+    """Run the training under the winner of ``record``; print ``answer`` again after it."""
     from hvd_autosync.engine.training import run_training
     from hvd_autosync.engine.training_context import training_context
 
@@ -150,7 +150,7 @@ def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
 
 
 def _run_untuned(job: Job, error: ShortJobError) -> int:
-    """Run a job as it is that is too short to be tuned."""
+    """Run a job that is too short to be tuned unchanged."""
     _say(f"{error.message}; it runs untuned. {error.hint}")
     return _run_as_it_is(job)
 
@@ -164,29 +164,32 @@ def _run_as_it_is(job: Job) -> int:
 def _keep_fallback(
     study: StudyRecord, options: Options, strategy: Strategy, step: int, reason: str
 ) -> str:
-    """Write down that the loss guard has ended the strategy; what comes of it."""
+    """Record in the store that the loss guard ended the strategy; return the message."""
     from hvd_autosync.traces import Fallback, TraceStore
 
     what = f"the loss guard has ended this strategy at step {step}"
     try:
         TraceStore(options.store).keep_fallback(study.study_id, Fallback(strategy, step, reason))
     except StoreError as error:
-        return f"{what}, which was not written down: {error}"
+        return f"{what}; this could not be recorded in the store: {error}"
     return f"{what}: the next run does not use it again"
 
 
 def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
-    """Write down that steps became slower; what will be done about it."""
+    """Record in the store that steps became slower; return the message."""
     from hvd_autosync.study.values import StudySettings
     from hvd_autosync.traces import TraceStore
 
-    if StudySettings.from_json(study.settings).anew:  # else it would be searched for ever
-        return "it was searched again for that before; once more: --autosync-reuse never"
+    if StudySettings.from_json(study.settings).anew:  # avoids endless searches
+        return (
+            "this job was already tuned again because steps became slower; to tune once more: "
+            "--autosync-reuse never"
+        )
     try:
         TraceStore(options.store).keep_drift(study.study_id, [drift])
     except StoreError as error:
-        return f"that steps became slower was not written down: {error}"
-    return "as steps became slower, the next run searches again"
+        return f"steps became slower; this could not be recorded in the store: {error}"
+    return "steps became slower; the next run tunes again"
 
 
 def _say(line: str) -> None:

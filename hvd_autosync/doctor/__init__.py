@@ -1,1 +1,1 @@
-"""What would keep a job from being tuned, and what to do about it."""
+"""Checks for problems that would prevent tuning, with remedies."""

@@ -1,7 +1,7 @@
-"""Checks of an installation: what would keep a job from being tuned, and what to do about it.
+"""Checks of an installation: problems that would prevent tuning, and their remedies.
 
-Each check looks at the thing itself: the plugin's by asking ``horovodrun`` for its options, the
-store's by writing to it, a host's by running a command on it.
+Each check tests the real thing: that of the plugin runs ``horovodrun --help``, that of the store
+writes to it, that of a host runs a command on it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_horovod() -> Iterator[Finding]:
     if build.version.startswith(_TESTED_HOROVOD):
         yield Finding("Horovod", Severity.OK, text)
     else:
-        remedy = "Knobs are those of Horovod 0.28: install it."
+        remedy = "Install Horovod 0.28: the knobs are those of this version."
         yield Finding("Horovod", Severity.WARN, text, remedy)
     if not (build.gloo or build.mpi):
         yield Finding(
@@ -100,7 +100,7 @@ def _check_mpi(build: HorovodBuild) -> Finding:
         return Finding(
             "controller",
             Severity.WARN if build.gloo else Severity.FAIL,
-            "MPI is built in, but there is no mpirun on the PATH; horovodrun takes MPI by itself",
+            "MPI is built in, but there is no mpirun on the PATH; horovodrun uses MPI by default",
             "Put mpirun on the PATH, or pass --gloo to horovodrun.",
         )
     shown = _output([program, "--version"]).partition("\n")[0]
@@ -162,7 +162,7 @@ def _inactive(program: str) -> Finding:
             "plugin",
             Severity.FAIL,
             f"{program} does not know --autosync",
-            f"Run {program} --help: what it prints first says why.",
+            f"Run {program} --help; its first lines give the reason.",
         )
     return Finding(
         "plugin",
@@ -200,7 +200,7 @@ def check_store(location: str | None) -> Finding:
 
 
 def check_threads() -> Finding:
-    """Whether the ranks of a host would fight for its processors."""
+    """Check whether the ranks of a host would compete for its processors."""
     cores = len(os.sched_getaffinity(0))
     given = os.environ.get("OMP_NUM_THREADS", "")
     advice = f"export OMP_NUM_THREADS={cores}/RANKS-PER-HOST, at least 1."
@@ -210,8 +210,8 @@ def check_threads() -> Finding:
         return Finding(
             "threads",
             Severity.WARN,
-            f"OMP_NUM_THREADS is not set: each rank computes on all {cores} cores, and "
-            "ranks of one host hinder each other",
+            f"OMP_NUM_THREADS is not set: each rank uses all {cores} cores, so the ranks of a host "
+            "compete for them",
             advice,
         )
     threads = given.partition(",")[0]

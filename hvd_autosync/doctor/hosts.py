@@ -1,4 +1,4 @@
-"""The part of the doctor that looks at host names and at other hosts."""
+"""Checks of host names and of other hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvd_autosync.launch.remote import (
 )
 from hvd_autosync.search_space import Host
 
-_LOCALHOST = "In a list of several hosts write this machine's own name."
+_LOCALHOST = "In a list of several hosts, write this machine's own name."
 _ETC_HOSTS = "Give {name} the address of its network card in /etc/hosts of {where}."
 
 

@@ -1,4 +1,4 @@
-"""The links between a job's ranks: known from an earlier study of the cluster, or measured now."""
+"""The links between a job's ranks: loaded from the store, or measured by a probe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LIMIT_S = 90.0
 
 
 def cluster_key(job: Job) -> str:
-    """Twelve hexadecimal digits: equal for the same hosts, options, settings and Horovod.
+    """Twelve hexadecimal digits, equal for the same hosts, options, settings and Horovod.
 
-    ``localhost`` is another host on every machine.
+    ``localhost`` is a different host on each machine.
     """
     identity = [
         [(host.name, host.slots) for host in job.hosts],
@@ -45,15 +45,15 @@ def links_of(
     *,
     anew: bool,
 ) -> Links:
-    """The links between the ranks of ``job``; those that cannot be measured are missing.
+    """The links between the ranks of ``job``, without those that cannot be measured.
 
     Args:
         job: The job.
-        store: Where they are kept.
+        store: The store that keeps measured links.
         runner: Runs the probe (:mod:`hvd_autosync.runtime.trial.probe`).
-        say: Takes a line for the user.
-        progress: Called several times a second meanwhile.
-        anew: Measure also when they are known.
+        say: Prints a line for the user.
+        progress: Called several times a second during the measurement.
+        anew: Measure the links even if they are in the store.
     """
     if job.world_size == 1:
         return Links()
@@ -61,7 +61,7 @@ def links_of(
     known = None if anew else store.find_links(key)
     if known is not None:
         return known
-    say(f"measuring the links between the {job.world_size} ranks, for some seconds")
+    say(f"measuring the links between the {job.world_size} ranks (takes some seconds)")
     measured: dict[tuple[Host, ...], Link | None] = {}
     parts = _parts(job.hosts)
     for name, part in parts.items():
@@ -70,7 +70,10 @@ def links_of(
             result = runner.run(spec, Limits(setup_s=_LIMIT_S), progress)
             measured[part] = result.link
             if result.link is None:
-                say(f"the link {_PLACES[name]} could not be measured: {result.reason}")
+                say(
+                    f"the link {_PLACES[name]} could not be measured, tuning continues without "
+                    f"it: {result.reason}"
+                )
     links = Links(**{name: measured[part] for name, part in parts.items()})
     if None not in measured.values():
         store.keep_links(key, links)
@@ -78,9 +81,9 @@ def links_of(
 
 
 def _parts(hosts: tuple[Host, ...]) -> dict[str, tuple[Host, ...]]:
-    """Between whose ranks each of the links is measured.
+    """The hosts and slots between which each link is measured.
 
-    Parts of the job are measured alone, so that nobody else loads processors and networks.
+    Only the ranks of that part run, so that no other ranks load processors and networks.
     """
     parts = {"overall": hosts}
     inside = next((host for host in hosts if host.slots > 1), None)

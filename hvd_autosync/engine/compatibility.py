@@ -1,4 +1,4 @@
-"""Whether the winner of a recorded study fits a job that was not tuned itself."""
+"""Compatibility of the winner of a recorded study with another job."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from hvd_autosync.util.versions import other_versions
 
 
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
-    """The winner of ``study``, which ``job`` can run under.
+    """The winner of ``study``, after a check that ``job`` can run under it.
 
     Raises:
-        ConfigurationError: It has none, or this Horovod has not its controller.
-        SpaceError: The job's hosts or options do not fit it.
+        ConfigurationError: There is no winner, or this Horovod lacks its controller.
+        SpaceError: The winner does not fit the job's hosts or options.
     """
     if study.winner is None:
         raise ConfigurationError(
             f"study {study.study_id} has no winner: it is {study.status.value}",
-            hint="Name a finished study; hvd-autosync traces list shows them.",
+            hint="Choose a finished study; hvd-autosync traces list shows them.",
         )
     held = dict(study.space.fixed) if study.space is not None else {}
     controller = study.winner.get("controller", held.get("controller"))
     build = horovod_build()
     if (controller == "mpi" and not build.mpi) or (controller == "gloo" and not build.gloo):
         raise ConfigurationError(
-            f"the winner runs under the controller {controller}, which this Horovod was not built "
-            "with",
-            hint="Build Horovod with it, or tune the job here.",
+            f"the winner needs the controller {controller}, but this Horovod was built without it",
+            hint=f"Build Horovod with {controller}, or tune the job here.",
         )
     check_fits(study.winner, job.hosts, job.chosen)
     return study.winner
@@ -72,10 +71,10 @@ def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:
         return classes
     if here is None or _shapes(here) != _shapes(study.task.model):
         raise ConfigurationError(
-            f"the trace of study {study.study_id} was shared without names of parameters, and its "
-            "winner treats classes of them differently",
-            hint="Bring it into the store (hvd-autosync traces import) and tune: the first trials "
-            "will be its best.",
+            f"the winner of study {study.study_id} needs classes of parameters, but its trace is "
+            "anonymous: it has no names of parameters",
+            hint="Import the trace (hvd-autosync traces import) and tune the job: the first trials "
+            "use its best strategies.",
         )
     return parameter_classes(here)
 
@@ -85,14 +84,14 @@ def _shapes(model: ModelProfile) -> list[tuple[tuple[int, ...], str]]:
 
 
 def differences(study: StudyRecord, job: Job) -> Iterator[str]:
-    """A line for each thing in which ``job`` is another than what ``study`` measured."""
+    """A line for each difference between ``job`` and the job that ``study`` measured."""
     line = without_digests(redact(job.command))
     if not is_anonymous(study) and without_digests(study.command[-len(line) :]) != line:
-        yield f"the command is another: {shell_line(study.command)}"
+        yield f"different command: the study ran {shell_line(study.command)}"
     if study.task is not None:
         there, here = _layout(study.task.resources.hosts), _layout(job.hosts)
         if there != here:
-            yield f"the layout is another: {there} there, {here} here"
+            yield f"different layout: {there} in the study, {here} here"
     yield from other_versions(study.versions)
 
 

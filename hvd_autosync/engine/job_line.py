@@ -1,4 +1,4 @@
-"""A job and its options from the words of a ``horovodrun`` line, read as Horovod reads them."""
+"""Parsing of a ``horovodrun`` line into a job and its options, as Horovod parses it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hvd_autosync.util.printable import printable_lines
 
 
 class _Parser(argparse.ArgumentParser):
-    """Horovod's parser with our options, and our refusals before anything starts."""
+    """Horovod's parser with our options and our checks before anything is launched."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
         given = given_options(parsed)
         parsed.autosync |= not IMPLY.isdisjoint(given)
         if given and not parsed.autosync:
-            self.error(f"{given[0]} has no effect without --autosync; add --autosync or drop it")
+            self.error(f"{given[0]} has no effect without --autosync; add --autosync or remove it")
         if parsed.autosync and not parsed.check_build:
             try:
                 _refuse(parsed)
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """As Horovod's; without the usage of all its options where one of ours is given."""
+        """Print ``message`` and exit; with one of our options, leave out Horovod's usage text."""
         ours = [word for word in sys.argv if word.startswith("--autosync")]
         if not ours:
             super().error(message)
@@ -61,10 +61,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be tuned, before anything is launched.
+    """Reject jobs that cannot be tuned, before anything is launched.
 
     Raises:
-        ConfigurationError: Says what and why.
+        ConfigurationError: The job cannot be tuned; the message says why.
     """
     if not arguments.command:
         raise ConfigurationError(
@@ -73,20 +73,20 @@ def _refuse(arguments: argparse.Namespace) -> None:
         )
     if arguments.host_discovery_script or arguments.min_num_proc is not None:
         raise ConfigurationError(
-            "elastic jobs cannot be tuned: their number of ranks changes under the measurement",
+            "elastic jobs cannot be tuned: their number of ranks can change during a measurement",
             hint="Tune with fixed hosts (-H), then run the elastic job with the result.",
         )
     if arguments.autotune:
         raise ConfigurationError(
-            "--autotune and --autosync would both change the same parameters while they measure",
-            hint="Drop one of them.",
+            "--autotune and --autosync cannot be combined: both change the same parameters",
+            hint="Remove one of them.",
         )
     if arguments.use_jsrun:
         raise ConfigurationError("jsrun jobs are not supported", hint="Use --gloo or --mpi.")
 
 
 def extend_parser(launcher: ModuleType) -> None:
-    """Let the parser of ``horovod.runner.launch`` know our options."""
+    """Add our options to the parser of ``horovod.runner.launch``."""
     shim = ModuleType("argparse")
     shim.__dict__.update(vars(argparse))
     shim.ArgumentParser = _Parser  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def extend_parser(launcher: ModuleType) -> None:
 
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a ``horovodrun`` line as Horovod does, ``--autosync`` understood and implied."""
+    """Parse a ``horovodrun`` line as Horovod does, with ``--autosync`` implied."""
     from horovod.runner import launch
 
     if not issubclass(launch.argparse.ArgumentParser, _Parser):
@@ -124,7 +124,7 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
     environment = config_parser.set_env_from_args(dict(os.environ), arguments)
     if environment.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):
         raise ConfigurationError(
-            f"{AUTOTUNE_VARIABLE} is set: Horovod's own tuner would change parameters meanwhile",
+            f"{AUTOTUNE_VARIABLE} is set: Horovod's own tuner would change the tuned parameters",
             hint=f"Unset {AUTOTUNE_VARIABLE}.",
         )
     given_hosts = arguments.hosts
@@ -134,12 +134,12 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
         except (OSError, IndexError, ValueError) as error:
             raise ConfigurationError(
                 f"the hostfile {arguments.hostfile!r} cannot be read: {error}",
-                hint="Write a line such as `node1 slots=4` for each host, and no other.",
+                hint="Write one line such as `node1 slots=4` per host, and no other lines.",
             ) from None
     if not given_hosts and LSFUtils.using_lsf():
         raise ConfigurationError(
-            "hosts and slots would come from LSF, which --autosync does not read",
-            hint="Name them with -H, and choose --gloo or --mpi.",
+            "--autosync does not read hosts and slots from LSF",
+            hint="Give the hosts with -H, and choose --gloo or --mpi.",
         )
     given_hosts = given_hosts or f"localhost:{arguments.num_proc}"
     command = tuple(arguments.command)
@@ -176,7 +176,7 @@ def _file_section(path: str | None) -> Mapping[str, Any]:
     if not isinstance(document, Mapping):
         raise ConfigurationError(
             f"the configuration file {path!r} has no sections",
-            hint="Write a section such as `autosync:`, and entries such as trials: 20 below it.",
+            hint="Write a section such as `autosync:` with entries such as `trials: 20` below it.",
         )
     section = document.get("autosync") or {}
     if not isinstance(section, Mapping):

@@ -1,8 +1,8 @@
-"""Every option in one table: name, type, default, help; and where its value comes from.
+"""The table of options (name, type, default, help) and the order of their sources.
 
-The order is: option of ``horovodrun`` or ``hvd-autosync``, then environment
-(``HVD_AUTOSYNC_TRIALS`` for ``--autosync-trials``), then the section ``autosync`` of Horovod's
-``--config-file``, then the default.
+A value is taken from the first source that has it: an option of ``horovodrun`` or
+``hvd-autosync``, the environment (``HVD_AUTOSYNC_TRIALS`` for ``--autosync-trials``), the section
+``autosync`` of Horovod's ``--config-file``, the default.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 _PREFIX = "HVD_AUTOSYNC_"
-#: Variables with that prefix that are no options: read elsewhere, or set by drivers for workers.
+#: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
 _OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "FILES", "TRIAL", "TRIAL_ID")
 
-#: Options that say what is run instead of a tuning and then the training: one of them at most.
+#: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
-#: Where the user does not say how long the training will run.
+#: Assumed hours of training where the user does not give them.
 DEFAULT_EXPECTED_HOURS = 10.0
 DEFAULT_STEPS, DEFAULT_WARMUP = 40, 10
 REUSE_CHOICES = ("auto", "never", "only")
@@ -38,7 +38,7 @@ def _at_least(minimum: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise ValueError("must be a whole number") from None
+            raise ValueError("must be an integer") from None
         if value < minimum:
             raise ValueError(f"must be at least {minimum}")
         return value
@@ -49,7 +49,7 @@ def _at_least(minimum: int) -> Callable[[str], int]:
 def _positive(text: str) -> float:
     value = _number(text)
     if value <= 0:
-        raise ValueError("must be more than 0")
+        raise ValueError("must be greater than 0")
     return value
 
 
@@ -92,162 +92,171 @@ def _option(default: Any, parse: Callable[[str], Any], metavar: str, help: str) 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one tuning, parsed. The fields are the table."""
+    """The parsed options of one tuning. The fields are the table of options."""
 
     trials: int = _option(
-        20, _at_least(1), "N", "Most trials before the winner is confirmed, the default's included."
+        20,
+        _at_least(1),
+        "N",
+        "Maximum number of trials before confirmation, including the trial of the default "
+        "strategy.",
     )
     minutes: float | None = _option(
-        None, _positive, "M", "Most minutes to spend on tuning, confirming what was found included."
+        None, _positive, "M", "Maximum duration of tuning in minutes, including confirmation."
     )
     expected_hours: float | None = _option(
         None,
         _positive,
         "H",
-        "Hours that the training is expected to run: exploring stops when another trial would take "
-        f"longer than it is expected to save. Default: {DEFAULT_EXPECTED_HOURS:g}; a script that "
-        "ends within its first trial is not tuned unless this is given.",
+        "Expected duration of the training in hours. Exploration stops when another trial would "
+        f"take longer than it is expected to save. Default: {DEFAULT_EXPECTED_HOURS:g}. A script "
+        "that ends within its first trial is tuned only if this option is given.",
     )
     steps: int | None = _option(
         None,
         _at_least(5),
         "N",
-        f"Steps measured in each trial. Default: {DEFAULT_STEPS}, or fewer where steps are long.",
+        f"Number of measured steps per trial. Default: {DEFAULT_STEPS}, or fewer if steps are "
+        "long.",
     )
     warmup: int | None = _option(
         None,
         _at_least(1),
         "N",
-        f"Steps run before those, not measured. Default: {DEFAULT_WARMUP}, and after the default's "
-        "trial fewer likewise.",
+        f"Number of warm-up steps per trial, which are not measured. Default: {DEFAULT_WARMUP}; "
+        "after the trial of the default strategy fewer if steps are long.",
     )
     quality_steps: int = _option(
         200,
         _at_least(40),
         "N",
-        "Steps of each trial that judges by its losses whether a lossy strategy is as good for the "
-        "model; of no account where only exact knobs are tuned.",
+        "Number of steps of each quality trial, which compares the losses of a lossy strategy with "
+        "those of the default. Unused if only exact knobs are tuned.",
     )
     quality_minutes: float = _option(
         30.0,
         _positive,
         "M",
-        "Most minutes of all trials that judge losses; who was not judged by then may not be used.",
+        "Maximum total duration of all quality trials in minutes. A lossy strategy that is not "
+        "judged by then is not used.",
     )
     loss_tolerance: float = _option(
         0.01,
         _positive,
         "SHARE",
-        "How much the loss of a lossy strategy may be above the default's, as a share of what the "
-        "default's has fallen since the beginning; what cannot be shown to be below may not be "
-        "used.",
+        "Largest accepted increase of the loss under a lossy strategy over the default's, as a "
+        "share of the decrease of the default's loss since the start. A strategy that is not shown "
+        "to stay below it is not used.",
     )
     goal: str = _option(
         "steps",
         _one_of(GOALS),
         "{steps,time-to-loss}",
-        "Whether a lossy strategy must be as good as the default after as many steps, or after as "
-        "much time, for trainings that end by the clock.",
+        "When the loss of a lossy strategy is compared with the default's: after the same number "
+        "of steps, or after the same time (for trainings with a time limit).",
     )
     allow: tuple[str, ...] = _option(
         (),
         _groups,
         "GROUP,...",
-        f"Also tune knobs that can change the trained model, of these groups: "
-        f"{', '.join(LOSSY_GROUPS)}. Without this, tuning never changes what is trained.",
+        "Also tune the lossy knobs (those that can change the trained model) of these groups: "
+        f"{', '.join(LOSSY_GROUPS)}. Without this option only exact knobs are tuned.",
     )
     space: str | None = _option(
-        None, str, "FILE", "TOML file that restricts or fixes knobs; see hvd-autosync space."
+        None, str, "FILE", "TOML file that restricts or fixes knobs (see hvd-autosync space)."
     )
     strategy: str | None = _option(
         None,
         str,
         "FILE",
-        "Run the job under the strategy of a TOML file, without tuning; hvd-autosync show writes "
-        "one. Implies --autosync.",
+        "Run the job without tuning, under the strategy in this TOML file, as written by "
+        "hvd-autosync show --take. Implies --autosync.",
     )
     replay: str | None = _option(
         None,
         str,
         "TRACE",
-        "Run the job under the winner of a trace file, or of a study of the store (its id, or "
-        "last), without tuning; in what the job differs from that study is said. Implies "
-        "--autosync.",
+        "Run the job without tuning, under the winner of a trace file or of a study in the store "
+        "(its id, or last). Prints how this job differs from the recorded one. Implies --autosync.",
     )
     store: str | None = _option(
         None,
         str,
         "URL-or-PATH",
-        "Where traces are kept: an SQLite file or an SQLAlchemy URL. "
+        "Trace store: path of an SQLite file, or an SQLAlchemy URL. "
         "Default: hvd-autosync/traces.db in the user's data folder.",
     )
     reuse: str = _option(
         "auto",
         _one_of(REUSE_CHOICES),
         "{auto,never,only}",
-        "What to do when this task was tuned before: take that winner (auto), tune again (never), "
-        "or refuse to tune (only).",
+        "If this task was tuned before: use that winner (auto, only), or tune again (never). If it "
+        "was not: tune it (auto, never), or stop with an error (only).",
     )
     transfer: str = _option(
         "auto",
         _one_of(TRANSFER_CHOICES),
         "{auto,never}",
-        "Whether finished studies of similar jobs and clusters in the store tell where to begin "
-        "(auto); they are believed as long as the trials do not contradict them.",
+        "Whether finished studies of similar jobs and clusters in the store are used as a prior "
+        "(auto) or not (never). A study that the measured trials contradict is dropped.",
     )
     recurring: bool = _option(
         False,
         _switch,
         "",
-        "Each run of this job tries another share f of its work under BSP, the rest without a "
-        "barrier (asp), and is compared with earlier ones by what the script gives to "
-        "hvd_autosync.outcome(), until the fastest f that is as good is found. Nothing is tuned.",
+        "For a job that runs repeatedly: each run trains another share f of its work under BSP and "
+        "the rest under ASP. Runs are compared by the metric that the script passes to "
+        "hvd_autosync.outcome(), until the fastest f that meets the target is found. No trials are "
+        "run.",
     )
     search: str = _option(
         "bayesian",
         _one_of(SEARCH_CHOICES),
         "{bayesian,binary}",
-        "How recurring runs look for f: by a model of its effect, or by halving as in Sync-Switch.",
+        "How recurring runs search for f: by a Bayesian model of its effect, or by binary search "
+        "as in Sync-Switch.",
     )
     target: float | None = _option(
         None,
         _number,
         "METRIC",
-        "What recurring runs must come to, larger is better; what the first runs, under BSP "
-        "alone, come to if not given.",
+        "Target metric of recurring runs; larger is better. Default: the metric of the baseline "
+        "runs, which use BSP only.",
     )
     tolerance: float | None = _option(
         None,
         _positive,
         "METRIC",
-        "By how much a recurring run may be below that; 1 % of it if not given, and at least two "
-        "standard deviations of the first runs where there are several.",
+        "Largest accepted shortfall of a recurring run below the target. Default: 1 % of the "
+        "target, and at least two standard deviations of the baseline runs if there are several.",
     )
     repeats: int = _option(
         1,
         _at_least(1),
         "N",
-        "First recurring runs under BSP alone; in the binary search runs of every f.",
+        "Number of baseline runs, which use BSP only; with --autosync-search binary also the "
+        "number of runs of each tested f.",
     )
     runner: str = _option(
         "auto",
         _one_of(RUNNER_CHOICES),
         "{auto,cold}",
-        "How trials are run: forked from processes that have imported everything, where that is "
-        "possible (auto), or each as a fresh launch (cold), for scripts that must not be forked.",
+        "How trials are started: forked from processes that have already imported the script's "
+        "modules, if possible (auto), or each by a new launch (cold), for scripts that must not be "
+        "forked.",
     )
     keep_trial_files: str | None = _option(
         None,
         str,
         "DIR",
-        "Keep what trials write, in DIR/TRIAL/HOST/PATH. Without this it is thrown away: no trial "
-        "changes a file that later ones or the training see.",
+        "Keep the files that trials write, as DIR/TRIAL/HOST/PATH. Without this option they are "
+        "deleted. Later trials and the training never see them.",
     )
-    tune_only: bool = _option(False, _switch, "", "Stop after tuning; do not run the training.")
+    tune_only: bool = _option(False, _switch, "", "Stop after tuning; do not start the training.")
     dry_run: bool = _option(
-        False, _switch, "", "Print the search space and the plan; launch nothing."
+        False, _switch, "", "Print the search space and the plan without launching anything."
     )
-    seed: int = _option(0, _at_least(0), "N", "Seed of every random choice of the tuner.")
+    seed: int = _option(0, _at_least(0), "N", "Seed of the tuner's random choices.")
 
 
 def option_name(name: str) -> str:
@@ -260,21 +269,23 @@ def variable_name(name: str) -> str:
     return f"{_PREFIX}{name.upper()}"
 
 
-#: Options that say all that is wanted, so that ``--autosync`` need not be given with them.
+#: Options that imply ``--autosync``.
 IMPLY = frozenset(map(option_name, ("strategy", "replay")))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--autosync`` and its options to ``parser``, in a group of their own."""
+    """Add ``--autosync`` and its options to ``parser`` as a separate argument group."""
     group = parser.add_argument_group(
         "autosync arguments",
-        "Find the fastest synchronization strategy for this job by running it for a few steps at "
-        "a time, confirm it against the default, then run the job with it. Each option can be "
-        f"given as a variable too, for example {variable_name('trials')}; variables alone "
-        "have no effect.",
+        "Find the fastest synchronization strategy for this job in trials of a few steps, confirm "
+        "it against the default strategy, then run the job with it. Each option can also be set by "
+        f"an environment variable, for example {variable_name('trials')}; variables have no effect "
+        "without --autosync.",
     )
     group.add_argument(
-        "--autosync", action="store_true", help="Tune this job, then run it with what was found."
+        "--autosync",
+        action="store_true",
+        help="Tune this job, then run it under the strategy that was found.",
     )
     for each in fields(Options):
         flag = each.metadata["metavar"] == ""
@@ -282,7 +293,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         keywords: dict[str, Any] = (
             {"action": "store_true"} if flag else {"metavar": each.metadata["metavar"]}
         )
-        # argparse would take a per cent sign for a place to fill in.
+        # argparse formats help texts with "%".
         text = f"{each.metadata['help']}{default}".replace("%", "%%")
         group.add_argument(
             option_name(each.name),
@@ -294,7 +305,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given_options(arguments: argparse.Namespace) -> list[str]:
-    """Names on the command line of our options that were given."""
+    """Names of our options that the command line contains."""
     return [
         option_name(each.name)
         for each in fields(Options)
@@ -307,16 +318,16 @@ def resolve_options(
     environment: Mapping[str, str] = os.environ,
     section: Mapping[str, Any] | None = None,
 ) -> Options:
-    """The options from their sources, in the order of the module's docstring.
+    """Resolve the options from their sources, in the order of the module's docstring.
 
     Args:
         arguments: Parsed command line.
-        environment: Variables.
+        environment: Environment variables.
         section: The section ``autosync`` of the configuration file.
 
     Raises:
-        ConfigurationError: A value cannot be used; names the source, the value and the remedy. Or
-            a variable or an entry of the file is no option.
+        ConfigurationError: A value is invalid; the message names source, value and remedy. Or a
+            variable or an entry of the file is not an option.
     """
     _refuse_unknown(environment)
     section = dict(section or {})
@@ -337,7 +348,7 @@ def resolve_options(
             values[each.name] = each.metadata["parse"](as_text(text))
         except ValueError as error:
             raise ConfigurationError(
-                f"{source}: {text!r} cannot be used: {error}", hint=each.metadata["help"]
+                f"invalid value {text!r} for {source}: {error}", hint=each.metadata["help"]
             ) from None
     if section:
         raise ConfigurationError(
@@ -348,32 +359,33 @@ def resolve_options(
     given_purposes = [option_name(name) for name in _PURPOSES if getattr(options, name)]
     if len(given_purposes) > 1:
         raise ConfigurationError(
-            f"{' and '.join(given_purposes)} both say what to run",
-            hint="Give one of them, as an option, as a variable or in the configuration file.",
+            f"{' and '.join(given_purposes)} are mutually exclusive",
+            hint="Keep one of them, on the command line, in the environment or in the "
+            "configuration file.",
         )
     return options
 
 
 def as_text(value: object) -> str:
-    """A value from a file or a call as it would stand on the command line."""
+    """A value from a file or a call, formatted as on the command line."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    """Refuse variables that look like ours and mean nothing, as misspelt ones do."""
+    """Reject variables with our prefix that are not options, such as misspelt ones."""
     known = [variable_name(each.name) for each in fields(Options)]
     known += [f"{_PREFIX}{name}" for name in _OTHER_VARIABLES]
     for name in environment:
         if name.startswith(_PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise ConfigurationError(
-                f"{name} is set to {environment[name]!r}, and no option",
-                hint=f"Did you mean {near[0]}? Else unset it." if near else "Unset it.",
+                f"unknown environment variable {name}={environment[name]!r}",
+                hint=f"Did you mean {near[0]}? Otherwise unset it." if near else "Unset it.",
             )
 
 
 def without_our_options(words: Sequence[str]) -> tuple[str, ...]:
-    """The options of ``horovodrun`` among ``words``, ours left out."""
+    """``words`` without our options: those of ``horovodrun`` itself."""
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser)
     _, rest = parser.parse_known_args(list(words))

@@ -1,4 +1,4 @@
-"""What is looked at before a job is tried: its program, its script, its other hosts."""
+"""Checks before a job is launched: its program, its script, its other hosts."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def start_driver_log() -> None:
 
 
 def check_command(job: Job) -> None:
-    """Refuse a program or Python script that is not here, if this host takes part.
+    """Check that the program and the Python script exist, if this host takes part.
 
     Raises:
-        ConfigurationError: Names it.
+        ConfigurationError: One of them does not exist.
     """
     from hvd_autosync.launch.command import search_path
     from hvd_autosync.launch.remote import remote_hosts
@@ -47,20 +47,20 @@ def check_command(job: Job) -> None:
     if shutil.which(words[0], path=search_path()) is None:
         raise ConfigurationError(
             f"the command's program {words[0]!r} is not found",
-            hint="Mend its name, or make it executable and name it with its path.",
+            hint="Check the spelling, or give the path of an executable file.",
         )
     script = script_word(words)
     if script is not None and not os.path.isfile(script):
         raise ConfigurationError(
-            f"the script {script!r} is no file in {os.getcwd()}", hint="Mend its path."
+            f"the script {script!r} does not exist in {os.getcwd()}", hint="Check its path."
         )
 
 
 def check_hosts(job: Job) -> None:
-    """Refuse hosts that cannot take part, before the job is tried on them.
+    """Check that all hosts can be reached and have this package.
 
     Raises:
-        ConfigurationError: Names them, and why.
+        ConfigurationError: Some cannot take part; the message names hosts and reasons.
     """
     from hvd_autosync.launch.remote import hosts_without_package, ssh_remedy, unreachable_hosts
 
@@ -71,8 +71,8 @@ def check_hosts(job: Job) -> None:
         )
     if lacking := hosts_without_package(job):
         raise ConfigurationError(
-            f"hosts cannot take part: {_listed(lacking)}",
-            hint=f"Install hvd_autosync there too, for {sys.executable}.",
+            f"hosts lack this version of hvd_autosync: {_listed(lacking)}",
+            hint=f"Install hvd_autosync on them, for {sys.executable}.",
         )
 
 

@@ -200,22 +200,24 @@ def tune(
         feasible = without_left(known, left)
         if feasible is not known:
             listener.on_notice(
-                f"study {known.study_id}: {fallback_line(known)}; it is not used again"
+                f"study {known.study_id}: {fallback_line(known)}; this strategy is not used again"
             )
         again = _why_again(known, feasible)
         if not again or options.reuse == "only":
-            listener.on_notice(f"this job was tuned before, by study {known.study_id}; {_AGAIN}")
+            listener.on_notice(
+                f"this job was tuned before: using the result of study {known.study_id}; {_AGAIN}"
+            )
             return feasible
     if options.reuse == "only":
         raise ConfigurationError(
-            "this job was never tuned in this store, and --autosync-reuse only forbids to tune it",
-            hint="Run once with --autosync-reuse auto, or name the right --autosync-store.",
+            "this store has no finished study of this job, and --autosync-reuse is 'only'",
+            hint="Tune once with --autosync-reuse auto, or check --autosync-store.",
         )
     settings = replace(settings_of(options), left=left)
     if known is not None:
         # Unless told otherwise it learns from related studies, and so from what won then.
         settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW), anew=True)
-        listener.on_notice(f"searching again after study {known.study_id}: {again}")
+        listener.on_notice(f"tuning again after study {known.study_id}: {again}")
     study, resumed = _open_study(store, key, job, settings, learner, listener)
     listener.on_study_start(study, resumed=resumed)
     if runner is None:
@@ -251,7 +253,7 @@ def _why_again(known: StudyRecord, feasible: StudyRecord) -> str:
     found_another = conclusion is not None and conclusion.best is not None
     if feasible is known or found_another or StudySettings.from_json(known.settings).anew:
         return ""
-    return "the loss guard has ended its winner, and no other was proven to be faster"
+    return "the loss guard ended its winner, and no other strategy was confirmed to be faster"
 
 
 def _open_study(
@@ -269,9 +271,8 @@ def _open_study(
         superseded = {"reason": "it was interrupted, then run again with other settings"}
         store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
         listener.on_notice(
-            f"study {record.study_id} of this job was interrupted under other settings "
-            f"({_differing(record.settings, settings)}): its trials stay in the store, but this "
-            "study begins anew"
+            f"starting a new study: the interrupted study {record.study_id} of this job has other "
+            f"settings ({_differing(record.settings, settings)}); its trials stay in the store"
         )
     command = job.display()
     study = Study.create(
@@ -436,7 +437,8 @@ class _Tuning:
         if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
             return
         self._listener.on_notice(
-            f"study {known.study_id} has tuned the same model on the same cluster; {_AGAIN}"
+            f"using the result of study {known.study_id}, which tuned the same model on the same "
+            f"cluster; {_AGAIN}"
         )
         study.finish(
             Conclusion(

@@ -1,7 +1,7 @@
-"""Figures of a study, each with a sentence that says what to look for.
+"""Figures of a study, each with a caption that says what to look for.
 
-They take a study that runs, has ended, or was imported. Everything drawn here can be had as
-numbers, too: ``study.trials``, ``hvd-autosync show``.
+The study may be running, finished or imported. The same data are available as numbers:
+``study.trials``, ``hvd-autosync show``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Figures:
         return convergence(self._evidence)
 
     def step_times(self) -> go.Figure:
-        """How the single steps spread, of the default and of those that were confirmed."""
+        """Spread of single steps under the default and under the confirmed strategies."""
         from hvd_autosync.figures.course import step_times
 
         return step_times(self._evidence)
 
     def importance(self) -> go.Figure:
-        """How much each knob matters over the whole space."""
+        """Importance of each knob over the whole space."""
         from hvd_autosync.figures.knobs import importance
 
         return importance(self._evidence)
@@ -95,13 +95,13 @@ class Figures:
         return pareto(self._evidence)
 
     def transfer(self) -> go.Figure:
-        """Whom the learner heard in which trial: the cost model, related studies."""
+        """The priors used in each trial: the cost model, related studies."""
         from hvd_autosync.figures.course import transfer
 
         return transfer(self._evidence)
 
     def timeline(self, trial: int) -> go.Figure:
-        """One step of a trial: forward, backward, each message, and what nothing hides.
+        """Timeline of one step of a trial: forward, backward, messages, exposed communication.
 
         Args:
             trial: Its number.

@@ -1,4 +1,4 @@
-"""How a study went: what was tried, how its steps spread, whom the learner heard."""
+"""Figures of a study's course: step time per trial, spread of steps, priors used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def convergence(evidence: Evidence) -> go.Figure:
     title = "Step time, trial by trial"
     caption = (
         "Look for a line that has been flat for a while: then more trials would hardly find more. "
-        "Crosses failed; confirmation measures the best and the default again, in turn."
+        "Crosses are failed trials. Confirmation measures the best and the default in turn again."
     )
     told = [trial for trial in evidence.trials if trial.result is not None]
     if not any(math.isfinite(step_ms(trial)) for trial in told):
@@ -117,7 +117,7 @@ def step_times(evidence: Evidence) -> go.Figure:
     title = "Single steps"
     caption = (
         "Look whether the boxes overlap: a gain smaller than the spread of the steps may be real, "
-        "but nobody will notice it. Each box is one trial; the line in it is the median."
+        "but is hard to notice. Each box is one trial; the line in it is the median."
     )
     confirmed = [trial for trial in evidence.trials if trial.kind == "confirm"]
     shown = [
@@ -158,33 +158,33 @@ def step_times(evidence: Evidence) -> go.Figure:
 
 
 def transfer(evidence: Evidence) -> go.Figure:
-    """Whom the learner heard in which trial: the cost model, related studies."""
-    title = "Whom the learner heard"
+    """The priors used in each trial: the cost model, related studies."""
+    title = "Priors that the learner used"
     caption = (
-        "Look for rows that end early: who misled in the first trials is not heard any more. "
-        "A study's similarity to this one, from 0 to 1, stands in brackets."
+        "Look for rows that end early: a prior that the first trials contradict is dropped. "
+        "The number in brackets is a study's similarity to this one, from 0 to 1."
     )
-    heard = prior_uses(evidence.trials)
-    if not heard:
-        return nothing(title, caption, "No expert was heard: the learner knew the trials alone.")
+    uses = prior_uses(evidence.trials)
+    if not uses:
+        return nothing(title, caption, "No prior was used: the learner used the trials only.")
     figure = go.Figure()
     asked = [trial.number for trial in evidence.trials if trial.kind == "model"]
-    for expert in heard:
+    for use in uses:
         figure.add_trace(
             go.Scatter(
                 x=asked,
-                y=[expert.label] * len(asked),
+                y=[use.label] * len(asked),
                 mode="markers",
                 showlegend=False,
                 marker={
                     "symbol": "square",
                     "size": 12,
-                    "color": [BLUE if number in expert.heard else "#dddddd" for number in asked],
+                    "color": [BLUE if number in use.used_in else "#dddddd" for number in asked],
                 },
-                text=["heard" if number in expert.heard else "not heard" for number in asked],
+                text=["used" if number in use.used_in else "not used" for number in asked],
                 hovertemplate="%{y}, trial %{x}: %{text}<extra></extra>",
             )
         )
     figure.update_xaxes(title="trial")
     figure.update_yaxes(autorange="reversed")
-    return dressed(figure, title, caption, height=160 + 30 * len(heard))
+    return dressed(figure, title, caption, height=160 + 30 * len(uses))

@@ -1,4 +1,4 @@
-"""What figures are drawn of: a study as it stands, running, finished or imported."""
+"""The data of figures: a study that is running, finished or imported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Evidence:
         if self.study.space is None:
             raise StudyError(
                 f"study {self.study.study_id} has no search space yet",
-                hint="Wait for its first trial, which measures the job as it is.",
+                hint="Wait until its first trial, of the default strategy, has ended.",
             )
         return self.study.space
 
@@ -80,7 +80,7 @@ class Evidence:
         if found is None:
             raise StudyError(
                 f"study {self.study.study_id} has no trial {number}",
-                hint=f"It has {len(self.trials)}, counted from 0.",
+                hint=f"It has {len(self.trials)} trials, numbered from 0.",
             )
         return found
 

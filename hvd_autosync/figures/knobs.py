@@ -1,4 +1,4 @@
-"""What knobs do, as far as the trials can tell."""
+"""Figures of the effects of knobs, estimated from the trials."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def contour(evidence: Evidence, a: str, b: str) -> go.Figure:
     )
     across, up = _knob(evidence, a), _knob(evidence, b)
     if a == b:
-        raise SpaceError(f"both knobs are {a}", hint="Name two different ones.")
+        raise SpaceError(f"both knobs are {a}", hint="Name two different knobs.")
     if reason := _too_little(evidence):
         return nothing(title, caption, reason)
     best = evidence.best
@@ -247,7 +247,7 @@ def _too_little(evidence: Evidence) -> str:
     measured = sum(seen.measured for seen in evidence.observations)
     if measured < _FEWEST:
         return f"{measured} trials have been measured; {_FEWEST} are needed."
-    return "" if evidence.space.dimension else "No knob can matter for this job."
+    return "" if evidence.space.dimension else "This job has no knob to tune."
 
 
 def _model(evidence: Evidence) -> Any:
@@ -265,7 +265,10 @@ def _knob(evidence: Evidence, name: str) -> Knob:
     """
     names = [knob.name for knob in evidence.space.knobs]
     if name not in names:
-        raise SpaceError(f"{name!r} was not searched", hint=f"Choose from {', '.join(names)}.")
+        raise SpaceError(
+            f"knob {name!r} was not searched in this study",
+            hint=f"Searched knobs are {', '.join(names)}.",
+        )
     return evidence.space[name]
 
 

@@ -1,4 +1,4 @@
-"""What lossy strategies cost in quality, and what they save in time."""
+"""Figure of lossy strategies: speed against loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens when in one step."""
+"""Figure of the timeline of one step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = 24
 
 
 def timeline(evidence: Evidence, number: int) -> go.Figure:
-    """One step of a trial: forward, backward, each message, and what nothing hides."""
+    """Timeline of one step of a trial: forward, backward, messages, exposed communication."""
     trial = evidence.trial(number)
     title = f"One step of trial {number}"
     caption = (
@@ -33,7 +33,7 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
             return nothing(title, caption, "The model has not been profiled yet.")
         model = CostModel(task.model, task.resources)
     except ConfigurationError as error:
-        return nothing(title, caption, f"The cost model cannot say: {error}.")
+        return nothing(title, caption, f"The cost model cannot predict this: {error}.")
     held = dict(evidence.space.fixed)
     seen = [({**held, **o.strategy}, o.step_s) for o in evidence.observations if o.measured]
     fitted = calibrate(model, [s for s, _ in seen], [s for _, s in seen if s is not None])

@@ -1,8 +1,7 @@
-"""What people see: progress while a tuning runs, explanations afterwards, spaces and plans.
+"""User-facing output: progress of a tuning, explanations of studies, search spaces and plans.
 
-A tuning is watched through :func:`progress_listener`; :func:`closing_lines` are printed when the
-training has ended, :func:`explain` tells a study's whole story, :func:`print_plan` says what
-would be tuned.
+:func:`progress_listener` shows the progress of a tuning, :func:`closing_lines` are printed after
+the training, :func:`explain` explains a study, and :func:`print_plan` prints what would be tuned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two lines that are printed after the real training."""
+"""The two lines that are printed after the training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hvd_autosync.traces.location import resolve_location
 
 
 def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, str]:
-    """What was chosen, and where the trace is.
+    """The result of the study, and the command that shows its trace.
 
     Args:
-        study: The finished study that the training followed.
-        store: Its store as the user named it; ``None`` for the default one.
+        study: The finished study before the training.
+        store: Its store as named by the user; ``None`` for the default store.
     """
     location = resolve_location(store)
     option = "" if store is None else f" --store {shlex.quote(location.address)}"
@@ -25,9 +25,9 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
 
 
 def answer_line(study: StudyRecord) -> str:
-    """What a study found, in one line."""
+    """The result of a study in one line."""
     study = with_knob_order(study)
     conclusion = Conclusion.of(study)
     if conclusion is None or study.space is None:
-        return f"study {study.study_id} found nothing to compare"
+        return f"study {study.study_id} has no comparison with the default"
     return answer_text(conclusion, study.space)

@@ -1,4 +1,4 @@
-"""Where rich prints: every text that it draws is made printable, wherever it stands."""
+"""The rich console, which makes every text printable before it draws it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hvd_autosync.util.printable import printable, printable_lines, raw
 
 
 class PrintableConsole(Console):
-    """A console that draws no control characters but its own, and reads no markup.
+    """A console that escapes control characters in texts and interprets no markup.
 
-    A string is of one line, as are the cells of tables; a ``Text`` keeps its lines.
+    Strings and cells of tables become one line; a ``Text`` keeps its lines.
 
     Args:
-        stream: Where it prints; standard output unless told otherwise.
+        stream: Output stream; standard output by default.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -39,7 +39,7 @@ class PrintableConsole(Console):
 
 
 def _printable_text(text: Text) -> Text:
-    """``text`` itself where it is printable; else without the styles of its parts."""
+    """``text`` itself if it is printable; otherwise an escaped copy without partial styles."""
     plain = printable_lines(text.plain)
     if plain == text.plain:
         return text

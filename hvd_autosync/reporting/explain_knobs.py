@@ -1,4 +1,4 @@
-"""What each knob of the winner does here, by itself."""
+"""The estimated effect of each single knob of the winner."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hvd_autosync.traces import TrialRecord
 
 
 def knob_table(problem: Problem, trials: Sequence[TrialRecord], winner: Strategy) -> Table:
-    """The knobs that the winner changes, with the estimated effect of each, largest gain first.
+    """The knobs that the winner changes, with their estimated effects, largest gain first.
 
     Args:
-        problem: What the learner worked on.
+        problem: The learner's problem.
         trials: All trials of the study.
         winner: A strategy other than the default.
     """
@@ -26,13 +26,13 @@ def knob_table(problem: Problem, trials: Sequence[TrialRecord], winner: Strategy
 
     space = problem.space
     table = plain_table("knob", "default", "winner", "effect", f"{LEVEL} interval", "")
-    table.caption = "The effect of each knob on the speed, the others as in the winner."
+    table.caption = "Effect of each knob on the speed, with the other knobs as in the winner."
     table.caption_justify = "left"
     for effect in knob_effects(problem, observations_of(space, trials), winner):
         knob = space[effect.name]
-        # The learner speaks of step times, people of speed.
+        # The learner models step times; the table shows speed.
         speedup, low, high = 1 / effect.ratio, 1 / effect.high, 1 / effect.low
-        verdict = "may be nothing" if low <= 1 <= high else "helps" if low > 1 else "hurts"
+        verdict = "not significant" if low <= 1 <= high else "helps" if low > 1 else "hurts"
         table.add_row(
             effect.name,
             knob.format(effect.default),

@@ -1,4 +1,4 @@
-"""Whom the learner believed: the cost model, and related studies."""
+"""The priors that the learner used: the cost model and related studies."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hvd_autosync.traces import TrialRecord
 
 @dataclass(frozen=True)
 class PriorUse:
-    """An expert in one study.
+    """A prior in one study.
 
     Attributes:
-        name: For people.
-        similarity: Of its task to the study's, where it is a related study.
-        heard: Numbers of the trials that it had a say in.
-        rise: By how much the leave-one-out score of the trials rose without it, when it was dropped
-            first; ``None``: it was not.
+        name: Displayed name.
+        similarity: Similarity of its task to the study's; ``None`` if it is not a related study.
+        used_in: Numbers of the trials that were chosen with it.
+        rise: Increase of the leave-one-out score of the trials without it, when it was first
+            dropped; ``None`` if it never was.
     """
 
     name: str
     similarity: float | None
-    heard: tuple[int, ...]
+    used_in: tuple[int, ...]
     rise: float | None = None
 
     @property
@@ -36,24 +36,24 @@ class PriorUse:
 
 
 def priors_table(trials: Sequence[TrialRecord]) -> Table | None:
-    """Each expert, how similar its task is, and in which trials it was heard; ``None``: nobody.
+    """Each prior, the similarity of its task, and the trials that used it; ``None`` without any.
 
     Args:
         trials: All trials of a study.
     """
-    experts = prior_uses(trials)
-    if not experts:
+    priors = prior_uses(trials)
+    if not priors:
         return None
     last = max(trial.number for trial in _asked(trials))
-    table = plain_table("expert", "similarity", "heard")
-    for each in experts:
+    table = plain_table("prior", "similarity", "used in trials")
+    for each in priors:
         alike = "" if each.similarity is None else f"{each.similarity:.2f}"
-        table.add_row(each.name, alike, _heard_text(each, last))
+        table.add_row(each.name, alike, _use_text(each, last))
     return table
 
 
 def prior_uses(trials: Sequence[TrialRecord]) -> list[PriorUse]:
-    """Each expert of a study with the trials in which it was heard.
+    """Each prior of a study with the trials that used it.
 
     Args:
         trials: All trials of the study.
@@ -72,19 +72,19 @@ def prior_uses(trials: Sequence[TrialRecord]) -> list[PriorUse]:
     ]
 
 
-def _heard_text(expert: PriorUse, last: int) -> str:
-    heard = expert.heard
-    rise = "" if expert.rise is None else f" (leave-one-out score {expert.rise:+.1f} without it)"
-    if not heard and not rise:
-        return "in no trial: it says nothing here, or the first trials spoke against it"
-    if not heard:
-        return f"in no trial: the first ones spoke against it{rise}"
-    where = f"in trials {heard[0]} to {heard[-1]}" if len(heard) > 1 else f"in trial {heard[0]}"
-    return where if heard[-1] == last else f"{where}, then dropped: it misled{rise}"
+def _use_text(prior: PriorUse, last: int) -> str:
+    used = prior.used_in
+    rise = "" if prior.rise is None else f" (leave-one-out score {prior.rise:+.1f} without it)"
+    if not used and not rise:
+        return "none: constant over this space, or rejected by cross-validation"
+    if not used:
+        return f"none: rejected by cross-validation{rise}"
+    where = f"{used[0]} to {used[-1]}" if len(used) > 1 else str(used[0])
+    return where if used[-1] == last else f"{where}, then rejected by cross-validation{rise}"
 
 
 def _asked(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that a model has chosen, or left to chance because it was misled."""
+    """The trials that the model chose, and those left to chance after a prior was dropped."""
     return [trial for trial in trials if trial.kind == "model" or _dropped(trial)]
 
 
@@ -98,7 +98,7 @@ def _dropped(trial: TrialRecord) -> dict[str, float]:
 
 
 def _similarities(trials: Sequence[TrialRecord]) -> dict[str, float]:
-    """Id of each related study -> its similarity, as the first trial that knows says."""
+    """Id of each related study -> its similarity, from the first trial that records it."""
     for trial in trials:
         pairs = [e for e in _entries(trial, "related") if isinstance(e, list) and len(e) == 2]
         if pairs:
@@ -107,7 +107,7 @@ def _similarities(trials: Sequence[TrialRecord]) -> dict[str, float]:
 
 
 def _entries(trial: TrialRecord, name: str) -> list[Any]:
-    """A list of a trial's information, which a stranger may have written."""
+    """A list from a trial's information; empty if malformed, as the trace may be untrusted."""
     value = trial.info.get(name)
     return value if isinstance(value, list) else []
 

@@ -1,4 +1,4 @@
-"""What the losses said of lossy strategies: time against quality."""
+"""Lossy strategies that were judged by their losses: speed against quality."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ class TradeOff:
     """A lossy strategy that was judged.
 
     Attributes:
-        verdict: What was said of it.
-        speedup: Of its step, over the default's in the trials that judged; NaN when unknown.
-        on_front: Whether nothing that was judged, the default included, is both as fast and as good
-            or better.
+        verdict: The verdict on it.
+        speedup: Its speed-up over the default in the quality trials; NaN if unknown.
+        on_front: Whether it is on the Pareto front of the judged strategies and the default.
     """
 
     verdict: Verdict
@@ -50,7 +49,7 @@ def trade_offs(
 
 
 def _on_front(point: tuple[float, float], points: Sequence[tuple[float, float]]) -> bool:
-    """Whether no other point, speed-up and gap of the loss, is as good or better in both."""
+    """Whether no other point (speed-up, gap of the loss) is as good or better in both."""
     speedup, gap = point
     if not math.isfinite(speedup) or not math.isfinite(gap):
         return False
@@ -60,7 +59,7 @@ def _on_front(point: tuple[float, float], points: Sequence[tuple[float, float]])
 def quality_lines(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
 ) -> Iterator[str]:
-    """Some lines for each lossy strategy that was judged, fastest first, with their rows."""
+    """Numbered lines for each lossy strategy that was judged, fastest first."""
     for row, each in enumerate(trade_offs(space, trials, conclusion), start=1):
         verdict = each.verdict
         speedup = speedup_text(each.speedup) if math.isfinite(each.speedup) else "not measured"
@@ -70,13 +69,13 @@ def quality_lines(
         yield f"   {speedup}{front}; {word}: {verdict.reason}"
         if math.isfinite(verdict.loss):
             yield (
-                f"   loss {verdict.loss:.4g}, the default's {verdict.default_loss:.4g}, which it "
-                f"may be above by {verdict.allowed:.2g}"
+                f"   loss {verdict.loss:.4g}, the default's {verdict.default_loss:.4g}, tolerated "
+                f"increase {verdict.allowed:.2g}"
             )
 
 
 def _step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:
-    """Seconds of a step in the last trial that judged a strategy."""
+    """Step time of each strategy in its last quality trial, seconds."""
     return {
         space.complete(trial.strategy): trial.result.step_time.mean_s
         for trial in trials

@@ -1,4 +1,4 @@
-"""What was tuned: the model, the cluster, and how much of a step waits for communication."""
+"""The task that was tuned: the model, the cluster, and the blocked share of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_autosync.traces import TrialRecord, default_result
 
 
 def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
-    """The task, one fact per line.
+    """The task as a table with one fact per line.
 
     Args:
         task: The task.
@@ -34,12 +34,12 @@ def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
         table.add_row("default", f"{step_time_text(default.step_time)} per step")
         if math.isfinite(default.blocked_share):
             share = 100 * default.blocked_share
-            table.add_row("blocked", f"{share:.0f} % of that for communication")
+            table.add_row("blocked", f"{share:.0f} % of the step, waiting for communication")
     return table
 
 
 def model_text(model: ModelProfile) -> str:
-    """How large the model is, as synchronization sees it."""
+    """Size of the model: parameters, tensors, bytes of gradients."""
     if not model.parameters:
         return "unknown: the job does not use hvd.DistributedOptimizer"
     elements = sum(parameter.elements for parameter in model.parameters)
@@ -54,15 +54,15 @@ def model_text(model: ModelProfile) -> str:
 
 
 def link_text(link: Link) -> str:
-    """What an allreduce costs."""
+    """The cost of an allreduce: latency and bandwidth."""
     return (
-        f"an allreduce of {link.ranks} ranks takes {seconds_text(link.latency_s)} plus its size at "
+        f"allreduce over {link.ranks} ranks: latency {seconds_text(link.latency_s)}, bandwidth "
         f"{size_text(link.bandwidth_bytes_per_s)}/s"
     )
 
 
 def _distinct_links(links: Links) -> list[tuple[str, Link]]:
-    """The links by where they are; what is the same as all ranks' is not told twice."""
+    """The links by name; the link of all ranks is omitted if it equals another one."""
     overall = None if links.overall in (links.within, links.across) else links.overall
     places = (("all ranks", overall), ("within hosts", links.within), ("across", links.across))
     return [(name, link) for name, link in places if link is not None]

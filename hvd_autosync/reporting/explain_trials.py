@@ -1,4 +1,4 @@
-"""Why other strategies lost, which trials failed, and what Horovod's own tuner sampled."""
+"""Sections on strategies that lost, failed trials, and samples of Horovod's own tuner."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SHOWN = 5
 def step_times(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
 ) -> tuple[float, float]:
-    """Step times of the default and of the winner, seconds, from the confirmation if there was one.
+    """Step times of the default and the winner, seconds; from the confirmation if there was one.
 
-    A study that took over another's winner has measured the default only.
+    A study that reuses the winner of another study has measured the default only.
     """
     confirmed = confirmed_step_s(space, trials)
     if conclusion.winner in confirmed and space.default in confirmed:
@@ -40,7 +40,7 @@ def step_times(
 def lost_strategies(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
 ) -> Iterator[str | Padding]:
-    """The best few that lost, each with its evidence and the reason below it."""
+    """The best strategies that lost, each followed by its evidence and the reason."""
     found = runner_ups(space, trials, conclusion)
     for each in found[:_SHOWN]:
         yield space.describe(each.strategy)
@@ -59,7 +59,7 @@ def _evidence(lost: RunnerUp) -> str:
 
 
 def failed_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator[str | Padding]:
-    """The trials that gave no step time, each with how it ended and what the job said last."""
+    """The trials without a step time, each with its status and the job's last line of output."""
     for trial in trials:
         result = trial.result
         if result is not None and result.step_time is None:
@@ -70,7 +70,7 @@ def failed_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator
 
 
 def parts_text(trials: Sequence[TrialRecord]) -> str:
-    """What a trial's time goes into, the mean over those that ended; empty where it is unknown."""
+    """Mean duration of a trial by phase, over the completed trials; empty if unknown."""
     ended = [t.result for t in trials if t.result and math.isfinite(t.result.total_s)]
     ended = [result for result in ended if result.step_time is not None]
     if not ended:
@@ -81,7 +81,7 @@ def parts_text(trials: Sequence[TrialRecord]) -> str:
             sums[name] = sums.get(name, 0.0) + seconds
     parts = ", ".join(f"{name} {seconds / len(ended):.1f} s" for name, seconds in sums.items())
     total_s = sum(result.total_s for result in ended) / len(ended)
-    return f"A trial took {total_s:.1f} s in the mean: {parts}."
+    return f"A trial took {total_s:.1f} s on average: {parts}."
 
 
 def _below(text: str) -> Padding:

@@ -1,4 +1,4 @@
-"""``hvd-autosync show``: a study explained, the answer first."""
+"""``hvd-autosync show``: the explanation of a study, starting with its result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hvd_autosync.util.printable import printable, printable_lines, shell_line
 
 
 class Verbatim(Text):
-    """A line to be copied: never wrapped, cut off or indented."""
+    """A line to be copied: it is never wrapped, truncated or indented."""
 
     def __init__(self, line: str) -> None:
         super().__init__(printable_lines(line), style="cyan", no_wrap=True, overflow="ignore")
@@ -40,10 +40,10 @@ class Verbatim(Text):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of an explanation; rich prints it, with its content indented under the title.
+    """A section of an explanation; rich prints its content indented under the title.
 
     Attributes:
-        title: What it is about; empty for the first.
+        title: The title; empty for the first section.
         content: Paragraphs, tables, and lines to be copied.
     """
 
@@ -59,12 +59,12 @@ class Section:
 
 
 def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
-    """What a study found and why, section by section, each made when it is asked for.
+    """Yield the explanation of a study section by section, each computed on demand.
 
-    Print them with ``crop=False``, so that lines to be copied stay whole.
+    Print the sections with ``crop=False``, so that lines to be copied are not truncated.
 
     Args:
-        store: Where the study is.
+        store: The store that contains the study.
         study_id: Its id, the beginning of one, or ``"last"``.
 
     Raises:
@@ -90,13 +90,13 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
                 "Whether the model stays as good",
                 (
                     *quality_lines(study.space, trials, conclusion),
-                    "On the Pareto front no other is both as fast and as good. To take one "
-                    "yourself:",
+                    "For a strategy on the Pareto front, no other one is both as fast and as good. "
+                    "To write one of these strategies to a file:",
                     Verbatim(take),
                 ),
             )
-    if (experts := priors_table(trials)) is not None:
-        yield Section("Learned from", (experts,))
+    if (priors := priors_table(trials)) is not None:
+        yield Section("Learned from", (priors,))
     if parts := parts_text(trials):
         yield Section("Where the time went", (parts,))
     if failed := list(failed_trials(study, trials)):
@@ -120,15 +120,15 @@ def _answer(
     elif study.status is StudyStatus.RUNNING:
         told = sum(trial.result is not None for trial in trials)
         said = (
-            f"None yet: {told} trials so far. If its driver was stopped, the same horovodrun line "
-            "goes on with it."
+            f"None yet: {told} trials have ended. If its driver was stopped, run the same "
+            "horovodrun line to resume it."
         )
         yield Section("Answer", (said,))
     elif study.status is StudyStatus.FAILED:
         reason = (study.outcome or {}).get("reason", "unknown")
-        yield Section("Answer", (f"None: the study could not end as planned: {reason}",))
+        yield Section("Answer", (f"None: the study failed: {reason}",))
     else:
-        said = "The best sample by Horovod's own score, which is no step time:"
+        said = "The best samples by Horovod's own score (which is not a step time):"
         yield Section("Answer", (said, sample_table(study, trials)))
 
 
@@ -148,7 +148,7 @@ def _concluded(
             name = study.space.describe(closest.strategy)
             evidence = f"{speedup_text(closest.speedup)} ({evidence_text(closest)})"
             yield f"The best candidate was {name}: {evidence}."
-    why = f"Why: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
+    why = f"Reason: {conclusion.reason}. " if conclusion.reason else ""  # shared traces have none
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
         yield Text(printable(f"Since then: {line}."), style="bold yellow")
@@ -160,7 +160,7 @@ def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Secti
     if study.winner is None:
         return
     if conclusion is not None and conclusion.best is None and _is_default(study, study.winner):
-        yield Section("Without hvd_autosync", ("Run the job as it is.",))
+        yield Section("Without hvd_autosync", ("Run the job unchanged.",))
         return
     found = recipe(study, study.winner)
     title = "Without tuning" if found.file else "Without hvd_autosync"

@@ -20,8 +20,8 @@ def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] =
     """One row per study.
 
     Args:
-        studies: What is listed.
-        interrupted: Those of them that nobody runs any more, though they have not ended.
+        studies: The studies.
+        interrupted: Ids of those that have not ended and that no driver is running.
     """
     table = plain_table("study", "begun (UTC)", "status", "speed-up", "job")
     for study in studies:
@@ -69,13 +69,13 @@ def trials_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
 
 def _status(trial: TrialRecord) -> str:
     if trial.result is None:
-        return "not told"
+        return "no result"
     reason = first_line(trial.result.reason)
     return f"{trial.result.status.value}: {reason}" if reason else trial.result.status.value
 
 
 def strategy_text(study: StudyRecord, strategy: Strategy) -> str:
-    """A strategy in words, also where the study has no space."""
+    """A strategy as text, also if the study has no space."""
     if study.space is not None:
         return study.space.describe(strategy)
     return ", ".join(f"{name}={value}" for name, value in strategy.items()) or "default"

@@ -1,4 +1,4 @@
-"""Progress as plain lines, for logs and pipes: one line per event."""
+"""Progress as plain lines, one per event, for logs and pipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlainProgress:
     """Writes a line when a study begins, when a trial ends, and when the study concludes.
 
     Args:
-        stream: Where to write; ``sys.stderr``, so that the job's own output stays alone.
+        stream: Output stream: ``sys.stderr``, which keeps the job's standard output clean.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -34,18 +34,18 @@ class PlainProgress:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.start(study)
         settings = study.settings
-        again = f" goes on after {len(self._standing.ended)} trials" if resumed else ""
+        again = f" resumes after {len(self._standing.ended)} trials" if resumed else ""
         limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
         fewer = " (fewer where steps are long)" if settings.fewer else ""
         self._print(
-            f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each "
-            f"{settings.warmup} steps of warm-up and {settings.steps} measured{fewer}; the best "
-            f"one or two are then measured again in turn with the default, {MIN_ROUNDS} to "
-            f"{MAX_ROUNDS} times"
+            f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each with "
+            f"{settings.warmup} warm-up steps and {settings.steps} measured steps{fewer}; then "
+            f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds of confirmation, which measure the best one or "
+            "two strategies and the default in turn"
         )
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; a notice has said so."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; prints nothing, as a notice did."""
 
     def on_ask_start(self, study: Study) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
@@ -56,7 +56,7 @@ class PlainProgress:
         self._standing.begin(study, trial)
 
     def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; said is only what may be wrong."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; prints only possible problems."""
         if hint := self._standing.hint(trial, progress):
             self._print(hint)
 
@@ -81,7 +81,7 @@ class PlainProgress:
         self._print(text)
 
     def close(self) -> None:
-        """Nothing is left open; for terminals there is (:class:`TerminalProgress`)."""
+        """Do nothing; :class:`TerminalProgress` restores the terminal here."""
 
     def _print(self, line: str) -> None:
         print(f"{PREFIX}: {printable(line)}", file=self._stream, flush=True)

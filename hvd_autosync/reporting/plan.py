@@ -1,4 +1,4 @@
-"""``--autosync-dry-run`` and ``hvd-autosync space``: what would be tuned, and how, in this job."""
+"""``--autosync-dry-run`` and ``hvd-autosync space``: the search space and the plan of a job."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from hvd_autosync.search_space import (
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.traces import StudyRecord, TraceStore
 
-#: Tensors of a model that is large by every rule.
+#: Number of tensors of a model that every rule treats as large.
 _LARGE_MODEL = 4096
 
 
 def print_plan(job: Job, options: Options, console: Console | None = None) -> None:
-    """Print the search space of ``job`` and the plan; launch nothing.
+    """Print the search space and the plan of ``job`` without launching anything.
 
     Args:
         job: The job.
         options: The options of its tuning.
-        console: Where to print; standard output unless told otherwise.
+        console: The console; standard output by default.
 
     Raises:
         ConfigurationError: The space file cannot be used.
@@ -57,11 +57,11 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
         yield space_table(known.space, f"The search space of this job (study {known.study_id})")
     else:
         yield from _possible(job, options, restrictions)
-    yield from ("", _plan_text(options, known), f"The trace is kept in {store.name}.")
+    yield from ("", _plan_text(options, known), f"The trace is stored in {store.name}.")
 
 
 def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Iterator[RenderableType]:
-    """What can be known of the space before the default trial has shown the model."""
+    """What is known of the space before the trial of the default has profiled the model."""
     spaces = [restrict_space(s, restrictions) for s in _imaginable_spaces(job, options)]
     knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}
     names = [knob.name for knob in every_knob() if knob.name in knobs]
@@ -71,7 +71,7 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
     if sure != names:
         maybe = [knobs[name] for name in names if name not in sure]
         yield ""
-        yield catalogue_table(maybe, "Knobs that depend on what the default trial shows")
+        yield catalogue_table(maybe, "Knobs that depend on the result of the default trial")
     absent = [k.name for k in every_knob() if k.name not in knobs and k.name not in dict(held)]
     if absent:
         yield ""
@@ -80,7 +80,7 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
 
 
 def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
-    """The job's space for models and devices on either side of each rule, largest model last."""
+    """The job's space for models and devices on both sides of each rule, largest model last."""
 
     build = horovod_build()
     for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
@@ -107,11 +107,11 @@ def _imaginable_models() -> Iterator[ModelProfile]:
 
 
 def _plan_text(options: Options, known: StudyRecord | None) -> str:
-    """What a tuning with these options does, in sentences."""
+    """Describe a tuning with these options."""
     if known is not None and options.reuse != "never":
         return (
-            f"The plan: study {known.study_id} has tuned this job before, and its winner is taken "
-            "at once. Tune again with --autosync-reuse never."
+            f"The plan: reuse the winner of study {known.study_id}, which tuned this job before. "
+            "To tune again: --autosync-reuse never."
         )
     from hvd_autosync.engine.tuning import settings_of
 
@@ -120,8 +120,8 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
     fewer = " (fewer where steps are long)" if settings.fewer else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
-        f"The plan: measure the job's default; try other strategies up to {options.trials} trials"
-        f"{limit} in all, each for {settings.warmup} steps of warm-up and {settings.steps} "
-        f"measured ones{fewer}, and stop when no further gain is likely; measure the best in turn "
-        f"with the default, {MIN_ROUNDS} to {MAX_ROUNDS} rounds; {after}."
+        f"The plan: measure the default strategy; try other strategies, up to {options.trials} "
+        f"trials{limit} in all, each with {settings.warmup} warm-up steps and {settings.steps} "
+        f"measured steps{fewer}, and stop when no further gain is likely; confirm the best in "
+        f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds, each with a trial of the default; {after}."
     )

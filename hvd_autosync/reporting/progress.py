@@ -1,4 +1,4 @@
-"""Which progress display a tuning gets, and a guard: no display ever disturbs a tuning."""
+"""The choice of the progress display, and a guard against its failures."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Display: TypeAlias = TerminalProgress | PlainProgress | WidgetProgress
 
 
 class GuardedProgress:
-    """Passes every call on to a display until the display fails; then goes on without it.
+    """Forwards every call to a display until the display fails; then ignores all calls.
 
-    Use it as ``with contextlib.closing(progress_listener()) as listener``, so that the terminal
-    is given back however the tuning ends, before anything else is printed.
+    Use it as ``with contextlib.closing(progress_listener()) as listener``: the terminal is
+    restored however the tuning ends, before anything else is printed.
 
     Args:
         display: The display.
-        stream: Where to say that it failed.
+        stream: Stream for the message that the display failed.
     """
 
     def __init__(self, display: Display, stream: TextIO) -> None:
@@ -75,7 +75,7 @@ class GuardedProgress:
         self._guard(lambda display: display.on_notice(text))
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._guard(lambda display: display.close())
 
     def _guard(self, call: Callable[[Display], None]) -> None:
@@ -84,17 +84,20 @@ class GuardedProgress:
             return
         try:
             call(display)
-        except Exception as error:  # whatever it is, the tuning matters more
+        except Exception as error:  # a failing display must not end the tuning
             self._display = None
             with suppress(Exception):
                 display.close()
             with suppress(OSError, ValueError):  # the stream may be what failed
                 reason = printable(f"{type(error).__name__}: {error}")
-                print(f"{PREFIX}: going on without progress: {reason}", file=self._stream)
+                print(
+                    f"{PREFIX}: the progress display failed, tuning continues without it: {reason}",
+                    file=self._stream,
+                )
 
 
 def progress_listener(stream: TextIO | None = None) -> GuardedProgress:
-    """A live display when ``stream`` (default: ``sys.stderr``) is a terminal, else plain lines."""
+    """A live display if ``stream`` (default: ``sys.stderr``) is a terminal; else plain lines."""
     stream = sys.stderr if stream is None else stream
     display = TerminalProgress(stream) if _is_capable_terminal(stream) else PlainProgress(stream)
     return GuardedProgress(display, stream)
@@ -103,6 +106,6 @@ def progress_listener(stream: TextIO | None = None) -> GuardedProgress:
 def _is_capable_terminal(stream: TextIO) -> bool:
     """Whether ``stream`` is a terminal whose cursor can be moved.
 
-    Not what the library decides: it takes FORCE_COLOR for a terminal, and logs are coloured too.
+    The check of rich is not used: with FORCE_COLOR it treats every stream as a terminal.
     """
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

@@ -1,4 +1,4 @@
-"""A strategy without tuning: the environment and the ``horovodrun`` line, or a strategy file."""
+"""How to run a strategy without tuning: environment and ``horovodrun`` line, or strategy file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _RUN_FILE = "hvd-autosync run --strategy strategy.toml"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to paste.
+    """Shell lines that run a job under a strategy.
 
     Attributes:
-        exports: Shell lines that set variables.
-        line: The shell line that runs the job; empty where the job is no ``horovodrun`` line.
-        file: The strategy as a file, where it has exchanges that only this project carries; then
-            the line runs it, and nothing is exported.
-        notes: What else must be kept in mind.
+        exports: Shell lines that set environment variables.
+        line: The shell line that runs the job; empty if the job is not a ``horovodrun`` line.
+        file: The strategy file, if the strategy needs the exchanges of this project; ``line`` then
+            runs it, and ``exports`` is empty.
+        notes: Further instructions.
     """
 
     exports: tuple[str, ...]
@@ -69,7 +69,7 @@ def _line(study: StudyRecord, settings: HorovodSettings, strategy: Mapping[str, 
         return f"{shell_line([_PROGRAM, *settings.options])} {_NO_COMMAND}"
     if words[0] != _PROGRAM:
         return ""
-    # Options may stand anywhere before the command, and the first place is surely before it.
+    # Options must precede the command; the first place always does.
     job = Job(options=words[1:], command=(), hosts=(), controller=_controller(words))
     added = launcher_options(job, strategy)[len(job.options) :]
     return shell_line([_PROGRAM, *added, *job.options])
@@ -83,11 +83,13 @@ def _controller(words: tuple[str, ...]) -> str | None:
 def _notes(study: StudyRecord, settings: HorovodSettings) -> tuple[str, ...]:
     notes = []
     if HIDDEN in " ".join(study.command):
-        notes.append(f"Put the values back that are hidden as {HIDDEN}.")
+        notes.append(f"Replace each {HIDDEN} by the hidden value.")
     if study.command and study.command[0] != _PROGRAM and settings.options:
         options = " ".join(settings.options)
-        notes.append(f"It was measured with {options} of {_PROGRAM}, or the same of your launcher.")
+        notes.append(
+            f"The strategy needs {options} of {_PROGRAM}, or the equivalent of your launcher."
+        )
     if study.space is not None and study.space.fixed:
         held = ", ".join(f"{name} = {value}" for name, value in study.space.fixed)
-        notes.append(f"Keep what your options and environment held while it was measured: {held}.")
+        notes.append(f"Keep these values, which your options and environment fixed: {held}.")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""What people see of studies that are asked again, or given to other learners."""
+"""Output of ``hvd-autosync replay``: verification, and reruns by other learners."""
 
 from __future__ import annotations
 
@@ -22,26 +22,30 @@ _AFTER = (5, 10, 20, 40)
 
 
 def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterator[str]:
-    """A line if the study learned from studies that are not here."""
+    """A line if the study learned from studies that are not in the store."""
     here = {study.study_id for study in traces.studies()}
     if missing := [name for name in named_sources(trials) if name not in here]:
         yield (
-            f"it learned from {len(missing)} studies that are not here ({', '.join(missing)}); "
-            "export it with them: hvd-autosync traces export --related"
+            f"the study learned from {len(missing)} studies that are not in this store "
+            f"({', '.join(missing)}); export it together with them: "
+            "hvd-autosync traces export --related"
         )
 
 
 def differences_table(study: StudyRecord, checks: Sequence[Check]) -> Table:
-    """Questions that are not the same as they were."""
+    """The decisions that differ from the recorded ones."""
     study = with_knob_order(study)
     assert study.space is not None, "it was asked again"
-    table = plain_table("trial", "kind", "recorded", "now", "apart", "")
+    table = plain_table("trial", "kind", "recorded", "now", "distance", "")
     for check in checks:
         now = "" if check.again is None else study.space.describe(check.again)
         apart = "" if check.again is None else f"{check.distance:.3g}"
         recorded = study.space.describe(check.recorded)
         table.add_row(str(check.number), check.kind, recorded, now, apart, check.note)
-    table.caption = "Apart: each choice that differs counts 1, each number its share of its range."
+    table.caption = (
+        "Distance: each categorical knob that differs counts 1, each numeric knob the difference "
+        "as a share of its range."
+    )
     table.caption_justify = "left"
     return table
 
@@ -49,14 +53,14 @@ def differences_table(study: StudyRecord, checks: Sequence[Check]) -> Table:
 def reruns_table(
     study: StudyRecord, trials: Sequence[TrialRecord], reruns: Sequence[Rerun]
 ) -> Iterator[Table | str]:
-    """What learners would have found: medians of their games."""
+    """What learners would have found on the recorded measurements: medians over the seeds."""
     from hvd_autosync.engine.replay import default_ms
 
     assert study.space is not None, "it has answered"
     base = default_ms(trials)
     count = max(len(each.best_ms) for each in reruns)
     after = [n for n in _AFTER if n < count] + [count]
-    table = plain_table("learner", *(f"after {n}" for n in after), "step ms", "exact", "apart")
+    table = plain_table("learner", *(f"after {n}" for n in after), "step ms", "exact", "distance")
     for name in dict.fromkeys(each.learner for each in reruns):
         own = [each for each in reruns if each.learner == name]
         cells = []
@@ -73,10 +77,11 @@ def reruns_table(
         table.add_row("as recorded", *recorded, "", "", "")
     yield table
     yield (
-        "Speed-up over the default of the fastest trial so far, medians. Each trial is answered "
-        "by the nearest recorded measurement: 'exact' says how many were of the very strategy, "
-        "'apart' how far the others are from it (a choice counts 1, a number its share of its "
-        "range). Where they are far apart, take the differences for nothing."
+        "Median speed-up over the default of the fastest trial so far. The result of each trial is "
+        "the nearest recorded measurement. 'exact': share of trials whose own strategy was "
+        "recorded. 'distance': mean distance of the others from the recorded strategy (each "
+        "categorical knob that differs counts 1, each numeric knob the difference as a share of "
+        "its range). If the distances are large, differences between learners mean nothing."
     )
 
 

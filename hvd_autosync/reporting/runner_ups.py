@@ -1,4 +1,4 @@
-"""Which strategies were measured and lost, by how much and why, as plain values."""
+"""The measured strategies that lost, with their speed-ups and reasons, as plain values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class RunnerUp:
 
     Attributes:
         strategy: The strategy, complete in its space.
-        step_s: Its step time, seconds; from the confirmation if it took part in that.
-        predicted_s: What the learner had predicted; NaN when it was not asked.
-        speedup: Times faster than the default.
-        low: Lower end of its interval.
-        high: Upper end of its interval.
-        why: Why it lost.
+        step_s: Its step time in seconds; from the confirmation if it was confirmed.
+        predicted_s: The learner's prediction in seconds; NaN without one.
+        speedup: Speed-up over the default.
+        low: Lower end of the interval of the speed-up.
+        high: Upper end of the interval of the speed-up.
+        why: Reason why it lost.
     """
 
     strategy: Strategy
@@ -37,7 +37,7 @@ class RunnerUp:
 
 
 def confirmed_step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[Strategy, float]:
-    """Mean step time of each contender of the confirmation, seconds."""
+    """Mean step time of each strategy in the confirmation, seconds."""
     times: dict[Strategy, list[float]] = {}
     for trial in trials:
         time = trial.result.step_time if trial.result else None
@@ -51,7 +51,7 @@ def runner_ups(
 ) -> list[RunnerUp]:
     """The measured strategies other than the default and the winner.
 
-    Those that were confirmed come first, then the best first.
+    Strategies that were confirmed come first; within each group the fastest comes first.
     """
     explored: dict[Strategy, tuple[TrialRecord, StepTime]] = {}
     for trial in trials:
@@ -77,21 +77,21 @@ def runner_ups(
 
 
 def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion) -> str:
-    """Why a lossy strategy could not be confirmed; empty where it could."""
+    """Why a lossy strategy could not be confirmed; empty if it could."""
     if space.is_exact(strategy):
         return ""
     verdicts = {space.lossy_part(each.strategy): each for each in conclusion.verdicts}
     if verdict := verdicts.get(space.lossy_part(strategy)):
         return "" if verdict.admissible else f"refused, because {verdict.reason}"
     if verdicts:
-        return "its losses were not judged, as too much like those of others, or not fast enough"
+        return "its losses were not judged: too similar to other strategies, or not fast enough"
     return ""
 
 
 def launch_spread(space: SearchSpace, trials: Sequence[TrialRecord]) -> float:
-    """How much launches of one strategy differ: standard deviation of the log step time.
+    """Standard deviation of the log step time between launches of the same strategy.
 
-    Pooled over the strategies that were measured more than once; 0 when none was.
+    Pooled over the strategies that were measured more than once; 0 if there are none.
     """
     logs: dict[Strategy, list[float]] = {}
     for trial in trials:
@@ -106,13 +106,13 @@ def launch_spread(space: SearchSpace, trials: Sequence[TrialRecord]) -> float:
 def _confirmed(
     strategy: Strategy, conclusion: Conclusion
 ) -> tuple[float, float, float, str] | None:
-    """Speed-up, its interval and why a confirmed strategy lost."""
+    """Speed-up, its interval, and the reason why a confirmed strategy lost."""
     for each in conclusion.comparisons:
         if each.strategy == strategy:
             why = (
-                "faster than the default too, but less than the winner"
+                "faster than the default, but slower than the winner"
                 if each.proven
-                else "not faster with confidence when measured again"
+                else "confirmation did not show a significant gain over the default"
             )
             return each.speedup, each.low, each.high, why
     return None
@@ -121,9 +121,9 @@ def _confirmed(
 def _explored(
     trial: TrialRecord, own: StepTime, default: StepTime, spread: float, conclusion: Conclusion
 ) -> tuple[float, float, float, str]:
-    """Speed-up, its interval and why a strategy was not confirmed.
+    """Speed-up, its interval, and the reason why a strategy was not confirmed.
 
-    The interval allows for the spread of steps and for that of launches.
+    The interval includes the spread of steps and the spread of launches.
     """
     speedup = default.mean_s / own.mean_s
     error = math.hypot(
@@ -132,13 +132,13 @@ def _explored(
     factor = math.exp(STANDARD_ERRORS * error)
     best, high = conclusion.best, speedup * factor
     if trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT:
-        why = f"cut short after {own.steps} measured steps, as {trial.result.reason}"
+        why = f"cut short after {own.steps} measured steps: {trial.result.reason}"
     elif high < 1:
         why = "slower than the default"
     elif best is None:
-        why = "the model expected no gain beyond noise"
+        why = "the model predicted no gain beyond noise"
     elif high < best.low:
         why = "slower than the winner"
     else:
-        why = "one trial cannot tell it from the winner, of which the model expected more"
+        why = "within the noise of one trial of the winner, for which the model predicted more"
     return speedup, speedup / factor, high, why

@@ -1,4 +1,4 @@
-"""``hvd-autosync simulate``: a prediction in words."""
+"""``hvd-autosync simulate``: a prediction as text."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ def simulation_text(simulation: Simulation) -> Iterator[str]:
     hosts, slots = len(simulation.resources.hosts), simulation.resources.hosts[0].slots
     layout = f"{_count(hosts, 'host')} of {_count(slots, 'rank')}"
     rate = f", {across.bus_bytes_per_s * 8 / 1e9:.3g} Gbit/s" if across is not None else ""
-    yield f"On {layout}{rate}, by a model that {simulation.trials} trials have calibrated:"
-    yield f"  as it is            {_seconds(simulation.default_s)} per step"
-    yield f"  without the network {seconds_text(simulation.compute_s)} per step"
+    yield f"On {layout}{rate}, by a cost model calibrated with {simulation.trials} trials:"
+    yield f"  default strategy      {_seconds(simulation.default_s)} per step"
+    yield f"  without communication {seconds_text(simulation.compute_s)} per step"
     share = 1 - simulation.compute_s / simulation.default_s.value
-    yield f"  waiting for it      {max(share, 0):.0%} of a step"
+    yield f"  communication         {max(share, 0):.0%} of a step"
     if simulation.speedup.value < 1.005:
         yield "No exact strategy is expected to be faster."
     else:
-        yield f"The best strategy by the model is {_times(simulation.speedup)} faster:"
+        yield f"The best strategy by the model has speed-up {_times(simulation.speedup)}:"
         yield f"  {simulation.space.describe(simulation.best)}"
         yield f"  {_seconds(simulation.best_s)} per step"
     if simulation.asked_s is not None and simulation.asked_speedup is not None:
-        yield f"The strategy that was asked for is {_times(simulation.asked_speedup)} as fast:"
+        yield f"The given strategy has speed-up {_times(simulation.asked_speedup)}:"
         yield f"  {_seconds(simulation.asked_s)} per step"
     yield (
-        "In brackets: 90 % intervals, from what the trials leave open and from how far they were "
-        f"from the model ({simulation.misfit:.0%}). Nothing was run; networks are taken for rings "
-        "without other traffic, and what was not measured for an ordinary server."
+        "In brackets: 90 % intervals, from the uncertainty of the calibration and the misfit of "
+        f"the model ({simulation.misfit:.0%}). Nothing was run. Assumptions: ring networks without "
+        "other traffic, and values of an ordinary server where nothing was measured."
     )
 
 

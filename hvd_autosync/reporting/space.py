@@ -1,4 +1,4 @@
-"""Search spaces as tables: one knob per row, with what it does and when it matters."""
+"""Search spaces as tables: one knob per row, with its effect and when it applies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hvd_autosync.search_space.restrictions import condition_text
 from hvd_autosync.util.printable import printable
 
 _CODEC = "--autosync-allow codec; hvd.DistributedOptimizer; float32 or float64"
-#: When each knob of the catalogue is in a job's space, in words: the rules themselves are those
-#: of :func:`hvd_autosync.search_space.build_space`.
+#: When each knob of the catalogue is in a job's space, as text. The rules themselves are in
+#: :func:`hvd_autosync.search_space.build_space`.
 APPLIES_WHEN = {
     "controller": "Horovod has Gloo and MPI; neither --gloo nor --mpi is given",
     "fusion_threshold_bytes": "always",
@@ -26,27 +26,27 @@ APPLIES_WHEN = {
     "num_nccl_streams": "NCCL; GPUs",
     "batch_d2d_memcopies": "NCCL; GPUs",
     "buckets": "hvd.DistributedOptimizer; several dense gradients",
-    "bucket_rule": "as buckets, while there are some",
+    "bucket_rule": "as buckets, if buckets is not 0",
     "order": "hvd.DistributedOptimizer; several dense gradients",
     "embedding_exchange": "hvd.DistributedOptimizer; tables of which batches touch few rows",
     "large_exchange": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
     "rest_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",
     "large_slices": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
     "embedding_codec": f"{_CODEC}; tables of which batches touch few rows",
-    "embedding_ratio": "as embedding_codec, while it is topk",
+    "embedding_ratio": "as embedding_codec, if it is topk",
     "large_codec": f"{_CODEC}; gradients of 256 KiB or more",
-    "large_ratio": "as large_codec, while it is topk",
-    "large_rank": "as large_codec, while it is powersgd",
+    "large_ratio": "as large_codec, if it is topk",
+    "large_rank": "as large_codec, if it is powersgd",
     "rest_codec": _CODEC,
     "local_steps": "--autosync-allow schedule; hvd.DistributedOptimizer; several ranks; more than "
-    "16 only in a strategy of yours",
+    "16 only in a strategy file",
     **dict.fromkeys(
         ("local_power", "local_alpha", "local_start", "local_cap"),
-        "only in a strategy of yours (docs/local-steps.md)",
+        "only in a strategy file (docs/local-steps.md)",
     ),
     **dict.fromkeys(
         (knob.name for knob in PROTOCOL_KNOBS),
-        "only in a strategy of yours, or by --autosync-recurring (docs/protocols.md)",
+        "only in a strategy file or by --autosync-recurring (docs/protocols.md)",
     ),
 }
 RESTRICTIONS_HELP = """\
@@ -62,13 +62,13 @@ Restrict or fix knobs with a TOML file, given as --autosync-space FILE:
   [knobs.controller]
   choices = ["gloo"]
 
-Exact knobs change only the speed. Lossy ones can change the trained model; they are tuned only
+Exact knobs change only the speed. Lossy knobs can change the trained model; they are tuned only
 with --autosync-allow GROUP.
 """
 
 
 def space_table(space: SearchSpace, title: str) -> Table:
-    """The knobs of one space, and those that are held.
+    """The knobs of one space, including those that are fixed.
 
     Args:
         space: The space.
@@ -80,21 +80,21 @@ def space_table(space: SearchSpace, title: str) -> Table:
         table.add_row(*_cells(knob, domain_text(knob), when))
     for name, value in space.fixed:
         knob = catalogue_knob(name)
-        held = f"held at {knob.format(value)}"
-        table.add_row(*_cells(knob, held, "your options or environment set it"))
+        held = f"fixed at {knob.format(value)}"
+        table.add_row(*_cells(knob, held, "set by your options or environment"))
     return table
 
 
 def applies_when(name: str) -> str:
-    """When the knob is in a job's space, in words."""
-    return APPLIES_WHEN.get(name, "as whoever added it says")
+    """When the knob is in a job's space, as text."""
+    return APPLIES_WHEN.get(name, "as its extension decides")
 
 
 def catalogue_table(knobs: Iterable[Knob] | None = None, title: str = "All knobs") -> Table:
-    """Knobs with when each of them is tuned.
+    """A table of knobs and when each of them is tuned.
 
     Args:
-        knobs: The knobs; all that exist unless told otherwise.
+        knobs: The knobs; all known knobs by default.
         title: Printed above.
     """
     table = _table(title)
@@ -104,7 +104,7 @@ def catalogue_table(knobs: Iterable[Knob] | None = None, title: str = "All knobs
 
 
 def domain_text(knob: Knob) -> str:
-    """The domain with its unit, for people."""
+    """The domain with its unit, as text."""
     if isinstance(knob, CategoricalKnob):
         return ", ".join(knob.format(choice) for choice in knob.choices)
     if knob.low == knob.high:

@@ -1,4 +1,4 @@
-"""A strategy of a study as a file, for ``hvd-autosync run --strategy``."""
+"""Export of a study's strategy as a file for ``hvd-autosync run --strategy``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_autosync.search_space.strategy_file import strategy_text
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
-#: Stands for the winner in place of a row's number.
+#: The word for the winner in place of a row's number.
 WINNER = "winner"
 
 
@@ -18,7 +18,7 @@ def exported_strategy(store: TraceStore, study: StudyRecord, which: str) -> str:
     """The strategy file of the winner, or of a row of the table of judged lossy strategies.
 
     Args:
-        store: Where the study is.
+        store: The store that contains the study.
         study: The study.
         which: ``"winner"``, or the number of a row as
             :func:`hvd_autosync.reporting.explain_quality.quality_lines` gives it.
@@ -35,7 +35,7 @@ def _winner(study: StudyRecord) -> Strategy:
     if study.winner is None:
         raise StudyError(
             f"study {study.study_id} has no winner: it is {study.status.value}",
-            hint="Run the same horovodrun line again: it goes on with the study.",
+            hint="Run the same horovodrun line again to resume the study.",
         )
     return study.winner
 
@@ -50,7 +50,7 @@ def _judged(store: TraceStore, study: StudyRecord, row: str) -> Strategy:
     if not row.isdecimal() or not 1 <= int(row) <= len(judged):
         rows = f"rows 1 to {len(judged)}" if judged else "no lossy strategies"
         raise StudyError(
-            f"study {study.study_id} has no judged strategy {row}: it has {rows}",
-            hint=f"Name {WINNER}, or a row that hvd-autosync show {study.study_id} prints.",
+            f"study {study.study_id} has no judged strategy in row {row!r}; it has {rows}",
+            hint=f"Give {WINNER!r} or a row that hvd-autosync show {study.study_id} prints.",
         )
     return judged[int(row) - 1].verdict.strategy

@@ -1,7 +1,7 @@
-"""Progress on a terminal: a few lines that are redrawn in place, and a summary that stays.
+"""Progress on a terminal: a few lines redrawn in place, and a final summary.
 
-The driver shares its processors with the ranks that it measures: there is no thread that redraws,
-and the calls during a trial redraw at most once a second.
+The driver shares its processors with the measured ranks. There is therefore no redrawing thread,
+and calls during a trial redraw at most once per second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BAR_WIDTH = 40
 
 
 class TerminalProgress:
-    """Redraws what is tried, how far it is, what is best so far, and the last and best trials.
+    """Shows the running trial and its progress, the best result, and the last and best trials.
 
     Args:
         stream: A terminal that can move its cursor.
@@ -55,7 +55,7 @@ class TerminalProgress:
         self._standing.start(study)
         if resumed:
             self._live.console.print(
-                f"study {study.study_id} goes on after {len(self._standing.ended)} trials"
+                f"study {study.study_id} resumes after {len(self._standing.ended)} trials"
             )
         atexit.register(self.close)
         self._live.start()
@@ -69,7 +69,7 @@ class TerminalProgress:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
         self._table = trials_so_far(self._standing.ended)
-        self._draw(study, Text("choosing what to try next"))
+        self._draw(study, Text("choosing the next strategy"))
 
     def on_trial_start(self, study: Study, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
@@ -87,7 +87,7 @@ class TerminalProgress:
             self._draw(study, self._running(study, trial, progress))
 
     def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; the next trial draws it."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; drawn with the next trial."""
         self._standing.end(study, trial, result)
 
     def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
@@ -106,11 +106,11 @@ class TerminalProgress:
         self.on_notice(forecast_text(forecast))
 
     def on_notice(self, text: str) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; stays above what is redrawn."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; printed above the live display."""
         self._live.console.print(f"hvd-autosync: {text}")
 
     def close(self) -> None:
-        """Leave what is drawn, and give the terminal back."""
+        """Keep the last drawing and restore the terminal."""
         atexit.unregister(self.close)
         self._live.stop()
 
@@ -126,13 +126,13 @@ class TerminalProgress:
         self._drawn_at = time.monotonic()
 
     def _running(self, study: Study, trial: Trial, progress: TrialProgress) -> RenderableType:
-        """What runs, and how far it is."""
+        """The running trial and its progress."""
         standing = self._standing
         round_ = standing.next_round(study, trial)
         if round_:
             what = f"confirming, round {round_}: trial {trial.number}"
         elif not explores(trial.kind):
-            what = f"judging by losses: trial {trial.number}"
+            what = f"judging quality: trial {trial.number}"
         else:
             count = f"{standing.explored + 1} of at most {standing.most_trials}"
             what = f"exploring: trial {trial.number} ({trial.kind}), {count}"
@@ -151,12 +151,12 @@ class TerminalProgress:
 
 
 def one_line(text: str) -> Text:
-    """``text`` cut off at the width of the terminal, so that the display keeps its height."""
+    """``text`` truncated to the width of the terminal, to keep the height of the display."""
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
-    """The default, the best few and the last few of the ended trials, in their order."""
+    """A table of the default, the best and the last ended trials, in order."""
     if not ended:
         return ""
     measured = [t for t in ended if t.explores and t.time is not None]

@@ -1,4 +1,4 @@
-"""Where a tuning stands: what every progress display shows, kept without any display."""
+"""The state of a tuning that progress displays show, independent of any display."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from hvd_autosync.study.study import Study
     from hvd_autosync.traces import TrialRecord
 
-#: A trial that has made no step for so long is worth a word.
+#: Seconds without a first step after which a hint is printed.
 _SILENT_S = 60.0
-#: A set-up that takes longer, and more than half of its trial, is worth one, too.
+#: A set-up that takes longer than this, and more than half of its trial, is reported.
 _LONG_SETUP_S = 5.0
-#: Contenders of a confirmation that has not begun: the default and one candidate.
+#: Expected number of strategies in a confirmation before it begins: default and one candidate.
 _USUAL_CONTENDERS = 2
 
 
@@ -43,15 +43,14 @@ class EndedTrial:
 
     Attributes:
         number: Its number in the study.
-        kind: Why it was asked for.
-        strategy: What was tried, in words.
-        status: How it ended.
-        reason: Why it ended so; empty when it completed.
+        kind: The kind of trial.
+        strategy: Its strategy as text.
+        status: Its final status.
+        reason: The reason for the status; empty if it completed.
         time: Its step time, if it has one.
-        speedup: Times faster than the default of the same phase and round; NaN when unknown.
+        speedup: Speed-up over the default of the same phase and round; NaN if unknown.
         round: Round of the confirmation, from 1; 0 while exploring.
-        slow_setup: How much of its time it took to come to its first step, where that is most of
-            it and worth a word; else empty.
+        slow_setup: A note on the duration of its set-up if that was most of the trial; else empty.
     """
 
     number: int
@@ -66,12 +65,12 @@ class EndedTrial:
 
     @property
     def explores(self) -> bool:
-        """Whether it was not there to judge or to confirm."""
+        """Whether it is a trial of the exploration."""
         return explores(self.kind)
 
 
 class TuningProgress:
-    """Follows one study through the calls that a listener gets.
+    """Tracks one study through the calls of a listener.
 
     Args:
         clock: Seconds from an arbitrary moment.
@@ -90,7 +89,7 @@ class TuningProgress:
         self.ended: list[EndedTrial] = []
 
     def start(self, study: Study) -> None:
-        """Begin to follow ``study``; trials of an interrupted one count."""
+        """Begin to track ``study``, including the trials before an interruption."""
         self.most_trials = study.settings.trials
         history = study.history
         if history:
@@ -105,7 +104,7 @@ class TuningProgress:
                     self._durations_s.append(record.result.total_s + asking_s)
 
     def waiting(self) -> None:
-        """The time of the next trial, with the search for it, begins now."""
+        """Start the time of the next trial, which includes the search for its strategy."""
         self._began_at = self._clock()
 
     def begin(self, study: Study, trial: Trial) -> None:
@@ -114,7 +113,7 @@ class TuningProgress:
             self._contenders = _contenders(study.history[-1], self._contenders)
 
     def hint(self, trial: Trial, progress: TrialProgress) -> str | None:
-        """What may be wrong with a trial that does not come to its first step; said once."""
+        """A hint on a trial that has not reached its first step; returned once per trial."""
         silent = progress.phase == "starting" and progress.elapsed_s > _SILENT_S
         if not silent or trial.number == self._hinted:
             return None
@@ -122,14 +121,14 @@ class TuningProgress:
         trained = sum(ended.time is not None for ended in self.ended)
         if trained:
             return (
-                f"trial {trial.number}: no step after {_SILENT_S:.0f} s, where the script has "
-                f"trained in {trained} trial{'s' * (trained != 1)} before: a slow launch, as on a "
-                "busy machine, or a strategy that hangs; then the trial is ended, and tuning goes "
-                "on"
+                f"trial {trial.number}: no step after {_SILENT_S:.0f} s, although the script "
+                f"trained in {trained} earlier trial{'s' * (trained != 1)}: the launch is slow "
+                "(busy machine), or the strategy hangs; a trial that hangs is ended, and tuning "
+                "continues"
             )
         return (
             f"trial {trial.number}: no step of hvd.DistributedOptimizer after {_SILENT_S:.0f} s; "
-            "if the script does not train with horovod.torch, end this with Ctrl-C"
+            "if the script does not train with horovod.torch, stop with Ctrl-C"
         )
 
     def end(self, study: Study, trial: Trial, result: TrialResult) -> EndedTrial:
@@ -139,7 +138,7 @@ class TuningProgress:
         return self._take(study, trial, result)
 
     def _estimate(self, study: Study) -> None:
-        """Which knobs matter, anew: once for each trial, not for each line."""
+        """Estimate again which knobs matter: once per trial, not per line."""
         if study.record.space is not None:
             observed = observations_of(study.space, study.history)
             self._order = knobs_by_effect(study.space, observed)
@@ -167,11 +166,11 @@ class TuningProgress:
         return ended
 
     def describe(self, study: Study, trial: Trial) -> str:
-        """What is tried, in words."""
+        """The strategy of ``trial`` as text."""
         return "default" if _is_default(study, trial) else self._in_words(study, trial.strategy)
 
     def _in_words(self, study: Study, strategy: Strategy) -> str:
-        """A strategy, the knobs first that matter as far as is known."""
+        """A strategy as text, with the most important knobs first."""
         return replace(study.space, shown_first=self._order).describe(strategy)
 
     def next_round(self, study: Study, trial: Trial) -> int:
@@ -183,12 +182,12 @@ class TuningProgress:
 
     @property
     def spent_s(self) -> float:
-        """Seconds that the trials took, with the search for them."""
+        """Seconds spent on trials, including the search for their strategies."""
         return sum(self._durations_s)
 
     @property
     def explored(self) -> int:
-        """Number of ended trials of the exploration, the default's among them."""
+        """Number of ended trials of the exploration, including the default's."""
         return sum(trial.explores for trial in self.ended)
 
     @property
@@ -198,19 +197,19 @@ class TuningProgress:
         return max(measured, key=lambda t: t.speedup, default=None)
 
     def best_text(self, study: Study) -> str:
-        """What is confirmed so far, else what was fastest, in one line."""
+        """The best confirmed strategy, or else the fastest trial, in one line."""
         if study.record.space is not None:
             for comparison in self.comparisons(study)[:1]:
                 speedup = f"{speedup_text(comparison.speedup)} ({evidence_text(comparison)})"
                 return f"confirmed so far {speedup}: {self._in_words(study, comparison.strategy)}"
         best = self.best
         if best is None or best.time is None:
-            return "best so far: nothing was measured yet"
+            return "best so far: no measurement yet"
         step = seconds_text(best.time.mean_s)
         return f"best so far {speedup_text(best.speedup)}, {step} per step: {best.strategy}"
 
     def comparisons(self, study: Study) -> list[Comparison]:
-        """The candidates against the default, as far as they are confirmed; best first."""
+        """Comparisons of the candidates with the default from the confirmation; best first."""
         if not self._confirming:
             return []
         default = study.space.default
@@ -221,7 +220,7 @@ class TuningProgress:
     def left_s(self, study: Study) -> float:
         """Estimated seconds to the end of the tuning; NaN before the first trial has ended.
 
-        All trials are counted that may still be asked for; the study may well stop earlier.
+        Assumes the maximum number of trials; the study may stop earlier.
         """
         if not self._durations_s:
             return math.nan
@@ -239,7 +238,7 @@ class TuningProgress:
         return min((to_explore + to_judge + to_confirm) * each_s, unused_s) - running_s
 
     def _to_judge(self, study: Study) -> int:
-        """How many trials may still judge lossy strategies by their losses."""
+        """Maximum number of remaining quality trials."""
         if study.record.space is None or not study.space.has_lossy:
             return 0
         judged = sum(trial.kind == "quality" for trial in self.ended)
@@ -249,11 +248,11 @@ class TuningProgress:
 def _slow_setup(result: TrialResult) -> str:
     if not result.setup_s > max(result.total_s / 2, _LONG_SETUP_S):
         return ""
-    return f"{span_text(result.setup_s)} of {span_text(result.total_s)} until its first step ended"
+    return f"{span_text(result.setup_s)} of {span_text(result.total_s)} before the end of step 1"
 
 
 def _contenders(record: TrialRecord, otherwise: int) -> int:
-    """How many strategies are confirmed in turn, as a trial of the confirmation knows."""
+    """Number of strategies in the confirmation, from a trial of it."""
     return 1 + len(record.info["candidates"]) if record.kind == "confirm" else otherwise
 
 

@@ -1,8 +1,8 @@
-"""Progress in a notebook: a widget that moves, and a button that stops.
+"""Progress in a notebook: a widget with a Stop button.
 
-A cell that runs keeps its kernel's main thread busy. The button is heard all the same, in a thread
-of its own: JupyterLab from 4.4 sends what happens to widgets to a subshell of the kernel (IPython's
-kernel from 7.0). Other pages have the kernel's own interrupt, which stops a tuning just as cleanly.
+A running cell blocks the kernel's main thread. The button works nevertheless, in a separate thread:
+JupyterLab from 4.4 sends widget events to a subshell of the kernel (IPython's kernel from 7.0). In
+other front ends interrupt the kernel, which stops a tuning just as cleanly.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _DIM = "opacity:.65"
 
 
 class StopRequested(KeyboardInterrupt):
-    """The widget's Stop button was pressed; all that was measured is in the store.
+    """The widget's Stop button was pressed; all measurements are in the store.
 
     Args:
-        study_id: Of the study that was running.
+        study_id: Id of the study that was running.
     """
 
     def __init__(self, study_id: str) -> None:
@@ -46,7 +46,7 @@ class StopRequested(KeyboardInterrupt):
 
 
 class WidgetProgress:
-    """Shows how a tuning goes, below the cell that runs.
+    """Shows the progress of a tuning below the running cell.
 
     Raises:
         ImportError: ``ipywidgets`` is not installed.
@@ -68,7 +68,7 @@ class WidgetProgress:
             description="Stop",
             icon="stop",
             button_style="warning",
-            tooltip="End the tuning; what was measured is kept, and the next call goes on with it. "
+            tooltip="Stop the tuning. Measurements are kept, and the next call resumes with them. "
             "Interrupting the kernel does the same.",
         )
         self._stop.on_click(self._pressed)
@@ -84,8 +84,8 @@ class WidgetProgress:
         )
         self._all.add_class("hvd-autosync")
         display(self._all)
-        # Since 7.4 the kernel sends a click to where its button was last used from, this busy cell,
-        # and not to the subshell that the page has asked for.
+        # Since 7.4 the kernel sends a click to the shell that last used the button (this busy cell)
+        # instead of the subshell that the page asked for.
         vars(self._stop.comm).pop("_reply_subshell_id", None)
 
     def on_study_start(self, study: Study, *, resumed: bool) -> None:
@@ -94,7 +94,7 @@ class WidgetProgress:
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
         self._trials.value = trials_html(self._standing.ended)
         if resumed:
-            self.on_notice(f"goes on after {len(self._standing.ended)} trials")
+            self.on_notice(f"resumes after {len(self._standing.ended)} trials")
         self._heed(study)
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
@@ -106,7 +106,7 @@ class WidgetProgress:
     def on_ask_start(self, study: Study) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
-        self._draw(study, "choosing what to try next")
+        self._draw(study, "choosing the next strategy")
         self._heed(study)
 
     def on_trial_start(self, study: Study, trial: Trial) -> None:
@@ -144,23 +144,23 @@ class WidgetProgress:
         self._notices.value += f"<div style='{_DIM}'>{printable_html(text)}</div>"
 
     def close(self) -> None:
-        """Leave what is drawn."""
+        """Keep the last drawing."""
         self._stop.disabled = True
         if self._stopped:
             self._bar.bar_style = "warning"
             self._stop.description = "Stopped"
             self._head.value = self._title
-            self._activity.value = "stopped; the same call goes on where it was stopped"
+            self._activity.value = "stopped; run the same call again to resume"
 
     def _pressed(self, button: Any) -> None:
         self._stopped = True
         button.disabled, button.description = True, "Stopping ..."
 
     def _heed(self, study: Study) -> None:
-        """End the tuning where Stop was pressed, which a thread of the kernel has heard.
+        """End the tuning if Stop was pressed; another thread of the kernel handles the button.
 
         Raises:
-            StopRequested: It was.
+            StopRequested: It was pressed.
         """
         if self._stopped:
             raise StopRequested(study.study_id)
@@ -182,13 +182,13 @@ class WidgetProgress:
         if round_:
             what = f"confirming, round {round_}"
         else:
-            what = f"exploring ({trial.kind})" if explores(trial.kind) else "judging by losses"
+            what = f"exploring ({trial.kind})" if explores(trial.kind) else "judging quality"
         steps = f"step {progress.steps} of {progress.of}" if progress.of else progress.phase
         return f"trial {trial.number}, {what}, {steps}: {standing.describe(study, trial)}"
 
 
 def trials_html(ended: list[EndedTrial]) -> str:
-    """All ended trials as a table, the newest first."""
+    """All ended trials as an HTML table, newest first."""
     if not ended:
         return ""
     best = max((t.speedup for t in ended if t.explores and t.time is not None), default=math.nan)

@@ -1,4 +1,4 @@
-"""Numbers and conclusions in words, the same in every report."""
+"""Text forms of numbers and conclusions, shared by all reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hvd_autosync.study.values import Conclusion
 
 LEVEL = f"{CONFIDENCE * 100:.0f} %"
-#: Half of a two-sided interval of that level, in standard errors.
+#: Half-width of a two-sided interval of that level, in standard errors.
 STANDARD_ERRORS = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
@@ -34,7 +34,7 @@ def _digits(value: float, count: int) -> str:
 
 
 def _decimals(value: float, count: int) -> int:
-    """Decimals that ``count`` significant digits of ``value`` need."""
+    """Number of decimals for ``count`` significant digits of ``value``."""
     if value <= 0:
         return 0
     rounded = float(f"{value:.{count - 1}e}")  # 0.9996 has three digits as 1.00
@@ -42,7 +42,7 @@ def _decimals(value: float, count: int) -> int:
 
 
 def step_time_text(time: StepTime) -> str:
-    """``41.2 ± 0.4 ms``: the mean and half of its interval."""
+    """``41.2 ± 0.4 ms``: the mean and the half-width of its interval."""
     scale, unit = (1.0, "s") if time.mean_s >= 0.9995 else (1e3, "ms")
     mean, half = time.mean_s * scale, STANDARD_ERRORS * time.standard_error_s * scale
     decimals = _decimals(mean, 3)
@@ -52,7 +52,7 @@ def step_time_text(time: StepTime) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """A waiting time: ``45 s``, ``4 min``, ``1 h 05 min``."""
+    """A duration: ``45 s``, ``4 min``, ``1 h 05 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -69,31 +69,31 @@ def size_text(size_bytes: float) -> str:
 
 
 def speedup_text(ratio: float) -> str:
-    """``1.21x``; a dash when unknown."""
+    """``1.21x``; a dash if unknown."""
     return f"{ratio:.2f}x" if math.isfinite(ratio) else "-"
 
 
 def interval_text(low: float, high: float) -> str:
-    """``1.17x to 1.25x``; in words when one measurement alone says nothing."""
+    """``1.17x to 1.25x``; a phrase if there is no interval after one round."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "unknown after one round"
     return f"{low:.2f}x to {high:.2f}x"
 
 
 def evidence_text(comparison: Comparison) -> str:
-    """How sure a confirmed speed-up is."""
+    """The interval of a confirmed speed-up and its number of rounds."""
     rounds = f"{comparison.rounds} round{'s' if comparison.rounds != 1 else ''}"
     return f"{LEVEL} interval {interval_text(comparison.low, comparison.high)}, {rounds}"
 
 
 def gain_text(comparison: Comparison) -> str:
-    """How much faster than the default a proven strategy is."""
+    """The speed-up of a proven strategy over the default."""
     speedup = speedup_text(comparison.speedup)
     return f"{speedup} faster than the default ({evidence_text(comparison)})"
 
 
 def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
-    """What a study found, in one line."""
+    """The result of a study in one line."""
     best = conclusion.best
     if best is None:
         return f"no gain found, the default is kept: {conclusion.reason}"
@@ -104,18 +104,22 @@ def forecast_text(forecast: Forecast) -> str:
     """How long a tuning will take, in one line."""
     part = ""
     if forecast.setup_s > forecast.trial_s / 2:
-        part = f" ({span_text(forecast.setup_s)} of it until the first step has ended)"
-    judging = f", {span_text(forecast.judging_s)} at most to judge losses" * (
+        part = f" ({span_text(forecast.setup_s)} of it before the end of the first step)"
+    judging = f", at most {span_text(forecast.judging_s)} of quality trials" * (
         forecast.judging_s > 0
     )
     low, high = span_text(forecast.low_s), span_text(forecast.high_s)
     whole = high if low == high else f"{low} to {high}"
-    stop = "; Ctrl-C trains with the best confirmed so far" if forecast.trains else ""
+    stop = (
+        "; Ctrl-C ends tuning and trains with the best confirmed strategy"
+        if forecast.trains
+        else ""
+    )
     return (
         f"each trial about {span_text(forecast.trial_s)}{part}; at most {forecast.trials} more "
         f"trials{judging} and {MIN_ROUNDS} to {MAX_ROUNDS} rounds of confirmation: {whole}; tuning "
-        f"stops earlier when it no longer pays in a training of {forecast.training_s / 3600:g} h "
-        f"(--autosync-expected-hours){stop}"
+        "stops earlier if further trials cost more time than they are expected to save in a "
+        f"training of {forecast.training_s / 3600:g} h (--autosync-expected-hours){stop}"
     )
 
 

@@ -115,7 +115,7 @@ def test_an_unusable_argument_is_status_2(store: TraceStore, tmp_path: Path) -> 
     for words in ((), (str(tmp_path), "--horovod-autotune", str(tmp_path))):
         result = run("traces", "import", *words)
         assert result.exit_code == 2
-        assert "one file is needed" in result.stderr
+        assert "give exactly one file" in result.stderr
 
 
 def test_ctrl_c_is_status_130(study_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_space_with_a_line_prints_the_space_of_that_job(store: TraceStore) -> No
     done = process("space", "-np", "2", "--gloo", "--cycle-time-ms", "3", "true")
     assert done.returncode == 0, done.stderr
     assert "Knobs of this job" in done.stdout
-    assert "held at 3 ms" in done.stdout
+    assert "fixed at 3 ms" in done.stdout
     assert "The plan:" in done.stdout
 
 
@@ -236,7 +236,7 @@ def test_a_newer_study_that_failed_is_mentioned(store: TraceStore, study_id: str
     failed = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
     store.finish(failed, StudyStatus.FAILED, {"reason": "no script"}, None)
     shown = run("show")
-    assert study_id in shown.stdout and f"{failed} is newer, and failed" in shown.stderr
+    assert study_id in shown.stdout and f"the newer study {failed} failed" in shown.stderr
     assert "no script" in run("show", failed).stdout
 
 
@@ -257,7 +257,7 @@ def test_rows_of_lists_in_a_pipe_are_not_wrapped(store: TraceStore) -> None:
 def test_an_empty_store_lists_nothing_and_says_so(store: TraceStore) -> None:
     result = run("traces", "list")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no study in" in result.stderr
+    assert "no studies in" in result.stderr
 
 
 def test_trials_are_shown_as_table_csv_and_json(study_id: str) -> None:
@@ -298,7 +298,7 @@ def test_a_log_of_horovods_own_tuner_is_imported(store: TraceStore, tmp_path: Pa
 
 def test_deletion_asks_first(store: TraceStore, study_id: str) -> None:
     refused = run("traces", "delete", study_id[:8], input="n\n")
-    assert refused.exit_code == 1 and f"Forget study {study_id}" in refused.stderr
+    assert refused.exit_code == 1 and f"Delete study {study_id}" in refused.stderr
     assert len(store.studies()) == 1
     assert run("traces", "delete", study_id[:8], input="y\n").exit_code == 0
     assert store.studies() == []
@@ -313,7 +313,7 @@ def test_a_damaged_study_can_be_deleted(store: TraceStore, study_id: str, damage
     assert "damaged" in run("traces", "list").stderr
     refused = run("traces", "delete", "last", input="n\n")
     assert refused.stderr == run("traces", "delete", study_id[:8], input="n\n").stderr
-    assert f"Forget study {study_id}, which is damaged?" in refused.stderr
+    assert f"Delete study {study_id}, which is damaged?" in refused.stderr
     assert run("traces", "delete", study_id, "--yes").exit_code == 0
     assert store.studies() == []
 

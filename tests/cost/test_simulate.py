@@ -73,8 +73,10 @@ def test_the_report(store: TraceStore) -> None:
     status, text = run(store, "--hosts", "64", "--slots", "8", "--bandwidth", "25gbit")
     assert status == 0
     assert "64 hosts of 8 ranks, 25 Gbit/s" in text and "4 trials" in text
-    assert re.search(r"as it is +[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\) per step", text)
-    assert re.search(r"best strategy by the model is [\d.]+x \([\d.]+x to [\d.]+x\) faster", text)
+    assert re.search(r"default strategy +[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\) per step", text)
+    assert re.search(
+        r"best strategy by the model has speed-up [\d.]+x \([\d.]+x to [\d.]+x\)", text
+    )
     assert run(store, "--hosts", "1", "--slots", "1")[1].count("No exact strategy") == 1
 
 
@@ -91,7 +93,9 @@ def test_a_strategy_of_a_file_is_predicted_too(
     file = tmp_path / "asp.toml"
     file.write_text('[knobs]\nprotocol = "asp"\n')
     status, text = run(store, "--strategy", str(file))
-    assert status == 0 and re.search(r"asked for is [\d.]+x \([\d.]+x to [\d.]+x\) as fast", text)
+    assert status == 0 and re.search(
+        r"given strategy has speed-up [\d.]+x \([\d.]+x to [\d.]+x\)", text
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,9 +128,9 @@ def test_a_strategy_that_cannot_be_predicted_is_refused(
     ("words", "named"),
     [
         (["--strategy", "nowhere.toml"], "nowhere.toml"),
-        (["--bandwidth", "25"], "'25' is no rate"),
-        (["--bandwidth", "0gbit"], "'0gbit' is no rate"),
-        (["--latency", "fast"], "'fast' is no time"),
+        (["--bandwidth", "25"], "'25' for --bandwidth"),
+        (["--bandwidth", "0gbit"], "'0gbit' for --bandwidth"),
+        (["--latency", "fast"], "'fast' for --latency"),
         (["nothing"], "nothing"),
         (["--hosts", "0"], "--hosts"),
     ],
@@ -157,7 +161,7 @@ def test_a_study_without_trials_is_refused(
     store = TraceStore(tmp_path / "empty.db")
     study = store.create_study(job_key="job", command=("a",), settings={}, versions={}).study_id
     status, text = run(store)
-    assert status == 2 and "knows no model" in text
+    assert status == 2 and "has no profile of a model" in text
     store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
     status, text = run(store)
     assert status == 1 and "has measured nothing" in text

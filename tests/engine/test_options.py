@@ -52,7 +52,7 @@ def test_defaults_are_the_documented_ones() -> None:
     ],
 )
 def test_unusable_values_are_named_with_their_source(option: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{option_name(option)}: '{value}'") as caught:
+    with pytest.raises(ConfigurationError, match=f"'{value}' for {option_name(option)}") as caught:
         resolve_options(parsed(f"{option_name(option)}={value}"), {})
     assert caught.value.hint
     with pytest.raises(ConfigurationError, match=f"HVD_AUTOSYNC_{option.upper()}"):
@@ -65,7 +65,7 @@ def test_unknown_entries_of_the_file_are_named() -> None:
 
 
 def test_unknown_variables_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_TRAILS is set to '3'") as caught:
+    with pytest.raises(ConfigurationError, match="variable HVD_AUTOSYNC_TRAILS='3'") as caught:
         resolve_options(parsed(), {"HVD_AUTOSYNC_TRAILS": "3"})
     assert "Did you mean HVD_AUTOSYNC_TRIALS?" in str(caught.value.hint)
     resolve_options(parsed(), {"HVD_AUTOSYNC_EXTENSIONS": "knobs.py", "HVD_AUTOSYNC_STORE": "a"})
@@ -94,7 +94,7 @@ def test_two_answers_to_one_question_are_refused(
     words: tuple[str, ...], variables: dict[str, str], said: str
 ) -> None:
     environment = {f"HVD_AUTOSYNC_{name}": value for name, value in variables.items()}
-    with pytest.raises(ConfigurationError, match=f"--autosync-{said} both"):
+    with pytest.raises(ConfigurationError, match=f"--autosync-{said} are mutually exclusive"):
         resolve_options(parsed(*(f"--autosync-{word}" for word in words)), environment)
 
 

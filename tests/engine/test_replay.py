@@ -147,7 +147,7 @@ def test_commands(tmp_path: Path, store: TraceStore, recorded: Study) -> None:
     verified = run(app, ["replay", str(path), "--verify"])
     count = len(recorded.history) + 1
     assert verified.exit_code == 0, verified.output
-    assert f"{count} of {count} questions are the same" in verified.stdout
+    assert f"{count} of {count} decisions are identical" in verified.stdout
     others = run(app, ["replay", str(path), "--learner", "random,sobol", "--seeds", "1"])
     assert others.exit_code == 0 and "as recorded" in others.stdout
     for wrong in (["--speed", "0"], ["--verify", "--learner", "random"], ["--learner", "me"]):
@@ -156,7 +156,7 @@ def test_commands(tmp_path: Path, store: TraceStore, recorded: Study) -> None:
 
 def test_a_table_of_somebody_elses_learner_says_so() -> None:
     done = CliRunner().invoke(app, ["replay", str(TABLE), "--verify"])
-    assert "asked by a learner that is not part of this program" in done.stdout
+    assert "decisions of a learner that is not part of this program" in done.stdout
 
 
 def test_a_winner_from_a_file_needs_names(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_a_winner_from_a_file_needs_names(tmp_path: Path) -> None:
 
     _, study = open_trace(str(TABLE), None)
     job = Job(("-np", "4"), ("python", "train.py"), (Host("localhost", 4),), "gloo")
-    with pytest.raises(ConfigurationError, match="without names of parameters"):
+    with pytest.raises(ConfigurationError, match="no names of parameters"):
         classes_for(study, job, str(tmp_path / "t.db"))
     plain = replace(study, winner=Strategy({"cycle_time_ms": 2.0}))
     assert classes_for(plain, job, str(tmp_path / "t.db")) == {}
     lines = list(differences(study, job))
-    assert "the layout is another: 2 x 1 ranks there, 1 x 4 ranks here" in lines
+    assert "different layout: 2 x 1 ranks in the study, 1 x 4 ranks here" in lines

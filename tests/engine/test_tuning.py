@@ -315,7 +315,9 @@ def test_who_begins_anew_under_other_settings_is_told(tmp_path: Path) -> None:
             tune(job, each, listener, runner=runner)
     (interrupted,) = (s for s in TraceStore(options.store).studies() if s.settings["trials"] == 8)
     (notice,) = (
-        text for call in listener.on_notice.mock_calls if "begins anew" in (text := call.args[0])
+        text
+        for call in listener.on_notice.mock_calls
+        if "starting a new study" in (text := call.args[0])
     )
     assert interrupted.study_id in notice and "trials 8, now 6" in notice
 

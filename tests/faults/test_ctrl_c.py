@@ -61,7 +61,7 @@ def interrupted(job: Job, moment: str | int) -> Life:
     "moments",
     [
         pytest.param(
-            ("Ctrl-C ends it and starts the training", "links", 2),
+            ("Ctrl-C ends tuning and starts the training", "links", 2),
             marks=pytest.mark.wide,
             id="many",
         ),

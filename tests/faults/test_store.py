@@ -37,7 +37,7 @@ def goes_on(job: Job, kept: list[object], **keywords: int) -> None:
     assert kept
     last = job.start(**keywords)
     assert last.wait() == 0, last.said
-    assert re.search(r"study \w+ goes on after", last.said)
+    assert re.search(r"study \w+ resumes after", last.said)
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FINISHED
     assert job.results()[: len(kept)] == kept

@@ -60,7 +60,7 @@ def test_runs_are_exported_played_and_forgotten(store: TraceStore, tmp_path: Pat
     said("abc", "--export", file)
     text = said("--simulate", file, "--tolerance", "0.01", "--games", "3")
     assert "binary" in text and "bayesian" in text and "6 (6 .. 6)" in text
-    assert "5 runs of job abc are forgotten" in said("abc", "--forget")
+    assert "deleted 5 runs of job abc" in said("abc", "--forget")
     assert store.runs() == []
 
 

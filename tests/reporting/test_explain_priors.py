@@ -23,7 +23,7 @@ def shown(trials: list[TrialRecord]) -> list[str]:
     return [" ".join(line.split()) for line in captured.get().splitlines()]
 
 
-def test_who_was_heard_and_until_when() -> None:
+def test_priors_and_the_trials_that_used_them() -> None:
     related = [["helped", 0.83], ["misled", 0.4], ["silent", 0.2]]
     lines = shown(
         [
@@ -41,11 +41,11 @@ def test_who_was_heard_and_until_when() -> None:
         ]
     )
     assert lines[1:] == [
-        "cost model in trials 1 to 3",
-        "study helped 0.83 in trials 1 to 3",
-        "study misled 0.40 in trials 1 to 2, then dropped: it misled "
+        "cost model 1 to 3",
+        "study helped 0.83 1 to 3",
+        "study misled 0.40 1 to 2, then rejected by cross-validation "
         "(leave-one-out score +1.2 without it)",
-        "study silent 0.20 in no trial: it says nothing here, or the first trials spoke against it",
+        "study silent 0.20 none: constant over this space, or rejected by cross-validation",
     ]
 
 
@@ -70,6 +70,6 @@ def test_what_a_stranger_wrote_does_no_harm() -> None:
         ]
     )
     assert lines[1:] == [
-        "x in trial 1",
-        "study y 0.50 in no trial: it says nothing here, or the first trials spoke against it",
+        "x 1",
+        "study y 0.50 none: constant over this space, or rejected by cross-validation",
     ]

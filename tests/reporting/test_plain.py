@@ -22,7 +22,7 @@ def test_one_line_per_event(lines: list[str]) -> None:
 
 
 def test_the_first_line_says_what_will_be_done(author: Any, lines: list[str]) -> None:
-    assert f"study {author.study_id}: at most 20 trials, each 10 steps of warm-up" in lines[0]
+    assert f"study {author.study_id}: at most 20 trials, each with 10 warm-up steps" in lines[0]
 
 
 def test_a_trial_is_told_with_number_kind_step_time_speedup_and_strategy(lines: list[str]) -> None:
@@ -55,7 +55,7 @@ def test_a_resumed_study_says_so(author: Any) -> None:
     author.explore()
     stream = io.StringIO()
     PlainProgress(stream).on_study_start(author.study, resumed=True)
-    assert f"study {author.study_id} goes on after 6 trials" in stream.getvalue()
+    assert f"study {author.study_id} resumes after 6 trials" in stream.getvalue()
 
 
 def test_a_set_up_that_is_most_of_a_trial_is_told(author: Any) -> None:
@@ -66,4 +66,4 @@ def test_a_set_up_that_is_most_of_a_trial_is_told(author: Any) -> None:
     author.trial("sobol", {"buckets": 4}, setup_s=24.0, total_s=28.0)
     usual, slow = stream.getvalue().splitlines()[1:]
     assert "first step" not in usual
-    assert "24 s of 28 s until its first step ended: buckets=4" in slow
+    assert "24 s of 28 s before the end of step 1: buckets=4" in slow

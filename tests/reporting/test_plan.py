@@ -31,7 +31,7 @@ def printed(job: Job, store: Any, **options: Any) -> str:
 
 def test_an_unknown_job_has_sure_possible_and_absent_knobs(store: Any) -> None:
     text = printed(JOB, store)
-    sure, rest = text.split("Knobs that depend on what the default trial shows")
+    sure, rest = text.split("Knobs that depend on the result of the default trial")
     possible, absent = rest.split("Not in this job:")
     assert "controller" in sure and "cycle_time_ms" in sure and "cache_capacity" in sure
     assert "0, 1024, 4096" in sure  # the default trial may show a model of many tensors
@@ -43,7 +43,7 @@ def test_an_unknown_job_has_sure_possible_and_absent_knobs(store: Any) -> None:
 def test_held_knobs_are_shown_as_such(store: Any) -> None:
     job = Job(JOB.options, JOB.command, JOB.hosts, "mpi", (("cache_capacity", 0),))
     text = printed(job, store)
-    assert "held at 0" in text and "held at mpi" in text
+    assert "fixed at 0" in text and "fixed at mpi" in text
 
 
 def test_the_space_file_counts(store: Any, tmp_path: Path) -> None:
@@ -57,15 +57,15 @@ def test_gpus_are_imagined_where_the_build_could_use_them(
 ) -> None:
     made = HorovodBuild("0.28.1", gloo=True, mpi=True, nccl=True)
     monkeypatch.setattr(plan_module, "horovod_build", lambda: made)
-    possible = printed(JOB, store).split("depend on what the default trial shows")[1]
+    possible = printed(JOB, store).split("depend on the result of the default trial")[1]
     assert "num_nccl_streams" in possible
 
 
 def test_the_plan_has_its_limits(store: Any) -> None:
     text = " ".join(printed(JOB, store, trials=7, minutes=5.0, tune_only=True).split())
     assert "up to 7 trials or 5 minutes in all" in text
-    assert "10 steps of warm-up and 40 measured ones (fewer where steps are long)" in text
-    assert "3 to 8 rounds; then stop" in text
+    assert "10 warm-up steps and 40 measured steps (fewer where steps are long)" in text
+    assert "3 to 8 rounds, each with a trial of the default; then stop" in text
     assert f"kept in {store.name}" in text
 
 
@@ -79,5 +79,5 @@ def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> No
     text = printed(JOB, store)
     assert f"The search space of this job (study {study.study_id})" in text
     assert "0 to 20" in text  # as many groups as this model has tensors
-    assert "its winner is taken at once" in " ".join(text.split())
+    assert "reuse the winner of study" in " ".join(text.split())
     assert "then run the job" in " ".join(printed(JOB, store, reuse="never").split())

@@ -71,7 +71,7 @@ def test_exchanges_are_written_into_a_file(finished: StudyRecord) -> None:
 
 def test_hidden_secrets_and_held_knobs_are_mentioned(finished: StudyRecord) -> None:
     notes = recipe(finished, WINNER).notes
-    assert any("hidden as ***" in note for note in notes)
+    assert any("Replace each ***" in note for note in notes)
     assert any("cache_capacity = 1024" in note for note in notes)
 
 

@@ -41,7 +41,7 @@ def test_a_space_has_its_own_domains_conditions_and_held_knobs(author: Any) -> N
     assert text.startswith("The space")
     assert "0 to 20" in text  # tensor groups: no more than tensors
     assert "only while buckets is 1 to 20" in text
-    assert "held at 1024" in text and "your options or environment set it" in text
+    assert "fixed at 1024" in text and "set by your options or environment" in text
 
 
 def test_a_knob_with_one_value_left_says_so() -> None:

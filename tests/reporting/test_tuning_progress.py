@@ -187,5 +187,5 @@ def test_a_launch_without_a_step_is_doubted_only_where_the_script_never_trained(
     resumed.start(author.study)
     for standing in (follower.standing, resumed):
         said = standing.hint(late, silent)
-        assert said is not None and f"has trained in {trained} trials before" in said
+        assert said is not None and f"trained in {trained} earlier trials" in said
         assert "horovod.torch" not in said and "DistributedOptimizer" not in said

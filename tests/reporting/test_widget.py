@@ -35,7 +35,7 @@ def test_stop_is_heeded_whatever_runs(
         calls[during]()
     assert raised.value.study_id == author.study_id
     widget.close()
-    assert widget._stop.disabled and "goes on where it was" in widget._activity.value
+    assert widget._stop.disabled and "again to resume" in widget._activity.value
 
 
 def test_measuring_links_is_shown(author: Any) -> None:

@@ -95,7 +95,7 @@ def runs(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["--rate", "fast"], "'fast' is not a rate"), (["--rate", "1mbit,2mbit,3mbit"], "3 rates")],
+    [(["--rate", "fast"], "invalid rate 'fast'"), (["--rate", "1mbit,2mbit,3mbit"], "3 rates")],
 )
 def test_rates_that_cannot_be_used_are_named(words: list[str], named: str) -> None:
     done = testbed("up", *words)
