@@ -1,4 +1,4 @@
-"""Prints the lowest versions that ``setup.cfg`` promises, as pip's requirements: ``pandas==2.0``."""
+"""Prints the lowest versions that ``setup.cfg`` promises, as requirements: ``pandas==2.0``."""
 
 import configparser
 import re
