@@ -7,8 +7,10 @@ its own keeps the driver out of that, and makes a trial exactly what ``horovodru
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,11 +20,13 @@ from typing import Any
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.job import Job, python_environment
+from hvd_autosync.launch.masking import redact
 from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, worker_environment
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
 from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
 from hvd_autosync.util.program import run_code
 
+_LOG = logging.getLogger(__name__)
 #: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
 OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
 #: The hook at Python's start (``hvd_autosync.pth``) knows launchers by the last word.
@@ -116,6 +120,7 @@ def launch(
         AutosyncError: The system refuses to, as where the environment is too large.
     """
     environment = {**environment, DRIVER_VARIABLE: str(os.getpid())}
+    _LOG.debug("launching %s under %s", shlex.join(redact(job.command)), dict(strategy))
     try:
         return subprocess.Popen(launcher_command(job, strategy), env=environment, **options)
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from hvd_autosync.engine.job_line import extend_parser, parse_words, read_job
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.preflight import check_command, check_hosts
+from hvd_autosync.engine.preflight import check_command, check_hosts, start_driver_log
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
@@ -70,6 +70,7 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     Returns:
         The exit status of the training, or 0 after tuning only.
     """
+    start_driver_log()
     job, options = read_job(arguments, words)
     check_command(job)
     if options.recurring:

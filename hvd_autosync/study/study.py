@@ -13,6 +13,7 @@ drive it yourself::
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ from hvd_autosync.study.related_studies import (
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
 from hvd_autosync.util.versions import deciding_versions
+
+_LOG = logging.getLogger(__name__)
 
 
 class Study:
@@ -187,6 +190,7 @@ class Study:
         info = {**wanted.info, "ask_s": round(time.monotonic() - began, 3)}
         number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, info)
         self._mine[number] = wanted.strategy
+        _LOG.debug("trial %d (%s): %s", number, wanted.kind, dict(wanted.strategy))
         return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
 
     def _decision(self, trials: Sequence[TrialRecord]) -> Decision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from types import ModuleType
 
@@ -25,6 +26,8 @@ from hvd_autosync.search_space.protocol import protocol_of
 from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.trial import TrialSpec
 
+_LOG = logging.getLogger(__name__)
+
 
 def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) -> None:
     """Replace Horovod's ``DistributedOptimizer`` by ours and, in a trial, start measuring.
@@ -37,6 +40,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         sender: Sends messages to the driver; needed by a trial only.
     """
     extensions.load()
+    _LOG.debug("strategy %s, %d measured steps", dict(spec.strategy), spec.measured_steps)
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
     current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
     current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.drift_folder

@@ -10,6 +10,7 @@ What a script evaluates or saves after an epoch is the same on all ranks::
 from __future__ import annotations
 
 import json
+import logging
 import weakref
 from collections.abc import Sequence
 from time import perf_counter
@@ -51,6 +52,7 @@ from hvd_autosync.runtime.sync.stopping import Stopping
 from hvd_autosync.runtime.sync.suitability import check_alone
 from hvd_autosync.search_space.protocol import Protocol
 
+_LOG = logging.getLogger(__name__)
 #: Steps between two votes on the phase.
 _VOTE_EVERY = 8
 
@@ -326,6 +328,7 @@ class Protocols(JoinHook):
             self._no_epoch_end.gone()
 
     def _begin(self) -> None:
+        _LOG.debug("step %d: ranks stop waiting for each other", self.step)
         if self._local is not None:
             self._local.pause()
         self._guard_handler.on_quiescent(self.step, waiting=True)
@@ -413,6 +416,7 @@ class Protocols(JoinHook):
             return
         self._stragglers.forget()
         self.step = self._voted = agree_steps(self.step, self._name)
+        _LOG.debug("step %d: ranks wait for each other again", self.step)
         if self._local is not None:
             self._local.resume()
         if broken_ranks:
