@@ -466,7 +466,7 @@ def case_what_no_owner_can_step_is_refused():
         phases(ASP, lambda m: torch.optim.LBFGS(m.parameters()))
     greedy = Protocol(share=1.0, stragglers="greedy")
     first, second = phases(greedy), phases(greedy, model=mlp())
-    with raises(ConfigurationError, "stragglers='greedy' and two optimizers"):
+    with raises(ConfigurationError, "stragglers='greedy' with two optimizers"):
         for number in loader(3):
             step(*first, number)
             step(*second, number)
