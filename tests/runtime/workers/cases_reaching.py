@@ -423,5 +423,5 @@ def case_reading_that_nothing_sees_is_found_in_rehearsals():
     job = Unseen(LATE)
     job.train()
     assert job.late == 4
-    with raises(AutosyncError, "does not see it"):
+    with raises(AutosyncError, "without Python's knowledge"):
         UnseenLate(LATE).train()
