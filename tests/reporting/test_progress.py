@@ -61,7 +61,8 @@ def test_a_display_that_fails_is_dropped_and_the_tuning_goes_on(author: Any) -> 
     author.play(GuardedProgress(Failing(stream), stream))
     assert Failing.calls == 1
     assert stream.getvalue().endswith(
-        "hvd-autosync: the progress display failed, tuning continues without it: RuntimeError: no space left\n"
+        "hvd-autosync: the progress display failed, tuning continues without it: "
+        "RuntimeError: no space left\n"
     )
 
 
