@@ -19,7 +19,7 @@ from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 _PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
-_OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "FILES", "TRIAL", "TRIAL_ID")
+_OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "FILES", "LOG", "TRIAL", "TRIAL_ID")
 
 #: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
