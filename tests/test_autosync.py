@@ -185,7 +185,8 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
     assert trials[0].kind == "default" and dict(trials[0].strategy) == {}
     assert all(trial.result is not None for trial in trials)
     conclusion = Conclusion.from_json(study.outcome)
-    assert all(c.rounds >= 3 for c in conclusion.comparisons)
+    # What was slower in each of its first rounds is out before.
+    assert all(c.rounds >= 3 or c.speedup < 1 for c in conclusion.comparisons)
 
     with processes_seen() as trained:
         again = job.run(*script)
