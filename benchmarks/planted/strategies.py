@@ -45,7 +45,7 @@ GOOD = {
     "bf16 in 4 slices": Planted(_large("bf16", slices=4)),
     "int8": Planted(_large("int8")),
     "int8 in 4 buckets": Planted({"buckets": 4, **_large("int8")}),
-    "int8, sharded": Planted({"large_exchange": "sharded", **_large("int8")}),
+    "fp16 in 4 slices": Planted(_large("fp16", slices=4)),
     "PowerSGD 32": Planted(_large("powersgd", rank=32)),
     "PowerSGD 16": Planted(_large("powersgd", rank=16)),
     "PowerSGD 8": Planted(_large("powersgd", rank=8)),
