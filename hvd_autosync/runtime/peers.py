@@ -64,7 +64,10 @@ class Peers:
         self._leaving = threading.Event()
         #: Connections of others, as long as somebody answers them.
         self._asking: set[socket.socket] = set()
-        threading.Thread(target=self._serve, name="hvd_autosync peers", daemon=True).start()
+        self._serving = threading.Thread(
+            target=self._serve, name="hvd_autosync peers", daemon=True
+        )
+        self._serving.start()
         atexit.register(self._linger)
 
     def retire(self) -> None:
@@ -109,6 +112,8 @@ class Peers:
     def _close(self) -> None:
         """Answer nobody any more; who still waits for an answer knows from that."""
         self._port.close()
+        # It may be about to take somebody in, whom nobody would answer nor turn away.
+        self._serving.join()
         for connection in list(self._asking):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
+from hvd_autosync.admission import Admission, Admitted  # noqa: E402
 from hvd_autosync.errors import AutosyncError  # noqa: E402
 from hvd_autosync.runtime import peers as module  # noqa: E402
 from hvd_autosync.runtime.peers import Peers  # noqa: E402
@@ -66,6 +67,31 @@ def test_a_rank_that_is_gone_is_not_waited_for(make: Make) -> None:
     asked._close()
     with pytest.raises(AutosyncError, match="rank 0 does not tell .*refused"):
         asking.ask_all()
+
+
+def test_who_comes_in_while_a_rank_ends_is_turned_away(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where MPI keeps a process at its end, its threads answer no more and nothing is closed."""
+    waits, came = Admission.wait, threading.Event()
+
+    def wait(port: Admission) -> Admitted | None:
+        peer = waits(port)
+        if peer is not None:
+            came.set()
+            time.sleep(0.3)  # the port is closed meanwhile
+        return peer
+
+    monkeypatch.setattr(Admission, "wait", wait)
+    monkeypatch.setattr(Peers, "_reply", lambda self, asking: None)
+    asked = make(0, [], b"")
+    asking = make(1, [written(asked)], b"")
+    leaving = threading.Thread(target=asking._await_others, daemon=True)
+    leaving.start()
+    assert came.wait(20)
+    asked._close()
+    leaving.join(20)
+    assert not leaving.is_alive()
 
 
 def test_who_took_the_port_of_a_rank_that_is_gone_cannot_fill_the_memory(make: Make) -> None:
