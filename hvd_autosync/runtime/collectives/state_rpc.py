@@ -73,7 +73,10 @@ class StateServer:
         self._closing = threading.Event()
         #: Open connections of clients.
         self._clients: set[socket.socket] = set()
-        threading.Thread(target=self._serve, name="hvd_autosync state server", daemon=True).start()
+        self._serving = threading.Thread(
+            target=self._serve, name="hvd_autosync state server", daemon=True
+        )
+        self._serving.start()
         atexit.register(self._drain)
 
     def close(self) -> None:
@@ -120,6 +123,8 @@ class StateServer:
     def _close_port(self) -> None:
         """Stop serving; clients that still wait see their connection end."""
         self._port.close()
+        # It may be admitting a client now, whose connection nobody would serve or close.
+        self._serving.join()
         for connection in list(self._clients):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -20,6 +20,7 @@ pytest.importorskip("horovod.torch")
 from hvd_autosync.errors import AutosyncError  # noqa: E402
 from hvd_autosync.runtime.collectives import state_rpc as module  # noqa: E402
 from hvd_autosync.runtime.collectives.state_rpc import StateServer  # noqa: E402
+from hvd_autosync.util.authentication import AuthenticatedPeer, AuthenticatedPort  # noqa: E402
 
 POOR = Path(__file__).parents[1] / "workers" / "poor_peer.py"
 SECRET = os.urandom(32)
@@ -66,6 +67,31 @@ def test_a_rank_that_is_gone_is_not_waited_for(make: Make) -> None:
     asked._close_port()
     with pytest.raises(AutosyncError, match="cannot fetch rank 0.*refused"):
         asking.fetch_all()
+
+
+def test_a_client_that_connects_while_a_rank_ends_is_turned_away(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where MPI keeps a process in its finalization, no thread answers and nothing is closed."""
+    waits, came = AuthenticatedPort.wait, threading.Event()
+
+    def wait(port: AuthenticatedPort) -> AuthenticatedPeer | None:
+        peer = waits(port)
+        if peer is not None:
+            came.set()
+            time.sleep(0.3)  # the port is closed meanwhile
+        return peer
+
+    monkeypatch.setattr(AuthenticatedPort, "wait", wait)
+    monkeypatch.setattr(StateServer, "_reply", lambda self, client: None)
+    asked = make(0, [], b"")
+    asking = make(1, [written(asked)], b"")
+    leaving = threading.Thread(target=asking._await_others, daemon=True)
+    leaving.start()
+    assert came.wait(20)
+    asked._close_port()
+    leaving.join(20)
+    assert not leaving.is_alive()
 
 
 def test_who_took_the_port_of_a_rank_that_is_gone_cannot_fill_the_memory(make: Make) -> None:

@@ -89,7 +89,7 @@ def case_a_window_may_end_right_before_join():
     """What is on its way when the last rank calls ``join()`` would be lost within Horovod."""
     with real_training():
         model, optimizer = local(None, plan=CODED)
-        for _ in range(8):
+        for _ in range(20):
             train(model, optimizer, WINDOW * (1 if hvd.rank() else 2))
             hvd.join()
             assert optimizer._guard.step % WINDOW == 0

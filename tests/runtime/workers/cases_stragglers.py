@@ -82,7 +82,7 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
 
     for length in (320, 160):
         found = changes(length)
-        assert len(found) >= 2 and 20 <= found[0] < 90 < found[1], (length, found)
+        assert len(found) == 2 and 20 <= found[0] < 90 < found[1], (length, found)
 
 
 def case_who_waits_for_others_at_the_end_of_a_round_computes_no_longer():
