@@ -2,7 +2,7 @@
 
 Seconds of one ask after 5, 20, 50 and 100 observations, for ours beside BoTorch used as its
 tutorials do (``MixedSingleTaskGP`` fitted without a cap, ``optimize_acqf_mixed_alternating``),
-Optuna's TPE and random search. "ours-experts" has a cost model and five related studies of up to 60
+Optuna's TPE and random search. "ours-priors" has a cost model and five related studies of up to 60
 trials, from the tables in ``traces/``, in the larger space of one of them; "ours-200" the same of
 a simulated model of 200 tensors. Each ask sees new
 measurements of the target, whose models are fitted anew. The first ask is not counted: it loads
@@ -58,7 +58,7 @@ def tables() -> dict[str, Emulator]:
 
 
 @cache
-def problem_with_experts() -> Problem:
+def problem_with_priors() -> Problem:
     """The target's task, a cost model of it, and five related studies, one of the same task."""
     target = tables()[_TARGET]
     related = [target, *(each for each in tables().values() if each is not target)][:_SOURCES]
@@ -69,9 +69,9 @@ def problem_with_experts() -> Problem:
     return Problem(target.space, target.task, sources)
 
 
-def ask_ours_with_experts(seen: Sequence[Observation], seed: int) -> Strategy:
+def ask_ours_with_priors(seen: Sequence[Observation], seed: int) -> Strategy:
     """Our learner with all that it can know beforehand."""
-    suggestion = BayesianLearner().suggest(problem_with_experts(), seen, seed=seed)
+    suggestion = BayesianLearner().suggest(problem_with_priors(), seen, seed=seed)
     assert suggestion is not None and suggestion.kind == "model"
     return suggestion.strategy
 
@@ -157,7 +157,7 @@ def ask_tpe(seen: Sequence[Observation], seed: int) -> Strategy:
 
 LEARNERS: dict[str, Ask] = {
     "ours": ask_ours,
-    "ours-experts": ask_ours_with_experts,
+    "ours-priors": ask_ours_with_priors,
     "ours-200": ask_ours_of_large,
     "stock-botorch": ask_stock_botorch,
     "tpe": ask_tpe,
@@ -167,7 +167,7 @@ LEARNERS: dict[str, Ask] = {
 
 def job_of(ask: Ask) -> tuple[SearchSpace, Callable[[Strategy, int], Observation]]:
     """The space that ``ask`` proposes from, and what measures its strategies."""
-    if ask is ask_ours_with_experts:
+    if ask is ask_ours_with_priors:
         table = tables()[_TARGET]
         return table.space, lambda strategy, seed: table.measure(strategy, 0, seed)
     if ask is ask_ours_of_large:

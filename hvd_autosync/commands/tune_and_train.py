@@ -180,7 +180,7 @@ def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:
     from hvd_autosync.study.values import StudySettings
     from hvd_autosync.traces import TraceStore
 
-    if StudySettings.from_json(study.settings).anew:  # avoids endless searches
+    if StudySettings.from_json(study.settings).retune:  # avoids endless searches
         return (
             "this job was already tuned again because steps became slower; to tune once more: "
             "--autosync-reuse never"

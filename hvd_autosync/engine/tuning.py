@@ -49,7 +49,7 @@ from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.search_space.schedule import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
-from hvd_autosync.study.fallbacks import fallback_line, left_strategies, without_left
+from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
 from hvd_autosync.study.study import Study
 from hvd_autosync.study.unfit import why_unfit
@@ -60,7 +60,7 @@ from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_re
 _SAME_SPEED = 1.3
 _AGAIN = "to tune again: --autosync-reuse never"
 #: Most trials before confirmation where a training under the winner became slower for good.
-_TRIALS_ANEW = 8
+_RETUNE_TRIALS = 8
 #: How often a driver says that it lives, so that no other takes its study for abandoned.
 _HEARTBEAT_S = 20.0
 
@@ -128,7 +128,7 @@ def settings_of(options: Options) -> StudySettings:
         minutes=options.minutes,
         steps=options.steps or DEFAULT_STEPS,
         warmup=options.warmup or DEFAULT_WARMUP,
-        fewer=options.steps is None and options.warmup is None,
+        adaptive_steps=options.steps is None and options.warmup is None,
         quality_steps=options.quality_steps,
         quality_minutes=options.quality_minutes,
         loss_tolerance=options.loss_tolerance,
@@ -195,9 +195,9 @@ def tune(
     store = TraceStore(options.store)
     key = tuning_key(job, options, restrictions)
     known = None if options.reuse == "never" else store.find_finished(key)
-    left = left_strategies(store, key)
+    excluded = excluded_strategies(store, key)
     if known is not None:
-        feasible = without_left(known, left)
+        feasible = without_excluded(known, excluded)
         if feasible is not known:
             listener.on_notice(
                 f"study {known.study_id}: {fallback_line(known)}; this strategy is not used again"
@@ -213,10 +213,10 @@ def tune(
             "this store has no finished study of this job, and --autosync-reuse is 'only'",
             hint="Tune once with --autosync-reuse auto, or check --autosync-store.",
         )
-    settings = replace(settings_of(options), left=left)
+    settings = replace(settings_of(options), excluded=excluded)
     if known is not None:
         # Unless told otherwise it learns from related studies, and so from what won then.
-        settings = replace(settings, trials=min(settings.trials, _TRIALS_ANEW), anew=True)
+        settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
     study, resumed = _open_study(store, key, job, settings, learner, listener)
     listener.on_study_start(study, resumed=resumed)
@@ -231,7 +231,7 @@ def tune(
     try:
         with closing(runner):
             tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)
-            return without_left(tuning.run(study), left)
+            return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
         with suppress(StoreError):  # this process may live on, as that of a notebook does
             store.let_go(study.study_id)
@@ -245,13 +245,13 @@ def _why_again(known: StudyRecord, feasible: StudyRecord) -> str:
 
     Args:
         known: Its last study.
-        usable: The same without strategies that were left.
+        feasible: The same without excluded strategies.
     """
     if known.drift:
         return known.drift[0]
     conclusion = Conclusion.of(feasible)
     found_another = conclusion is not None and conclusion.best is not None
-    if feasible is known or found_another or StudySettings.from_json(known.settings).anew:
+    if feasible is known or found_another or StudySettings.from_json(known.settings).retune:
         return ""
     return "the loss guard ended its winner, and no other strategy was confirmed to be faster"
 
@@ -327,7 +327,7 @@ class _Tuning:
                 self._runner,
                 self._listener.on_notice,
                 report,
-                anew=self._options.reuse == "never" or study.settings.anew,
+                remeasure=self._options.reuse == "never" or study.settings.retune,
             )
         if default is not None:
             self._after_default(study, default, new=self._describe(study, default))
@@ -357,7 +357,7 @@ class _Tuning:
             warmup_steps=warmup,
             measured_steps=_whole_rounds(trial.strategy, trial.steps or steps),
             seed=trial.seed,
-            fewer=trial.kind == "default" and study.settings.fewer,
+            adaptive_steps=trial.kind == "default" and study.settings.adaptive_steps,
             profile=trial.kind == "default",
             prune_above_s=study.prune_above_s(trial),
             classes=_classes(study.record.task, trial.strategy),
@@ -400,7 +400,7 @@ class _Tuning:
             raise error
         assert result.step_time is not None, "else it is unfit"
         self._limits = Limits.from_default(result)
-        if new and self._options.reuse == "auto" and not study.settings.anew:
+        if new and self._options.reuse == "auto" and not study.settings.retune:
             self._reuse(study, result.step_time.mean_s)
         if study.conclusion is None:
             expected = forecast(

@@ -22,7 +22,7 @@ class Suggestion:
         info: Explanation as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
             ``predicted_low_s`` and ``predicted_high_s`` (90 % interval); ``acquisition``, the
             logarithm of: expected improvement, in the model's standardized unit, times the
-            probability of a usable measurement, per second of the trial; ``experts``, the names of
+            probability of a usable measurement, per second of the trial; ``priors``, the names of
             the prior functions that the model uses; and ``expected_gain``, the share of the best
             strategy's step time that it is expected to save. ``dropped``: prior functions that
             source selection dropped, each with the rise of the leave-one-out score.

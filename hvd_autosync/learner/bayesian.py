@@ -186,7 +186,7 @@ def _explain(surrogate: Surrogate, there: Tensor, acquisition: float) -> dict[st
         "predicted_low_s": math.exp(mean - HALF_WIDTH_90 * deviation),
         "predicted_high_s": math.exp(mean + HALF_WIDTH_90 * deviation),
         "acquisition": acquisition,
-        "experts": [prior.name for prior in surrogate.priors],
+        "priors": [prior.name for prior in surrogate.priors],
         "dropped": _dropped(surrogate),
     }
 

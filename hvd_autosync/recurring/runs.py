@@ -25,7 +25,7 @@ from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import Decision, Outcome, Settings
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
-from hvd_autosync.study.fallbacks import left_strategies, without_left
+from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
 from hvd_autosync.traces import TraceStore
 from hvd_autosync.traces.records import timestamp
 from hvd_autosync.traces.runs import RunRecord
@@ -82,7 +82,7 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
     decision = search.next_share(outcomes_of(runs))
     study = store.find_finished(tuning_key(job, options, load_restrictions(options.space)))
     if study is not None:
-        study = without_left(study, left_strategies(store, study.job_key))
+        study = without_excluded(study, excluded_strategies(store, study.job_key))
     base = Strategy() if study is None or study.winner is None else study.winner
     if runs:
         base = runs[0].strategy

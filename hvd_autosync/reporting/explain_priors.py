@@ -60,12 +60,12 @@ def prior_uses(trials: Sequence[TrialRecord]) -> list[PriorUse]:
     """
     asked = _asked(trials)
     similar = _similarities(trials)
-    names = dict.fromkeys([*(name for t in asked for name in _experts(t)), *similar])
+    names = dict.fromkeys([*(name for t in asked for name in _prior_names(t)), *similar])
     return [
         PriorUse(
             f"study {name}" if name in similar else name,
             similar.get(name),
-            tuple(trial.number for trial in asked if name in _experts(trial)),
+            tuple(trial.number for trial in asked if name in _prior_names(trial)),
             next((found[name] for found in map(_dropped, asked) if name in found), None),
         )
         for name in (names if asked else ())
@@ -88,8 +88,8 @@ def _asked(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [trial for trial in trials if trial.kind == "model" or _dropped(trial)]
 
 
-def _experts(trial: TrialRecord) -> list[str]:
-    return [name for name in _entries(trial, "experts") if isinstance(name, str)]
+def _prior_names(trial: TrialRecord) -> list[str]:
+    return [name for name in _entries(trial, "priors") if isinstance(name, str)]
 
 
 def _dropped(trial: TrialRecord) -> dict[str, float]:

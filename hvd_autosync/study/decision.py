@@ -18,7 +18,7 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
 from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
-from hvd_autosync.study.fallbacks import is_left
+from hvd_autosync.study.fallbacks import is_excluded
 from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict, losses_of
 from hvd_autosync.study.related_studies import RELATED, observations_of
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
@@ -207,9 +207,12 @@ class Decision:
     @cached_property
     def _selection(self) -> CandidateSelection:
         observations = observations_of(self._space, self._trials)
-        left = self._settings.left
-        excluded = pruned(self._space, self._trials)
-        excluded |= {o.strategy for o in observations if is_left(o.strategy, left, self._space)}
+        excluded = {
+            seen.strategy
+            for seen in observations
+            if is_excluded(seen.strategy, self._settings.excluded, self._space)
+        }
+        excluded |= pruned(self._space, self._trials)
         return CandidateSelection(self._problem, observations, excluded)
 
     def _check(self, top_candidates: Sequence[Strategy]) -> QualityCheck:

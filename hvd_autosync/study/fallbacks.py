@@ -2,7 +2,7 @@
 
 The record of a fall-back is stored with the study of the winner. The next run of the job uses the
 next best strategy that was proven faster in that study. If there is none, the job is tuned again,
-once, without the abandoned strategies; after that it runs the default.
+once, without the excluded strategies; after that it runs the default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
 
-def left_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]:
+def excluded_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]:
     """Return the strategies that the loss guard abandoned in trainings of a job.
 
     Args:
@@ -29,13 +29,13 @@ def left_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def is_left(
-    strategy: Strategy, left: Collection[Strategy], space: SearchSpace | None = None
+def is_excluded(
+    strategy: Strategy, excluded: Collection[Strategy], space: SearchSpace | None = None
 ) -> bool:
-    """Whether ``strategy`` is in ``left``, or has the same lossy part as one of them."""
-    if strategy in left:
+    """Whether ``strategy`` is in ``excluded``, or has the same lossy part as one of them."""
+    if strategy in excluded:
         return True
-    return space is not None and not _parts(left, space).isdisjoint(_parts([strategy], space))
+    return space is not None and not _parts(excluded, space).isdisjoint(_parts([strategy], space))
 
 
 def _parts(strategies: Collection[Strategy], space: SearchSpace) -> set[Strategy]:
@@ -48,23 +48,23 @@ def _parts(strategies: Collection[Strategy], space: SearchSpace) -> set[Strategy
     return found
 
 
-def without_left(study: StudyRecord, left: Collection[Strategy]) -> StudyRecord:
-    """Return a finished study as if the abandoned strategies had not been candidates.
+def without_excluded(study: StudyRecord, excluded: Collection[Strategy]) -> StudyRecord:
+    """Return a finished study as if the excluded strategies had not been candidates.
 
     Args:
         study: The study.
-        left: The abandoned strategies (:func:`left_strategies`).
+        excluded: The excluded strategies (:func:`excluded_strategies`).
 
     Returns:
         The study itself if its winner was not abandoned. Else its winner is the next best strategy
         that was proven faster than the default, or the default.
     """
     conclusion = Conclusion.of(study)
-    if study.winner is None or not is_left(study.winner, left, study.space):
+    if study.winner is None or not is_excluded(study.winner, excluded, study.space):
         return study
     winner = Strategy() if study.space is None else study.space.default
     comparisons = () if conclusion is None else conclusion.comparisons
-    kept = tuple(c for c in comparisons if not is_left(c.strategy, left, study.space))
+    kept = tuple(c for c in comparisons if not is_excluded(c.strategy, excluded, study.space))
     best = next((c for c in kept if c.proven and c.rounds >= MIN_ROUNDS), None)
     if best is not None:
         winner = best.strategy

@@ -38,10 +38,10 @@ class StudySettings:
         seed: Seed of all random choices.
         transfer: Whether finished studies of related tasks are used.
         expected_hours: Expected hours of the training; tuning must pay within them.
-        fewer: Whether trials have fewer steps if steps are long.
-        anew: Whether the job is tuned again, because the winner of an earlier study was slower in
+        adaptive_steps: Whether trials have fewer steps if steps are long.
+        retune: Whether the job is tuned again, because the winner of an earlier study was slower in
             a training or was abandoned there by the loss guard.
-        left: The strategies that the loss guard abandoned in trainings of the job; none can win.
+        excluded: The strategies that the loss guard ended in trainings of the job; none can win.
     """
 
     trials: int = 20
@@ -56,9 +56,9 @@ class StudySettings:
     seed: int = 0
     transfer: bool = True
     expected_hours: float = 10.0
-    anew: bool = False
-    fewer: bool = False
-    left: tuple[Strategy, ...] = ()
+    retune: bool = False
+    adaptive_steps: bool = False
+    excluded: tuple[Strategy, ...] = ()
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Return the numbers of warm-up and measured steps of a trial after the default's.
@@ -67,7 +67,7 @@ class StudySettings:
             default: Result of the default trial, if it has ended.
         """
         time_s = None if default is None else default.step_time
-        if not self.fewer or time_s is None:
+        if not self.adaptive_steps or time_s is None:
             return self.warmup, self.steps
         measured = enough_steps(time_s.mean_s, self.steps)
         return min(
@@ -77,9 +77,9 @@ class StudySettings:
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
         fields = {**vars(self), "allow": list(self.allow)}
-        del fields["left"]
-        if self.left:  # left out if empty, as in studies of earlier versions
-            fields["left"] = [dict(strategy) for strategy in self.left]
+        del fields["excluded"]
+        if self.excluded:  # left out if empty, as in studies of earlier versions
+            fields["excluded"] = [dict(strategy) for strategy in self.excluded]
         return fields
 
     @classmethod
@@ -93,7 +93,7 @@ class StudySettings:
         known = {name: value for name, value in fields.items() if name in names}
         problem: str | None
         try:
-            known["left"] = tuple(Strategy(each) for each in known.get("left", ()))
+            known["excluded"] = tuple(Strategy(each) for each in known.get("excluded", ()))
             settings = cls(**{**known, "allow": tuple(known.get("allow", ()))})
             problem = type_problem(settings)
         except (TypeError, ValueError, AttributeError, SpaceError) as error:

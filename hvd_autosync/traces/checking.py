@@ -25,6 +25,7 @@ from hvd_autosync.search_space import (
     Strategy,
     catalogue_knob,
 )
+from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.records import StudyRecord, TrialRecord, timestamp
 
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
@@ -76,6 +77,7 @@ def strict_trial(fields: Mapping[str, Any], study: StudyRecord, number: int) -> 
 
 
 def _strict(kind: type[_Record], fields: Mapping[str, Any]) -> _Record:
+    fields = with_current_keys(fields)
     try:
         record = kind.from_json(fields)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

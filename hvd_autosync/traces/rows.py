@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Text, func, select
 
 from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Task
+from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
 from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS
@@ -103,7 +104,7 @@ def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
 
 def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     try:
-        return kind.from_json(row)
+        return kind.from_json(with_current_keys(row))
     except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
         raise TraceFormatError(
             f"study {row['study_id']} is damaged in the store: {error}",

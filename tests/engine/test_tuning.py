@@ -81,7 +81,7 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
     with pytest.raises(Launched):
         tune(job, options, listener, runner=runner)
     (running,) = (s for s in store.studies() if s.study_id != first.study_id)
-    assert running.settings["trials"] == 8 < options.trials and running.settings["anew"]
+    assert running.settings["trials"] == 8 < options.trials and running.settings["retune"]
     (notice,) = (call.args[0] for call in listener.on_notice.mock_calls[1:2])
     assert first.study_id in notice and "steps have become slower: 9 ms" in notice
 
@@ -90,10 +90,10 @@ def test_a_winner_whose_steps_became_slower_is_searched_again(tmp_path: Path) ->
 
 
 def ended_by_the_guard(
-    store: TraceStore, key: str, *, proven: Strategy | None = None, anew: bool = False
+    store: TraceStore, key: str, *, proven: Strategy | None = None, retune: bool = False
 ) -> str:
     """A finished study whose winner was left in a training; its id."""
-    first = store.create_study(job_key=key, command=(), settings={"anew": anew}, versions={})
+    first = store.create_study(job_key=key, command=(), settings={"retune": retune}, versions={})
     space = SearchSpace((catalogue_knob("cycle_time_ms"), catalogue_knob("local_steps")))
     store.describe_task(first.study_id, TASK, space)
     winner = Strategy({"local_steps": 4})
@@ -115,7 +115,7 @@ def test_a_winner_that_the_guard_has_ended_does_not_win_again(tmp_path: Path) ->
     runner = MagicMock()
     runner.run.side_effect = Launched
     next_best = Strategy({"cycle_time_ms": 5.0})
-    for name, proven, anew, reuse, expected in (
+    for name, proven, retune, reuse, expected in (
         ("next", next_best, False, "auto", next_best),
         ("only", None, False, "only", Strategy({})),
         ("twice", None, True, "auto", Strategy({})),
@@ -124,14 +124,14 @@ def test_a_winner_that_the_guard_has_ended_does_not_win_again(tmp_path: Path) ->
         options = Options(store=str(tmp_path / f"{name}.db"), reuse=reuse)
         store, listener = TraceStore(options.store), MagicMock()
         key = tuning_key(job, options, {})
-        study_id = ended_by_the_guard(store, key, proven=proven, anew=anew)
+        study_id = ended_by_the_guard(store, key, proven=proven, retune=retune)
         if expected is None:
             with pytest.raises(Launched):
                 tune(job, options, listener, runner=runner)
             (running,) = (s for s in store.studies() if s.study_id != study_id)
             settings = StudySettings.from_json(running.settings)
-            assert settings.left == (Strategy({"local_steps": 4}),)
-            assert settings.anew and settings.trials == 8
+            assert settings.excluded == (Strategy({"local_steps": 4}),)
+            assert settings.retune and settings.trials == 8
         else:
             found = tune(job, options, listener, runner=runner)
             assert found.study_id == study_id and found.space is not None
@@ -265,7 +265,7 @@ def test_where_steps_are_long_trials_have_fewer(
         if spec.probe:
             return short(0)
         asked.append((spec.warmup_steps, spec.measured_steps))
-        assert spec.fewer is (len(asked) == 1 and not given)
+        assert spec.adaptive_steps is (len(asked) == 1 and not given)
         if len(asked) > 1:
             raise Launched
         steps = RankReport(0, "a", step_s=(step_s,) * sum(asked[0]))

@@ -70,7 +70,7 @@ def test_with_physics_the_first_proposal_is_a_good_one(task: Task, space: Search
     seen = [Observation(space.default, float(seconds([space.default])[0]))]
     suggestion = BayesianLearner().suggest(Problem(space, task), seen, seed=0)
     assert suggestion is not None and suggestion.kind == "model"
-    assert suggestion.info["experts"] == ["cost model"]
+    assert suggestion.info["priors"] == ["cost model"]
     best = seconds(spread(space, 500, seed=3)).min()
     assert seconds([suggestion.strategy])[0] < 1.05 * best
 

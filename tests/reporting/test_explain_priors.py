@@ -50,7 +50,7 @@ def test_priors_and_the_trials_that_used_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "info", [{}, {"experts": 3, "related": "no"}, {"experts": [], "related": []}]
+    "info", [{}, {"priors": 3, "related": "no"}, {"priors": [], "related": []}]
 )
 def test_nobody_is_no_table(info: dict[str, Any]) -> None:
     assert priors_table([trial(0, "default"), trial(1, "model", **info)]) is None

@@ -117,7 +117,7 @@ def hostile(
             spoil(own, lambda each, number=trial.number: strict_trial(each, changed, number))
         if own["strategy"] == {"cycle_time_ms": 20.0}:
             own["strategy"][OWN["name"]] = OWN["choices"][1]
-        own["info"] |= {"experts": [EVIL], "related": [[EVIL, 0.5]], "dropped": [[EVIL, 1.0]]}
+        own["info"] |= {"priors": [EVIL], "related": [[EVIL, 0.5]], "dropped": [[EVIL, 1.0]]}
         told.append(strict_trial(own, changed, trial.number))
     assert Conclusion.of(changed) is not None
     return changed, told

@@ -2,7 +2,7 @@
 
 from hvd_autosync.search_space import SearchSpace, Strategy
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
-from hvd_autosync.study.fallbacks import is_left
+from hvd_autosync.study.fallbacks import is_excluded
 
 SPACE = SearchSpace(
     (
@@ -15,9 +15,9 @@ LEFT = (Strategy({"local_steps": 4, "cycle_time_ms": 2.0}), Strategy({"unknown":
 
 
 def test_what_trains_the_same_model_is_left_too() -> None:
-    assert is_left(Strategy({"local_steps": 4}), LEFT, SPACE)
-    assert is_left(Strategy({"local_steps": 4, "cycle_time_ms": 9.0}), LEFT, SPACE)
-    assert not is_left(Strategy({"local_steps": 4, "rest_codec": "bf16"}), LEFT, SPACE)
-    assert not is_left(Strategy({"cycle_time_ms": 2.0}), LEFT, SPACE)
-    assert not is_left(Strategy({"local_steps": 4}), LEFT), "without a space they are compared"
-    assert is_left(LEFT[0], LEFT)
+    assert is_excluded(Strategy({"local_steps": 4}), LEFT, SPACE)
+    assert is_excluded(Strategy({"local_steps": 4, "cycle_time_ms": 9.0}), LEFT, SPACE)
+    assert not is_excluded(Strategy({"local_steps": 4, "rest_codec": "bf16"}), LEFT, SPACE)
+    assert not is_excluded(Strategy({"cycle_time_ms": 2.0}), LEFT, SPACE)
+    assert not is_excluded(Strategy({"local_steps": 4}), LEFT), "without a space they are compared"
+    assert is_excluded(LEFT[0], LEFT)

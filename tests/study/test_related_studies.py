@@ -105,7 +105,7 @@ def test_a_study_starts_from_what_related_ones_found(store: TraceStore, task: Ta
     assert trial is not None and trial.kind == "model"
     info = second.history[-1].info
     assert [entry[0] for entry in info["related"]] == [first.study_id]
-    assert info["experts"] == ["cost model", first.study_id]
+    assert info["priors"] == ["cost model", first.study_id]
     sources = second.problem.sources
     assert [source.study_id for source in sources] == [first.study_id]
     assert len(sources[0].observations) == len(first.history)

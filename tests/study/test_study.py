@@ -95,11 +95,11 @@ def test_a_gain_is_found_and_its_interval_holds_the_truth(tmp_path: Path) -> Non
 
 def test_a_strategy_that_the_guard_has_ended_cannot_win(tmp_path: Path) -> None:
     before = finish(study(tmp_path, trials=12, seed=3), SimulatedJob(gain=0.8)).winner
-    again = study(tmp_path, trials=12, seed=3, left=(before,))
+    again = study(tmp_path, trials=12, seed=3, excluded=(before,))
     conclusion = finish(again, SimulatedJob(gain=0.8))
     assert before in [trial.strategy for trial in again.history], "it may still be tried"
     assert before not in [each.strategy for each in conclusion.comparisons]
-    assert StudySettings.from_json(again.record.settings).left == (before,)
+    assert StudySettings.from_json(again.record.settings).excluded == (before,)
 
 
 def test_what_was_cut_short_as_slower_than_the_default_is_not_confirmed(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def secretive(store: TraceStore, finished: StudyRecord) -> StudyRecord:
         if result is not None:
             ranks = tuple(replace(rank, host="secret-host") for rank in result.ranks)
             result = replace(result, ranks=ranks, stderr_tail="secret output")
-        info = {**trial.info, "related": [["feedfeedfeed", 0.5]], "experts": ["feedfeedfeed"]}
+        info = {**trial.info, "related": [["feedfeedfeed", 0.5]], "priors": ["feedfeedfeed"]}
         trials.append(replace(trial, study_id=study.study_id, info=info, result=result))
     failed = TrialResult(TrialStatus.CRASHED, "secret output", stderr_tail="secret output")
     trials[2] = replace(trials[2], result=failed)

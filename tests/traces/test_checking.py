@@ -37,6 +37,13 @@ def test_what_we_write_is_accepted(store: TraceStore, finished: StudyRecord) -> 
         assert strict_trial(_plain(trial), study, number).to_json() == trial.to_json()
 
 
+def test_keys_of_earlier_versions_are_read(store: TraceStore, finished: StudyRecord) -> None:
+    study = strict_study(_with(_plain(finished), "settings", {"anew": True, "fewer": False}))
+    assert study.settings == {"retune": True, "adaptive_steps": False}
+    trial = _with(_plain(store.trials(finished.study_id)[0]), "info", {"experts": ["cost model"]})
+    assert strict_trial(trial, study, 0).info == {"priors": ["cost model"]}
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

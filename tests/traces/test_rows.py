@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -47,6 +48,12 @@ def test_whole_studies_are_written_and_read(
     assert rows.next_number(connection, _ID) == 2
     row = connection.execute(select(STUDIES.c.fingerprint, STUDIES.c.space_key)).one()
     assert tuple(row) == (task.fingerprint, space.key)
+
+
+def test_settings_of_earlier_versions_are_read(connection: Connection) -> None:
+    rows.insert_study(connection, replace(_study(), settings={"left": [], "seed": 3}), (), None)
+    (study,) = rows.study_records(connection)
+    assert study.settings == {"excluded": [], "seed": 3}
 
 
 def test_numbers_begin_at_0(connection: Connection) -> None:

@@ -76,8 +76,8 @@ class TrialRun:
         if math.isfinite(self._spec.prune_above_s):
             for steps in range(_VOTE_EVERY, measured, _VOTE_EVERY):
                 due.setdefault(warmup + steps, []).append(self._vote)
-        if self._spec.fewer and warmup > 1:
-            due.setdefault(warmup, []).append(self._measure_fewer)
+        if self._spec.adaptive_steps and warmup > 1:
+            due.setdefault(warmup, []).append(self._shorten)
         due.setdefault(self._last_step, []).append(lambda: self.leave("steps"))
         return due
 
@@ -129,10 +129,10 @@ class TrialRun:
         for steps in range(self._steps + 1, agreed + 1):
             for action in self._due.get(steps, []):
                 # The others have agreed meanwhile; join() took part for this rank.
-                if action not in (self._vote, self._measure_fewer):
+                if action not in (self._vote, self._shorten):
                     action()
         self._steps = agreed
-        if self._spec.fewer:
+        if self._spec.adaptive_steps:
             self._end_after(-agree_steps(-self._last_step, "trial.last"))
         self.recorder.restart_clock()
 
@@ -173,7 +173,7 @@ class TrialRun:
         if ending.vote_prune(measured, self._spec.prune_above_s):
             self.leave("hopeless")
 
-    def _measure_fewer(self) -> None:
+    def _shorten(self) -> None:
         """Measure fewer steps if they are long; the first step, which includes the set-up, is
         ignored.
         """

@@ -90,7 +90,7 @@ def test_ranks_with_uneven_data(launch: Launch) -> None:
     # Rank 0 makes 3 of an epoch's 5 steps and waits in join(): for the first vote's step to come
     # it has to catch up, and it is there when rank 1 has made all steps. It waits there, too, when
     # rank 1 asks whether fewer would do, and has to take over the answer.
-    job = launch("train.py", "--uneven", profile=True, prune_above_s=100.0, fewer=True)
+    job = launch("train.py", "--uneven", profile=True, prune_above_s=100.0, adaptive_steps=True)
     assert job.status == 0, job.output
     assert "Traceback" not in job.output
     assert len(job.joined("step_s", 0)) == 15

@@ -131,7 +131,8 @@ def test_does_not_vote_without_threshold(start: Start, spy: Spy) -> None:
 def test_measures_as_few_steps_as_all_agree_on(
     start: Start, spy: Spy, monkeypatch: pytest.MonkeyPatch, agreed: int, last: int
 ) -> None:
-    run, optimizer, asked = start(warmup_steps=2, measured_steps=40, fewer=True), Stepping(), []
+    run = start(warmup_steps=2, measured_steps=40, adaptive_steps=True)
+    optimizer, asked = Stepping(), []
     run._begun = True
 
     def agree(step_s: list[float], most: int) -> int:
@@ -150,7 +151,7 @@ def test_who_was_in_join_ends_with_the_others(
     start: Start, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have agreed meanwhile to end after 14 steps, and have made 5."""
-    run, optimizer = start(warmup_steps=2, measured_steps=40, fewer=True), Stepping()
+    run, optimizer = start(warmup_steps=2, measured_steps=40, adaptive_steps=True), Stepping()
     run._begun = True
     run.optimizer_stepped(optimizer)
     agreed = {"trial": 5, "trial.last": -14}
