@@ -6,6 +6,7 @@ wheels only). Installers record the file like any other, so uninstalling removes
 
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import setuptools
 from setuptools.command.build import build
@@ -19,7 +20,7 @@ class Build(build):
     An earlier build in the same checkout may have left modules there that are no more.
     """
 
-    sub_commands = [*build.sub_commands, ("build_pth", None)]
+    sub_commands: ClassVar = [*build.sub_commands, ("build_pth", None)]
 
     def run(self) -> None:
         shutil.rmtree(self.build_lib, ignore_errors=True)
@@ -33,7 +34,7 @@ class BuildPth(setuptools.Command):
     """
 
     description = f"copy {PTH}"
-    user_options = []
+    user_options: ClassVar = []
     editable_mode = False
 
     def initialize_options(self) -> None:
@@ -56,7 +57,7 @@ class BuildPth(setuptools.Command):
         return [] if self.editable_mode else [f"{self.build_lib}/{PTH}"]
 
     def get_output_mapping(self) -> dict[str, str]:
-        return {output: PTH for output in self.get_outputs()}
+        return dict.fromkeys(self.get_outputs(), PTH)
 
 
 setuptools.setup(cmdclass={"build": Build, "build_pth": BuildPth})

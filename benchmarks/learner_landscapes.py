@@ -1,8 +1,7 @@
-"""Synthetic jobs for the learner's benchmarks: a step time over five numeric and three
-categorical knobs, drawn at random from a seed.
+"""Synthetic jobs for the learner's benchmarks, drawn at random from a seed.
 
-The logarithm of the step time is a sum of valleys (one per numeric knob, some of whose places
-depend on a category), of costs per category and per pair of categories, and in half of the jobs of
+Each has a step time over five numeric and three categorical knobs. The logarithm of the step
+time is a sum of valleys (one per numeric knob, some of whose places depend on a category), of costs per category and per pair of categories, and in half of the jobs of
 a cliff where the cycle time gets long. The true optimum is known from an exhaustive search.
 """
 

@@ -96,10 +96,7 @@ class Trainings:
 
     def _own_noise(self, own: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Noise of a candidate's whole training, and of its steps."""
-        if self._kind == "skewed":
-            whole = own.exponential() - 1
-        else:
-            whole = own.normal()
+        whole = own.exponential() - 1 if self._kind == "skewed" else own.normal()
         scale = _WITHIN * np.sqrt(STEPS / 4)
         if self._kind == "heavy":
             steps = own.standard_t(3, STEPS) / np.sqrt(3)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import itertools
 import math
 import os
 import random
@@ -84,7 +85,7 @@ def make_step(
 ) -> Callable[[], Seconds]:
     """A function that trains one step and times it."""
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     model = torch.nn.Sequential(*layers)
     base = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     optimizer = factory(base, named_parameters=model.named_parameters(prefix=name))
@@ -118,7 +119,7 @@ def compare(model: str, pairs: int, warmup: int) -> Result:
     return Result(
         model=model,
         tensors=2 * (len(sizes) - 1),
-        mib=4 * sum(a * b + b for a, b in zip(sizes, sizes[1:], strict=False)) / 2**20,
+        mib=4 * sum(a * b + b for a, b in itertools.pairwise(sizes)) / 2**20,
         pairs=pairs,
         horovod_ms=1e3 * statistics.median(their[0] for their, _ in seconds),
         ours_ms=1e3 * statistics.median(our[0] for _, our in seconds),

@@ -55,8 +55,9 @@ def _end_with(driver: int) -> None:
 
 
 def _kill_after_driver(driver: int) -> None:
-    """Kill this process if the signal has not ended it; Horovod's processes then end their
-    children.
+    """Kill this process if the signal has not ended it.
+
+    Horovod's processes then end their children.
     """
     while os.getppid() == driver:
         time.sleep(1.0)

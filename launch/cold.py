@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,10 +85,8 @@ class ColdRunner:
             progress(collector.progress())
             if overdue := collector.overdue(limits):
                 return overdue
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
-            except subprocess.TimeoutExpired:
-                pass
         return ""
 
     def _clean_up(

@@ -71,7 +71,7 @@ def file_states(
         The states by path, and the folder in which that many were exceeded, or "".
     """
     found: dict[str, FileState] = {}
-    waiting = [root for root in reversed(sorted(set(roots))) if root not in skipped]
+    waiting = [root for root in sorted(set(roots), reverse=True) if root not in skipped]
     while waiting:
         path = waiting.pop()
         try:

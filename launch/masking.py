@@ -147,7 +147,7 @@ def _is_option(word: str, program: str) -> bool:
     letters = word[1:]
     if _SHELLS.fullmatch(program) and re.fullmatch("[a-z]{0,3}c", letters):
         return True
-    return len(letters) == 1 and letters.isalpha() or letters in _KNOWN
+    return (len(letters) == 1 and letters.isalpha()) or letters in _KNOWN
 
 
 def _is_program(word: str, *, first: bool, strict: bool) -> bool:

@@ -5,6 +5,7 @@ A cache that were private would be filled anew by every trial: by downloads, and
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import glob
 import os
@@ -96,7 +97,5 @@ def _is_socket(path: str) -> bool:
 
 
 def _make(path: str) -> None:
-    try:
+    with contextlib.suppress(OSError):  # not ours to make: it stays missing
         os.makedirs(path, mode=0o700, exist_ok=True)
-    except OSError:  # not ours to make: it stays missing
-        pass

@@ -6,6 +6,7 @@ this is a program, as on other hosts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -91,10 +92,8 @@ def sweep(trial_id: str, *, ranks_only: bool = False) -> int:
     while (alive := processes_of(trial_id, ranks_only=ranks_only)) and time.monotonic() < deadline:
         for pid in alive:
             killed.add(pid)
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         time.sleep(0.02)
     if not ranks_only:
         remove_stages(trial_id)

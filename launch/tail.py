@@ -13,9 +13,9 @@ _PREFIX = re.compile(rb"^(?:.{0,80}?\[(\d{1,9},)?(\d{1,9})\]<std(?:err|out)>:(?(
 
 
 class Tail:
-    """Keeps the last lines of every rank, so that the rank that failed first is still heard when
-    all the others complain of its absence.
+    """Keeps the last lines of every rank.
 
+    So the first failure is still there when all the other ranks report that the rank is gone.
     Lines without a rank, or with one that the job has not, are the launcher's.
 
     Args:

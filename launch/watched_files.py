@@ -179,7 +179,7 @@ def watched_paths(command: Sequence[str]) -> list[str]:
                     or (os.sep in text and os.path.isdir(os.path.dirname(path)))
                 )
             )
-            if named and not any(Path(path).is_relative_to(root) for root in roots):
-                if not Path(roots[0]).is_relative_to(path):
-                    roots.append(path)
+            covered = any(Path(path).is_relative_to(root) for root in roots)
+            if named and not covered and not Path(roots[0]).is_relative_to(path):
+                roots.append(path)
     return roots

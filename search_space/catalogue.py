@@ -507,10 +507,10 @@ def _job_knobs(
     knobs += [FUSION_THRESHOLD, CYCLE_TIME, _cache_knob(len(model.parameters))]
     if on_gpu and resources.two_levels:
         knobs += [HIERARCHICAL_ALLREDUCE, TORUS_ALLREDUCE]
-    if resources.two_levels and model.has_sparse and build.mpi and not on_gpu:
-        if choice or controller in ("mpi", None):
-            under_mpi = Condition(CONTROLLER.name, ("mpi",)) if choice else None
-            knobs.append(replace(HIERARCHICAL_ALLGATHER, condition=under_mpi))
+    by_mpi = build.mpi and (choice or controller in ("mpi", None))
+    if resources.two_levels and model.has_sparse and by_mpi and not on_gpu:
+        under_mpi = Condition(CONTROLLER.name, ("mpi",)) if choice else None
+        knobs.append(replace(HIERARCHICAL_ALLGATHER, condition=under_mpi))
     if on_gpu:
         knobs += [NUM_NCCL_STREAMS, BATCHED_COPIES]
     return knobs

@@ -1,13 +1,15 @@
-"""A strategy as a file that people read and edit, and ``--autosync-strategy FILE`` runs::
+"""A strategy as a file that people read and edit, and ``--autosync-strategy FILE`` runs.
 
-[knobs]
-cycle_time_ms = 2.5
-buckets = 4
-embedding_exchange = "rows"
+An example::
 
-# Names of parameters, * and ? allowed; whatever is not listed is of class "rest".
-[classes]
-embedding = ["user_table.weight", "item_table.weight"]
+    [knobs]
+    cycle_time_ms = 2.5
+    buckets = 4
+    embedding_exchange = "rows"
+
+    # Names of parameters, * and ? allowed; whatever is not listed is of class "rest".
+    [classes]
+    embedding = ["user_table.weight", "item_table.weight"]
 """
 
 from __future__ import annotations

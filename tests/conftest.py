@@ -182,7 +182,7 @@ class ProcessesSeen:
 
 @pytest.fixture
 def processes_seen() -> Callable[[], contextlib.AbstractContextManager[ProcessesSeen]]:
-    """``with processes_seen() as seen:`` looks at all processes until the block ends."""
+    """Look at all processes until the block of the context manager ends."""
 
     @contextlib.contextmanager
     def watched() -> Iterator[ProcessesSeen]:

@@ -245,8 +245,14 @@ def test_mpi_works_the_same(job: Job) -> None:
     space = job.folder / "space.toml"
     space.write_text("[knobs.cycle_time_ms]\nfixed = 90\n")  # nothing that would be confirmed
     done = job.run(
-        options=("--mpi", "--autosync-tune-only", "--autosync-trials", "2")
-        + ("--autosync-space", str(space))
+        options=(
+            "--mpi",
+            "--autosync-tune-only",
+            "--autosync-trials",
+            "2",
+            "--autosync-space",
+            str(space),
+        )
     )
     assert done.returncode == 0, done.stderr
     assert "trained" not in done.stdout

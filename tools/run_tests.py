@@ -50,7 +50,7 @@ class _Run:
     """
 
     def __init__(self, *arguments: str, nice: int = 0, later: bool = True) -> None:
-        self._said = tempfile.TemporaryFile("w+") if later else None
+        self._said = tempfile.TemporaryFile("w+") if later else None  # noqa: SIM115
 
         def begin() -> None:
             os.nice(nice)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW
 
 matplotlib.use("agg")
-from matplotlib import pyplot as plt  # noqa: E402  (a backend is chosen before)
+from matplotlib import pyplot as plt
 
 #: The regrets of one game, the default's first.
 Game = Sequence[float]
@@ -66,11 +66,11 @@ def draw(games: Mapping[tuple[str, str], Sequence[Game]], path: str) -> None:
         panel.yaxis.set_minor_formatter("")
         panel.grid(True, alpha=0.3)
     panels[0][0].set_ylabel("regret of the best so far")
-    named = dict(
-        (label, handle)
+    named = {
+        label: handle
         for panel in panels.flat
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    )
+    }
     figure.tight_layout(rect=(0, 0.8 / (lines * height + 0.8), 1, 1))
     figure.legend(named.values(), named.keys(), loc="lower center", ncols=5, frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-import synthetic_benchmark  # noqa: E402
-import train_ncf  # noqa: E402
+import synthetic_benchmark
+import train_ncf
 
-from hvd_autosync.search_space.exchange_plan import Classes  # noqa: E402
+from hvd_autosync.search_space.exchange_plan import Classes
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-import train_digits  # noqa: E402
-import train_lm  # noqa: E402
-import train_ncf  # noqa: E402
+import train_digits
+import train_lm
+import train_ncf
 
 _CPU = torch.device("cpu")
 #: Steps of a whole training: one pass, so that no round of local steps is cut short by its end.

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-import train_digits  # noqa: E402
-import train_lm  # noqa: E402
+import train_digits
+import train_lm
 
 _CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch
 import hvd_autosync
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from scheduled.jobs import JOBS, rate_factor  # noqa: E402
+from scheduled.jobs import JOBS, rate_factor
 
 _PASSES = 6
 

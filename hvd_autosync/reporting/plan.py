@@ -81,7 +81,6 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
 
 def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
     """The job's space for models and devices on both sides of each rule, largest model last."""
-
     build = horovod_build()
     for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
         for model in _imaginable_models():

@@ -34,7 +34,7 @@ def best_known(
     """
     # Another optimizer of the same script may hold the rest of the model.
     wanted = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
-    for study in reversed(sorted(store.studies(), key=lambda each: each.created_at)):
+    for study in sorted(store.studies(), key=lambda each: each.created_at, reverse=True):
         if study.task is None or study.winner is None or study.status is not StudyStatus.FINISHED:
             continue
         model, resources = study.task.model, study.task.resources

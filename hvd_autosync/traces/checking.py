@@ -126,13 +126,17 @@ def _problem(value: Any, kind: Any, where: str) -> str | None:
         inside = {name: getattr(value, name) for name in hints}
         problem = _first_problem(inside.values(), hints.values(), inside.keys())
         return problem or _impossible_number(inside)
-    elif kind is Any or (origin is Literal and value in arguments):
+    elif (
+        kind is Any
+        or (origin is Literal and value in arguments)
+        or (kind is float and type(value) in (int, float))
+    ) or (
+        isinstance(kind, type)
+        and isinstance(value, kind)
+        and not is_dataclass(kind)
+        and (kind is not int or type(value) is int)  # a flag is an int to Python, not to us
+    ):
         return None
-    elif kind is float and type(value) in (int, float):
-        return None
-    elif isinstance(kind, type) and isinstance(value, kind) and not is_dataclass(kind):
-        if kind is not int or type(value) is int:  # a flag is an int to Python, not to us
-            return None
     return f"{where or 'a value'}: {value!r:.60} is not of type {getattr(kind, '__name__', kind)}"
 
 

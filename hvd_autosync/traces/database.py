@@ -111,20 +111,23 @@ class Database:
             LostTransactionError: The server has gone away, and nothing was written.
         """
         engine = self._engine.execution_options(begin="BEGIN IMMEDIATE")
-        with self._own_words(), self._connect(engine, wait=wait) as connection:
-            with connection.begin() as transaction:
-                number = transaction_number(connection)
-                yield connection
-                try:
-                    transaction.commit()
-                except DBAPIError as error:
-                    if not (self._waits and error.connection_invalidated):
-                        raise
-                    written = number and was_committed(self._engine, number, self.name)
-                    if written is False:
-                        raise
-                    if not written:
-                        raise _translate(error, error.orig, self._location) from error
+        with (
+            self._own_words(),
+            self._connect(engine, wait=wait) as connection,
+            connection.begin() as transaction,
+        ):
+            number = transaction_number(connection)
+            yield connection
+            try:
+                transaction.commit()
+            except DBAPIError as error:
+                if not (self._waits and error.connection_invalidated):
+                    raise
+                written = number and was_committed(self._engine, number, self.name)
+                if written is False:
+                    raise
+                if not written:
+                    raise _translate(error, error.orig, self._location) from error
 
     def close(self) -> None:
         """Let go of the database."""

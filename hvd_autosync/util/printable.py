@@ -23,9 +23,9 @@ _FORMULA = re.compile(r"[=+\-@]")
 
 
 def printable(text: str) -> str:
-    r"""``text`` on one line, with an escape such as ``\u001b`` for each character that is no
-    visible one: controls, formats such as bidirectional overrides, separators, halves of pairs.
+    r"""Return ``text`` on one line, with an escape such as ``\u001b`` for each invisible character.
 
+    Invisible are controls, formats such as bidirectional overrides, separators, halves of pairs.
     The escapes are those of JSON and TOML, so that both stay what they are.
     """
     if text.isprintable():

@@ -263,7 +263,7 @@ def test_an_empty_store_lists_nothing_and_says_so(store: TraceStore) -> None:
 def test_trials_are_shown_as_table_csv_and_json(study_id: str) -> None:
     table = run("traces", "show", study_id).output.splitlines()
     assert "cycle_time_ms=5" in table[2] and "1.25x" in table[2]
-    header, default, winner = run("traces", "show", "--format", "csv").output.splitlines()
+    header, _default, winner = run("traces", "show", "--format", "csv").output.splitlines()
     assert header.startswith("number,kind,status,step_ms")
     assert winner.startswith("1,sobol,completed,40.0,")
     rows = json.loads(run("traces", "show", "--format", "json").output)

@@ -60,7 +60,7 @@ def test_unusable_values_are_named_with_their_source(option: str, value: str) ->
 
 
 def test_unknown_entries_of_the_file_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="autosync.trails"):
+    with pytest.raises(ConfigurationError, match=r"autosync.trails"):
         resolve_options(parsed(), {}, {"trails": 3})
 
 

@@ -133,7 +133,7 @@ def test_other_learners_play_on_what_was_measured(
 
 
 def test_an_unknown_learner_is_named(store: TraceStore, recorded: Study) -> None:
-    with pytest.raises(ConfigurationError, match="'hebo'.*\n?.*transfer"):
+    with pytest.raises(ConfigurationError, match=r"'hebo'.*\n?.*transfer"):
         rerun(store, recorded.record, recorded.history, "hebo", 6, 1)
 
 

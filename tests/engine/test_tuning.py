@@ -135,7 +135,7 @@ def test_a_winner_that_the_guard_has_ended_does_not_win_again(tmp_path: Path) ->
         else:
             found = tune(job, options, listener, runner=runner)
             assert found.study_id == study_id and found.space is not None
-            assert found.winner == found.space.complete(expected) if not expected else expected
+            assert found.winner == (expected or found.space.default)
             conclusion = Conclusion.of(found)
             assert conclusion is not None and (conclusion.best is not None) == bool(expected)
         (notice, *_) = (call.args[0] for call in listener.on_notice.mock_calls)

@@ -28,7 +28,7 @@ def fails(life: Life, *words: str) -> None:
     """It ends with one of our errors that has all the words, and says nothing else of it."""
     assert life.wait() not in (0, None)
     assert "Traceback" not in life.said
-    (error,) = [line for line in life.lines if "hvd-autosync: error: " in line]
+    (_error,) = [line for line in life.lines if "hvd-autosync: error: " in line]
     assert all(re.search(word, life.said) for word in words), life.said
 
 

@@ -119,7 +119,7 @@ def test_a_timeline_ends_about_where_the_step_was_measured(
     ends = [base + length for bar in bars for base, length in zip(bar.base, bar.x, strict=True)]
     measured = float(study.trials.step_ms[0])
     assert max(ends) == pytest.approx(measured, rel=0.25)
-    assert [bar.name for bar in bars][0] == "computation"
+    assert next(bar.name for bar in bars) == "computation"
     assert f"{measured:.1f} ms" in every["timeline"].layout.annotations[-1].text
 
 
@@ -182,7 +182,7 @@ def test_what_won_is_best(study: Study) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere"):
         Study.load("nowhere", store=str(tmp_path / "t.db"))
-    with pytest.raises(StoreError, match="no file .*gone.jsonl"):
+    with pytest.raises(StoreError, match=r"no file .*gone.jsonl"):
         Study.load(tmp_path / "gone.jsonl")
 
 

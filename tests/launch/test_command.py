@@ -27,7 +27,7 @@ def test_an_environment_that_is_too_large_is_said(
     start: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LARGE", uuid.uuid4().hex * 5000)
-    with pytest.raises(AutosyncError, match="cannot be launched: .*too long") as caught:
+    with pytest.raises(AutosyncError, match=r"cannot be launched: .*too long") as caught:
         start()
     assert "Unset large variables" in caught.value.hint
 

@@ -137,8 +137,15 @@ def test_folders_that_the_command_names_are_watched(folder: Path, tmp_path: Path
     for name in ("data", "elsewhere"):
         (tmp_path / name).mkdir()
     named = watched_paths(
-        ["python", "train.py", f"--out={tmp_path}/elsewhere/model.pt", str(tmp_path / "data"), "8"]
-        + ["old", str(tmp_path)]
+        [
+            "python",
+            "train.py",
+            f"--out={tmp_path}/elsewhere/model.pt",
+            str(tmp_path / "data"),
+            "8",
+            "old",
+            str(tmp_path),
+        ]
     )
     outside = [str(tmp_path / "elsewhere" / "model.pt"), str(tmp_path / "data")]
     assert named == [str(folder), *outside], "not the folder above the working directory"

@@ -68,7 +68,7 @@ def test_repetitions_make_sure(mixed_space: SearchSpace, tell: Tell) -> None:
 
 def test_what_is_known_to_be_noisy_is_believed_less(mixed_space: SearchSpace) -> None:
     problem = Problem(mixed_space)
-    outlier, other = strategies(mixed_space, 2)
+    outlier, _other = strategies(mixed_space, 2)
     rest = [Observation(s, 1.0, 0.01) for s in strategies(mixed_space, 10, seed=3)]
     means = [
         fit(problem, [*rest, Observation(outlier, 0.5, error)]).predict([outlier])[0][0]

@@ -28,13 +28,13 @@ def test_priors_and_the_trials_that_used_them() -> None:
     lines = shown(
         [
             trial(0, "default"),
-            trial(1, "model", related=related, experts=["cost model", "helped", "misled"]),
-            trial(2, "model", related=related, experts=["cost model", "helped", "misled"]),
+            trial(1, "model", related=related, priors=["cost model", "helped", "misled"]),
+            trial(2, "model", related=related, priors=["cost model", "helped", "misled"]),
             trial(
                 3,
                 "model",
                 related=related,
-                experts=["cost model", "helped"],
+                priors=["cost model", "helped"],
                 dropped=[["misled", 1.234]],
             ),
             trial(4, "confirm"),
@@ -63,7 +63,7 @@ def test_what_a_stranger_wrote_does_no_harm() -> None:
             trial(
                 1,
                 "model",
-                experts=["x", 7],
+                priors=["x", 7],
                 dropped=[["x", "no"], 3],
                 related=[["x", "much"], ["y", 0.5], [1]],
             )

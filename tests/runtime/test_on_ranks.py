@@ -147,7 +147,9 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
             )
             files = sorted(folder.iterdir())
             assert len(files) == (2 if launcher in ("gloo", "mpi") else 4), job.output
-            known[group, launcher] = [dict(map(json.loads, open(f))) for f in files]
+            known[group, launcher] = [
+                dict(map(json.loads, file.read_text().splitlines())) for file in files
+            ]
             assert job.status == 0, job.output
         return known[group, launcher]
 

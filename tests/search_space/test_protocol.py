@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def test_the_share_of_samples_under_bsp_is_the_one_asked_for(
     protocol = Protocol(share=share, async_first=async_first, total=1000)
     under_bsp = [protocol.synchronous(samples) for samples in range(1000)]
     assert sum(under_bsp) == share * 1000
-    assert sum(a != b for a, b in zip(under_bsp, under_bsp[1:], strict=False)) <= 1
+    assert sum(a != b for a, b in itertools.pairwise(under_bsp)) <= 1
     if 0 < share < 1:
         assert under_bsp[0] is not async_first
 

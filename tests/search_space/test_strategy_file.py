@@ -51,7 +51,7 @@ def test_what_is_written_is_read(data: st.DataObject) -> None:
 
 def test_it_says_what_knobs_do() -> None:
     text = strategy_text(Strategy({"buckets": 4, "embedding_exchange": "rows"}), CLASSES)
-    assert "# Number of buckets" in text
+    assert "# Number of gradient buckets" in text
     assert 'embedding = ["table.*"]' in text
     assert "large" not in text.partition("[classes]")[2]  # nothing treats it differently
 
@@ -94,7 +94,7 @@ def test_two_levels_need_two_levels(hosts: tuple[Host, ...]) -> None:
 
 def test_knobs_that_the_job_decides_are_not_decided_twice() -> None:
     strategy = Strategy({"cycle_time_ms": 2.0})
-    with pytest.raises(SpaceError, match="your options or environment set 5.0"):
+    with pytest.raises(SpaceError, match=r"your options or environment set 5.0"):
         check_fits(strategy, (Host("a", 2),), {"cycle_time_ms": 5.0})
     check_fits(strategy, (Host("a", 2),), {"cycle_time_ms": 2.0})
 

@@ -134,5 +134,5 @@ def test_files_that_are_not_such_a_log(
 
 
 def test_a_missing_file(store: TraceStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="missing.csv"):
+    with pytest.raises(StoreError, match=r"missing.csv"):
         import_autotune_log(store, tmp_path / "missing.csv")

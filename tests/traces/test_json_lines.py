@@ -47,7 +47,7 @@ def test_objects_come_in_order_with_a_checksum() -> None:
 def test_bad_lines_are_named(line: bytes, what: str) -> None:
     reader = _reader(b"{}\n" + line)
     reader.next_object()
-    with pytest.raises(TraceFormatError, match="a.jsonl, line 2: ") as caught:
+    with pytest.raises(TraceFormatError, match=r"a.jsonl, line 2: ") as caught:
         reader.next_object()
     assert what in caught.value.message and len(caught.value.message) < 200
 

@@ -216,7 +216,7 @@ def test_wrong_content_under_a_right_checksum_names_the_line(
     lines = _objects(file)
     lines[3]["strategy"]["controller"] = "gloo --start-timeout 1"
     seal(file, lines)
-    with pytest.raises(TraceFormatError, match="line 4: .*controller"):
+    with pytest.raises(TraceFormatError, match=r"line 4: .*controller"):
         import_studies(other, file)
 
 
@@ -288,7 +288,7 @@ def test_a_damaged_compressed_file_is_told(
         "middle": whole[:middle] + bytes(20) + whole[middle + 20 :],
     }
     path.write_bytes(damaged[damage])
-    with pytest.raises(TraceFormatError, match="uncompressed|line"):
+    with pytest.raises(TraceFormatError, match=r"uncompressed|line"):
         import_studies(other, path)
     assert other.studies() == []
 

@@ -81,7 +81,7 @@ def test_existing_files_keep_mode_and_content(tmp_path: Path) -> None:
 def test_a_file_of_a_few_bytes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "note.txt"
     file.write_bytes(b"x")
-    with pytest.raises(TraceFormatError, match="note.txt"):
+    with pytest.raises(TraceFormatError, match=r"note.txt"):
         prepare_file(file)
 
 

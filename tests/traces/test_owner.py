@@ -29,7 +29,7 @@ def test_a_later_process_with_the_same_number_is_another() -> None:
 def test_a_killed_process_is_dead_even_while_nobody_has_waited_for_it() -> None:
     child = subprocess.Popen(["sleep", "60"])
     mine = Owner.current()
-    stat = open(f"/proc/{child.pid}/stat").read()
+    stat = Path(f"/proc/{child.pid}/stat").read_text()
     owner = Owner(mine.host, mine.machine, child.pid, stat.rpartition(")")[2].split()[19])
     assert owner.alive(heartbeat_age_s=1e9)
     child.kill()

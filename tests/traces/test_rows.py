@@ -66,7 +66,7 @@ def test_only_running_studies_can_be_locked_for_a_change(connection: Connection)
     rows.insert_study(connection, _study(), (), None)
     rows.lock_running(connection, _ID)
     rows.update_study(connection, _ID, {"status": StudyStatus.FAILED.value})
-    with pytest.raises(StoreError, match="ended .failed."):
+    with pytest.raises(StoreError, match=r"ended .failed."):
         rows.lock_running(connection, _ID)
 
 

@@ -58,7 +58,7 @@ def test_who_talks_slowly_has_no_more_time(
     port: AuthenticatedPort, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     monkeypatch.setattr(admission, "HANDSHAKE_S", 0.4)
-    (slow,) = crowd(port.address, "drip", 1)
+    (_slow,) = crowd(port.address, "drip", 1)
     while not port._strangers:
         port.wait(0.05)
     while port._strangers:  # it says something twenty times a second, and would for 32 bytes

@@ -118,11 +118,10 @@ class Endpoint:
             ) from self._failure.cause
 
     def close(self, patience_s: float = 60.0) -> None:
-        """Close the endpoint once all messages to and from this rank are handled; all ranks call
-        it.
+        """Close the endpoint once all messages to and from this rank are handled.
 
-        It is no collective of Horovod's: the endpoint goes on handling messages while ranks wait
-        here for the others. A rank that is gone is not waited for.
+        All ranks call it. It is no collective of Horovod's: the endpoint goes on handling messages
+        while ranks wait here for the others. A rank that is gone is not waited for.
 
         Args:
             patience_s: Longest wait without any arriving message.

@@ -17,7 +17,7 @@ from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler
 from hvd_autosync.runtime.collectives.transport import Transport
 from hvd_autosync.search_space.horovod_settings import launched_by_mpi
 
-__all__ = ["MessageHandler", "Endpoint", "check_messaging", "open_endpoint", "prepare_messaging"]
+__all__ = ["Endpoint", "MessageHandler", "check_messaging", "open_endpoint", "prepare_messaging"]
 
 #: Longest wait for connections to all other ranks.
 _CONNECTING_S = 60.0

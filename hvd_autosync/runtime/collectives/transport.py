@@ -1,5 +1,6 @@
-"""Transport of messages between ranks: the interface of ``transport_zmq.py`` and
-``transport_mpi.py``.
+"""Transport of messages between ranks: an interface.
+
+``transport_zmq.py`` and ``transport_mpi.py`` implement it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ TransportMessage = tuple[int, bytes, memoryview]
 
 
 class Transport(Protocol):
-    """Carries messages. Only :meth:`wake` and :meth:`forget` may be called outside the service
-    thread.
+    """Carries messages.
+
+    Only :meth:`wake` and :meth:`forget` may be called outside the service thread.
     """
 
     @property

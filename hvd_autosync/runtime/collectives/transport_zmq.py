@@ -61,8 +61,9 @@ def check_build() -> None:
 
 
 class ZmqTransport:
-    """The connections of one rank. One thread creates it; from the first :meth:`receive` on another
-    uses it.
+    """The connections of one rank.
+
+    One thread creates it; from the first :meth:`receive` on another uses it.
 
     Args:
         address: The address to listen on.

@@ -36,7 +36,6 @@ def end_descendants() -> None:
 
     For a subreaper (``prctl(2)``), below which even orphaned processes remain.
     """
-
     deadline = time.monotonic() + _CLEANERS_S
     while children := [each for each in _below() if not _is_daemon(each)]:
         _kill(children, cleaners_too=time.monotonic() > deadline)
@@ -47,10 +46,10 @@ def end_descendants() -> None:
 
 
 def await_daemons() -> None:
-    """Wait briefly until the daemons below this process that hold a trial's files end by
-    themselves.
+    """Wait briefly until the daemons that hold a trial's files end by themselves.
 
-    They end after the trial's last process on this host, and send the last message.
+    They are descendants of this process. They end after the trial's last process on this host, and
+    send the last message.
     """
     deadline = time.monotonic() + _DAEMONS_S
     while (daemons := [each for each in _below() if _is_daemon(each)]) and (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -48,7 +49,7 @@ def slice_bounds(size: int, count: int, unit: int = 1) -> list[tuple[int, int]]:
     units = -(-size // unit)
     count = min(count, max(units, 1))
     bounds = [min(units * index // count * unit, size) for index in range(count + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(itertools.pairwise(bounds))
 
 
 class Bucket(ABC):

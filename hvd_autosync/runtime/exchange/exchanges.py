@@ -68,8 +68,7 @@ class Flat:
 
 
 class Hierarchical:
-    """A two-level reduction: a sum within each host, one across hosts, an allgather within each
-    host.
+    """A two-level reduction: a sum within hosts, one across hosts, an allgather within hosts.
 
     Only the second operation uses the network, and there each of a host's L ranks carries 1 / L of
     the bytes: 2 (h - 1) / h of the tensor leave each of h hosts, where a ring of all n = h L ranks

@@ -117,9 +117,7 @@ def unwatch_modules() -> None:
 
 
 def _watchable(module: nn.Module) -> bool:
-    """Whether Python sees accesses to a module's parameters, which it does not for scripted
-    modules.
-    """
+    """Whether Python sees accesses to a module's parameters; it does not for scripted modules."""
     return type(module.__dict__["_parameters"]) in (dict, OrderedDict, _Watched)
 
 
@@ -144,7 +142,7 @@ class _Watched(dict[str, Any]):
         return parameter
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401 (it is this method)
 
     def values(self) -> Any:
         self._reach_all()

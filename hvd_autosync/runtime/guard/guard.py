@@ -199,8 +199,9 @@ class Guard(JoinHook):
         return False
 
     def _exchange(self) -> list[float] | None:
-        """Sums and counts of losses of the window before the last, and ranks; sends the last
-        window's.
+        """Return sums and counts of losses of the window before the last, and the count of ranks.
+
+        Sends the last window's.
         """
         arrived = None
         sums = torch.tensor(

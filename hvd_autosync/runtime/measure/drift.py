@@ -10,12 +10,12 @@ reduce by hand, it is not known which rank waits for which; there only rank 0 re
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import statistics
 import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -49,8 +49,10 @@ class Level:
         self._recent: deque[float] = deque(maxlen=FOR_GOOD)
 
     def moved(self, median: float) -> float | None:
-        """Take the median of the next window; returns the current level if it is permanently
-        higher.
+        """Take the median of the next window.
+
+        Returns:
+            The current level if it is permanently higher, else ``None``.
         """
         if not self._warm:
             self._warm = True
@@ -149,8 +151,7 @@ class DriftWatch:
             )
             self._print(text)
             with contextlib.suppress(OSError):  # the driver may be on another host
-                with open(os.path.join(self._folder, DRIFT_FILE), "w") as file:
-                    file.write(text)
+                Path(self._folder, DRIFT_FILE).write_text(text)
 
     def _print(self, text: str) -> None:
         print(f"hvd-autosync: {text}", file=sys.stderr)

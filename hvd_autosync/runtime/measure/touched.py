@@ -1,5 +1,6 @@
-"""Finds the rows of a gradient that a batch touched; a module of its own, because every trial
-profiles with it.
+"""Finds the rows of a gradient that a batch touched.
+
+A module of its own, because every trial profiles with it.
 """
 
 from __future__ import annotations

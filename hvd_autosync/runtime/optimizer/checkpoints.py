@@ -19,9 +19,7 @@ _EXACT = "hvd_autosync_exact"
 
 
 def keep_in_checkpoints(optimizer: Any) -> None:
-    """Extend ``state_dict()`` and ``load_state_dict()`` of ``optimizer`` by the states of its
-    parts.
-    """
+    """Extend ``state_dict()`` and ``load_state_dict()`` of ``optimizer`` by its parts' states."""
     saved: list[_Hook] = [_save_codec_states]
     loaded: list[_Hook] = [_load_codec_states]
     if optimizer._zero_step is not None:

@@ -75,8 +75,9 @@ class Epochs:
             on_begin(loader, iterator)
 
     def call_on_begin(self, on_begin: Callable[[Any, Any], None]) -> None:
-        """Call a method with the loader and its iterator when an epoch begins, while its object
-        lives.
+        """Call a method with the loader and its iterator when an epoch begins.
+
+        Its object is not kept alive.
         """
         self._on_begin = weakref.WeakMethod(on_begin)
 

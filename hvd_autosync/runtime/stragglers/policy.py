@@ -38,8 +38,9 @@ class StragglerPolicy:
         self._medians = [0.0] * self._ranks
 
     def window(self, seconds: Sequence[float]) -> frozenset[int]:
-        """Take all ranks' seconds per step, equal on all ranks; returns the ranks that are too
-        slow.
+        """Take all ranks' seconds per step; return the ranks that are too slow.
+
+        The seconds are equal on all ranks, and so is the result.
         """
         if self._policy in ("none", "balance"):
             return frozenset()

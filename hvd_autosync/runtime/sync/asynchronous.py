@@ -1,5 +1,4 @@
-"""Steps without a barrier: each rank pushes gradients to the parameter servers and pulls
-parameters.
+"""Steps without a barrier: ranks push gradients to parameter servers and pull parameters.
 
 Every rank is a server of its shards. A rank pushes the gradient of a bucket as soon as it is
 complete in backward, to each server its share. The server makes a step of it
@@ -210,8 +209,9 @@ class Asynchronous:
             return [entry for share in shares for entry in share.entries(self._places)]
 
     def _begin_step(self) -> None:
-        """Check the parameters before the first push of a step; pulled ones may arrive from then
-        on.
+        """Check the parameters before the first push of a step.
+
+        Pulled ones may arrive from then on.
 
         Raises:
             ConfigurationError: The script itself has changed parameters, which would be lost.

@@ -274,10 +274,10 @@ class LocalSteps(JoinHook):
         return optimizer
 
     def _vote(self) -> None:
-        """Begin local steps if the schedule has some and every rank sees its epochs end; a
-        collective.
+        """Begin local steps if the schedule has some and every rank sees its epochs end.
 
-        Rounds of one step do not count: with exchanged gradients moments stay equal on all ranks.
+        A collective. Rounds of one step do not count: with exchanged gradients moments stay equal
+        on all ranks.
         """
         known = self._script_averages or self._epochs.seen
         wanted = self._schedule.length(self.step, self._rate(), self.highest) > 1
@@ -294,8 +294,9 @@ class LocalSteps(JoinHook):
             self._no_epoch_end.gone()
 
     def _average_parameters(self) -> None:
-        """Make replicas equal that have diverged since a resume, because each rank had its own
-        moments.
+        """Make replicas equal that have diverged since a resume.
+
+        They diverge because each rank has its own moments.
         """
         self._averaging.average_tensors("parameters", self._averaging.parameters, size())
 

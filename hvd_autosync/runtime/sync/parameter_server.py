@@ -115,8 +115,10 @@ class ParameterServer:
         yield from self._answered(owned)
 
     def drained(self, rank: int) -> Iterator[Push]:
-        """A rank has made its last step of this segment; yields the pushes that can be answered
-        now.
+        """Note that a rank has made its last step of this segment.
+
+        Yields:
+            The pushes that can be answered now.
         """
         self._drained.add(rank)
         for owned in self._owned:

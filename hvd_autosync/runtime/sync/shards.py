@@ -95,8 +95,9 @@ class ServerBucket:
         return self._written != [parameter._version for parameter in self.parameters]
 
     def untouched(self) -> bool:
-        """Whether the model's parameters equal the pulled ones; parameters with NaN or infinity are
-        skipped.
+        """Whether the model's parameters equal the pulled ones.
+
+        Parameters with NaN or infinity are skipped.
         """
         return all(
             torch.equal(parameter.detach().reshape(-1).cpu(), values) or not values.isfinite().all()

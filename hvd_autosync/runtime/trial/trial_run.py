@@ -174,8 +174,9 @@ class TrialRun:
             self.leave("hopeless")
 
     def _shorten(self) -> None:
-        """Measure fewer steps if they are long; the first step, which includes the set-up, is
-        ignored.
+        """Measure fewer steps if they are long.
+
+        The first step, which includes the set-up, is ignored.
         """
         enough = ending.agree_enough(self.recorder.step_s[1:], self._spec.measured_steps)
         self._end_after(self._spec.warmup_steps + enough)

@@ -17,10 +17,10 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from hvd_autosync.errors import AutosyncError  # noqa: E402
-from hvd_autosync.runtime.collectives import state_rpc as module  # noqa: E402
-from hvd_autosync.runtime.collectives.state_rpc import StateServer  # noqa: E402
-from hvd_autosync.util.authentication import AuthenticatedPeer, AuthenticatedPort  # noqa: E402
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.collectives import state_rpc as module
+from hvd_autosync.runtime.collectives.state_rpc import StateServer
+from hvd_autosync.util.authentication import AuthenticatedPeer, AuthenticatedPort
 
 POOR = Path(__file__).parents[1] / "workers" / "poor_peer.py"
 SECRET = os.urandom(32)
@@ -65,7 +65,7 @@ def test_a_rank_that_is_gone_is_not_waited_for(make: Make) -> None:
     asked = make(0, [], b"")
     asking = make(1, [written(asked)], b"")
     asked._close_port()
-    with pytest.raises(AutosyncError, match="cannot fetch rank 0.*refused"):
+    with pytest.raises(AutosyncError, match=r"cannot fetch rank 0.*refused"):
         asking.fetch_all()
 
 

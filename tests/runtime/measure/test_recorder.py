@@ -72,7 +72,7 @@ def test_losses_on_a_device_wait() -> None:
     news = recorder.take_news(wait_for_device=False)
     assert news["losses"] == []
     assert len(news["step_s"]) == 1
-    with pytest.raises(RuntimeError, match="[Mm]eta"):  # only now it is looked at
+    with pytest.raises(RuntimeError, match=r"[Mm]eta"):  # only now it is looked at
         recorder.take_news(wait_for_device=True)
 
 

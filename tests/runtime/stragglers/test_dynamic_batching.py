@@ -127,7 +127,7 @@ def check(job: Sequence[Rank], plain: Iterator[int]) -> None:
     """All ranks' next batches are the next samples of the data, weighted by what they have."""
     batches = [rank.batch() for rank in job]
     total = sum(map(len, batches))
-    assert sorted(sum(batches, [])) == sorted(itertools.islice(plain, total))
+    assert sorted(itertools.chain(*batches)) == sorted(itertools.islice(plain, total))
     for rank, batch in zip(job, batches, strict=True):
         assert rank.part.weight() == pytest.approx(len(batch) * len(job) / total)
     for rank, batch in zip(job, batches, strict=True):
@@ -178,7 +178,7 @@ def test_a_slow_rank_has_smaller_batches_after_three_votes_and_keeps_them() -> N
     for rank, seconds in zip(ours, (1.0, 1.0, 1.0, 4.0), strict=True):
         rank.step(seconds)
     vote(ours, VOTES - 1)
-    assert lengths(ours[:3]) + [len(ours[3].step(4.0))] == [8] * 4, "too early"
+    assert [*lengths(ours[:3]), len(ours[3].step(4.0))] == [8] * 4, "too early"
     vote(ours, 1)
     assert lengths(ours) == [10, 10, 10, 2]
     for rank in ours:

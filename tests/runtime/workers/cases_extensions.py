@@ -62,6 +62,6 @@ def case_the_codec_trains():
 
 def case_what_no_file_has_added_is_refused():
     for chosen in (ClassPlan("telepathy"), ClassPlan(codec="telepathy")):
-        with raises(SpaceError, "telepathy"):
-            with cases_exchanges.plan(ExchangePlan(rest=chosen)):
-                cases_exchanges.train(OURS)
+        chosen_plan = cases_exchanges.plan(ExchangePlan(rest=chosen))
+        with raises(SpaceError, "telepathy"), chosen_plan:
+            cases_exchanges.train(OURS)

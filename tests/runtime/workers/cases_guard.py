@@ -52,7 +52,7 @@ def case_a_healthy_training_goes_on():
             model, optimizer = local(schedule, plan=plan)
             train(model, optimizer, 6 * WINDOW)
             assert optimizer._guard is not None
-        exact, optimizer = local(None, plan=ExchangePlan(buckets=2))
+        _exact, optimizer = local(None, plan=ExchangePlan(buckets=2))
         assert optimizer._guard is None
     assert not said.getvalue()
 
@@ -169,12 +169,11 @@ def case_a_prediction_leaves_healthy_local_steps_alone():
 
 
 def case_several_optimizers_have_no_prediction():
-    with predicted(-9.0):
-        with real_training():
-            model, optimizer = local(None, plan=CODED)
-            _, second = local(None, plan=CODED)
-            train(model, optimizer, 6 * WINDOW)
-            assert optimizer._guard is not None and second._guard is not None
+    with predicted(-9.0), real_training():
+        model, optimizer = local(None, plan=CODED)
+        _, second = local(None, plan=CODED)
+        train(model, optimizer, 6 * WINDOW)
+        assert optimizer._guard is not None and second._guard is not None
 
 
 def case_a_loss_that_lags_ends_a_codec_and_local_steps():

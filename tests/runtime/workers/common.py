@@ -1,6 +1,7 @@
 """What the case files share: two optimizers to compare, small models, a strategy for a while."""
 
 import contextlib
+import itertools
 
 import horovod.torch as hvd
 import torch
@@ -30,7 +31,7 @@ def strategy(classes=None, **values):
 def mlp(dtype=torch.float32, sizes=(12, 20, 8, 3)) -> nn.Module:
     """The same small network on every rank and at every call."""
     torch.manual_seed(7)
-    layers = [nn.Linear(a, b, dtype=dtype) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b, dtype=dtype) for a, b in itertools.pairwise(sizes)]
     return nn.Sequential(*(module for layer in layers for module in (layer, nn.Tanh())))
 
 
