@@ -3,12 +3,11 @@
 Seconds of one ask after 5, 20, 50 and 100 observations, for ours beside BoTorch used as its
 tutorials do (``MixedSingleTaskGP`` fitted without a cap, ``optimize_acqf_mixed_alternating``),
 Optuna's TPE and random search. "ours-priors" has a cost model and five related studies of up to 60
-trials, from the tables in ``traces/``, in the larger space of one of them; "ours-200" the same of
-a simulated model of 200 tensors. Each ask sees new
-measurements of the target, whose models are fitted anew. The first ask is not counted: it loads
-libraries, and fits the models of related studies, which stay as they are after that. "CPU s"
-is the median of the processor time of all threads: on a machine that does other things, too, it is
-the fairer column.
+trials, from the tables in ``traces/``, in the larger space of one of them; "ours-200" the same of a
+simulated model of 200 tensors. Each ask sees new measurements of the target, to which the models
+are fitted again. The first ask is not counted: it loads libraries, and fits the models of related
+studies, which stay as they are after that. "CPU s" is the median of the processor time of all
+threads: on a machine that does other things, too, it is the fairer column.
 
     python benchmarks/ask_time.py                         # stock BoTorch takes minutes
     python benchmarks/ask_time.py --learners ours random  # a few seconds
@@ -19,26 +18,51 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from contest.emulator import Emulator
 from contest.imagined import Imagined, problem
-from learner_landscapes import SPACE, Landscape
-from regret import ask_optuna
 
 from hvd_autosync.learner import BayesianLearner, Observation, RandomLearner
 from hvd_autosync.learner.points import encode_all, sobol_points
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
+from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
 
 _TABLES = Path(__file__).resolve().parent / "traces"
 _TARGET, _SOURCE_TRIALS, _SOURCES = "bert-100mbit", 60, 5
+
+#: Eight mixed knobs, named as Horovod's.
+SPACE = SearchSpace(
+    (
+        integer_knob(
+            "fusion_threshold_bytes",
+            0,
+            1 << 28,
+            1 << 27,
+            help="",
+            scale="log",
+            log_offset=65536.0,
+            multiple=65536,
+        ),
+        float_knob("cycle_time_ms", 0.1, 100.0, 1.0, help="", scale="log"),
+        integer_knob("buckets", 0, 128, 0, help="", scale="log", log_offset=1.0),
+        float_knob("share", 0.0, 1.0, 0.5, help=""),
+        integer_knob("num_nccl_streams", 1, 4, 1, help=""),
+        categorical_knob("hierarchical_allreduce", (False, True), False, help=""),
+        categorical_knob("cache_capacity", (0, 1024, 4096), 1024, help=""),
+        categorical_knob("compression", ("none", "fp16", "int8"), "none", help=""),
+    )
+)
 
 #: Proposes a strategy from observations and a seed.
 Ask = Callable[[Sequence[Observation], int], Strategy]
@@ -131,8 +155,20 @@ def ask_stock_botorch(seen: Sequence[Observation], seed: int) -> Strategy:
     return SPACE.decode((point[0] / upper).numpy())
 
 
+def ask_optuna(trial: Any) -> Strategy:
+    """The strategy of one Optuna trial."""
+    return SPACE.complete(
+        {
+            k.name: trial.suggest_categorical(k.name, k.choices)
+            if isinstance(k, CategoricalKnob)
+            else k.from_unit(trial.suggest_float(k.name, 0.0, 1.0))
+            for k in SPACE.knobs
+        }
+    )
+
+
 def ask_tpe(seen: Sequence[Observation], seed: int) -> Strategy:
-    """Optuna's TPE, told all observations anew (not counted separately: it is cheap)."""
+    """Optuna's TPE, which gets all observations each time (not timed separately: it is cheap)."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -165,6 +201,13 @@ LEARNERS: dict[str, Ask] = {
 }
 
 
+def measure_synthetic(strategy: Strategy, trial: int) -> Observation:
+    """A step time that falls towards the middle of each knob, with 3 % noise."""
+    distance = np.abs(SPACE.encode(strategy) - 0.5)
+    noise = np.random.default_rng(trial).normal(0, 0.03)
+    return Observation(strategy, math.exp(0.3 * float(distance.sum()) - 2 + noise))
+
+
 def job_of(ask: Ask) -> tuple[SearchSpace, Callable[[Strategy, int], Observation]]:
     """The space that ``ask`` proposes from, and what measures its strategies."""
     if ask is ask_ours_with_priors:
@@ -173,7 +216,7 @@ def job_of(ask: Ask) -> tuple[SearchSpace, Callable[[Strategy, int], Observation
     if ask is ask_ours_of_large:
         task = large_problem()[0]
         return task.space, task.measure
-    return SPACE, Landscape(0).measure
+    return SPACE, measure_synthetic
 
 
 def timed(ask: Ask, count: int, repeats: int) -> tuple[list[float], list[float]]:
@@ -191,6 +234,7 @@ def timed(ask: Ask, count: int, repeats: int) -> tuple[list[float], list[float]]
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

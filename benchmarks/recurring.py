@@ -3,7 +3,7 @@
 Two ranks on each of two hosts, which this machine imitates (``hvd_autosync.testing.Testbed``; needs
 root), run a short training on handwritten digits again and again, as a user would: by ``horovodrun
 --autosync --autosync-recurring``, each run with another seed. Every search begins with an empty
-store. The CSV file is what ``hvd-autosync recurring --simulate`` reads.
+store. The CSV file is what ``recurring_recorded.py`` reads.
 
     python benchmarks/recurring.py --runs 10
     python benchmarks/recurring.py --searches bayesian --output recurring.csv

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,6 @@ from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.util.printable import shell_line
 
 if TYPE_CHECKING:
-    from hvd_autosync.recurring import Game, Settings
     from hvd_autosync.traces import TraceStore
 
 
@@ -27,54 +25,24 @@ def recurring(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="Key of a recurring job; default: all jobs.")
     ] = None,
-    simulate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Simulate both searches on recorded runs, one per row, with the columns share "
-            "(f, 0 to 1), metric (larger is better; empty: the run failed) and seconds.",
-        ),
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(help="With --simulate: target metric. Default: the metric at f = 1."),
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="With --simulate: largest accepted shortfall below the target."),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="With --simulate: number of runs of each f.")
-    ] = 1,
-    games: Annotated[
-        int,
-        typer.Option(
-            min=1, help="With --simulate: simulations of each search, with different seeds."
-        ),
-    ] = 50,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="Write the job's runs as a file for --simulate."),
+        typer.Option(metavar="FILE.csv", help="Write the job's runs as share, metric and seconds."),
     ] = None,
     forget: Annotated[
         bool, typer.Option("--forget", help="Delete the job's runs, so that its search restarts.")
     ] = False,
     store: StoreOption = None,
 ) -> None:
-    """Show the runs of recurring jobs, or simulate how many runs each search needs to find f.
+    """Show, export or delete the runs of recurring jobs.
 
     Runs under `horovodrun --autosync --autosync-recurring` are kept in the store:
 
     \b
       hvd-autosync recurring                     # all jobs, with the metric of each run
       hvd-autosync recurring JOB --export runs.csv
-      hvd-autosync recurring --simulate runs.csv --tolerance 0.01
+      hvd-autosync recurring JOB --forget        # the search restarts
     """
-    if simulate is not None:
-        from hvd_autosync.recurring import Settings
-
-        _simulate(simulate, Settings(target, tolerance, repeats), games)
-        return
     traces = open_store(store)
     if job is None and (forget or export is not None):
         raise ConfigurationError(
@@ -135,44 +103,3 @@ def _export(traces: TraceStore, job: str, path: Path) -> None:
         raise ConfigurationError(
             f"cannot write {str(path)!r}: {error}", hint="Choose another file."
         ) from None
-
-
-def _simulate(path: Path, wanted: Settings, games: int) -> None:
-    from rich.table import Table
-
-    from hvd_autosync.recurring import SEARCHES, Recorded, play
-
-    recorded = Recorded.read(path)
-    table = Table(
-        "search",
-        "runs to the final f",
-        "f",
-        "slower than the best f",
-        "misses the target",
-        "runs below target",
-        "time of the runs",
-    )
-    for name, search in SEARCHES.items():
-        played = [play(recorded, search(wanted), wanted, seed) for seed in range(games)]
-        table.add_row(name, *_cells(played))
-    print_table(table)
-    console().print(
-        "runs, f: median (range) over the simulations; slower: time of a run at the final f "
-        "relative to the fastest f that meets the target, over simulations that meet it; misses: "
-        "share of simulations whose final f misses the target; runs below target: mean number per "
-        "simulation; time: relative to the same number of runs with BSP only",
-        soft_wrap=True,
-    )
-
-
-def _cells(played: list[Game]) -> list[str]:
-    runs, shares = [each.runs for each in played], [each.share for each in played]
-    kept = [each.excess for each in played if not each.violates]
-    return [
-        f"{statistics.median(runs):g} ({min(runs)} .. {max(runs)})",
-        f"{statistics.median(shares):.4g} ({min(shares):.4g} .. {max(shares):.4g})",
-        f"{statistics.fmean(kept):.1%}" if kept else "-",
-        f"{statistics.fmean(each.violates for each in played):.0%}",
-        f"{statistics.fmean(each.missed for each in played):.1f}",
-        f"{statistics.fmean(each.seconds for each in played):.0%}",
-    ]

@@ -1,8 +1,8 @@
 """Recurring jobs: a search for the best share of the work under BSP, one share per run.
 
 A search (:class:`BinarySearch` as in Sync-Switch, or :class:`BayesianSearch`) is a pure function of
-the outcomes so far. It returns the share for the next run, or the final one. The same searches run
-on recorded outcomes (:class:`Recorded`). Nothing here imports torch.
+the outcomes so far. It returns the share for the next run, or the final one. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from hvd_autosync.recurring.bayesian import BayesianSearch
 from hvd_autosync.recurring.binary import BinarySearch
 from hvd_autosync.recurring.outcomes import Decision, Goal, Outcome, Search, Settings
-from hvd_autosync.recurring.recorded import Game, Recorded, play
 
 #: Name -> search.
 SEARCHES: dict[str, type[BinarySearch] | type[BayesianSearch]] = {
@@ -23,11 +22,8 @@ __all__ = [
     "BayesianSearch",
     "BinarySearch",
     "Decision",
-    "Game",
     "Goal",
     "Outcome",
-    "Recorded",
     "Search",
     "Settings",
-    "play",
 ]

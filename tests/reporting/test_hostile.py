@@ -211,12 +211,7 @@ LINES: dict[str, Callable[[Stranger], list[list[str]]]] = {
     ],
     "report": lambda s: [[s.trace, "-o", "-", "--format", each] for each in ("md", "json", "html")],
     "simulate": lambda s: [[], [s.study.study_id, "--bandwidth", _ARGUMENT]],
-    "recurring": lambda s: [
-        [],
-        ["job"],
-        [_ARGUMENT],
-        ["--simulate", s.file("runs.csv", f"share,metric,{EVIL}\n1,2,3")],
-    ],
+    "recurring": lambda s: [[], ["job"], [_ARGUMENT]],
     "doctor": lambda s: [["--store", s.file("no.db", EVIL)]],
     "testbed up": lambda s: [["--rate", _ARGUMENT]],
     "testbed run": lambda s: [[_ARGUMENT]],

@@ -1,21 +1,31 @@
-"""Simulation of a search on recorded outcomes: its number of runs, and the quality of its share.
+"""How many runs does each search of a recurring job need, and how good is the share that it finds?
 
-A table has the runs of one job at several shares, with several seeds. A simulated run at any share
-interpolates the mean metric and time of the neighbouring shares linearly, and adds the deviation of
-a random run at the nearest recorded share from the mean of that share.
+Both searches are simulated on recorded runs of one job, at several shares of BSP and with several
+seeds: ``hvd-autosync recurring JOB --export runs.csv`` writes those of the store. A simulated run
+at any share interpolates the mean metric and time of the neighbouring shares linearly, and adds the
+deviation of a random run at the nearest recorded share from the mean of that share.
+
+    python benchmarks/recurring_recorded.py runs.csv --tolerance 0.01
+    python benchmarks/recurring_recorded.py runs.csv --output games.csv
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from command_line import new_parser
+from rich.console import Console
+from rich.table import Table
 
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
+from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import Goal, Outcome, Search, Settings, goal_of
 
 _COLUMNS = ("share", "metric", "seconds")
@@ -168,3 +178,74 @@ def true_goal(table: Recorded, outcomes: Sequence[Outcome], settings: Settings) 
     target = table.metric(1.0) if settings.target is None else settings.target
     tolerance = found.tolerance if isinstance(found, Goal) else settings.tolerance or 0.0
     return Goal(target, tolerance)
+
+
+def table_of(games: dict[str, list[Game]]) -> Table:
+    """One row per search."""
+    table = Table(
+        "search",
+        "runs to the final f",
+        "f",
+        "slower than the best f",
+        "misses the target",
+        "runs below target",
+        "time of the runs",
+        caption="runs, f: median (range) over the simulations; slower: time of a run at the final "
+        "f relative to the fastest f that meets the target, over simulations that meet it; misses: "
+        "share of simulations whose final f misses the target; runs below target: mean number per "
+        "simulation; time: relative to the same number of runs with BSP only",
+        caption_justify="left",
+    )
+    for name, played in games.items():
+        runs, shares = [each.runs for each in played], [each.share for each in played]
+        kept = [each.excess for each in played if not each.violates]
+        table.add_row(
+            name,
+            f"{statistics.median(runs):g} ({min(runs)} .. {max(runs)})",
+            f"{statistics.median(shares):.4g} ({min(shares):.4g} .. {max(shares):.4g})",
+            f"{statistics.fmean(kept):.1%}" if kept else "-",
+            f"{statistics.fmean(each.violates for each in played):.0%}",
+            f"{statistics.fmean(each.missed for each in played):.1f}",
+            f"{statistics.fmean(each.seconds for each in played):.0%}",
+        )
+    return table
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add(
+        "recorded",
+        metavar="FILE.csv",
+        help="one run per row, with the columns share (f, 0 to 1), metric (larger is better; "
+        "empty: the run failed) and seconds",
+    )
+    add("--target", type=float, help="metric (default: that at f = 1)")
+    add("--tolerance", type=float, help="largest accepted shortfall below the target")
+    add("--repeats", type=int, default=1, help="runs of each f (default: %(default)s)")
+    add("--games", type=int, default=50, help="simulations of each search (default: %(default)s)")
+    add("--output", metavar="FILE", help="one row per simulation, as CSV")
+    args = parser.parse_args()
+    try:
+        recorded = Recorded.read(args.recorded)
+        settings = Settings(args.target, args.tolerance, args.repeats)
+    except AutosyncError as error:
+        parser.error(str(error))
+    games = {
+        name: [play(recorded, search(settings), settings, seed) for seed in range(args.games)]
+        for name, search in SEARCHES.items()
+    }
+    if args.output:
+        with open(args.output, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            names = ("share", "runs", "excess", "violates", "missed", "seconds")
+            writer.writerow(["search", "seed", *names])
+            for name, played in games.items():
+                for seed, game in enumerate(played):
+                    writer.writerow([name, seed, *(getattr(game, each) for each in names)])
+    Console(width=None if sys.stdout.isatty() else 160).print(table_of(games))
+
+
+if __name__ == "__main__":
+    main()
