@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.recurring import SEARCHES
-from hvd_autosync.recurring.outcomes import Settings
+from hvd_autosync.recurring.outcomes import SearchSettings
 from hvd_autosync.recurring.runs import outcomes_of
 from hvd_autosync.testing import Testbed
 from hvd_autosync.traces import TraceStore
@@ -64,7 +64,7 @@ def repeat(search: str, args: argparse.Namespace, output: str) -> None:
             runs = TraceStore(store).runs()
             if len(runs) != number:
                 sys.exit(f"run {number} was not counted")
-            settings = Settings(None, args.tolerance, 1)
+            settings = SearchSettings(None, args.tolerance, 1)
             then = SEARCHES[search](settings).next_share(outcomes_of(runs))
             last = runs[-1]
             with open(output, "a", newline="") as file:

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.recurring import SEARCHES
-from hvd_autosync.recurring.outcomes import Goal, Outcome, Search, Settings, goal_of
+from hvd_autosync.recurring.outcomes import Goal, RecurringOutcome, Search, SearchSettings, goal_of
 
 _COLUMNS = ("share", "metric", "seconds")
 #: Number of grid points among which the best share is searched.
@@ -45,7 +45,7 @@ class Recorded:
         ConfigurationError: There are no completed runs at f = 1, or at no other share.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[RecurringOutcome]) -> None:
         self._runs = {
             share: [each for each in outcomes if each.share == share]
             for share in sorted({each.share for each in outcomes})
@@ -88,14 +88,14 @@ class Recorded:
         """Return the mean seconds of runs at ``share``."""
         return float(np.interp(share, self.shares, self._seconds))
 
-    def run(self, share: float, random: np.random.Generator) -> Outcome:
+    def run(self, share: float, random: np.random.Generator) -> RecurringOutcome:
         """Simulate a run at ``share``."""
         nearest = min(self._runs, key=lambda each: (abs(each - share), each))
         runs = self._runs[nearest]
         drawn = runs[int(random.integers(len(runs)))]
         if not drawn.finite:
-            return Outcome(share, math.nan, drawn.seconds, drawn.status)
-        return Outcome(
+            return RecurringOutcome(share, math.nan, drawn.seconds, drawn.status)
+        return RecurringOutcome(
             share,
             self.metric(share) + drawn.metric - self.metric(nearest),
             max(self.seconds(share) + drawn.seconds - self.seconds(nearest), 1e-9),
@@ -115,14 +115,14 @@ class Recorded:
         return self.metric(share) >= goal.bound - 1e-12
 
 
-def _outcome(row: dict[str, str]) -> Outcome:
+def _outcome(row: dict[str, str]) -> RecurringOutcome:
     share, metric, seconds = (float(row[name] or "nan") for name in _COLUMNS)
     if not 0 <= share <= 1:
         raise ValueError(f"share {share}")
     finite = math.isfinite(metric)
     if finite and not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds}")
-    return Outcome(share, metric, seconds, "completed" if finite else "diverged")
+    return RecurringOutcome(share, metric, seconds, "completed" if finite else "diverged")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Game:
         seconds: Total time of its runs over that of as many runs with BSP only.
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RecurringOutcome, ...]
     share: float
     runs: int
     excess: float
@@ -149,10 +149,10 @@ class Game:
     seconds: float
 
 
-def play(table: Recorded, search: Search, settings: Settings, seed: int = 0) -> Game:
+def play(table: Recorded, search: Search, settings: SearchSettings, seed: int = 0) -> Game:
     """Simulate ``search`` until it ends."""
     random = np.random.default_rng(seed)
-    outcomes: list[Outcome] = []
+    outcomes: list[RecurringOutcome] = []
     decision = search.next_share(outcomes)
     while not decision.final and len(outcomes) < _MOST_RUNS:
         outcomes.append(table.run(decision.share, random))
@@ -172,7 +172,9 @@ def play(table: Recorded, search: Search, settings: Settings, seed: int = 0) -> 
     )
 
 
-def true_goal(table: Recorded, outcomes: Sequence[Outcome], settings: Settings) -> Goal:
+def true_goal(
+    table: Recorded, outcomes: Sequence[RecurringOutcome], settings: SearchSettings
+) -> Goal:
     """Return the goal without the noise of runs: its target is the mean of the table."""
     found = goal_of(outcomes, settings)
     target = table.metric(1.0) if settings.target is None else settings.target
@@ -229,7 +231,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         recorded = Recorded.read(args.recorded)
-        settings = Settings(args.target, args.tolerance, args.repeats)
+        settings = SearchSettings(args.target, args.tolerance, args.repeats)
     except AutosyncError as error:
         parser.error(str(error))
     games = {

@@ -31,7 +31,7 @@ _FULL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Task:
+class DaemonTask:
     """What a keeper is to keep.
 
     Attributes:
@@ -57,7 +57,7 @@ class Task:
     kept: bool
 
 
-def start(task: Task) -> None:
+def start(task: DaemonTask) -> None:
     """Start the keeper, as nobody's child: a script may wait for its own."""
     child = os.fork()
     if child:
@@ -82,7 +82,7 @@ def _close_all_but(*kept: int) -> None:
                 os.close(descriptor)
 
 
-def _keep(task: Task) -> None:
+def _keep(task: DaemonTask) -> None:
     """Keep until nobody is left, then tell."""
     fullest = _serve(task)
     number, size, copied = 0, 0, ("", 0)
@@ -109,7 +109,7 @@ def _keep(task: Task) -> None:
         _put_in_place(task)
 
 
-def _serve(task: Task) -> int:
+def _serve(task: DaemonTask) -> int:
     """Hand out the namespace until all who have it are gone; the most bytes that were used."""
     listener = socket.socket(fileno=task.listener)
     fullest, ranks = 0, 0
@@ -137,7 +137,7 @@ def _serve(task: Task) -> int:
                 return fullest
 
 
-def _files(task: Task) -> Iterator[tuple[str, os.stat_result, bool]]:
+def _files(task: DaemonTask) -> Iterator[tuple[str, os.stat_result, bool]]:
     """Each file that was written: its path, what it is, and whether it was there before."""
     for number, folder in enumerate(task.folders):
         upper = f"/proc/self/fd/{task.written}/upper/{number}"
@@ -159,7 +159,7 @@ def _was_there(file: str) -> bool:
     return False
 
 
-def _put_in_place(task: Task) -> None:
+def _put_in_place(task: DaemonTask) -> None:
     """Give what is kept the names that it had, below the folder that keeps it."""
     kept = Path(f"/proc/self/fd/{task.written}")
     for number, folder in enumerate(task.folders):

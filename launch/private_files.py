@@ -142,7 +142,7 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         if os.geteuid():
             namespaces.drop_capabilities()
     _stay_known(address)
-    task = keeper.Task(
+    task = keeper.DaemonTask(
         rank,
         order.name,
         order.key,

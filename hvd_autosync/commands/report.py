@@ -14,7 +14,7 @@ from hvd_autosync.commands.common import StoreOption, mention_failed
 from hvd_autosync.errors import StoreError
 
 
-class Format(str, enum.Enum):
+class ReportFormat(str, enum.Enum):
     """Formats of a report."""
 
     HTML = "html"
@@ -45,8 +45,9 @@ def report(
         ),
     ] = None,
     format: Annotated[
-        Format, typer.Option(help="html: page with figures; md: text for an issue; json: all data.")
-    ] = Format.HTML,
+        ReportFormat,
+        typer.Option(help="html: page with figures; md: text for an issue; json: all data."),
+    ] = ReportFormat.HTML,
     store: StoreOption = None,
 ) -> None:
     """Write a study as one page: the result, figures, every trial, and how to reproduce it.
@@ -60,13 +61,13 @@ def report(
 
     found = Study.load(study, store)
     mention_failed(found.store, study)
-    if format is Format.HTML:
+    if format is ReportFormat.HTML:
         from hvd_autosync.commands.page import page
 
         if sys.stderr.isatty():
             print("drawing ...", file=sys.stderr)
         text = page(found)
-    elif format is Format.MD:
+    elif format is ReportFormat.MD:
         from hvd_autosync.reporting.explanation import explain
         from hvd_autosync.reporting.markdown import markdown
 

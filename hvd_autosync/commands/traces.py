@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 
-class Format(str, enum.Enum):
+class TableFormat(str, enum.Enum):
     """How trials are printed."""
 
     TABLE = "table"
@@ -51,21 +51,21 @@ def show(
     study: StudyArgument = "last",
     store: StoreOption = None,
     format: Annotated[
-        Format, typer.Option(help="A readable table, or CSV or JSON with one row per trial.")
-    ] = Format.TABLE,
+        TableFormat, typer.Option(help="A readable table, or CSV or JSON with one row per trial.")
+    ] = TableFormat.TABLE,
 ) -> None:
     """Print every trial of a study."""
     from hvd_autosync.traces import trials_frame
 
     traces = open_store(store)
     record = traces.study(study)
-    if format is Format.TABLE:
+    if format is TableFormat.TABLE:
         from hvd_autosync.reporting.listing import trials_table
 
         print_table(trials_table(record, traces.trials(record.study_id)))
         return
     frame = trials_frame(traces, record.study_id)
-    if format is Format.CSV:
+    if format is TableFormat.CSV:
         print(_csv(frame), end="")
     else:
         print(frame.to_json(orient="records", indent=2))

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from hvd_autosync.recurring.bayesian import BayesianSearch
 from hvd_autosync.recurring.binary import BinarySearch
-from hvd_autosync.recurring.outcomes import Decision, Goal, Outcome, Search, Settings
+from hvd_autosync.recurring.outcomes import (
+    Goal,
+    NextShare,
+    RecurringOutcome,
+    Search,
+    SearchSettings,
+)
 
 #: Name -> search.
 SEARCHES: dict[str, type[BinarySearch] | type[BayesianSearch]] = {
@@ -21,9 +27,9 @@ __all__ = [
     "SEARCHES",
     "BayesianSearch",
     "BinarySearch",
-    "Decision",
     "Goal",
-    "Outcome",
+    "NextShare",
+    "RecurringOutcome",
     "Search",
-    "Settings",
+    "SearchSettings",
 ]

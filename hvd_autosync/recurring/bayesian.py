@@ -17,7 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_autosync.recurring.curve import keeps
-from hvd_autosync.recurring.outcomes import Decision, Goal, Outcome, Settings, at_share, goal_of
+from hvd_autosync.recurring.outcomes import (
+    Goal,
+    NextShare,
+    RecurringOutcome,
+    SearchSettings,
+    at_share,
+    goal_of,
+)
 
 #: The shares that are tried; denser where the accuracy rises.
 SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.0625, 0.09, 0.125, 0.175, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
@@ -50,7 +57,7 @@ class Times:
         return max(share * self.bsp + (1 - share) * self.rest, 0.01 * self.bsp)
 
 
-def times_of(outcomes: Sequence[Outcome]) -> Times:
+def times_of(outcomes: Sequence[RecurringOutcome]) -> Times:
     """Fit a line to the durations of the runs by least squares."""
     runs = [(e.share, e.seconds) for e in outcomes if e.finite and math.isfinite(e.seconds)]
     if len({share for share, _ in runs}) < 2:
@@ -68,14 +75,14 @@ class BayesianSearch:
         settings: The settings of the search.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
 
-    def next_share(self, outcomes: Sequence[Outcome]) -> Decision:
+    def next_share(self, outcomes: Sequence[RecurringOutcome]) -> NextShare:
         """Return the next share, or the fastest accepted one."""
         settings = self._settings
         goal = goal_of(outcomes, settings)
-        if isinstance(goal, Decision):
+        if isinstance(goal, NextShare):
             return goal
         shares = np.array(SHARES)
         likely = keeps(outcomes, goal, shares, settings.target is not None)
@@ -89,8 +96,8 @@ class BayesianSearch:
         if others and times.rest > (1 - settings.gain) * times.bsp:
             if len(others) < _RUNS_TO_REJECT:
                 reason = "a run with less BSP was no faster; measuring it once more"
-                return Decision(others[-1].share, False, reason)
-            return Decision(1.0, True, "runs are no faster with less BSP")
+                return NextShare(others[-1].share, False, reason)
+            return NextShare(1.0, True, "runs are no faster with less BSP")
         saved = (times.at(best) - np.array([times.at(f) for f in SHARES])) / times.at(best)
         counts = np.array([len(at_share(outcomes, f)) for f in SHARES])
         open_ = (shares < best) & (counts < _MOST_AT_ONE)
@@ -107,15 +114,15 @@ class BayesianSearch:
         )
         if expected[next_place] < settings.gain:
             reason = f"no other share is expected to save {settings.gain:.0%}"
-            return Decision(best, True, f"{found}, and {reason}")
+            return NextShare(best, True, f"{found}, and {reason}")
         if len(outcomes) >= settings.runs:
-            return Decision(best, True, f"{found} after {len(outcomes)} runs")
+            return NextShare(best, True, f"{found} after {len(outcomes)} runs")
         reason = (
             f"it saves {saved[next_place]:.0%} of a run at {best:.4g} and keeps {goal.bound:.6g} "
             f"with a probability of {probability[next_place]:.0%}"
         )
-        return Decision(SHARES[next_place], False, reason)
+        return NextShare(SHARES[next_place], False, reason)
 
 
-def _missed(runs: Sequence[Outcome], goal: Goal) -> bool:
+def _missed(runs: Sequence[RecurringOutcome], goal: Goal) -> bool:
     return bool(runs) and not goal.kept_by(runs)

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_autosync.recurring.outcomes import Decision, Outcome, Settings, at_share, goal_of
+from hvd_autosync.recurring.outcomes import (
+    NextShare,
+    RecurringOutcome,
+    SearchSettings,
+    at_share,
+    goal_of,
+)
 
 
 class BinarySearch:
@@ -19,13 +25,13 @@ class BinarySearch:
         settings: The settings of the search.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
 
-    def next_share(self, outcomes: Sequence[Outcome]) -> Decision:
+    def next_share(self, outcomes: Sequence[RecurringOutcome]) -> NextShare:
         """Return the next share, or the smallest that kept the target."""
         goal = goal_of(outcomes, self._settings)
-        if isinstance(goal, Decision):
+        if isinstance(goal, NextShare):
             return goal
         low, high = 0.0, 1.0
         for number in range(self._settings.settings):
@@ -36,7 +42,7 @@ class BinarySearch:
                 if self._settings.repeats > 1:
                     reason += f", run {len(runs) + 1} of {self._settings.repeats}"
                 of = f"({number + 1} of {self._settings.settings})"
-                return Decision(share, False, f"{reason} {of}")
+                return NextShare(share, False, f"{reason} {of}")
             if goal.kept_by(runs):
                 high = share
             else:
@@ -45,4 +51,4 @@ class BinarySearch:
             reason = f"all tried shares missed {goal.bound:.6g}"
         else:
             reason = f"the smallest of {self._settings.settings} shares that kept {goal.bound:.6g}"
-        return Decision(high, True, reason)
+        return NextShare(high, True, reason)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from hvd_autosync.recurring.outcomes import Goal, Outcome
+from hvd_autosync.recurring.outcomes import Goal, RecurringOutcome
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -39,7 +39,9 @@ _REST, _LENGTH, _LEVEL = 0.25, 0.5, 100.0
 _FAILED = 2.0
 
 
-def keeps(outcomes: Sequence[Outcome], goal: Goal, shares: FloatArray, known: bool) -> FloatArray:
+def keeps(
+    outcomes: Sequence[RecurringOutcome], goal: Goal, shares: FloatArray, known: bool
+) -> FloatArray:
     """Return the probability that each share keeps the target.
 
     Args:

@@ -16,7 +16,7 @@ _TOLERANCE, _DEVIATIONS = 0.01, 2.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RecurringOutcome:
     """The outcome of one run.
 
     Attributes:
@@ -38,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Decision:
+class NextShare:
     """The decision of a search.
 
     Attributes:
@@ -53,7 +53,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """The settings of a search.
 
     Attributes:
@@ -103,7 +103,7 @@ class Settings:
 class Search(Protocol):
     """Decides on the next run of a recurring job; a pure function of the runs so far."""
 
-    def next_share(self, outcomes: Sequence[Outcome]) -> Decision:
+    def next_share(self, outcomes: Sequence[RecurringOutcome]) -> NextShare:
         """Return the share to try next, or the final one."""
 
 
@@ -124,19 +124,19 @@ class Goal:
         """The smallest metric that keeps the target."""
         return self.target - self.tolerance
 
-    def kept_by(self, outcomes: Sequence[Outcome]) -> bool:
+    def kept_by(self, outcomes: Sequence[RecurringOutcome]) -> bool:
         """Whether runs keep the target on average; they do not if one of them failed."""
         if not all(each.finite for each in outcomes):
             return False
         return statistics.fmean(each.metric for each in outcomes) >= self.bound
 
 
-def at_share(outcomes: Sequence[Outcome], share: float) -> list[Outcome]:
+def at_share(outcomes: Sequence[RecurringOutcome], share: float) -> list[RecurringOutcome]:
     """Return the runs with that share."""
     return [each for each in outcomes if each.share == share]
 
 
-def goal_of(outcomes: Sequence[Outcome], settings: Settings) -> Goal | Decision:
+def goal_of(outcomes: Sequence[RecurringOutcome], settings: SearchSettings) -> Goal | NextShare:
     """Return the goal, or a decision for a run at f = 1 that is needed first.
 
     A baseline run with BSP only comes first even if the target is given: it counts the samples of
@@ -147,9 +147,11 @@ def goal_of(outcomes: Sequence[Outcome], settings: Settings) -> Goal | Decision:
     wanted = settings.repeats if settings.target is None else 1
     if len(metrics) < wanted:
         if len(baseline) >= wanted + settings.repeats:
-            return Decision(1.0, True, "the baseline runs with BSP only failed: nothing to compare")
+            return NextShare(
+                1.0, True, "the baseline runs with BSP only failed: nothing to compare"
+            )
         reason = "baseline run with BSP only, to measure its metric and its duration"
-        return Decision(1.0, False, reason)
+        return NextShare(1.0, False, reason)
     target = statistics.fmean(metrics) if settings.target is None else settings.target
     if settings.tolerance is not None:
         return Goal(target, settings.tolerance)

@@ -22,7 +22,7 @@ from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.engine.tuning import load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES
-from hvd_autosync.recurring.outcomes import Decision, Outcome, Settings
+from hvd_autosync.recurring.outcomes import NextShare, RecurringOutcome, SearchSettings
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
 from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
@@ -51,25 +51,25 @@ class Plan:
         number: Number of the run, from 1.
     """
 
-    decision: Decision
+    decision: NextShare
     strategy: Strategy
     known: TrainingContext
     number: int
 
 
-def settings_of(options: Options) -> Settings:
+def settings_of(options: Options) -> SearchSettings:
     """Return the settings of the search."""
-    return Settings(options.target, options.tolerance, options.repeats)
+    return SearchSettings(options.target, options.tolerance, options.repeats)
 
 
-def outcomes_of(runs: Sequence[RunRecord]) -> list[Outcome]:
+def outcomes_of(runs: Sequence[RunRecord]) -> list[RecurringOutcome]:
     """Return the outcomes for a search; completed runs with another kind of metric are left out.
 
     The kind is that of the last completed run.
     """
     sources = [each.source for each in runs if each.status == "completed"]
     return [
-        Outcome(each.share, each.metric, each.seconds, each.status)
+        RecurringOutcome(each.share, each.metric, each.seconds, each.status)
         for each in runs
         if each.status != "completed" or each.source == sources[-1]
     ]
@@ -91,7 +91,7 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
     known = TrainingContext(known.classes, known.loss_prediction)
     total = next((each.samples for each in reversed(runs) if each.samples), 0)
     if 0 < decision.share < 1 and not total:
-        decision = Decision(1.0, False, _UNCOUNTED)
+        decision = NextShare(1.0, False, _UNCOUNTED)
     strategy = strategy_at(base, decision.share, total)
     return Plan(decision, strategy, known, len(runs) + 1)
 

@@ -62,7 +62,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PairedResult:
     """The result of the test on some pairs.
 
     Attributes:
@@ -78,7 +78,7 @@ class Finding:
     pairs: int
 
 
-def find(pairs: Sequence[Pair], tolerance: float, seeds_deviation: float) -> Finding:
+def judge_pairs(pairs: Sequence[Pair], tolerance: float, seeds_deviation: float) -> PairedResult:
     """Test a candidate on its pairs, in their order; later pairs do not change an outcome.
 
     Args:
@@ -94,12 +94,12 @@ def find(pairs: Sequence[Pair], tolerance: float, seeds_deviation: float) -> Fin
         if count in LOOKS:
             bound = mean + _quantile(_admitting(count), count - 1) * error
             if bound < tolerance:
-                return Finding(Outcome.ADMITTED, mean, bound, count)
+                return PairedResult(Outcome.ADMITTED, mean, bound, count)
         if mean - tolerance > _margin(count, error, seeds_deviation):
-            return Finding(Outcome.WORSE, mean, bound, count)
+            return PairedResult(Outcome.WORSE, mean, bound, count)
         if count in LOOKS and (count == MOST_PAIRS or _futile(mean, error, count, tolerance)):
-            return Finding(Outcome.NOT_SHOWN, mean, bound, count)
-    return Finding(None, mean, bound, count)
+            return PairedResult(Outcome.NOT_SHOWN, mean, bound, count)
+    return PairedResult(None, mean, bound, count)
 
 
 def has_fallen(falls: Sequence[Pair]) -> bool:

@@ -22,12 +22,12 @@ from hvd_autosync.search_space import Strategy, TrialResult
 from hvd_autosync.study.noninferiority import (
     LOOKS,
     MOST_PAIRS,
-    Finding,
     Outcome,
     Pair,
+    PairedResult,
     deviation,
-    find,
     has_fallen,
+    judge_pairs,
 )
 
 #: Seeds of the trials, in order; seed 0 would be the script's own random numbers.
@@ -253,9 +253,9 @@ class QualityCheck:
         pairs = self._pairs(candidate)
         return not pairs or self._find(pairs).outcome is None
 
-    def _find(self, pairs: Sequence[tuple[_Losses, _Losses]]) -> Finding:
+    def _find(self, pairs: Sequence[tuple[_Losses, _Losses]]) -> PairedResult:
         compared = [_pair(*pair, self._goal) for pair in pairs]
-        return find(compared, self._allowed, self._seeds_deviation)
+        return judge_pairs(compared, self._allowed, self._seeds_deviation)
 
     def _pairs(self, candidate: Strategy) -> list[tuple[_Losses, _Losses]]:
         """Return the losses of the default and the candidate for each seed that both finished."""
@@ -302,7 +302,7 @@ class QualityCheck:
             found.pairs,
         )
 
-    def _reason(self, found: Finding, at_equal_steps: float, steps: int) -> str:
+    def _reason(self, found: PairedResult, at_equal_steps: float, steps: int) -> str:
         """Return one sentence for people.
 
         Args:

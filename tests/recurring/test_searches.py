@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.recurring import SEARCHES, Outcome, Settings
+from hvd_autosync.recurring import SEARCHES, RecurringOutcome, SearchSettings
 from hvd_autosync.recurring.bayesian import times_of
 from hvd_autosync.recurring.curve import keeps
 from hvd_autosync.recurring.outcomes import Goal, goal_of
@@ -22,7 +22,7 @@ from hvd_autosync.recurring.outcomes import Goal, goal_of
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from recurring_recorded import Recorded, play
 
-WANTED = Settings(tolerance=0.01)
+WANTED = SearchSettings(tolerance=0.01)
 
 
 def knee(share: float) -> float:
@@ -35,7 +35,9 @@ def table(
     random = np.random.default_rng(seed)
     return Recorded(
         [
-            Outcome(float(f), curve(f) + random.normal(0, noise), 100 * f + 100 * (1 - f) / speed)
+            RecurringOutcome(
+                float(f), curve(f) + random.normal(0, noise), 100 * f + 100 * (1 - f) / speed
+            )
             for f in (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1)
             for _ in range(4)
         ]
@@ -44,7 +46,7 @@ def table(
 
 outcomes = st.lists(
     st.builds(
-        Outcome,
+        RecurringOutcome,
         st.sampled_from([0.0, 0.0625, 0.25, 0.5, 0.8, 1.0]),
         st.floats(-1e3, 1e3) | st.just(math.nan),
         st.floats(0.1, 1e4),
@@ -56,8 +58,8 @@ outcomes = st.lists(
 @pytest.mark.parametrize("name", SEARCHES)
 @given(seen=outcomes)
 @settings(max_examples=60)
-def test_a_decision_is_a_function_of_the_outcomes(name: str, seen: list[Outcome]) -> None:
-    for wanted in (Settings(), WANTED, Settings(target=0.5)):
+def test_a_decision_is_a_function_of_the_outcomes(name: str, seen: list[RecurringOutcome]) -> None:
+    for wanted in (SearchSettings(), WANTED, SearchSettings(target=0.5)):
         one, other = (SEARCHES[name](wanted).next_share(seen) for _ in range(2))
         assert one == other
         assert 0 <= one.share <= 1 and one.reason
@@ -65,17 +67,22 @@ def test_a_decision_is_a_function_of_the_outcomes(name: str, seen: list[Outcome]
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_bsp_alone_comes_first(name: str) -> None:
-    search = SEARCHES[name](Settings(repeats=2))
+    search = SEARCHES[name](SearchSettings(repeats=2))
     first = search.next_share([])
     assert (first.share, first.final) == (1.0, False)
-    assert search.next_share([Outcome(1.0, 0.9, 10.0)]).share == 1.0
-    assert search.next_share([Outcome(1.0, 0.9, 10.0), Outcome(1.0, 0.91, 10.0)]).share < 1
+    assert search.next_share([RecurringOutcome(1.0, 0.9, 10.0)]).share == 1.0
+    assert (
+        search.next_share(
+            [RecurringOutcome(1.0, 0.9, 10.0), RecurringOutcome(1.0, 0.91, 10.0)]
+        ).share
+        < 1
+    )
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_where_bsp_alone_fails_nothing_is_tried(name: str) -> None:
-    failed = [Outcome(1.0, math.nan, 1.0, "failed")] * 2
-    decision = SEARCHES[name](Settings()).next_share(failed)
+    failed = [RecurringOutcome(1.0, math.nan, 1.0, "failed")] * 2
+    decision = SEARCHES[name](SearchSettings()).next_share(failed)
     assert decision.final and decision.share == 1.0
 
 
@@ -89,32 +96,32 @@ def test_a_share_is_found_that_keeps_the_target(name: str) -> None:
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_everything_that_diverges_leaves_bsp(name: str) -> None:
-    seen: list[Outcome] = []
+    seen: list[RecurringOutcome] = []
     search = SEARCHES[name](WANTED)
     for _ in range(20):
         decision = search.next_share(seen)
         if decision.final:
             break
         metric = 0.9 if decision.share == 1 else math.nan
-        seen.append(Outcome(decision.share, metric, 10.0, "completed"))
+        seen.append(RecurringOutcome(decision.share, metric, 10.0, "completed"))
     assert decision.final and decision.share == 1.0
 
 
 def test_the_binary_search_halves_as_in_the_paper() -> None:
-    search, seen, asked = SEARCHES["binary"](WANTED), [Outcome(1.0, 0.92, 100.0)], []
+    search, seen, asked = SEARCHES["binary"](WANTED), [RecurringOutcome(1.0, 0.92, 100.0)], []
     while not (decision := search.next_share(seen)).final:
         asked.append(decision.share)
-        seen.append(Outcome(decision.share, 0.92 if decision.share > 0.05 else 0.5, 50.0))
+        seen.append(RecurringOutcome(decision.share, 0.92 if decision.share > 0.05 else 0.5, 50.0))
     assert asked == [0.5, 0.25, 0.125, 0.0625, 0.03125]
     assert decision.share == 0.0625
 
 
 def test_repeated_runs_of_a_share_count_by_their_mean() -> None:
-    search = SEARCHES["binary"](Settings(target=0.9, tolerance=0.01, repeats=2))
-    seen = [Outcome(1.0, 0.9, 1.0), Outcome(0.5, 0.88, 1.0)]
+    search = SEARCHES["binary"](SearchSettings(target=0.9, tolerance=0.01, repeats=2))
+    seen = [RecurringOutcome(1.0, 0.9, 1.0), RecurringOutcome(0.5, 0.88, 1.0)]
     assert search.next_share(seen).share == 0.5
-    assert search.next_share([*seen, Outcome(0.5, 0.91, 1.0)]).share == 0.25
-    assert search.next_share([*seen, Outcome(0.5, 0.89, 1.0)]).share == 0.75
+    assert search.next_share([*seen, RecurringOutcome(0.5, 0.91, 1.0)]).share == 0.25
+    assert search.next_share([*seen, RecurringOutcome(0.5, 0.89, 1.0)]).share == 0.75
 
 
 def test_the_bayesian_search_ends_where_less_bsp_is_no_faster() -> None:
@@ -131,7 +138,7 @@ def test_where_bsp_is_not_needed_little_of_it_is_left() -> None:
 @pytest.mark.parametrize("level", [-5.0, 0.0, 3.0])
 def test_the_metrics_unit_and_level_do_not_matter(unit: float, level: float) -> None:
     def decided(unit: float, level: float) -> list[float]:
-        wanted = Settings(tolerance=0.01 * unit)
+        wanted = SearchSettings(tolerance=0.01 * unit)
         curve = table(lambda f: unit * (knee(f) + level), noise=0.002 * unit)
         return [e.share for e in play(curve, SEARCHES["bayesian"](wanted), wanted).outcomes]
 
@@ -139,7 +146,11 @@ def test_the_metrics_unit_and_level_do_not_matter(unit: float, level: float) -> 
 
 
 def test_more_bsp_is_never_less_likely_to_keep_the_target() -> None:
-    seen = [Outcome(1.0, 0.92, 100.0), Outcome(0.3, 0.919, 50.0), Outcome(0.05, 0.87, 30.0)]
+    seen = [
+        RecurringOutcome(1.0, 0.92, 100.0),
+        RecurringOutcome(0.3, 0.919, 50.0),
+        RecurringOutcome(0.05, 0.87, 30.0),
+    ]
     shares = np.linspace(0, 1, 41)
     likely = keeps(seen, Goal(0.92, 0.01), shares, False)
     assert likely[-1] == pytest.approx(1.0) and likely[0] < 0.05
@@ -148,18 +159,22 @@ def test_more_bsp_is_never_less_likely_to_keep_the_target() -> None:
 
 def test_the_time_of_a_run_is_linear_in_the_share() -> None:
     times = times_of(
-        [Outcome(1.0, 0.9, 100.0), Outcome(0.5, 0.9, 60.0), Outcome(0.1, math.nan, 1.0, "failed")]
+        [
+            RecurringOutcome(1.0, 0.9, 100.0),
+            RecurringOutcome(0.5, 0.9, 60.0),
+            RecurringOutcome(0.1, math.nan, 1.0, "failed"),
+        ]
     )
     assert (times.bsp, times.rest) == (pytest.approx(100), pytest.approx(20))
 
 
 def test_the_tolerance_covers_the_noise_of_bsp_alone() -> None:
-    runs = [Outcome(1.0, 0.90, 1.0), Outcome(1.0, 0.94, 1.0)]
-    goal = goal_of(runs, Settings(repeats=2))
+    runs = [RecurringOutcome(1.0, 0.90, 1.0), RecurringOutcome(1.0, 0.94, 1.0)]
+    goal = goal_of(runs, SearchSettings(repeats=2))
     assert isinstance(goal, Goal)
     assert goal.target == pytest.approx(0.92)
     assert goal.tolerance == pytest.approx(2 * 0.02 * math.sqrt(2))
-    single = goal_of(runs[:1], Settings())
+    single = goal_of(runs[:1], SearchSettings())
     assert isinstance(single, Goal) and single.tolerance == pytest.approx(0.009)
 
 
@@ -168,7 +183,7 @@ def test_the_tolerance_covers_the_noise_of_bsp_alone() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-        Settings(**wrong)  # type: ignore[arg-type]
+        SearchSettings(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_table_is_read_and_drawn_from(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from hvd_autosync.study.noninferiority import (
     LOOKS,
     MOST_JUDGED,
     MOST_PAIRS,
-    Finding,
     Outcome,
     Pair,
-    find,
+    PairedResult,
     has_fallen,
+    judge_pairs,
 )
 
 TOLERANCE = 1.0
@@ -27,8 +27,8 @@ def planted(difference: float, spread: float, seed: int, count: int = MOST_PAIRS
     return [Pair(float(value), 0.01) for value in values]
 
 
-def found(difference: float, spread: float, seed: int) -> Finding:
-    return find(planted(difference, spread, seed), TOLERANCE, 2 * spread)
+def found(difference: float, spread: float, seed: int) -> PairedResult:
+    return judge_pairs(planted(difference, spread, seed), TOLERANCE, 2 * spread)
 
 
 def outcomes(difference: float, spread: float, count: int = 400) -> Counter[Outcome | None]:
@@ -70,17 +70,17 @@ def test_what_cannot_be_told_is_not_called_worse() -> None:
 
 def test_noise_within_a_pair_counts_where_pairs_agree_by_luck() -> None:
     alike = [Pair(0.0, 5.0)] * MOST_PAIRS
-    assert find(alike, TOLERANCE, 1.0).outcome is Outcome.NOT_SHOWN
-    assert find([Pair(0.0, 0.1)] * MOST_PAIRS, TOLERANCE, 1.0).outcome is Outcome.ADMITTED
+    assert judge_pairs(alike, TOLERANCE, 1.0).outcome is Outcome.NOT_SHOWN
+    assert judge_pairs([Pair(0.0, 0.1)] * MOST_PAIRS, TOLERANCE, 1.0).outcome is Outcome.ADMITTED
 
 
 def test_more_pairs_do_not_change_what_was_found() -> None:
     for seed in range(30):
         pairs = planted(0.3, 0.5, seed)
-        whole = find(pairs, TOLERANCE, 1.0)
-        assert find(pairs[: whole.pairs], TOLERANCE, 1.0) == whole
+        whole = judge_pairs(pairs, TOLERANCE, 1.0)
+        assert judge_pairs(pairs[: whole.pairs], TOLERANCE, 1.0) == whole
         for count in range(1, whole.pairs):
-            assert find(pairs[:count], TOLERANCE, 1.0).outcome is None
+            assert judge_pairs(pairs[:count], TOLERANCE, 1.0).outcome is None
 
 
 def test_a_fall_within_its_noise_is_none() -> None:
