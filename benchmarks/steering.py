@@ -44,7 +44,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
     build_space,
 )
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TraceStore, import_studies
 
@@ -174,7 +174,7 @@ class Job:
 def play(job: Job, way: str, seed: int) -> tuple[int, int, float, float, Strategy]:
     """One study: judged, admitted, the winner's speed-up, minutes of cluster time, the winner."""
     settings = StudySettings(allow=("codec", "schedule"), seed=seed, transfer=False)
-    study = Study.create(job.space, store="sqlite://", settings=settings, task=job.task)
+    study = AskTellStudy.create(job.space, store="sqlite://", settings=settings, task=job.task)
     total_s = 0.0
 
     def even(self: QualityConstraint, points: FloatArray) -> FloatArray:

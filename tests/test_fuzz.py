@@ -76,7 +76,7 @@ from hvd_autosync.search_space.strategy_file import (
     read_strategy,
     strategy_text,
 )
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TraceStore, export_study, import_studies, trials_frame
 from hvd_autosync.traces.autotune_csv import import_autotune_log
@@ -303,7 +303,7 @@ def a_trace(folder: Path) -> list[Any]:
     space = build_space(task.model, task.resources)
     store = TraceStore(folder / "source.db")
     command = ("horovodrun", "-np", "4", "-H", "a:2,b:2", "python", "train.py")
-    study = Study.create(
+    study = AskTellStudy.create(
         space, store=store, task=task, settings=StudySettings(trials=7, seed=1), command=command
     )
     dice = random.Random(1)

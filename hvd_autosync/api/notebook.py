@@ -23,7 +23,7 @@ from hvd_autosync.reporting import progress_listener
 from hvd_autosync.reporting.progress import GuardedProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
 from hvd_autosync.search_space import TrialResult
-from hvd_autosync.study import study as loop
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Trial
 from hvd_autosync.traces import TraceStore, TrialRecord
 from hvd_autosync.traces.location import data_folder
@@ -108,7 +108,7 @@ class _Telling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._display, name)
 
-    def on_trial_end(self, study: loop.Study, trial: Trial, result: TrialResult) -> None:
+    def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._display.on_trial_end(study, trial, result)
         if self._on_trial_end is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.words import seconds_text, speedup_text
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study import study as loop
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces.opening import open_trace
 from hvd_autosync.util.printable import printable
 
@@ -50,7 +50,7 @@ class Best:
         return f"{self.text}: {speed}{seconds_text(self.step_s)} per step ({sure})"
 
 
-class Study(loop.Study):
+class Study(AskTellStudy):
     """One optimization: ask, run, tell; and all that it knows.
 
     Made by :func:`hvd_autosync.tune`, :meth:`create` for a loop of your own, or :meth:`load`.

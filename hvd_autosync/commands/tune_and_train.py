@@ -22,7 +22,7 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.printable import printable, shell_line
 
 if TYPE_CHECKING:
-    from hvd_autosync.study.study import Study
+    from hvd_autosync.study.study import AskTellStudy
     from hvd_autosync.traces import StudyRecord
 
 _PREFIX = "hvd-autosync"
@@ -100,7 +100,7 @@ def _run_winner(job: Job, options: Options, record: StudyRecord) -> int:
     return status
 
 
-def _run_so_far(job: Job, options: Options, study: Study | None) -> int:
+def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
     """Run the training after Ctrl-C has ended the tuning.
 
     Args:

@@ -18,7 +18,7 @@ from hvd_autosync.learner import BayesianLearner, Observation
 from hvd_autosync.learner.registry import named
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
 from hvd_autosync.study.decision import Decision, TrialRequest
-from hvd_autosync.study.study import Study, problem_of
+from hvd_autosync.study.study import AskTellStudy, problem_of
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
 
@@ -56,7 +56,7 @@ def play(
     store = TraceStore("sqlite://")
     running = replace(study, status=StudyStatus.RUNNING, outcome=None, winner=None)
     store.add([(running, [])])
-    again = Study(store, running)
+    again = AskTellStudy(store, running)
     listener.on_study_start(again, resumed=False)
     for record in told:
         assert record.result is not None
@@ -75,7 +75,7 @@ def play(
 
 
 def _play_trial(
-    study: Study,
+    study: AskTellStudy,
     trial: Trial,
     result: TrialResult,
     listener: Listener,

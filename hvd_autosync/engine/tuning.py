@@ -51,7 +51,7 @@ from hvd_autosync.search_space.schedule import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.unfit import why_unfit
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
@@ -72,7 +72,7 @@ class TuningInterrupted(KeyboardInterrupt):
         study: What was tuned; it can be taken up again.
     """
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: AskTellStudy) -> None:
         super().__init__(f"study {study.study_id} was interrupted")
         self.study = study
 
@@ -80,28 +80,28 @@ class TuningInterrupted(KeyboardInterrupt):
 class Listener(Protocol):
     """Watches a tuning. Every call comes from the thread that tunes and must return soon."""
 
-    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+    def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """A study was created or taken up again."""
 
-    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+    def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
         """The links between ranks are being measured, several times a second."""
 
-    def on_ask_start(self, study: Study) -> None:
+    def on_ask_start(self, study: AskTellStudy) -> None:
         """The learner begins to think about the next trial."""
 
-    def on_trial_start(self, study: Study, trial: Trial) -> None:
+    def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """A trial is launched."""
 
-    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+    def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """A running trial, several times a second."""
 
-    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+    def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """A trial was told to the study."""
 
-    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+    def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """The study concluded."""
 
-    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+    def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
         """The default was measured, and the tuning goes on: how long it will take."""
 
     def on_notice(self, text: str) -> None:
@@ -263,10 +263,10 @@ def _open_study(
     settings: StudySettings,
     learner: Learner | None,
     listener: Listener,
-) -> tuple[Study, bool]:
+) -> tuple[AskTellStudy, bool]:
     record = store.claim_resumable(key)
     if record is not None and record.settings == settings.to_json():
-        return Study(store, record, learner), True
+        return AskTellStudy(store, record, learner), True
     if record is not None:
         superseded = {"reason": "it was interrupted, then run again with other settings"}
         store.finish(record.study_id, StudyStatus.FAILED, superseded, None)
@@ -275,7 +275,7 @@ def _open_study(
             f"settings ({_differing(record.settings, settings)}); its trials stay in the store"
         )
     command = job.display()
-    study = Study.create(
+    study = AskTellStudy.create(
         store=store, settings=settings, job_key=key, command=command, learner=learner
     )
     return study, False
@@ -313,7 +313,7 @@ class _Tuning:
         self._limits = Limits()
         self._links = Links()
 
-    def run(self, study: Study) -> StudyRecord:
+    def run(self, study: AskTellStudy) -> StudyRecord:
         default = default_result(study.history)
         if study.record.space is None:
 
@@ -348,7 +348,7 @@ class _Tuning:
         self._listener.on_study_end(study, conclusion)
         return study.record
 
-    def _run_trial(self, study: Study, trial: Trial) -> TrialResult:
+    def _run_trial(self, study: AskTellStudy, trial: Trial) -> TrialResult:
         self._listener.on_trial_start(study, trial)
         warmup, steps = study.settings.steps_after(default_result(study.history))
         spec = TrialSpec(
@@ -370,13 +370,13 @@ class _Tuning:
         limits = replace(self._limits, total_s=study.left_s)
         return self._runner.run(spec, limits, report)
 
-    def _beat(self, study: Study) -> None:
+    def _beat(self, study: AskTellStudy) -> None:
         """Say that this driver lives."""
         if time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
             self._last_heartbeat = time.monotonic()
             self._store.heartbeat(study.study_id)
 
-    def _describe(self, study: Study, result: TrialResult) -> bool:
+    def _describe(self, study: AskTellStudy, result: TrialResult) -> bool:
         """Learn the space from the default trial; whether it was not known before."""
         if result.step_time is None or study.record.space is not None:
             return False
@@ -384,7 +384,7 @@ class _Tuning:
         study.describe(space, task)
         return True
 
-    def _after_default(self, study: Study, result: TrialResult, *, new: bool) -> None:
+    def _after_default(self, study: AskTellStudy, result: TrialResult, *, new: bool) -> None:
         """Learn the limits from the default trial, or give its failure back.
 
         Args:
@@ -424,7 +424,7 @@ class _Tuning:
         )
         return Task(model, resources), restrict_space(space, self._restrictions)
 
-    def _reuse(self, study: Study, default_s: float) -> None:
+    def _reuse(self, study: AskTellStudy, default_s: float) -> None:
         """Take the winner of a finished study of the same task, when the default runs alike."""
         task = study.record.task
         assert task is not None, "it was just described"

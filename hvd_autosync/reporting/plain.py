@@ -14,7 +14,7 @@ from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
     from hvd_autosync.study.forecast import Forecast
-    from hvd_autosync.study.study import Study
+    from hvd_autosync.study.study import AskTellStudy
 
 PREFIX = "hvd-autosync"
 
@@ -30,7 +30,7 @@ class PlainProgress:
         self._stream = stream
         self._standing = TuningProgress()
 
-    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+    def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.start(study)
         settings = study.settings
@@ -44,27 +44,27 @@ class PlainProgress:
             "two strategies and the default in turn"
         )
 
-    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+    def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`; prints nothing, as a notice did."""
 
-    def on_ask_start(self, study: Study) -> None:
+    def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
 
-    def on_trial_start(self, study: Study, trial: Trial) -> None:
+    def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.begin(study, trial)
 
-    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+    def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`; prints only possible problems."""
         if hint := self._standing.hint(trial, progress):
             self._print(hint)
 
-    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+    def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(trial_line(self._standing.end(study, trial, result)))
 
-    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+    def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         spent, count = span_text(self._standing.spent_s), len(self._standing.ended)
         self._print(
@@ -72,7 +72,7 @@ class PlainProgress:
             f"{conclusion.stopped}"
         )
 
-    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+    def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._print(forecast_text(forecast))
 

@@ -18,7 +18,7 @@ from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
     from hvd_autosync.study.forecast import Forecast
-    from hvd_autosync.study.study import Study
+    from hvd_autosync.study.study import AskTellStudy
 
 Display: TypeAlias = TerminalProgress | PlainProgress | WidgetProgress
 
@@ -38,35 +38,35 @@ class GuardedProgress:
         self._display: Display | None = display
         self._stream = stream
 
-    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+    def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_study_start(study, resumed=resumed))
 
-    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+    def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_links_progress(study, progress))
 
-    def on_ask_start(self, study: Study) -> None:
+    def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_ask_start(study))
 
-    def on_trial_start(self, study: Study, trial: Trial) -> None:
+    def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_start(study, trial))
 
-    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+    def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_progress(study, trial, progress))
 
-    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+    def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_trial_end(study, trial, result))
 
-    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+    def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_study_end(study, conclusion))
 
-    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+    def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._guard(lambda display: display.on_forecast(study, forecast))
 

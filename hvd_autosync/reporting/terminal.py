@@ -28,7 +28,7 @@ from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
     from hvd_autosync.study.forecast import Forecast
-    from hvd_autosync.study.study import Study
+    from hvd_autosync.study.study import AskTellStudy
 
 _REDRAW_EVERY_S = 1.0
 _BEST_SHOWN, _LAST_SHOWN = 3, 4
@@ -50,7 +50,7 @@ class TerminalProgress:
         self._drawn_at = -math.inf
         self._phase = ""
 
-    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+    def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.start(study)
         if resumed:
@@ -60,24 +60,24 @@ class TerminalProgress:
         atexit.register(self.close)
         self._live.start()
 
-    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+    def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, Text(f"measuring links, {span_text(progress.elapsed_s)}"))
 
-    def on_ask_start(self, study: Study) -> None:
+    def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
         self._table = trials_so_far(self._standing.ended)
         self._draw(study, Text("choosing the next strategy"))
 
-    def on_trial_start(self, study: Study, trial: Trial) -> None:
+    def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.begin(study, trial)
         self._phase = ""
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
 
-    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+    def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if hint := self._standing.hint(trial, progress):
             self.on_notice(hint)
@@ -86,11 +86,11 @@ class TerminalProgress:
             self._phase = progress.phase
             self._draw(study, self._running(study, trial, progress))
 
-    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+    def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`; drawn with the next trial."""
         self._standing.end(study, trial, result)
 
-    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+    def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
         self._live.update(
@@ -101,7 +101,7 @@ class TerminalProgress:
         )
         self.close()
 
-    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+    def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self.on_notice(forecast_text(forecast))
 
@@ -114,7 +114,7 @@ class TerminalProgress:
         atexit.unregister(self.close)
         self._live.stop()
 
-    def _draw(self, study: Study, activity: RenderableType) -> None:
+    def _draw(self, study: AskTellStudy, activity: RenderableType) -> None:
         left_s = self._standing.left_s(study)
         left = f"about {span_text(left_s)} left" if math.isfinite(left_s) else ""
         head = Table.grid(padding=(0, 2))
@@ -125,7 +125,9 @@ class TerminalProgress:
         )
         self._drawn_at = time.monotonic()
 
-    def _running(self, study: Study, trial: Trial, progress: TrialProgress) -> RenderableType:
+    def _running(
+        self, study: AskTellStudy, trial: Trial, progress: TrialProgress
+    ) -> RenderableType:
         """The running trial and its progress."""
         standing = self._standing
         round_ = standing.next_round(study, trial)

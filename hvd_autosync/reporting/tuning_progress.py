@@ -26,7 +26,7 @@ from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Trial
 
 if TYPE_CHECKING:
-    from hvd_autosync.study.study import Study
+    from hvd_autosync.study.study import AskTellStudy
     from hvd_autosync.traces import TrialRecord
 
 #: Seconds without a first step after which a hint is printed.
@@ -88,7 +88,7 @@ class TuningProgress:
         self.most_trials = 0
         self.ended: list[EndedTrial] = []
 
-    def start(self, study: Study) -> None:
+    def start(self, study: AskTellStudy) -> None:
         """Begin to track ``study``, including the trials before an interruption."""
         self.most_trials = study.settings.trials
         history = study.history
@@ -107,7 +107,7 @@ class TuningProgress:
         """Start the time of the next trial, which includes the search for its strategy."""
         self._began_at = self._clock()
 
-    def begin(self, study: Study, trial: Trial) -> None:
+    def begin(self, study: AskTellStudy, trial: Trial) -> None:
         """A trial is launched."""
         if trial.kind == "confirm" and not self._confirming:
             self._contenders = _contenders(study.history[-1], self._contenders)
@@ -131,19 +131,19 @@ class TuningProgress:
             "if the script does not train with horovod.torch, stop with Ctrl-C"
         )
 
-    def end(self, study: Study, trial: Trial, result: TrialResult) -> EndedTrial:
+    def end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> EndedTrial:
         """A trial ended."""
         self._durations_s.append(self._clock() - self._began_at)
         self._estimate(study)
         return self._take(study, trial, result)
 
-    def _estimate(self, study: Study) -> None:
+    def _estimate(self, study: AskTellStudy) -> None:
         """Estimate again which knobs matter: once per trial, not per line."""
         if study.record.space is not None:
             observed = observations_of(study.space, study.history)
             self._order = knobs_by_effect(study.space, observed)
 
-    def _take(self, study: Study, trial: Trial, result: TrialResult) -> EndedTrial:
+    def _take(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> EndedTrial:
         round_ = self.next_round(study, trial)
         step_time = result.step_time
         if trial.kind == "confirm":
@@ -165,15 +165,15 @@ class TuningProgress:
         self.ended.append(ended)
         return ended
 
-    def describe(self, study: Study, trial: Trial) -> str:
+    def describe(self, study: AskTellStudy, trial: Trial) -> str:
         """The strategy of ``trial`` as text."""
         return "default" if _is_default(study, trial) else self._in_words(study, trial.strategy)
 
-    def _in_words(self, study: Study, strategy: Strategy) -> str:
+    def _in_words(self, study: AskTellStudy, strategy: Strategy) -> str:
         """A strategy as text, with the most important knobs first."""
         return replace(study.space, shown_first=self._order).describe(strategy)
 
-    def next_round(self, study: Study, trial: Trial) -> int:
+    def next_round(self, study: AskTellStudy, trial: Trial) -> int:
         """The round of the confirmation that ``trial`` belongs to; 0 while exploring."""
         if trial.kind != "confirm":
             return 0
@@ -196,7 +196,7 @@ class TuningProgress:
         measured = [t for t in self.ended if t.explores and t.time is not None]
         return max(measured, key=lambda t: t.speedup, default=None)
 
-    def best_text(self, study: Study) -> str:
+    def best_text(self, study: AskTellStudy) -> str:
         """The best confirmed strategy, or else the fastest trial, in one line."""
         if study.record.space is not None:
             for comparison in self.comparisons(study)[:1]:
@@ -208,7 +208,7 @@ class TuningProgress:
         step = seconds_text(best.time.mean_s)
         return f"best so far {speedup_text(best.speedup)}, {step} per step: {best.strategy}"
 
-    def comparisons(self, study: Study) -> list[Comparison]:
+    def comparisons(self, study: AskTellStudy) -> list[Comparison]:
         """Comparisons of the candidates with the default from the confirmation; best first."""
         if not self._confirming:
             return []
@@ -217,7 +217,7 @@ class TuningProgress:
         candidates.pop(default, None)
         return Confirmation(default, list(candidates), self._confirming).comparisons()
 
-    def left_s(self, study: Study) -> float:
+    def left_s(self, study: AskTellStudy) -> float:
         """Estimated seconds to the end of the tuning; NaN before the first trial has ended.
 
         Assumes the maximum number of trials; the study may stop earlier.
@@ -237,7 +237,7 @@ class TuningProgress:
         unused_s = math.inf if minutes is None else max(60 * minutes - self.spent_s, 0.0)
         return min((to_explore + to_judge + to_confirm) * each_s, unused_s) - running_s
 
-    def _to_judge(self, study: Study) -> int:
+    def _to_judge(self, study: AskTellStudy) -> int:
         """Maximum number of remaining quality trials."""
         if study.record.space is None or not study.space.has_lossy:
             return 0
@@ -256,5 +256,5 @@ def _contenders(record: TrialRecord, otherwise: int) -> int:
     return 1 + len(record.info["candidates"]) if record.kind == "confirm" else otherwise
 
 
-def _is_default(study: Study, trial: Trial) -> bool:
+def _is_default(study: AskTellStudy, trial: Trial) -> bool:
     return trial.kind == "default" or study.space.complete(trial.strategy) == study.space.default

@@ -22,7 +22,7 @@ from hvd_autosync.util.printable import printable_html
 
 if TYPE_CHECKING:
     from hvd_autosync.study.forecast import Forecast
-    from hvd_autosync.study.study import Study
+    from hvd_autosync.study.study import AskTellStudy
 
 _REDRAW_EVERY_S = 0.5
 _TABLE = (
@@ -88,7 +88,7 @@ class WidgetProgress:
         # instead of the subshell that the page asked for.
         vars(self._stop.comm).pop("_reply_subshell_id", None)
 
-    def on_study_start(self, study: Study, *, resumed: bool) -> None:
+    def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.start(study)
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
@@ -97,25 +97,25 @@ class WidgetProgress:
             self.on_notice(f"resumes after {len(self._standing.ended)} trials")
         self._heed(study)
 
-    def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
+    def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, f"measuring links, {span_text(progress.elapsed_s)}")
             self._heed(study)
 
-    def on_ask_start(self, study: Study) -> None:
+    def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
         self._draw(study, "choosing the next strategy")
         self._heed(study)
 
-    def on_trial_start(self, study: Study, trial: Trial) -> None:
+    def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.begin(study, trial)
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
         self._heed(study)
 
-    def on_trial_progress(self, study: Study, trial: Trial, progress: TrialProgress) -> None:
+    def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if hint := self._standing.hint(trial, progress):
             self.on_notice(hint)
@@ -123,19 +123,19 @@ class WidgetProgress:
             self._draw(study, self._running(study, trial, progress))
             self._heed(study)
 
-    def on_trial_end(self, study: Study, trial: Trial, result: TrialResult) -> None:
+    def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.end(study, trial, result)
         self._trials.value = trials_html(self._standing.ended)
 
-    def on_study_end(self, study: Study, conclusion: Conclusion) -> None:
+    def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
         self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
         self._best.value = f"<b>{printable_html(answer_line(study.record))}</b>"
 
-    def on_forecast(self, study: Study, forecast: Forecast) -> None:
+    def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self.on_notice(forecast_text(forecast))
 
@@ -156,7 +156,7 @@ class WidgetProgress:
         self._stopped = True
         button.disabled, button.description = True, "Stopping ..."
 
-    def _heed(self, study: Study) -> None:
+    def _heed(self, study: AskTellStudy) -> None:
         """End the tuning if Stop was pressed; another thread of the kernel handles the button.
 
         Raises:
@@ -165,7 +165,7 @@ class WidgetProgress:
         if self._stopped:
             raise StopRequested(study.study_id)
 
-    def _draw(self, study: Study, activity: str) -> None:
+    def _draw(self, study: AskTellStudy, activity: str) -> None:
         self._drawn_at = time.monotonic()
         standing = self._standing
         left_s = standing.left_s(study)
@@ -176,7 +176,7 @@ class WidgetProgress:
         self._activity.value = printable_html(activity)
         self._best.value = printable_html(standing.best_text(study))
 
-    def _running(self, study: Study, trial: Trial, progress: TrialProgress) -> str:
+    def _running(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> str:
         standing = self._standing
         round_ = standing.next_round(study, trial)
         if round_:

@@ -5,7 +5,7 @@ and the trials in its store only, so a study that is loaded after a crash contin
 :func:`hvd_autosync.engine.tuning.tune` drives it with real launches. With a launcher of your own,
 drive it yourself::
 
-    study = Study.create(space)
+    study = AskTellStudy.create(space)
     while (trial := study.ask()) is not None:
         study.tell(trial, run_my_job(trial.strategy))
     print(study.conclusion)
@@ -49,8 +49,11 @@ from hvd_autosync.util.versions import deciding_versions
 _LOG = logging.getLogger(__name__)
 
 
-class Study:
-    """One optimization: a task, a space, a seed, its trials, its winner."""
+class AskTellStudy:
+    """One optimization: a task, a space, a seed, its trials, its winner.
+
+    :class:`hvd_autosync.Study` adds results and figures for users.
+    """
 
     def __init__(
         self, store: TraceStore, record: StudyRecord, learner: Learner | None = None
@@ -73,7 +76,7 @@ class Study:
         task: Task | None = None,
         job_key: str = "",
         command: Sequence[str] = (),
-    ) -> Study:
+    ) -> AskTellStudy:
         """Start a study.
 
         Args:

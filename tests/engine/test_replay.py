@@ -18,7 +18,7 @@ from hvd_autosync.errors import ConfigurationError, StudyError
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.learner.registry import LEARNERS
 from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TraceStore, export_study
 
@@ -32,9 +32,9 @@ def store() -> TraceStore:
 
 
 @pytest.fixture(scope="module")
-def recorded(store: TraceStore) -> Study:
+def recorded(store: TraceStore) -> AskTellStudy:
     """A study of a simulated job, from its default to its confirmed winner."""
-    study = Study.create(SPACE, store=store, settings=StudySettings(trials=9, seed=3))
+    study = AskTellStudy.create(SPACE, store=store, settings=StudySettings(trials=9, seed=3))
     rng = np.random.default_rng(0)
     while (trial := study.ask()) is not None:
         values = SPACE.complete(trial.strategy)
@@ -57,7 +57,7 @@ class Watching:
         return [args for said, args in self.said if said == name]
 
 
-def test_playing_shows_every_trial_and_the_end(recorded: Study) -> None:
+def test_playing_shows_every_trial_and_the_end(recorded: AskTellStudy) -> None:
     watching = Watching()
     play(recorded.record, recorded.history, watching, math.inf)  # type: ignore[arg-type]
     results = [args[2] for args in watching.of("on_trial_end")]
@@ -66,7 +66,7 @@ def test_playing_shows_every_trial_and_the_end(recorded: Study) -> None:
     assert not watching.of("on_trial_progress")
 
 
-def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: Study) -> None:
+def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: AskTellStudy) -> None:
     slept: list[float] = []
     watching = Watching()
     play(recorded.record, recorded.history, watching, 4.0, slept.append)  # type: ignore[arg-type]
@@ -80,26 +80,28 @@ def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: Study) -> 
 
 
 def test_a_study_that_measured_nothing_is_not_played(store: TraceStore) -> None:
-    empty = Study.create(SPACE, store=store)
+    empty = AskTellStudy.create(SPACE, store=store)
     with pytest.raises(StudyError, match="no trials to play"):
         play(empty.record, [], Watching(), 1.0)  # type: ignore[arg-type]
 
 
-def test_the_same_questions_are_asked(store: TraceStore, recorded: Study) -> None:
+def test_the_same_questions_are_asked(store: TraceStore, recorded: AskTellStudy) -> None:
     checks = list(verify(store, recorded.record, recorded.history))
     assert [check.number for check in checks] == [*range(len(recorded.history) + 1)]
     assert all(check.same for check in checks), [check for check in checks if not check.same]
     assert checks[-1].kind == "end" and checks[-1].again == recorded.record.winner
 
 
-def test_another_seed_asks_others(store: TraceStore, recorded: Study) -> None:
+def test_another_seed_asks_others(store: TraceStore, recorded: AskTellStudy) -> None:
     other = replace(recorded.record, settings={**recorded.record.settings, "seed": 4})
     wrong = [c for c in verify(store, other, recorded.history) if not c.same]
     assert wrong and all(check.kind != "default" for check in wrong)
     assert any(check.distance > 0 for check in wrong)
 
 
-def test_what_was_lost_is_not_known_to_later_questions(store: TraceStore, recorded: Study) -> None:
+def test_what_was_lost_is_not_known_to_later_questions(
+    store: TraceStore, recorded: AskTellStudy
+) -> None:
     """A trial in flight when its driver died: nobody was told, and it was asked for again."""
     trials = recorded.history
     lost = replace(trials[2], result=None, told_at=None)
@@ -119,7 +121,7 @@ def test_distance_counts_choices_and_shares_of_ranges() -> None:
 
 @pytest.mark.parametrize("learner", list(LEARNERS))
 def test_other_learners_play_on_what_was_measured(
-    store: TraceStore, recorded: Study, learner: str
+    store: TraceStore, recorded: AskTellStudy, learner: str
 ) -> None:
     if learner.startswith("optuna"):
         pytest.importorskip("optuna")
@@ -132,12 +134,12 @@ def test_other_learners_play_on_what_was_measured(
     assert again == found
 
 
-def test_an_unknown_learner_is_named(store: TraceStore, recorded: Study) -> None:
+def test_an_unknown_learner_is_named(store: TraceStore, recorded: AskTellStudy) -> None:
     with pytest.raises(ConfigurationError, match=r"'hebo'.*\n?.*transfer"):
         rerun(store, recorded.record, recorded.history, "hebo", 6, 1)
 
 
-def test_commands(tmp_path: Path, store: TraceStore, recorded: Study) -> None:
+def test_commands(tmp_path: Path, store: TraceStore, recorded: AskTellStudy) -> None:
     path = tmp_path / "trace.jsonl"
     export_study(store, recorded.study_id, path)
     run = CliRunner().invoke

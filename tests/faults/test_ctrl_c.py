@@ -29,7 +29,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.search_space.trial import RankReport
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import StudyStatus, TraceStore
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Measured:
         if spec.probe:
             return TrialResult(TrialStatus.CRASHED)
         store = TraceStore(self.store)
-        study = Study(store, store.studies()[0])
+        study = AskTellStudy(store, store.studies()[0])
         self.proven = study.proven
         if self.proven is not None:
             signal.raise_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ from hvd_autosync.search_space import (
     TrialStatus,
 )
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.traces import TraceStore, export_study, read_trials
 
 SPACE = SearchSpace(
@@ -35,9 +35,9 @@ def store() -> TraceStore:
 
 
 @pytest.fixture
-def study(store: TraceStore) -> Study:
+def study(store: TraceStore) -> AskTellStudy:
     """The default twice, 11 and 12 ms; cycles of 5 ms, 15 ms; those with fp16, 10 ms."""
-    study = Study.create(SPACE, store=store)
+    study = AskTellStudy.create(SPACE, store=store)
     slow, coded = {"pause": 5.0}, {"pause": 5.0, "coding": "fp16"}
     for strategy, step_ms in (({}, 11), (slow, 15), (coded, 10), ({}, 12)):
         number = store.ask(study.study_id, Strategy(strategy), "sobol", {})
@@ -53,14 +53,14 @@ def played(runner: ReplayRunner, strategy: Strategy) -> float:
     return 1e3 * result.step_time.mean_s
 
 
-def test_the_same_strategy_answers_and_repetitions_in_turn(study: Study) -> None:
+def test_the_same_strategy_answers_and_repetitions_in_turn(study: AskTellStudy) -> None:
     runner = ReplayRunner(study.record, study.history)
     for step_ms in (11, 12, 11):
         assert played(runner, Strategy()) == pytest.approx(step_ms)
         assert runner.distance == 0
 
 
-def test_else_the_nearest_answers(study: Study) -> None:
+def test_else_the_nearest_answers(study: AskTellStudy) -> None:
     """A number may be far before a choice differs."""
     runner = ReplayRunner(study.record, study.history)
     assert played(runner, Strategy({"pause": 6.0})) == pytest.approx(15)
@@ -70,12 +70,14 @@ def test_else_the_nearest_answers(study: Study) -> None:
 
 
 def test_without_trials_there_is_nothing_to_play(store: TraceStore) -> None:
-    empty = Study.create(SPACE, store=store)
+    empty = AskTellStudy.create(SPACE, store=store)
     with pytest.raises(StudyError, match="no trials to play"):
         ReplayRunner(empty.record, empty.history)
 
 
-def test_a_trace_is_a_table_in_one_line(study: Study, store: TraceStore, tmp_path: Path) -> None:
+def test_a_trace_is_a_table_in_one_line(
+    study: AskTellStudy, store: TraceStore, tmp_path: Path
+) -> None:
     export_study(store, study.study_id, tmp_path / "trace.jsonl.gz")
     frame = read_trials(tmp_path / "trace.jsonl.gz")
     assert frame.columns[0] == "study" and set(frame["study"]) == {study.study_id}

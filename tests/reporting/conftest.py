@@ -30,7 +30,7 @@ from hvd_autosync.search_space import (
     build_space,
 )
 from hvd_autosync.study.confirm import compare
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 
@@ -125,9 +125,9 @@ class Author:
         return result.step_time
 
     @property
-    def study(self) -> Study:
+    def study(self) -> AskTellStudy:
         """The study as it stands in the store."""
-        return Study(self.store, self.store.study(self.study_id))
+        return AskTellStudy(self.store, self.store.study(self.study_id))
 
     def play(self, listener: Listener) -> None:
         """A whole tuning before the eyes of ``listener``."""

@@ -16,7 +16,7 @@ from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.strategy_file import read_strategy
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
@@ -31,10 +31,10 @@ JUDGED = {
 
 
 @pytest.fixture
-def judged(author: Any) -> tuple[Study, SearchSpace]:
+def judged(author: Any) -> tuple[AskTellStudy, SearchSpace]:
     task = author.task
     space = build_space(task.model, task.resources, allow=("codec",))
-    study = Study.create(space, store=author.store, task=task)
+    study = AskTellStudy.create(space, store=author.store, task=task)
     verdicts = []
     for codec, (seconds, loss) in {"none": (0.05, 1.0), **JUDGED}.items():
         strategy = space.complete({"large_codec": codec})
@@ -50,7 +50,9 @@ def judged(author: Any) -> tuple[Study, SearchSpace]:
     return study, space
 
 
-def test_the_front_holds_what_nothing_beats_in_both(judged: tuple[Study, SearchSpace]) -> None:
+def test_the_front_holds_what_nothing_beats_in_both(
+    judged: tuple[AskTellStudy, SearchSpace],
+) -> None:
     study, space = judged
     assert study.conclusion is not None
     found = trade_offs(space, study.history, study.conclusion)
@@ -64,7 +66,7 @@ def test_the_front_holds_what_nothing_beats_in_both(judged: tuple[Study, SearchS
 
 
 def test_any_of_them_as_a_file(
-    store: TraceStore, judged: tuple[Study, SearchSpace], tmp_path: Path
+    store: TraceStore, judged: tuple[AskTellStudy, SearchSpace], tmp_path: Path
 ) -> None:
     record = store.study(judged[0].study_id)
     file = tmp_path / "strategy.toml"

@@ -148,9 +148,9 @@ def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -
 
 
 def test_a_trial_before_the_space_is_known_is_the_default(store: Any) -> None:
-    from hvd_autosync.study.study import Study
+    from hvd_autosync.study.study import AskTellStudy
 
-    study = Study.create(store=store)
+    study = AskTellStudy.create(store=store)
     standing = TuningProgress()
     standing.start(study)
     assert standing.describe(study, Trial(0, "default", Strategy())) == "default"

@@ -21,7 +21,7 @@ from hvd_autosync.search_space import (
     build_space,
 )
 from hvd_autosync.study.knob_order import KNOB_ORDER, knobs_by_effect, with_knob_order
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
 
 #: What matters is the last of these in the catalogue, the first does nothing.
@@ -73,7 +73,7 @@ def test_tables_progress_and_the_answer_show_what_matters_first(
     model: ModelProfile, slow_network: Resources, tmp_path: Path
 ) -> None:
     space = the_space(model, slow_network)
-    study = Study.create(
+    study = AskTellStudy.create(
         space,
         store=str(tmp_path / "traces.db"),
         settings=StudySettings(trials=10, seed=1),

@@ -24,7 +24,7 @@ from hvd_autosync.search_space import (
     build_space,
 )
 from hvd_autosync.study.related_studies import load_sources, related_studies
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
 
@@ -51,10 +51,10 @@ def space_of(task: Task) -> SearchSpace:
     return build_space(task.model, task.resources, held={"controller": "gloo"})
 
 
-def tuned(store: TraceStore, task: Task, trials: int = 6, transfer: bool = True) -> Study:
+def tuned(store: TraceStore, task: Task, trials: int = 6, transfer: bool = True) -> AskTellStudy:
     """A study of ``task``: the cost model's step times, more for long cycles, and some noise."""
     settings = StudySettings(trials=trials, transfer=transfer)
-    study = Study.create(space_of(task), store=store, settings=settings, task=task)
+    study = AskTellStudy.create(space_of(task), store=store, settings=settings, task=task)
     rng = np.random.default_rng(0)
     cost = CostModel(task.model, task.resources)
     while (trial := study.ask()) is not None:
@@ -72,7 +72,7 @@ def store(tmp_path: Path) -> TraceStore:
 def test_the_most_similar_come_first_and_one_per_task(store: TraceStore, task: Task) -> None:
     networks = [1.0, 10.0, 10.0, 1e-3]  # the third is the second again, the last is not alike
     studies = [tuned(store, slower(task, factor), 2, transfer=False) for factor in networks]
-    Study.create(space_of(task), store=store, task=task)  # still running
+    AskTellStudy.create(space_of(task), store=store, task=task)  # still running
     found = related_studies(store, task)
     assert [study_id for study_id, _ in found] == [studies[0].study_id, studies[2].study_id]
     assert found[0][1] == 1.0 > found[1][1]
@@ -85,7 +85,7 @@ def test_each_space_of_a_task_has_a_study_to_learn_from(store: TraceStore, task:
     for allow, trials in ((("codec",), 3), (("order",), 2)):
         space = build_space(task.model, task.resources, allow=allow)
         settings = StudySettings(trials=trials, transfer=False)
-        other = Study.create(space, store=store, task=task, settings=settings)
+        other = AskTellStudy.create(space, store=store, task=task, settings=settings)
         while (trial := other.ask()) is not None:
             other.tell(trial, [0.1] * 20)
         others.append(other.study_id)
@@ -97,7 +97,7 @@ def test_each_space_of_a_task_has_a_study_to_learn_from(store: TraceStore, task:
 
 def test_a_study_starts_from_what_related_ones_found(store: TraceStore, task: Task) -> None:
     first = tuned(store, slower(task, 2.0), 8)
-    second = Study.create(space_of(task), store=store, task=task)
+    second = AskTellStudy.create(space_of(task), store=store, task=task)
     default = second.ask()
     assert default is not None and default.kind == "default"
     second.tell(default, [1.0] * 20)
@@ -121,13 +121,13 @@ def test_without_transfer_nothing_is_related(store: TraceStore, task: Task) -> N
 def test_what_was_decided_stays_when_the_store_grows(store: TraceStore, task: Task) -> None:
     """A study that is taken up again learns from the same studies as before."""
     first = tuned(store, slower(task, 2.0), 4)
-    second = Study.create(space_of(task), store=store, task=task)
+    second = AskTellStudy.create(space_of(task), store=store, task=task)
     for _ in range(2):
         trial = second.ask()
         assert trial is not None
         second.tell(trial, [1.0] * 20)
     tuned(store, slower(task, 1.5), 4)
-    again = Study(store, store.study(second.study_id))
+    again = AskTellStudy(store, store.study(second.study_id))
     assert [source.study_id for source in again.problem.sources] == [first.study_id]
     one, other = second.ask(), again.ask()
     assert one is not None and other is not None and one.strategy == other.strategy
@@ -137,7 +137,7 @@ def test_a_study_that_took_its_winner_from_another_does_not_hide_it(
     store: TraceStore, task: Task
 ) -> None:
     rich = tuned(store, task, 5)
-    poor = Study.create(space_of(task), store=store, task=task)
+    poor = AskTellStudy.create(space_of(task), store=store, task=task)
     default = poor.ask()
     assert default is not None
     poor.tell(default, [0.1] * 20)
@@ -162,7 +162,7 @@ def test_impossible_and_damaged_tasks_are_left_out(
 
 def test_what_is_gone_or_nonsense_is_left_out(store: TraceStore, task: Task) -> None:
     known = tuned(store, task, 4)
-    failed = Study.create(space_of(task), store=store, task=task)
+    failed = AskTellStudy.create(space_of(task), store=store, task=task)
     trial = failed.ask()
     assert trial is not None
     failed.tell(trial, TrialResult(TrialStatus.CRASHED))

@@ -29,7 +29,7 @@ from hvd_autosync.study.candidate_selection import CandidateSelection, may_be_us
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.related_studies import observations_of
-from hvd_autosync.study.study import Study
+from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
 
@@ -71,15 +71,15 @@ class SimulatedJob:
         return [float(s) for s in mean * np.exp(self.rng.normal(0, 0.03, 40))]
 
 
-def finish(study: Study, job: SimulatedJob) -> Conclusion:
+def finish(study: AskTellStudy, job: SimulatedJob) -> Conclusion:
     while (trial := study.ask()) is not None:
         study.tell(trial, job.result(trial))
     assert study.conclusion is not None
     return study.conclusion
 
 
-def study(tmp_path: Path, space: SearchSpace = SPACE, **settings: object) -> Study:
-    return Study.create(
+def study(tmp_path: Path, space: SearchSpace = SPACE, **settings: object) -> AskTellStudy:
+    return AskTellStudy.create(
         space, store=str(tmp_path / "traces.db"), settings=StudySettings(**settings)
     )
 
@@ -280,7 +280,7 @@ def test_a_study_goes_on_after_any_of_its_trials(tmp_path: Path) -> None:
     store = TraceStore(str(tmp_path / "again" / "traces.db"))
     while (trial := again.ask()) is not None:
         again.tell(trial, job.result(trial))
-        again = Study(store, store.study(again.study_id))
+        again = AskTellStudy(store, store.study(again.study_id))
     assert [t.kind for t in again.history] == [t.kind for t in whole.history]
     assert store.study(again.study_id).winner == expected.winner
 
@@ -373,7 +373,7 @@ def test_the_same_seed_asks_the_same(tmp_path: Path) -> None:
     assert asked[0] == asked[1]
 
 
-def timed(one: Study, job: SimulatedJob, total_s: float = 10.0) -> Conclusion:
+def timed(one: AskTellStudy, job: SimulatedJob, total_s: float = 10.0) -> Conclusion:
     """Run ``one`` to its end with trials of ``total_s`` seconds, and no time to think."""
     while (trial := one.ask()) is not None:
         report = RankReport(0, "a", tuple(job.steps(trial.strategy)))
@@ -451,7 +451,7 @@ def test_an_empty_space_concludes_with_the_default(tmp_path: Path) -> None:
 
 
 def test_a_space_that_is_not_described_is_named(tmp_path: Path) -> None:
-    one = Study.create(store=str(tmp_path / "traces.db"))
+    one = AskTellStudy.create(store=str(tmp_path / "traces.db"))
     trial = one.ask()
     assert trial is not None
     one.tell(trial, [0.1] * 20)
@@ -516,7 +516,7 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
     traces = TraceStore(store)
     record = traces.claim_resumable("j")
     assert record is not None and record.status is StudyStatus.RUNNING
-    resumed = Study(traces, record)
+    resumed = AskTellStudy(traces, record)
     before = [t.strategy for t in resumed.history if t.result is not None]
     assert len(before) == 4
     lost, again = resumed.history[4], resumed.ask()
