@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from hvd_autosync.errors import TrialFilesError
-from hvd_autosync.launch.file_states import FileState, file_states, written_by_the_living
+from hvd_autosync.launch.file_states import FileState, file_states, open_for_writing
 
 _MOST_ENTRIES = 50_000
 _MOST_COPIED_BYTES = 1 << 30
@@ -79,7 +79,7 @@ class WatchedFiles:
             TrialFilesError: Something cannot be put back.
         """
         now, _ = self._look()
-        others = written_by_the_living()
+        others = open_for_writing()
         lost = []
         for path in [path for path in now if path not in self._states]:
             if now[path].place not in others and os.path.lexists(path):

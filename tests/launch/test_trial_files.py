@@ -163,7 +163,7 @@ def test_where_no_files_can_be_private_trials_run_watched(
     runner._cold = Refuses(runner, [])  # type: ignore[assignment]
     assert [run(runner), run(runner)] == [TrialStatus.COMPLETED] * 2
     assert runner._cold.private == [True, True, False, False]  # type: ignore[attr-defined]
-    assert "trials have no files of their own: no overlays" in said[0]
+    assert "trial files are not private: no overlays" in said[0]
     runner.close()
 
 
@@ -177,7 +177,7 @@ def test_a_trial_that_fails_may_fail_only_for_that(
     assert run(runner) is again
     blamed = again is TrialStatus.COMPLETED
     assert runner._files.private is not blamed
-    assert any("trials have no files of their own" in line for line in said) is blamed
+    assert any("trial files are not private" in line for line in said) is blamed
     assert run(runner) is TrialStatus.CRASHED
     assert len(runner._cold.private) == 4, "it is asked once"  # type: ignore[attr-defined]
     runner.close()
