@@ -185,7 +185,8 @@ class PrivateRoot:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
         if len(entries) > _MOST_ENTRIES:
             raise OSError(
-                f"{path} has mounts below it and {len(entries)} entries; the limit is {_MOST_ENTRIES}"
+                f"{path} has mounts below it and {len(entries)} entries, above the limit of "
+                f"{_MOST_ENTRIES}"
             )
         for entry in entries:
             target = self._target(entry.path)

@@ -127,7 +127,7 @@ def test_hosts_that_share_files_do_so_in_trials(tmp_path: Path, horovodrun: str)
     assert_trained_from_the_beginning(said, tmp_path)
     assert "trial files are not private: a trial failed with private files (rank 1" in said
     assert "its hosts do not see each other's files" in said
-    assert f"what trials change in {tmp_path}/run, {SCRIPT} on this host is put back" in said
+    assert f"changes that a trial makes in {tmp_path}/run, {SCRIPT} on this host are" in said
 
 
 @pytest.mark.root
