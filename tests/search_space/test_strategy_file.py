@@ -51,7 +51,7 @@ def test_what_is_written_is_read(data: st.DataObject) -> None:
 
 def test_it_says_what_knobs_do() -> None:
     text = strategy_text(Strategy({"buckets": 4, "embedding_exchange": "rows"}), CLASSES)
-    assert "# Number of buckets" in text
+    assert "# Number of gradient buckets" in text
     assert 'embedding = ["table.*"]' in text
     assert "large" not in text.partition("[classes]")[2]  # nothing treats it differently
 
@@ -102,13 +102,13 @@ def test_knobs_that_the_job_decides_are_not_decided_twice() -> None:
 @pytest.mark.parametrize(
     ("knobs", "classes", "named"),
     [
-        ({"embedding_exchange": "rows"}, {"embedding": ("tabel.*",)}, "'tabel.*' fits no param"),
+        ({"embedding_exchange": "rows"}, {"embedding": ("tabel.*",)}, "'tabel.*' matches no param"),
         (
             {"large_codec": "powersgd", "large_rank": 32},
             {"large": ("table.weight",)},
-            "large_rank = 32 is above the rank of table.weight, whose shape is 1000 x 8",
+            "large_rank = 32 is above the rank of table.weight, which has the shape 1000 x 8",
         ),
-        ({"rest_codec": "int8"}, {}, "rest_codec = 'int8' cannot code steps"),
+        ({"rest_codec": "int8"}, {}, "rest_codec = 'int8' cannot encode steps"),
     ],
 )
 def test_the_model_must_fit(
