@@ -123,7 +123,7 @@ class ForkServers:
             for rank, message in messages.items():
                 self._controls[rank].send(message)
         except ChannelError as error:
-            raise ForkServersError(f"a fork server is gone: {error}") from None
+            raise ForkServersError(f"a fork server has ended: {error}") from None
 
     def close(self) -> None:
         """Close the connections, which ends the servers with all their children."""

@@ -19,7 +19,7 @@ _REMEDIES = {
     "not found": "Install an ssh client on this machine (Debian: apt-get install openssh-client).",
     "Connection refused": "Start sshd on {host}, or give its port with -p.",
     "resolve hostname": "Check the name, or give {host} an address in DNS or /etc/hosts.",
-    "Host key verification failed": "If {host} was set up anew, remove its old key "
+    "Host key verification failed": "If {host} was reinstalled, remove its old key "
     "(ssh-keygen -R {host}) and connect to it once by hand.",
     "Permission denied": "Authorize your key there (ssh-copy-id {host}), or give the key with -i: "
     "ssh must work without a password.",

@@ -25,7 +25,7 @@ def read_exactly(sock: socket.socket, count: int, deadline: float | None = None)
             sock.settimeout(time_left(deadline))
         received = sock.recv_into(view[filled:])
         if not received:
-            raise ConnectionError("the peer is gone")
+            raise ConnectionError("the peer has closed the connection")
         filled += received
     return bytes(data)
 

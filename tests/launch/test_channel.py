@@ -38,7 +38,7 @@ def test_messages_arrive_in_order(receiver: ControlReceiver) -> None:
     sender.send({"n": 2})
     assert [receiver.receive()["n"] for _ in range(2)] == [1, 2]
     sender.close()
-    with pytest.raises(ChannelError, match="gone"):
+    with pytest.raises(ChannelError, match="closed the connection"):
         receiver.receive()
 
 
