@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_autosync.testing import daemon, testbed_missing
+from hvd_autosync.testing import TestbedError, daemon, testbed_missing
 
 pytestmark = [
     pytest.mark.cluster,
@@ -54,7 +54,7 @@ def test_up_run_down() -> None:
 
 def test_horovodrun_is_given_all_hosts() -> None:
     kept = daemon.TestbedDaemon(1, 1, ("a", "b"), (os.getpid(),) * 2, ("-H", "a:1,b:1"))
-    with pytest.raises(daemon.TestbedError, match="no host 2"):
+    with pytest.raises(TestbedError, match="no host 2"):
         kept.command(["hostname"], host=2)
 
 
