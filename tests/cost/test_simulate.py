@@ -107,7 +107,7 @@ def test_a_strategy_of_a_file_is_predicted_too(
             ["--hosts", "1"],
             "does not fit the hosts",
         ),
-        ("knobs.large_codec = 'fp16'\nclasses.large = ['nosuch*']", [], "fits no parameter"),
+        ("knobs.large_codec = 'fp16'\nclasses.large = ['nosuch*']", [], "matches no parameter"),
         (
             "knobs.large_codec = 'fp16'\nclasses.large = ['table']",
             [],

@@ -1,4 +1,4 @@
-"""What the driver makes of what it hears of a trial's files, and which trackers trials have."""
+"""The driver's handling of messages about a trial's files, and the trackers of trials."""
 
 import uuid
 from pathlib import Path
@@ -20,12 +20,12 @@ def spec_of(name: str = "t", **fields: object) -> TrialSpec:
     return TrialSpec(name, Strategy(), 3, 10, **fields)  # type: ignore[arg-type]
 
 
-class PriorUse:
-    """The files of one trial of which one message came."""
+class FilesReport:
+    """The files of one trial, after one message about them."""
 
     def __init__(self, **changed: object) -> None:
-        self.said: list[str] = []
-        self.files = TrialFiles(self.said.append)
+        self.printed: list[str] = []
+        self.files = TrialFiles(self.printed.append)
         self.spec = spec_of()
         self.files.variables(self.spec)
         message = {
@@ -54,14 +54,14 @@ def test_each_run_of_a_trial_has_files_of_its_own() -> None:
 
 
 def test_a_rank_that_refuses_is_heard() -> None:
-    heard = PriorUse(type="refused", reason="a: unshare: not here")
+    report = FilesReport(type="refused", reason="a: unshare: not here")
     with pytest.raises(NotPrivateError, match="not here"):
-        heard.files.hear(heard.collector)
+        report.files.process_messages(report.collector)
 
 
 def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
-    heard = PriorUse(type="refused", reason="late", trial="s")
-    heard.files.hear(heard.collector)
+    report = FilesReport(type="refused", reason="late", trial="s")
+    report.files.process_messages(report.collector)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
 def test_private_files_are_suspected_where_something_speaks_for_it(
     told: dict[str, object], result: TrialResult, hosts: int, suspicion: str
 ) -> None:
-    heard = PriorUse(**told)
-    heard.files.hear(heard.collector)
-    found = heard.files.suspicion(result, hosts)
+    report = FilesReport(**told)
+    report.files.process_messages(report.collector)
+    found = report.files.suspicion(result, hosts)
     assert suspicion in found and bool(suspicion) == bool(found)
 
 
 def test_a_large_file_that_is_copied_is_said_once() -> None:
-    heard = PriorUse(copied="/data/a.bin", copied_bytes=12 * 10**9)
+    report = FilesReport(copied="/data/a.bin", copied_bytes=12 * 10**9)
     for _ in range(2):
-        heard.files.hear(heard.collector)
-    (line,) = heard.said
+        report.files.process_messages(report.collector)
+    (line,) = report.printed
     assert "/data/a.bin (12.0 GB)" in line and "reading" in line
 
 
@@ -129,7 +129,7 @@ def test_trackers_are_offline_unless_the_user_says_otherwise(
 
 
 class Refuses:
-    """A runner whose trials need files that are not private."""
+    """A runner whose trials cannot have private files."""
 
     def __init__(self, runner: AutoRunner, ends: list[TrialResult]) -> None:
         self.runner, self.ends, self.private = runner, ends, [True]
@@ -163,7 +163,7 @@ def test_where_no_files_can_be_private_trials_run_watched(
     runner._cold = Refuses(runner, [])  # type: ignore[assignment]
     assert [run(runner), run(runner)] == [TrialStatus.COMPLETED] * 2
     assert runner._cold.private == [True, True, False, False]  # type: ignore[attr-defined]
-    assert "trials have no files of their own: no overlays" in said[0]
+    assert "trial files are not private: no overlays" in said[0]
     runner.close()
 
 
@@ -177,7 +177,7 @@ def test_a_trial_that_fails_may_fail_only_for_that(
     assert run(runner) is again
     blamed = again is TrialStatus.COMPLETED
     assert runner._files.private is not blamed
-    assert any("trials have no files of their own" in line for line in said) is blamed
+    assert any("trial files are not private" in line for line in said) is blamed
     assert run(runner) is TrialStatus.CRASHED
     assert len(runner._cold.private) == 4, "it is asked once"  # type: ignore[attr-defined]
     runner.close()
