@@ -143,10 +143,10 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     apart = list(differences(study, job))
     for line in apart:
         print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
-    known = replace(training_context(study, store), classes=classes)
+    context = replace(training_context(study, store), classes=classes)
     if apart:  # the recorded step time need not apply here
-        known = replace(known, expected_step_s=0.0)
-    return run_training(job, strategy, known).status
+        context = replace(context, expected_step_s=0.0)
+    return run_training(job, strategy, context).status
 
 
 def tune_command(words: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ def links_of(
     say: Callable[[str], None],
     progress: Callable[[TrialProgress], None],
     *,
-    anew: bool,
+    remeasure: bool,
 ) -> Links:
     """The links between the ranks of ``job``, without those that cannot be measured.
 
@@ -53,12 +53,12 @@ def links_of(
         runner: Runs the probe (:mod:`hvd_autosync.runtime.trial.probe`).
         say: Prints a line for the user.
         progress: Called several times a second during the measurement.
-        anew: Measure the links even if they are in the store.
+        remeasure: Measure the links even if they are in the store.
     """
     if job.world_size == 1:
         return Links()
     key = cluster_key(job)
-    known = None if anew else store.find_links(key)
+    known = None if remeasure else store.find_links(key)
     if known is not None:
         return known
     say(f"measuring the links between the {job.world_size} ranks (takes some seconds)")

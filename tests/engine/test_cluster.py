@@ -43,11 +43,11 @@ def ask(
     probe: Probe,
     job: Job = JOB,
     *,
-    anew: bool = False,
+    remeasure: bool = False,
     said: list[str] | None = None,
 ) -> Links:
     say = [].append if said is None else said.append
-    return links_of(job, store, probe, say, lambda progress: None, anew=anew)
+    return links_of(job, store, probe, say, lambda progress: None, remeasure=remeasure)
 
 
 def test_each_link_is_measured_alone(store: TraceStore) -> None:
@@ -91,9 +91,9 @@ def test_other_hosts_are_measured_too(store: TraceStore) -> None:
     assert probe.runs == runs == 4
 
 
-def test_measuring_anew_replaces_what_was_known(store: TraceStore) -> None:
+def test_measuring_again_replaces_what_was_known(store: TraceStore) -> None:
     probe = Probe()
-    first, second = ask(store, probe), ask(store, probe, anew=True)
+    first, second = ask(store, probe), ask(store, probe, remeasure=True)
     assert first != second == ask(store, probe)
 
 
