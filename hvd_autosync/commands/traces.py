@@ -26,7 +26,7 @@ app = typer.Typer(
 
 
 class Format(str, enum.Enum):
-    """How trials are printed."""
+    """Formats of printed trials."""
 
     TABLE = "table"
     CSV = "csv"

@@ -45,7 +45,7 @@ class PlainProgress:
         )
 
     def on_links_progress(self, study: Study, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; prints nothing, as a notice did."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; a notice was printed already."""
 
     def on_ask_start(self, study: Study) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
