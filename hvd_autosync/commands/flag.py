@@ -55,7 +55,7 @@ def guarded(action: Callable[[], int]) -> int:
         print(f"{_PREFIX}: error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # cleanup is done; only the message is left
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the cleanup is done
         print(f"{_PREFIX}: stopped; run the same command again to resume", file=sys.stderr)
         return 130
 

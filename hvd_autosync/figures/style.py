@@ -35,7 +35,7 @@ KINDS = {
 }
 #: The purpose of each kind of trial.
 MEANINGS = {
-    "default": "the job as it is",
+    "default": "default strategy",
     "sobol": "spread over the space",
     "model": "the learner's choice",
     "survey": "survey",

@@ -36,7 +36,7 @@ class PlainProgress:
         settings = study.settings
         again = f" resumes after {len(self._tuning.ended)} trials" if resumed else ""
         limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
-        fewer = " (fewer where steps are long)" if settings.fewer else ""
+        fewer = " (fewer if steps are long)" if settings.fewer else ""
         self._print(
             f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each with "
             f"{settings.warmup} warm-up steps and {settings.steps} measured steps{fewer}; then "

@@ -116,7 +116,7 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
 
     settings = settings_of(options)
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
-    fewer = " (fewer where steps are long)" if settings.fewer else ""
+    fewer = " (fewer if steps are long)" if settings.fewer else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
         f"The plan: measure the default strategy; try other strategies, up to {options.trials} "
