@@ -102,7 +102,7 @@ def _canonical(value: Any) -> str:
 
 
 def type_problem(value: Any) -> str | None:
-    """Why a dataclass made from JSON has a field of a wrong type; ``None`` if all types are right."""
+    """Why a dataclass made from JSON has a field of a wrong type; ``None`` if all are right."""
     return _problem(value, type(value), "")
 
 
