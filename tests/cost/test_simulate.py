@@ -164,7 +164,7 @@ def test_a_study_without_trials_is_refused(
     assert status == 2 and "has no profile of a model" in text
     store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
     status, text = run(store)
-    assert status == 1 and "has measured nothing" in text
+    assert status == 1 and "has no measured trial" in text
 
 
 def test_what_the_user_and_the_script_decide_stays_so(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_autosync.engine.training import _heard
+from hvd_autosync.engine.training import _watch_for_fallback
 from hvd_autosync.launch.sweep import processes_of
 from hvd_autosync.search_space.trial import FALLBACK_FILE
 
@@ -100,7 +100,9 @@ def test_the_end_of_a_strategy_is_heard_while_the_training_runs(tmp_path: Path) 
         heard: list[tuple[int, str]] = []
         folder = tmp_path / str(late)
         folder.mkdir()
-        with _heard(str(folder), lambda step, reason, heard=heard: heard.append((step, reason))):
+        with _watch_for_fallback(
+            str(folder), lambda step, reason, heard=heard: heard.append((step, reason))
+        ):
             (folder / FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
             if not late:
                 await_true(lambda heard=heard: bool(heard), 20)
