@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
@@ -50,9 +51,9 @@ def check_command(job: Job) -> None:
             hint="Check the spelling, or give the path of an executable file.",
         )
     script = script_word(words)
-    if script is not None and not os.path.isfile(script):
+    if script is not None and not os.path.isfile(script):  # noqa: PTH113 (takes any text)
         raise ConfigurationError(
-            f"the script {script!r} does not exist in {os.getcwd()}", hint="Check its path."
+            f"the script {script!r} does not exist in {Path.cwd()}", hint="Check its path."
         )
 
 

@@ -60,7 +60,7 @@ class TestbedDaemon:
                 f"there is no host {host}", hint=f"Choose from 0 to {len(self.hosts) - 1}."
             )
         program, *rest = words
-        if os.path.basename(program) == "horovodrun" and "-H" not in rest:
+        if Path(program).name == "horovodrun" and "-H" not in rest:
             rest = [*self.options, *rest]
         return enter_command(self.pids[host], [program, *rest])
 

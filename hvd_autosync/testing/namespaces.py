@@ -46,7 +46,7 @@ def _entered(
     cwd: str | os.PathLike[str] | None = None,
 ) -> list[str]:
     # A change of the mount namespace resets the working directory.
-    folder = os.path.abspath(cwd or os.curdir)
+    folder = Path(cwd or os.curdir).absolute()
     return ["nsenter", f"--target={pid}", *namespaces, "env", f"--chdir={folder}", *command]
 
 
@@ -116,10 +116,10 @@ class Box:
 
     def signal_all(self, number: int) -> None:
         """Send a signal to every process of the box except the first."""
-        own = os.readlink(f"/proc/{self.pid}/ns/pid_for_children")
+        own = Path(f"/proc/{self.pid}/ns/pid_for_children").readlink()
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # ended meanwhile
-                inside = os.readlink(folder / "ns" / "pid") == own
+                inside = (folder / "ns" / "pid").readlink() == own
                 # The first process of a namespace has the number 1 in it.
                 if inside and (folder / "status").read_text().split("NSpid:")[1].split()[1] != "1":
                     os.kill(int(folder.name), number)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -211,7 +212,7 @@ class Testbed:
         key, public = first.read(_KEY), first.read(f"{_KEY}.pub")
         names = [f"{a} {n}" for a, n in zip(self.addresses, self.hosts, strict=True)]
         # The PATH on which Open MPI's daemon on another host finds its programs.
-        path = os.pathsep.join([os.path.dirname(sys.executable), _TOOL_PATH])
+        path = f"{Path(sys.executable).parent}{os.pathsep}{_TOOL_PATH}"
         files = {
             "hosts": "\n".join(["127.0.0.1 localhost", *names, ""]),
             "shadow": "root:*:19000:0:99999:7:::\nsshd:!:19000::::::\n",

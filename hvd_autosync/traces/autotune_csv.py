@@ -50,7 +50,7 @@ def import_autotune_log(store: TraceStore, path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     try:
         content = Path(path).read_bytes()
-        written_at = timestamp(datetime.fromtimestamp(os.stat(path).st_mtime, timezone.utc))
+        written_at = timestamp(datetime.fromtimestamp(Path(path).stat().st_mtime, timezone.utc))
     except OSError as error:
         raise StoreError(f"cannot read {name}: {error.strerror}", hint="Name a log.") from error
     digest = hashlib.sha256(content).hexdigest()

@@ -102,10 +102,10 @@ def _write(path: Path, text: str, overwrite: bool) -> None:
             stream.write(gzip.compress(data, mtime=0) if path.suffix == _GZIP else data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except OSError as error:
         if temporary is not None:
-            os.unlink(temporary)
+            Path(temporary).unlink()
         raise StoreError(
             f"cannot write {path}: {error.strerror}",
             hint="Name a file in a folder that you may write to.",
@@ -160,7 +160,7 @@ def _check_size(path: str | os.PathLike[str]) -> None:
         while size <= _LARGEST_BYTES and (chunk := stream.read(_CHUNK_BYTES)):
             size += len(chunk)
     if size > _LARGEST_BYTES:
-        packed = os.stat(path).st_size
+        packed = Path(path).stat().st_size
         what = f"unpacks from {packed:,} bytes to" if _is_packed(path) else "has"
         raise TraceFormatError(
             f"{os.fspath(path)} {what} more than the limit of {_LARGEST_BYTES >> 20} MiB",

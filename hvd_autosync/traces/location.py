@@ -96,15 +96,15 @@ def data_folder() -> Path:
     Raises:
         StoreError: There is no home folder.
     """
-    data = os.environ.get("XDG_DATA_HOME", "")
-    if not os.path.isabs(data):  # the specification says to ignore a relative one
-        data = os.path.expanduser("~/.local/share")
-    if not os.path.isabs(data):
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    if not data.is_absolute():  # the specification says to ignore a relative one
+        data = Path(os.path.expanduser("~/.local/share"))  # noqa: PTH111 (it never fails)
+    if not data.is_absolute():
         raise StoreError(
             "there is no home folder for the trace store",
             hint="Set HOME or XDG_DATA_HOME, or name a store.",
         )
-    return Path(data) / "hvd-autosync"
+    return data / "hvd-autosync"
 
 
 def resolve_location(location: str | os.PathLike[str] | None) -> Location:

@@ -22,7 +22,7 @@ def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecor
         StoreError: There is no such study, or the store cannot be read.
         TraceFormatError: The file is damaged, of a newer version, or not a trace.
     """
-    if os.path.exists(trace):
+    if os.path.exists(trace):  # noqa: PTH110 (takes any text)
         store = TraceStore("sqlite://")
         return store, store.study(import_studies(store, trace)[0])
     if "." in trace or os.sep in trace:  # no id has one

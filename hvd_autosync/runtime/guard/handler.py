@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 from horovod.torch.mpi_ops import local_rank, rank
@@ -143,10 +143,10 @@ def _report_fallback(guard: Guard) -> None:
     """
     if not current.driver_folder or local_rank():
         return
-    path = os.path.join(current.driver_folder, FALLBACK_FILE)
+    path = Path(current.driver_folder, FALLBACK_FILE)
+    own = path.with_name(f"{path.name}.{rank()}")
+    # Without a barrier only rank 0 knows the reason.
+    reason = guard.verdict or "rank 0 has rejected the losses"
     with contextlib.suppress(OSError):  # the driver is on another host
-        with open(f"{path}.{rank()}", "w") as file:
-            # Without a barrier only rank 0 knows the reason.
-            reason = guard.verdict or "rank 0 has rejected the losses"
-            json.dump({"step": guard.step, "reason": reason}, file)
-        os.replace(f"{path}.{rank()}", path)
+        own.write_text(json.dumps({"step": guard.step, "reason": reason}))
+        own.replace(path)

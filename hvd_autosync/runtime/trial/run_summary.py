@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -95,11 +95,11 @@ class RunSummary:
             "fell_back": self.fell_back,
             "without_barrier": self.without_barrier,
         }
-        path = os.path.join(self._folder, OUTCOME_FILE)
+        path = Path(self._folder, OUTCOME_FILE)
+        new = path.with_name(f"{path.name}.new")
         with contextlib.suppress(OSError):  # the driver may be on another host
-            with open(f"{path}.new", "w") as file:
-                json.dump(summary, file)
-            os.replace(f"{path}.new", path)
+            new.write_text(json.dumps(summary))
+            new.replace(path)
 
     def _is_first(self) -> bool:
         if self._rank is None:
