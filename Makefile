@@ -8,6 +8,8 @@ BIN := $(CURDIR)/$(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # One file for each finished step of the setup, and for each setting it was made with.
 DONE := $(VENV)/.make
+#: The environment of `make test-oldest`.
+OLDEST := .venv-oldest
 # $(call chosen,NAME,DEFAULT): what NAME was set to when .venv was made, else DEFAULT.
 chosen = $(if $(wildcard $(DONE)/$1.chosen),$(shell cat $(DONE)/$1.chosen),$2)
 
@@ -28,11 +30,11 @@ IN_VENV := PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev demo test test-all lint docs test-deps clean distclean FORCE
+.PHONY: help setup dev demo test test-all test-functions test-oldest lint docs test-deps clean distclean FORCE
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=...] [TORCH=...] [MPI=...] [ARGS=...]"
-	@sed -n 's/^\([a-z-]*\):.*## /  \1 \t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /  \1 \t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 setup: ## make .venv with torch, MPI, Horovod (built once, then cached) and this package
 	@$(LOCKED) $(MAKE) --no-print-directory $(DONE)/package
@@ -50,6 +52,18 @@ test: dev ## run the tests; of wide matrices some cases
 test-all: dev ## run every test
 	@$(IN_VENV) python tools/run_tests.py --all
 
+test-functions: dev ## run the tests of single functions alone: no jobs, no pages
+	@$(IN_VENV) $(if $(ARGS),pytest $(ARGS),python tools/run_tests.py --functions)
+
+# The same steps make an environment of its own under these constraints. torch is that of TORCH:
+# nothing in setup.cfg bounds it, and on Linux older builds of the package index (2.1, 2.4 and 2.12
+# were looked at) bring gigabytes of CUDA. With another TORCH Horovod is built for it.
+test-oldest: ## the same with the lowest versions that setup.cfg allows, in .venv-oldest
+	@mkdir -p $(OLDEST)
+	@$(PYTHON) tools/oldest_versions.py notebook >$(OLDEST)/constraints.txt
+	@PIP_CONSTRAINT=$(CURDIR)/$(OLDEST)/constraints.txt \
+	  $(MAKE) --no-print-directory VENV=$(OLDEST) test-functions
+
 lint: dev ## check style, types and the floors of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
@@ -66,10 +80,10 @@ test-deps: ## as root on Debian: what the tests of several hosts, of pages and o
 
 clean: ## remove what builds, tests and linters left
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -exec rm -rf {} +
+	find . \( -path ./$(VENV) -o -path ./$(OLDEST) \) -prune -o -name __pycache__ -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv (the cached Horovod stays)
-	rm -rf $(VENV)
+distclean: clean ## clean, and remove both environments (the cached Horovod stays)
+	rm -rf $(VENV) $(OLDEST)
 
 # --- the steps of setup ---------------------------------------------------------------------------
 

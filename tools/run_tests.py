@@ -5,6 +5,7 @@ processors idle. So there are two rows: jobs; and tests of single functions, the
 documentation and whole tunings. The status is that of the first run that failed.
 
 Of wide matrices (marker ``wide``) cases that stand for the rest run; with ``--all`` every one does.
+With ``--functions`` only the tests of single functions run.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def main() -> int:
     jobs, others = f"({_JOBS})", f"not ({_JOBS})"
     if "--all" not in sys.argv[1:]:
         jobs, others = (f"{each} and not wide" for each in (jobs, others))
+    if "--functions" in sys.argv[1:]:
+        return subprocess.call([*_PYTEST, "-m", others])
     ignored = [f"--ignore={path}" for path in _BESIDE]
     runs = [_Run("--durations=10", "-m", jobs, *ignored, later=False)]
     over = threading.Event()

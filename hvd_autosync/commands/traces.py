@@ -73,7 +73,11 @@ def show(
 
 def _csv(frame: pd.DataFrame) -> str:
     """The table as CSV that is safe on a terminal and in a spreadsheet."""
-    shown = frame.map(lambda value: printable_cell(value) if isinstance(value, str) else value)
+
+    def cell(value: object) -> object:
+        return printable_cell(value) if isinstance(value, str) else value
+
+    shown = frame.apply(lambda column: column.map(cell))  # pandas 2.0 has no DataFrame.map
     text: str = shown.rename(columns=printable_cell).to_csv(index=False)
     return text
 

@@ -20,9 +20,10 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.command import OPEN_MPI_5_BINDING, launcher_environment, open_mpi_major
 from hvd_autosync.runtime.driver.environment import DISABLE_VARIABLE
 from hvd_autosync.search_space import HorovodBuild
+from hvd_autosync.util.private_names import TESTED_VERSIONS, missing_names, untested
 from hvd_autosync.util.versions import versions
 
-_TESTED_HOROVOD = "0.28."
+_TESTED_HOROVOD = TESTED_VERSIONS["horovod"].rpartition(".")[0] + "."
 _NEEDED = ("torch", "botorch", "gpytorch")
 _TIMEOUT_S = 120
 
@@ -42,6 +43,7 @@ def examine(
     """
     yield check_versions()
     yield from check_horovod()
+    yield check_private_names()
     yield check_plugin()
     yield from check_hosts(hosts, ssh)
     yield check_store(store)
@@ -60,7 +62,33 @@ def check_versions() -> Finding:
             f"{text}; without {', '.join(missing)}",
             f"Run pip install {' '.join(missing)}.",
         )
+    if untested("torch"):
+        tested = TESTED_VERSIONS["torch"]
+        return Finding(
+            "versions",
+            Severity.WARN,
+            f"{text}; the newest torch that was tested is {tested}",
+            f"If a job fails only with --autosync, install torch {tested}.",
+        )
     return Finding("versions", Severity.OK, text)
+
+
+def check_private_names() -> Finding:
+    """Whether the installed packages have the undocumented names that this one uses."""
+    missing = list(missing_names())
+    if not missing:
+        return Finding("private names", Severity.OK, "all that are used exist")
+    lines = [f"{name} ({row.why}; {', '.join(row.used_in)})" for name, row in missing]
+    packages = sorted({row.package for _, row in missing} & TESTED_VERSIONS.keys())
+    tested = " and ".join(f"{package} {TESTED_VERSIONS[package]}" for package in packages)
+    return Finding(
+        "private names",
+        Severity.FAIL if {"torch", "horovod"}.intersection(packages) else Severity.WARN,
+        f"missing: {'; '.join(lines)}",
+        f"Install {tested}, the tested version{'s' if len(packages) > 1 else ''}."
+        if tested
+        else "Use an older Python, and report the output of hvd-autosync doctor --json.",
+    )
 
 
 def check_horovod() -> Iterator[Finding]:

@@ -12,6 +12,8 @@ from hvd_autosync.doctor.finding import Finding, Severity
 from hvd_autosync.errors import HorovodBuildError
 from hvd_autosync.launch import facts
 from hvd_autosync.search_space import HorovodBuild
+from hvd_autosync.util import private_names
+from hvd_autosync.util.private_names import PrivateNames
 
 
 def build(monkeypatch: pytest.MonkeyPatch, version: str = "0.28.1", **offers: bool) -> None:
@@ -45,6 +47,47 @@ def test_a_missing_library_fails_with_the_way_to_install_it(
     check = doctor.check_versions()
     assert check.severity is Severity.FAIL
     assert check.remedy == "Run pip install botorch gpytorch."
+
+
+def test_a_newer_torch_than_was_tested_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_names, "TESTED_VERSIONS", {"torch": "2.0.1"})
+    check = doctor.check_versions()
+    assert check.severity is Severity.WARN
+    assert check.text.endswith("; the newest torch that was tested is 2.13.0")
+    assert check.remedy.endswith("install torch 2.13.0.")
+
+
+def test_every_private_name_exists() -> None:
+    assert doctor.check_private_names() == Finding(
+        "private names", Severity.OK, "all that are used exist"
+    )
+
+
+def test_a_missing_private_name_fails_with_the_tested_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = (
+        PrivateNames("torch._C", "_gone", ("runtime/current.py",), "to test it"),
+        PrivateNames("horovod.torch.mpi_ops", "rank _gone", ("torch.py",), "to test it too"),
+    )
+    monkeypatch.setattr(private_names, "PRIVATE_NAMES", rows)
+    assert doctor.check_private_names() == Finding(
+        "private names",
+        Severity.FAIL,
+        "missing: torch._C._gone (to test it; runtime/current.py); "
+        "horovod.torch.mpi_ops._gone (to test it too; torch.py)",
+        "Install horovod 0.28.1 and torch 2.13.0, the tested versions.",
+    )
+
+
+def test_a_missing_private_name_of_python_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = PrivateNames("argparse.ArgumentParser", "_gone", ("engine/job_line.py",), "to test it")
+    monkeypatch.setattr(private_names, "PRIVATE_NAMES", (row,))
+    check = doctor.check_private_names()
+    assert (check.severity, check.remedy) == (
+        Severity.WARN,
+        "Use an older Python, and report the output of hvd-autosync doctor --json.",
+    )
 
 
 def test_the_build_and_its_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,5 +267,6 @@ def test_a_whole_examination_of_this_installation(
     checks = list(doctor.examine(store=str(tmp_path / "traces.db")))
     found = {check.subject: check.severity.value for check in checks}
     assert found["versions"] == found["Horovod"] == found["store"] == "ok"
+    assert found["private names"] == "ok"
     assert found["plugin"] == "ok", [check.text for check in checks]
     assert all(check.remedy for check in checks if check.severity is not Severity.OK)

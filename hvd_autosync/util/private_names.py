@@ -1,0 +1,316 @@
+"""Names of other packages that those do not document, and that a new version may change.
+
+``hvd-autosync doctor`` checks that the installed versions have them. A test compares the table with
+a search of our sources (``tests/util/test_private_names.py``), so it is complete.
+
+Horovod's documented names are those of ``horovod.torch``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import FunctionType
+from typing import Any
+
+#: The newest versions in which the names were checked and the tests were run.
+TESTED_VERSIONS = {"torch": "2.13.0", "horovod": "0.28.1", "ipykernel": "7.4.0"}
+
+
+@dataclass(frozen=True)
+class PrivateNames:
+    """Some names of one module or class.
+
+    Attributes:
+        owner: The module, or the class or object in it; it starts with the package.
+        names: Its attributes, separated by blanks.
+        used_in: Our modules that use them, as paths in ``hvd_autosync/``.
+        why: What they are used for.
+        since: The first version that has them, if the use is for later versions only.
+    """
+
+    owner: str
+    names: str
+    used_in: tuple[str, ...]
+    why: str
+    since: str = ""
+
+    @property
+    def package(self) -> str:
+        """The package, as it is imported and installed."""
+        return self.owner.partition(".")[0]
+
+    @property
+    def dotted(self) -> list[str]:
+        """Each name with its owner."""
+        return [f"{self.owner}.{name}" for name in self.names.split()]
+
+
+PRIVATE_NAMES = (
+    PrivateNames(
+        "torch",
+        "_foreach_add_ _foreach_copy_ _foreach_mul_ _foreach_sub_",
+        (
+            "runtime/exchange/buckets.py",
+            "runtime/exchange/zero_bucket.py",
+            "runtime/guard/snapshots.py",
+            "runtime/stragglers/membership.py",
+            "runtime/sync/averaging.py",
+        ),
+        "one call for many tensors",
+    ),
+    PrivateNames(
+        "torch.Tensor",
+        "_indices",
+        ("runtime/measure/profiler.py",),
+        "the touched rows of a sparse gradient that is not coalesced",
+    ),
+    PrivateNames(
+        "torch.Tensor",
+        "_version",
+        ("runtime/exchange/deferred_update.py", "runtime/sync/shards.py"),
+        "whether a tensor was changed in place",
+    ),
+    PrivateNames(
+        "torch.UntypedStorage",
+        "_cdata",
+        ("runtime/exchange/reaching.py",),
+        "the memory whose users are counted",
+    ),
+    PrivateNames(
+        "torch._C",
+        "_storage_Use_Count",
+        ("runtime/exchange/reaching.py",),
+        "whether other tensors share a parameter's memory",
+    ),
+    PrivateNames(
+        "torch._C",
+        "_current_graph_task_id",
+        ("runtime/patches/gradient_weight.py",),
+        "whether a backward pass runs inside another",
+    ),
+    PrivateNames(
+        "torch._dynamo.callback.callback_handler",
+        "run_start_callbacks",
+        ("runtime/exchange/compiling.py",),
+        "called before torch.compile compiles anything",
+    ),
+    PrivateNames(
+        "torch._dynamo.convert_frame",
+        "FRAME_COUNTER",
+        ("runtime/exchange/compiling.py",),
+        "whether torch.compile has compiled anything",
+    ),
+    PrivateNames(
+        "torch.jit",
+        "RecursiveScriptModule",
+        ("runtime/exchange/compiling.py",),
+        "the class of scripted modules, whose creation is detected",
+    ),
+    PrivateNames(
+        "torch.nn.Module",
+        "_parameters",
+        ("runtime/exchange/reaching.py",),
+        "the dictionary that a watched one replaces",
+    ),
+    PrivateNames(
+        "torch.nn.modules.batchnorm",
+        "_NormBase",
+        ("runtime/state/normalization.py",),
+        "the class of all layers with running statistics",
+    ),
+    PrivateNames(
+        "torch.optim.Optimizer",
+        "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
+        ("runtime/optimizer/strategy_optimizer.py",),
+        "whether hooks of the script see the gradients of a step",
+    ),
+    PrivateNames(
+        "torch.optim.optimizer",
+        "_global_optimizer_post_hooks _global_optimizer_pre_hooks",
+        ("runtime/optimizer/strategy_optimizer.py",),
+        "the same, for hooks of all optimizers",
+    ),
+    PrivateNames(
+        "torch.utils.data.dataloader",
+        "_BaseDataLoaderIter",
+        ("runtime/patches/epochs.py",),
+        "the iterators whose batches are counted",
+    ),
+    PrivateNames(
+        "torch.utils.data.dataloader._BaseDataLoaderIter",
+        "_num_yielded",
+        ("runtime/patches/epochs.py", "runtime/stragglers/dynamic_batching.py"),
+        "how many batches an iterator has yielded",
+    ),
+    PrivateNames(
+        "torch.utils.data.dataloader._BaseDataLoaderIter",
+        "_sampler_iter",
+        ("runtime/stragglers/batch_split.py",),
+        "the source of batch indices that a split batch replaces",
+    ),
+    PrivateNames(
+        "torch.utils.data.dataloader._MultiProcessingDataLoaderIter",
+        "_send_idx",
+        ("runtime/stragglers/batch_split.py",),
+        "how many batches the loader's workers were given",
+    ),
+    PrivateNames(
+        "horovod.runner.launch",
+        "_run argparse.ArgumentParser parse_args",
+        ("commands/flag.py", "engine/job_line.py"),
+        "the options of horovodrun, and what it does with them",
+    ),
+    PrivateNames(
+        "horovod.runner.launch",
+        "run_commandline",
+        ("launch/command.py",),
+        "horovodrun in a process of its own",
+    ),
+    PrivateNames(
+        "horovod.runner.common.util.config_parser",
+        "set_env_from_args",
+        ("engine/job_line.py",),
+        "the variables that horovodrun sets",
+    ),
+    PrivateNames(
+        "horovod.runner.common.util.hosts",
+        "HostInfo get_host_assignments parse_host_files",
+        ("engine/job_line.py", "launch/rendezvous.py"),
+        "the hosts of a job, and the ranks on them",
+    ),
+    PrivateNames(
+        "horovod.runner.gloo_run",
+        "create_slot_env_vars",
+        ("launch/rendezvous.py",),
+        "the variables of each rank",
+    ),
+    PrivateNames(
+        "horovod.runner.http.http_server",
+        "RendezvousHTTPServer RendezvousHandler",
+        ("launch/rendezvous.py",),
+        "the rendezvous of a warm trial",
+    ),
+    PrivateNames(
+        "horovod.runner.util.lsf.LSFUtils",
+        "using_lsf",
+        ("engine/job_line.py",),
+        "whether hosts come from LSF",
+    ),
+    PrivateNames(
+        "horovod.runner.util.network",
+        "filter_local_addresses",
+        ("launch/remote.py",),
+        "which hosts are not this one",
+    ),
+    PrivateNames(
+        "horovod.runner.util.remote",
+        "get_remote_command",
+        ("launch/remote.py",),
+        "the ssh line of a command on another host",
+    ),
+    PrivateNames(
+        "horovod.torch.mpi_ops",
+        "_allgather_async",
+        ("runtime/exchange/exchanges.py",),
+        "an allgather into an existing tensor",
+    ),
+    PrivateNames(
+        "horovod.torch.mpi_ops",
+        "_alltoall_async",
+        ("runtime/exchange/zero_bucket.py",),
+        "an alltoall into an existing tensor",
+    ),
+    PrivateNames(
+        "horovod.torch.mpi_ops",
+        "is_homogeneous",
+        ("runtime/collectives/levels.py",),
+        "whether all hosts have the same number of ranks",
+    ),
+    PrivateNames(
+        "horovod.torch.mpi_ops",
+        "_basics.MPI_LIB_CTYPES.horovod_shutdown mpi_lib.horovod_torch_join",
+        ("runtime/exchange/deferred_update.py",),
+        "deferred steps are made before Horovod ends",
+    ),
+    PrivateNames(
+        "horovod.torch.optimizer._DistributedOptimizer",
+        "_allreduce_delay _handles _parameter_names _register_hooks _requires_update "
+        "_should_synchronize _synchronized load_state_dict step zero_grad",
+        (
+            "runtime/measure/profiler.py",
+            "runtime/optimizer/strategy_optimizer.py",
+            "runtime/sync/protocols.py",
+        ),
+        "Horovod's optimizer, four methods of which a strategy replaces",
+    ),
+    PrivateNames(
+        "ipykernel.comm.comm.BaseComm",
+        "_reply_subshell_id",
+        ("reporting/widget.py",),
+        "the Stop button is answered while the cell is busy",
+        since="7.4",
+    ),
+    PrivateNames(
+        "argparse.ArgumentParser",
+        "_option_string_actions",
+        ("engine/job_line.py",),
+        "the options among which a misspelt one is looked up",
+    ),
+)
+
+
+def missing_names() -> Iterator[tuple[str, PrivateNames]]:
+    """Names that the installed packages lack, each with its row of the table.
+
+    The packages are imported; Horovod is not started. What cannot be imported at all is left out.
+    """
+    for row in PRIVATE_NAMES:
+        try:
+            import_module(row.package)
+            if row.since and is_newer(row.since, version(row.package)):
+                continue
+        except Exception:  # torch raises OSError where a library of it is missing
+            continue
+        yield from ((name, row) for name in row.dotted if not _exists(name))
+
+
+def untested(package: str) -> bool:
+    """Whether the installed version is newer than the tested one, in its first two numbers."""
+    try:
+        return is_newer(version(package), TESTED_VERSIONS[package])
+    except PackageNotFoundError:
+        return False
+
+
+def is_newer(one: str, other: str) -> bool:
+    """Whether one version is newer than another, in its first two numbers."""
+    first, second = ([int(n) for n in re.findall(r"\d+", text)[:2]] for text in (one, other))
+    return first > second
+
+
+def _exists(dotted: str) -> bool:
+    package, *rest = dotted.split(".")
+    path = package
+    owner: Any = import_module(package)
+    for name in rest:
+        path += f".{name}"
+        try:
+            owner = getattr(owner, name) if hasattr(owner, name) else import_module(path)
+        except Exception:
+            return isinstance(owner, type) and path == dotted and _instances_have(owner, name)
+    return True
+
+
+def _instances_have(cls: Any, name: str) -> bool:
+    """Whether a class declares an attribute of its instances, or a method of it mentions one."""
+    for each in cls.__mro__:
+        methods = (value for value in vars(each).values() if isinstance(value, FunctionType))
+        if name in vars(each).get("__annotations__", ()):
+            return True
+        if any(name in method.__code__.co_names for method in methods):
+            return True
+    return False
