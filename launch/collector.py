@@ -220,8 +220,8 @@ class Collector:
     ) -> tuple[TrialStatus, str, str]:
         """How the job ended: status, reason, and the output that goes with it."""
         ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
-        if len(ends) == self.world_size and set(ends) <= {"steps", "hopeless", "probe"}:
-            if "hopeless" in ends:
+        if len(ends) == self.world_size and set(ends) <= {"steps", "pruned", "probe"}:
+            if "pruned" in ends:
                 reason = "its steps so far exclude beating the best"
                 return TrialStatus.CUT_SHORT, reason, self._tail.whole()
             return TrialStatus.COMPLETED, "", self._tail.whole()

@@ -97,7 +97,7 @@ class TrialSpec:
         measured_steps: Steps that are measured; the run ends after them. 0: run to the script's
             own end without measuring (the real training).
         profile: Whether to record the model's profile during warm-up.
-        hopeless_above_s: End the run when the step time is above this with confidence.
+        prune_above_s: End the run when the step time is above this with confidence.
         classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
         probe: Measure the link between the ranks of these hosts, instead of running the script.
         seed: Of all random numbers (:mod:`hvd_autosync.runtime.patches.seeds`); 0: the script's

@@ -168,7 +168,7 @@ def test_a_flood_of_output_changes_nothing(run: Run) -> None:
     assert len(result.stderr_tail) < 40_000
 
 
-def test_a_hopeless_trial_is_cut_short_on_all_ranks(run: Run) -> None:
+def test_a_pruned_trial_is_cut_short_on_all_ranks(run: Run) -> None:
     result = run(measured_steps=500, prune_above_s=1e-6)
     assert result.status is TrialStatus.CUT_SHORT
     assert len({len(rank.step_s) for rank in result.ranks}) == 1

@@ -483,7 +483,7 @@ def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
     assert finish(one, job) is not None
 
 
-def test_only_slow_exploration_is_hopeless(tmp_path: Path) -> None:
+def test_only_slow_exploration_is_pruned(tmp_path: Path) -> None:
     one = study(tmp_path)
     default = one.ask()
     assert default is not None and math.isinf(one.prune_above_s(default))

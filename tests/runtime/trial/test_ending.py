@@ -59,7 +59,7 @@ def test_all_ranks_end_after_the_steps(launch: Launch) -> None:
 
 
 @pytest.mark.cluster
-def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
+def test_pruned_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     job = launch(
         "train.py",
         "--manual",
@@ -79,7 +79,7 @@ def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     ]
     assert {len(steps) for steps in measured} == {justified[0]}
     for rank in (0, 1):
-        assert job.of_type("end", rank)[0]["cause"] == "hopeless"
+        assert job.of_type("end", rank)[0]["cause"] == "pruned"
     profile = job.of_type("profile")[0]["profile"]
     assert not profile["wrapped"] and profile["parameters"] == []
     assert profile["backward_s"] > 0
