@@ -106,7 +106,7 @@ class TrialSpec:
         expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
         drift_folder: Where this is on its host, rank 0 writes there that steps are slower, and any
             rank that the loss guard has ended the strategy.
-        tallied: Whether rank 0 writes there, too, what a real training comes to, and its samples.
+        summarized: Whether rank 0 also writes there the summary of a real training and its samples.
         adaptive_steps: Whether fewer steps are measured where those of the warm-up are long.
         key: What its messages are signed with (:mod:`hvd_autosync.runtime.driver.wire`); drawn for
             it.
@@ -124,7 +124,7 @@ class TrialSpec:
     loss_prediction: LossPrediction = LossPrediction()
     expected_step_s: float = 0.0
     drift_folder: str = ""
-    tallied: bool = False
+    summarized: bool = False
     adaptive_steps: bool = False
     key: str = field(default_factory=lambda: os.urandom(16).hex(), repr=False)
 

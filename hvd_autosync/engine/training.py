@@ -102,7 +102,7 @@ def run_training(
     strategy: Strategy,
     known: TrainingContext | None = None,
     *,
-    tallied: bool = False,
+    summarized: bool = False,
     on_fallback: OnFallback | None = None,
 ) -> RunOutcome:
     """Run ``job`` under ``strategy`` with this terminal as its own.
@@ -113,7 +113,7 @@ def run_training(
         job: The job.
         strategy: What it runs under.
         known: What is known of it.
-        tallied: Whether it is a run of a recurring job, whose outcome is asked for.
+        summarized: Whether it is a run of a recurring job, whose outcome is asked for.
         on_fallback: Told where a rank is on this host.
 
     Raises:
@@ -123,11 +123,11 @@ def run_training(
         folder = ""
         with contextlib.suppress(OSError):  # nothing is written down then
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
-        spec = _worker_spec(strategy, known or TrainingContext(), folder, tallied)
+        spec = _worker_spec(strategy, known or TrainingContext(), folder, summarized)
         if folder and on_fallback is not None and beyond_horovod(strategy):
             stack.enter_context(_heard(folder, on_fallback))
         status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
-        outcome = RunReport.read(folder) if tallied and folder else None
+        outcome = RunReport.read(folder) if summarized and folder else None
         with contextlib.suppress(OSError):  # there is none
             drift = Path(folder, DRIFT_FILE).read_text()
             return RunOutcome(status, drift, outcome, stopped)
@@ -199,7 +199,7 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
 
 
 def _worker_spec(
-    strategy: Strategy, known: TrainingContext, folder: str, tallied: bool
+    strategy: Strategy, known: TrainingContext, folder: str, summarized: bool
 ) -> TrialSpec | None:
     """Workers know of us only when they have something to do or to watch."""
     spec = TrialSpec(
@@ -211,6 +211,6 @@ def _worker_spec(
         loss_prediction=known.loss_prediction,
         expected_step_s=known.expected_step_s,
         drift_folder=folder,
-        tallied=tallied,
+        summarized=summarized,
     )
-    return spec if beyond_horovod(strategy) or spec.watched or tallied else None
+    return spec if beyond_horovod(strategy) or spec.watched or summarized else None

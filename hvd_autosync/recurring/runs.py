@@ -127,7 +127,7 @@ def run_recurring(job: Job, options: Options) -> int:
     if options.tune_only or options.dry_run:
         return 0
     began = time.monotonic()
-    ended = run_training(job, next_run.strategy, next_run.known, tallied=True)
+    ended = run_training(job, next_run.strategy, next_run.known, summarized=True)
     seconds = time.monotonic() - began
     run = record_of(job, next_run, ended, seconds)
     if run is None:
