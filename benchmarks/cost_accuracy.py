@@ -26,7 +26,7 @@ import numpy as np
 from command_line import new_parser
 from contest.autosync_ranker import LinearRanker
 from contest.emulator import Emulator, concordance
-from contest.imagined import Imagined
+from contest.hypothetical import HypotheticalTask
 from rich.console import Console
 from rich.table import Table
 
@@ -163,7 +163,7 @@ def accuracy(folder: Path, draws: int) -> None:
 
 def speed(strategies: int, tensors: int) -> None:
     """Print the time of a prediction of many strategies."""
-    task = Imagined(tensors)
+    task = HypotheticalTask(tensors)
     points = sobol_points(task.space, strategies, 0)
     times = []
     for _ in range(7):
