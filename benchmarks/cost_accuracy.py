@@ -5,7 +5,7 @@ For each measured table: the share of pairs of strategies that are ranked as the
 
     default only   the cost model, calibrated to the default's trial alone
     20 trials      calibrated to 20 random strategies, on all others; the median of 20 draws
-    learner, 20    our learner's model with the cost model as its first expert, likewise
+    learner, 20    our learner's model with the cost model as its prior function, likewise
     linear, 20     AutoSync's 12-feature linear ranker, trained on the same 20 strategies
     linear, 40     trained on 40
     ceiling        what a perfect model could reach, by the noise of repeated measurements

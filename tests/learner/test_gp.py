@@ -19,7 +19,7 @@ def strategies(space: SearchSpace, count: int, seed: int = 0) -> list[Strategy]:
     return [space.decode(point) for point in sobol_points(space, count, seed)]
 
 
-def test_it_predicts_with_an_honest_error(
+def test_predictions_have_calibrated_errors(
     mixed_space: SearchSpace, log_step: Callable[[Strategy], float], tell: Tell
 ) -> None:
     surrogate = fit(Problem(mixed_space), [tell(s) for s in strategies(mixed_space, 60)])
