@@ -33,7 +33,7 @@ _PAUSE_S = 0.1
 
 
 @dataclass
-class _Stranger:
+class _Unauthenticated:
     """A connection without proof, and what it has said so far."""
 
     connection: socket.socket
@@ -69,7 +69,7 @@ class AuthenticatedPort:
         self._proof_bytes = proof_bytes
         self._proves = proves
         #: In the order of their arrival.
-        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._unauthenticated: dict[socket.socket, _Unauthenticated] = {}
         self._closed = False
         self._waits = False
 
@@ -101,7 +101,7 @@ class AuthenticatedPort:
                     self._accept()
                 elif (peer := self._listen(key)) is not None:
                     return peer
-        for connection in list(self._strangers):
+        for connection in list(self._unauthenticated):
             self._drop(connection)
         return None
 
@@ -117,17 +117,17 @@ class AuthenticatedPort:
     def _ready(self, now: float, deadline: float | None) -> list[socket.socket]:
         """What can be read; the port itself only while there is room."""
         until = [] if deadline is None else [deadline]
-        oldest = next(iter(self._strangers.values()), None)
+        oldest = next(iter(self._unauthenticated.values()), None)
         if oldest is not None:
             until.append(oldest.since + HANDSHAKE_S)
-        full = len(self._strangers) >= _MOST
+        full = len(self._unauthenticated) >= _MOST
         room = not full or oldest is None or now - oldest.since >= _ROOM_S
         if not room and oldest is not None:
             until.append(oldest.since + _ROOM_S)
         wait_s = max(min(until) - now, 0.0) if until else None
         # It needs no descriptor of its own, as epoll does.
         with selectors.PollSelector() as selector, contextlib.suppress(OSError, ValueError):
-            for connection in self._strangers:
+            for connection in self._unauthenticated:
                 selector.register(connection, selectors.EVENT_READ)
             if room:
                 selector.register(self._listener, selectors.EVENT_READ)  # fails if closed meanwhile
@@ -135,7 +135,7 @@ class AuthenticatedPort:
         return []
 
     def _accept(self) -> None:
-        if len(self._strangers) >= _MOST:
+        if len(self._unauthenticated) >= _MOST:
             self._drop_oldest()
         try:
             connection, _ = self._listener.accept()
@@ -146,7 +146,7 @@ class AuthenticatedPort:
                 sleep(_PAUSE_S)
             return
         nonce = os.urandom(NONCE_BYTES)
-        self._strangers[connection] = _Stranger(connection, nonce, monotonic())
+        self._unauthenticated[connection] = _Unauthenticated(connection, nonce, monotonic())
         connection.setblocking(False)
         try:
             connection.send(nonce)
@@ -155,38 +155,38 @@ class AuthenticatedPort:
 
     def _listen(self, connection: socket.socket) -> AuthenticatedPeer | None:
         """Take what a stranger says."""
-        stranger = self._strangers.get(connection)
-        if stranger is None:  # it had to make room just now
+        pending = self._unauthenticated.get(connection)
+        if pending is None:  # it had to make room just now
             return None
         try:
-            said = connection.recv(self._proof_bytes - len(stranger.said))
+            said = connection.recv(self._proof_bytes - len(pending.said))
         except BlockingIOError:
             return None
         except OSError:
             said = b""
-        stranger.said += said
-        if said and len(stranger.said) < self._proof_bytes:
+        pending.said += said
+        if said and len(pending.said) < self._proof_bytes:
             return None
-        if not said or not self._proves(stranger.nonce, stranger.said):
+        if not said or not self._proves(pending.nonce, pending.said):
             self._drop(connection)
             return None
-        del self._strangers[connection]
+        del self._unauthenticated[connection]
         connection.setblocking(True)
-        return AuthenticatedPeer(connection, stranger.nonce, stranger.said)
+        return AuthenticatedPeer(connection, pending.nonce, pending.said)
 
     def _drop_late(self, now: float) -> None:
-        for stranger in list(self._strangers.values()):
-            if now - stranger.since < HANDSHAKE_S:
+        for pending in list(self._unauthenticated.values()):
+            if now - pending.since < HANDSHAKE_S:
                 break
-            self._drop(stranger.connection)
+            self._drop(pending.connection)
 
     def _drop_oldest(self) -> bool:
         """Whether there was one."""
-        oldest = next(iter(self._strangers), None)
+        oldest = next(iter(self._unauthenticated), None)
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
 
     def _drop(self, connection: socket.socket) -> None:
-        del self._strangers[connection]
+        del self._unauthenticated[connection]
         connection.close()

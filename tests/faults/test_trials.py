@@ -46,9 +46,9 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 
 
-#: Those that stand for the rest: a rank that ends, one that does not, one that does harm.
+#: These stand for the rest: a rank that ends, one that does not, and one that floods the output.
 NARROW = (("crash", "auto"), ("stop", "cold"), ("flood", "auto"))
-# Cold launches are each other's strangers: three faults stand for the rest there.
+# Cold launches share no state: three faults stand for the rest there.
 WIDE = {*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("disk", "cold")} - {*NARROW}
 
 

@@ -459,14 +459,14 @@ def test_a_space_that_is_not_described_is_named(tmp_path: Path) -> None:
         one.ask()
 
 
-def test_only_open_trials_can_be_told(tmp_path: Path) -> None:
+def test_only_open_trials_accept_results(tmp_path: Path) -> None:
     one = study(tmp_path)
     trial = one.ask()
     assert trial is not None
     one.tell(trial, [0.1] * 20)
-    for stranger in (trial, Trial(99, "model", Strategy())):
+    for other in (trial, Trial(99, "model", Strategy())):
         with pytest.raises(StudyError, match="not open"):
-            one.tell(stranger, [0.1] * 20)
+            one.tell(other, [0.1] * 20)
 
 
 def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:

@@ -255,24 +255,24 @@ def test_who_has_another_ranks_place_is_told_apart(
 
 
 @pytest.mark.parametrize("key", ["none", "own", "a rank's public one"])
-def test_a_stranger_gets_nothing(key: str) -> None:
+def test_an_unauthenticated_client_gets_nothing(key: str) -> None:
     messages: Messages = [queue.SimpleQueue() for _ in range(2)]
     with endpoints(2, in_turn(messages)) as opened, zmq.Context() as context:
         endpoint, server = json.loads(opened[1]._transport.endpoint_info)
-        stranger = context.socket(zmq.DEALER)
-        stranger.linger = 0
+        client = context.socket(zmq.DEALER)
+        client.linger = 0
         if key != "none":
             public, secret = zmq.curve_keypair()
             if key != "own":
                 public = json.loads(opened[0]._transport.endpoint_info)[1].encode()
-            stranger.curve_publickey, stranger.curve_secretkey = public, secret
-            stranger.curve_serverkey = server.encode()
-        monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-        stranger.connect(endpoint)
-        stranger.send_multipart([b"Lforged", b""])
+            client.curve_publickey, client.curve_secretkey = public, secret
+            client.curve_serverkey = server.encode()
+        monitor = client.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        client.connect(endpoint)
+        client.send_multipart([b"Lforged", b""])
         assert monitor.poll(LONG_S * 1000)  # sent away
-        stranger.disable_monitor()
-        stranger.close()
+        client.disable_monitor()
+        client.close()
         host, port = endpoint.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port))) as noise:
             noise.sendall(random.Random(3).randbytes(5000))
@@ -395,12 +395,14 @@ def test_letters_arrive_beside_a_crowd_of_which_few_stay(
     with endpoints(2, in_turn(messages)) as opened:
         transport: Any = opened[0]._transport
         host, _, port = json.loads(transport.endpoint_info)[0].removeprefix("tcp://").partition(":")
-        strangers = crowd((host, int(port)), manner, 100)
+        crowd_connections = crowd((host, int(port)), manner, 100)
 
         def few() -> bool:
             opened[1].send(0, b"through the crowd")
             assert messages[0].get(timeout=LONG_S) == (1, b"through the crowd", b"")
-            return sum(map(still_there, strangers)) <= 8 and len(transport._connections) <= 10
+            return (
+                sum(map(still_there, crowd_connections)) <= 8 and len(transport._connections) <= 10
+            )
 
         until(few)
         assert len(transport._unauthenticated) <= 8
@@ -408,10 +410,10 @@ def test_letters_arrive_beside_a_crowd_of_which_few_stay(
             each.check()
 
 
-def still_there(stranger: socket.socket) -> bool:
+def still_there(connection: socket.socket) -> bool:
     """Whether the other side has not hung up."""
     try:
-        while said := stranger.recv(4096):
+        while said := connection.recv(4096):
             pass
         return bool(said)
     except BlockingIOError:
