@@ -4,7 +4,7 @@ Two ranks on this host train a small model with a table for thousands of steps, 
 after the other, and after every pass rank 0 does what scripts do: it asks for a checkpoint. Every
 so many steps each rank writes down what it holds: resident memory, memory that malloc() has given
 out (all of the process, so that nothing is hidden by what is free again), blocks of Python's,
-threads, descriptors, and what is queued: letters, and operations of Horovod's. Rank 1 is slow in
+threads, descriptors, and what is queued: messages, and operations of Horovod's. Rank 1 is slow in
 every fourth stretch of 1,000 steps, so that policies for stragglers have something to do.
 
     python benchmarks/soak.py
@@ -145,7 +145,7 @@ def work(controller: str, name: str, steps: int, every: int, commit: str, output
     from soaked.held import Held
 
     if controller == "mpi":
-        import mpi4py.MPI  # noqa: F401  # before hvd.init(), as letters over MPI need it
+        import mpi4py.MPI  # noqa: F401  # before hvd.init(), as messages over MPI need it
     import horovod.torch as hvd
     import torch
     from soaked.training import Data, Model, as_it_is

@@ -101,7 +101,7 @@ def test_ranks_with_uneven_data(launch: Launch) -> None:
 
 @pytest.mark.mpi
 def test_mpi_that_the_script_initialized(launch: Launch) -> None:
-    job = launch("train.py", "--mpi4py", "--mail", "--loader", under="mpi", profile=True)
+    job = launch("train.py", "--mpi4py", "--endpoint", "--loader", under="mpi", profile=True)
     assert job.status == 0, job.output
     assert "finalize" not in job.output
     assert [len(job.joined("step_s", rank)) for rank in (0, 1)] == [24, 24]
