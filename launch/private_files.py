@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hvd_autosync.launch import files_daemon as keeper
-from hvd_autosync.launch import namespaces
+from hvd_autosync.launch import files_daemon, namespaces
 from hvd_autosync.launch.mounts import PrivateRoot, mount_overlay, read_mounts
 from hvd_autosync.launch.shared_paths import shared_paths
 from hvd_autosync.launch.stage import make_stage
@@ -142,7 +141,7 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         if os.geteuid():
             namespaces.drop_capabilities()
     _stay_known(address)
-    task = keeper.DaemonTask(
+    task = files_daemon.DaemonTask(
         rank,
         order.name,
         order.key,
@@ -153,7 +152,7 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         limit,
         kept=bool(kept),
     )
-    keeper.start(task)
+    files_daemon.start(task)
     for descriptor in (*spaces, written):
         os.close(descriptor)
 

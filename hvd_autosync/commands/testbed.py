@@ -35,7 +35,7 @@ def up(
     ] = "",
 ) -> None:
     """Create the hosts; they run until `down`."""
-    from hvd_autosync.testing import daemon as keeper
+    from hvd_autosync.testing import daemon
 
     rates = [_mbit(word) for word in rate.split(",")] if rate else [None]
     if len(rates) not in (1, hosts):
@@ -43,7 +43,7 @@ def up(
             f"--rate {rate!r} names {len(rates)} rates for {hosts} hosts",
             hint="Give one rate for all hosts, or one per host.",
         )
-    kept = keeper.up(hosts, slots, rates * hosts if len(rates) == 1 else rates)
+    kept = daemon.up(hosts, slots, rates * hosts if len(rates) == 1 else rates)
     print(f"up: {', '.join(kept.hosts)}")
     print("try: hvd-autosync testbed run horovodrun --gloo --autosync python train.py")
 
@@ -57,9 +57,9 @@ def run(
 
     Exit status: that of the command.
     """
-    from hvd_autosync.testing import daemon as keeper
+    from hvd_autosync.testing import daemon
 
-    kept = keeper.find()
+    kept = daemon.find()
     if kept is None:
         raise ConfigurationError(
             "no test bed is running", hint="Create one: hvd-autosync testbed up --hosts 2."
@@ -71,9 +71,9 @@ def run(
 @app.command()
 def down() -> None:
     """Remove the hosts and end all processes on them."""
-    from hvd_autosync.testing import daemon as keeper
+    from hvd_autosync.testing import daemon
 
-    print("down" if keeper.down() else "no test bed was up")
+    print("down" if daemon.down() else "no test bed was up")
 
 
 def _mbit(text: str) -> float:

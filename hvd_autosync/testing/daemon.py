@@ -30,7 +30,7 @@ class TestbedDaemon:
     """A test bed that runs.
 
     Attributes:
-        keeper: Process id of its keeper.
+        daemon_pid: Process id of its keeper.
         started: When the keeper was started, in clock ticks since boot; tells it from a later
             process with the same id.
         hosts: Names of the hosts.
@@ -38,7 +38,7 @@ class TestbedDaemon:
         options: With which ``horovodrun`` uses all hosts.
     """
 
-    keeper: int
+    daemon_pid: int
     started: int
     hosts: tuple[str, ...]
     pids: tuple[int, ...]
@@ -47,7 +47,7 @@ class TestbedDaemon:
     @property
     def lives(self) -> bool:
         """Whether the keeper is still there."""
-        return _started(self.keeper) == self.started
+        return _started(self.daemon_pid) == self.started
 
     def command(self, words: Sequence[str], host: int = 0) -> list[str]:
         """The command that runs ``words`` on a host; ``horovodrun`` is given all hosts.
@@ -70,7 +70,7 @@ def find() -> TestbedDaemon | None:
     try:
         fields = json.loads(_STATE.read_text())
         kept = TestbedDaemon(
-            fields["keeper"],
+            fields["daemon_pid"],
             fields["started"],
             *(tuple(fields[name]) for name in ("hosts", "pids", "options")),
         )
@@ -88,7 +88,7 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> TestbedDae
     if find() is not None:
         raise TestbedError("a test bed is up", hint="End it first: hvd-autosync testbed down.")
     plan = json.dumps({"hosts": hosts, "slots": slots, "rates_mbit": list(rates_mbit)})
-    keeper = subprocess.Popen(
+    process = subprocess.Popen(
         run_main("hvd_autosync.testing.daemon", plan),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -97,13 +97,13 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> TestbedDae
         text=True,
     )
     deadline = time.monotonic() + _UP_S
-    while keeper.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline:
         kept = find()
-        if kept is not None and kept.keeper == keeper.pid:
+        if kept is not None and kept.daemon_pid == process.pid:
             return kept
         time.sleep(0.05)
-    keeper.kill()
-    _, said = keeper.communicate()
+    process.kill()
+    _, said = process.communicate()
     reason = said.strip().rpartition("\n")[2] or f"no hosts within {_UP_S:.0f} s"
     raise TestbedError(f"the test bed does not come up: {reason}", hint="Run as root on Linux.")
 
@@ -116,12 +116,12 @@ def down() -> bool:
     _STATE.unlink(missing_ok=True)
     if kept is None:
         return False
-    os.kill(kept.keeper, signal.SIGTERM)
+    os.kill(kept.daemon_pid, signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_S
     while kept.lives and time.monotonic() < deadline:
         time.sleep(0.02)
     if kept.lives:
-        os.kill(kept.keeper, signal.SIGKILL)
+        os.kill(kept.daemon_pid, signal.SIGKILL)
     return True
 
 

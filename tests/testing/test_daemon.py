@@ -1,4 +1,4 @@
-"""The command ``hvd-autosync testbed``: up, run, down, and a keeper that is killed."""
+"""The command ``hvd-autosync testbed``: up, run, down, and a daemon that is killed."""
 
 import os
 import signal
@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_autosync.testing import daemon as keeper
-from hvd_autosync.testing import testbed_missing
+from hvd_autosync.testing import daemon, testbed_missing
 
 pytestmark = [
     pytest.mark.cluster,
@@ -31,10 +30,10 @@ testbed.__test__ = False  # type: ignore[attr-defined]
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test bed of someone else's on this machine is left alone."""
-    if keeper.find() is not None:
+    if daemon.find() is not None:
         pytest.fail("a test bed is up on this machine: hvd-autosync testbed down")
     yield
-    keeper.down()
+    daemon.down()
 
 
 def test_up_run_down() -> None:
@@ -54,8 +53,8 @@ def test_up_run_down() -> None:
 
 
 def test_horovodrun_is_given_all_hosts() -> None:
-    kept = keeper.TestbedDaemon(1, 1, ("a", "b"), (os.getpid(),) * 2, ("-H", "a:1,b:1"))
-    with pytest.raises(keeper.TestbedError, match="no host 2"):
+    kept = daemon.TestbedDaemon(1, 1, ("a", "b"), (os.getpid(),) * 2, ("-H", "a:1,b:1"))
+    with pytest.raises(daemon.TestbedError, match="no host 2"):
         kept.command(["hostname"], host=2)
 
 
@@ -73,14 +72,14 @@ def test_a_job_runs_over_the_hosts(horovodrun: str, tmp_path: Path) -> None:
         assert f"rank {rank} of 4 on {host}" in done.stdout
 
 
-def test_a_killed_keeper_leaves_nothing_and_the_next_comes_up() -> None:
+def test_a_killed_daemon_leaves_nothing_and_the_next_comes_up() -> None:
     assert testbed("up").returncode == 0
-    first = keeper.find()
+    first = daemon.find()
     assert first is not None
-    os.kill(first.keeper, signal.SIGKILL)
+    os.kill(first.daemon_pid, signal.SIGKILL)
     assert testbed("up").returncode == 0
-    second = keeper.find()
-    assert second is not None and second.keeper != first.keeper
+    second = daemon.find()
+    assert second is not None and second.daemon_pid != first.daemon_pid
     assert testbed("run", "--host", "1", "hostname").stdout == "testhost1\n"
     assert not any(runs(pid) for pid in first.pids)
 
