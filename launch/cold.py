@@ -67,7 +67,7 @@ class ColdRunner:
                     self._clean_up(process, spec, everywhere=not clean)
         collector.join(_DRAIN_S)
         if self._files:
-            self._files.hear(collector)
+            self._files.receive(collector)
         return collector.result(process.returncode, killed_because)
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class TrialFiles:
         order = FilesOrder(self._runs[-1], spec.key, self._keep)
         return offline | {FILES_VARIABLE: order.to_text()}
 
-    def hear(self, collector: Collector) -> None:
+    def receive(self, collector: Collector) -> None:
         """Take what ranks and keepers of a run have told.
 
         Raises:

@@ -84,7 +84,7 @@ class WarmRunner:
                 self._servers = None
                 servers.kill()
         if self._files:
-            self._files.hear(collector)
+            self._files.receive(collector)
         return result
 
     def close(self) -> None:

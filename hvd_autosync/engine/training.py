@@ -125,7 +125,7 @@ def run_training(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
         spec = _worker_spec(strategy, known or TrainingContext(), folder, summarized)
         if folder and on_fallback is not None and beyond_horovod(strategy):
-            stack.enter_context(_heard(folder, on_fallback))
+            stack.enter_context(_watch_for_fallback(folder, on_fallback))
         status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
         outcome = RunReport.read(folder) if summarized and folder else None
         with contextlib.suppress(OSError):  # there is none
@@ -135,7 +135,7 @@ def run_training(
 
 
 @contextlib.contextmanager
-def _heard(folder: str, on_fallback: OnFallback) -> Iterator[None]:
+def _watch_for_fallback(folder: str, on_fallback: OnFallback) -> Iterator[None]:
     """Look into ``folder`` meanwhile, for a fall-back: this process may be killed before the end.
 
     Args:

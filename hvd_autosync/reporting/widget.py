@@ -95,25 +95,25 @@ class WidgetProgress:
         self._trials.value = trials_html(self._standing.ended)
         if resumed:
             self.on_notice(f"resumes after {len(self._standing.ended)} trials")
-        self._heed(study)
+        self._raise_if_stopped(study)
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, f"measuring links, {span_text(progress.elapsed_s)}")
-            self._heed(study)
+            self._raise_if_stopped(study)
 
     def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.waiting()
         self._draw(study, "choosing the next strategy")
-        self._heed(study)
+        self._raise_if_stopped(study)
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
         self._standing.begin(study, trial)
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
-        self._heed(study)
+        self._raise_if_stopped(study)
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
@@ -121,7 +121,7 @@ class WidgetProgress:
             self.on_notice(hint)
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, self._running(study, trial, progress))
-            self._heed(study)
+            self._raise_if_stopped(study)
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
@@ -156,7 +156,7 @@ class WidgetProgress:
         self._stopped = True
         button.disabled, button.description = True, "Stopping ..."
 
-    def _heed(self, study: AskTellStudy) -> None:
+    def _raise_if_stopped(self, study: AskTellStudy) -> None:
         """End the tuning if Stop was pressed; another thread of the kernel handles the button.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What the driver makes of what it hears of a trial's files, and which trackers trials have."""
+"""Reports on a trial's files, as the driver evaluates them, and the trackers of trials."""
 
 import uuid
 from pathlib import Path
@@ -20,8 +20,8 @@ def spec_of(name: str = "t", **fields: object) -> TrialSpec:
     return TrialSpec(name, Strategy(), 3, 10, **fields)  # type: ignore[arg-type]
 
 
-class PriorUse:
-    """The files of one trial of which one message came."""
+class OneReport:
+    """The files of a trial, with one message about them."""
 
     def __init__(self, **changed: object) -> None:
         self.said: list[str] = []
@@ -53,19 +53,19 @@ def test_each_run_of_a_trial_has_files_of_its_own() -> None:
     assert FILES_VARIABLE not in files.variables(spec_of(probe=(Host("a", 1),)))
 
 
-def test_a_rank_that_refuses_is_heard() -> None:
-    heard = PriorUse(type="refused", reason="a: unshare: not here")
+def test_a_refusal_of_a_rank_is_raised() -> None:
+    report = OneReport(type="refused", reason="a: unshare: not here")
     with pytest.raises(NotPrivateError, match="not here"):
-        heard.files.hear(heard.collector)
+        report.files.receive(report.collector)
 
 
-def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
-    heard = PriorUse(type="refused", reason="late", trial="s")
-    heard.files.hear(heard.collector)
+def test_late_messages_of_an_earlier_run_are_ignored() -> None:
+    report = OneReport(type="refused", reason="late", trial="s")
+    report.files.receive(report.collector)
 
 
 @pytest.mark.parametrize(
-    ("told", "result", "hosts", "suspicion"),
+    ("changed", "result", "hosts", "suspicion"),
     [
         ({"full": 1}, CRASHED, 1, "more than the 1024 MiB"),
         ({}, CRASHED, 2, "do not see each other's files"),
@@ -95,20 +95,20 @@ def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
     ],
     ids=["full", "hosts", "nothing written", "one host", "read-only", "renamed", "of others"],
 )
-def test_private_files_are_suspected_where_something_speaks_for_it(
-    told: dict[str, object], result: TrialResult, hosts: int, suspicion: str
+def test_private_files_are_suspected_if_a_report_or_an_error_suggests_it(
+    changed: dict[str, object], result: TrialResult, hosts: int, suspicion: str
 ) -> None:
-    heard = PriorUse(**told)
-    heard.files.hear(heard.collector)
-    found = heard.files.suspicion(result, hosts)
+    report = OneReport(**changed)
+    report.files.receive(report.collector)
+    found = report.files.suspicion(result, hosts)
     assert suspicion in found and bool(suspicion) == bool(found)
 
 
-def test_a_large_file_that_is_copied_is_said_once() -> None:
-    heard = PriorUse(copied="/data/a.bin", copied_bytes=12 * 10**9)
+def test_a_large_copied_file_is_reported_once() -> None:
+    report = OneReport(copied="/data/a.bin", copied_bytes=12 * 10**9)
     for _ in range(2):
-        heard.files.hear(heard.collector)
-    (line,) = heard.said
+        report.files.receive(report.collector)
+    (line,) = report.said
     assert "/data/a.bin (12.0 GB)" in line and "reading" in line
 
 
