@@ -91,7 +91,7 @@ def test_other_hosts_are_measured_too(store: TraceStore) -> None:
     assert probe.runs == runs == 4
 
 
-def test_measuring_anew_replaces_what_was_known(store: TraceStore) -> None:
+def test_measuring_again_replaces_the_stored_links(store: TraceStore) -> None:
     probe = Probe()
     first, second = ask(store, probe), ask(store, probe, remeasure=True)
     assert first != second == ask(store, probe)

@@ -305,7 +305,7 @@ def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
     assert store.claim_resumable(study.job_key) is not None, "it was let go"
 
 
-def test_who_begins_anew_under_other_settings_is_told(tmp_path: Path) -> None:
+def test_a_new_study_because_of_other_settings_is_reported(tmp_path: Path) -> None:
     job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
     runner, listener = MagicMock(), MagicMock()
     runner.run.side_effect = Launched
