@@ -66,7 +66,7 @@ GROUPS = {
         ),
     ),
     "exchanges": Group(
-        ("cases_exchanges", "cases_owners", "cases_deferral", "cases_reaching"),
+        ("cases_exchanges", "cases_owners", "cases_deferred_updates", "cases_reaching"),
         ("gloo", "four ranks"),
         (
             "case_momentum",

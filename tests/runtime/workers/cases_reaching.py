@@ -6,7 +6,7 @@ import io
 
 import horovod.torch as hvd
 import torch
-from cases_deferral import IN_BUCKETS, LATE, make, waits
+from cases_deferred_updates import IN_BUCKETS, LATE, make, waits
 from common import assert_identical, batch, mlp, raises, sgd
 from torch import nn
 from torch.nn.utils import parametrizations
