@@ -5,7 +5,7 @@ children start as a fresh process would after these imports. The driver (:mod:`.
 tells it by :mod:`..launch.channel` what to run. It speaks to the driver through marked lines in
 the job's output (:mod:`..runtime.driver.wire`), as the ranks of a trial do:
 
-- ``server``: it listens: ``address, port, secret, meeting``.
+- ``server``: it listens: ``address, port, secret, rendezvous``.
 - ``exit``: a trial's processes are gone: ``trial, status`` (negative: a signal's number).
 
 It ends, with all its children, when the driver hangs up.
@@ -76,7 +76,7 @@ class _Server:
                 "secret": secret.hex(),
                 "address": address,
                 "port": receiver.port,
-                "meeting": os.environ[RENDEZVOUS_ADDRESS],
+                "rendezvous": os.environ[RENDEZVOUS_ADDRESS],
             }
         )
         try:

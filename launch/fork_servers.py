@@ -85,7 +85,7 @@ class ForkServers:
     @property
     def rendezvous_address(self) -> str:
         """The driver's address on the job's network, as Horovod's launcher chose it."""
-        return str(self._hellos[0]["meeting"])
+        return str(self._hellos[0]["rendezvous"])
 
     @property
     def name(self) -> str:

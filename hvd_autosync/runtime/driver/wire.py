@@ -71,7 +71,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "copied": str,
         "copied_bytes": int,
     },
-    "server": {"address": str, "port": int, "secret": str, "meeting": str},
+    "server": {"address": str, "port": int, "secret": str, "rendezvous": str},
     "exit": {"trial": str, "status": int},
 }
 
