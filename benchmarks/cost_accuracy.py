@@ -71,8 +71,10 @@ class Judge:
         self, seen: Sequence[Strategy], log_step: FloatArray, others: Sequence[Strategy]
     ) -> FloatArray:
         """By our learner's model."""
-        told = [Observation(s, float(np.exp(y))) for s, y in zip(seen, log_step, strict=True)]
-        return fit(Problem(self._table.space, self._table.task), told).predict(others)[0]
+        observations = [
+            Observation(s, float(np.exp(y))) for s, y in zip(seen, log_step, strict=True)
+        ]
+        return fit(Problem(self._table.space, self._table.task), observations).predict(others)[0]
 
     def linear(
         self, seen: Sequence[Strategy], log_step: FloatArray, others: Sequence[Strategy]

@@ -14,7 +14,7 @@ transfer changes nothing: the form without it plays, and its games stand under b
 
 What is fair, and what is not: a fifth of each table was chosen by our cost model, so the emulated
 optimum may lie where that looked; a related task has 20 of its strategies, as many as a study of a
-user. Peers are told the space without its conditions. Regret is that of the best
+user. Peers get the space without its conditions. Regret is that of the best
 strategy that was tried, so no contestant has to recognize it. "adversarial" is a related task of
 the same knobs whose step times are inverted, "unrelated" one whose step times belong to other
 strategies: what they cost is the price of negative transfer.

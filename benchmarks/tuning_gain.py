@@ -137,7 +137,7 @@ def parse_args() -> argparse.Namespace:
         "--controller",
         choices=("gloo", "mpi", "any"),
         default="gloo",
-        help="what horovodrun is told; any: nothing, so that --autosync may choose",
+        help="option for horovodrun; any: none, so that --autosync may choose",
     )
     more(
         "--allow",

@@ -345,8 +345,8 @@ def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job
     assert done.returncode == 0, done.stderr
     (finished,) = job.store.studies()
     assert (finished.study_id, finished.status) == (study.study_id, StudyStatus.FINISHED)
-    told = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]
-    assert told[: len(kept)] == kept
+    measured = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]
+    assert measured[: len(kept)] == kept
 
 
 def test_a_dry_run_launches_nothing(job: Job) -> None:

@@ -669,9 +669,9 @@ def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
         decoder = MessageDecoder(spec.key, 2)
         with harmless(tmp_path, number):
             for each in line.split(b"\n"):
-                _, told = decoder.feed(b"[1]<stderr>:" + each + b"\n")
-                if told is not None:
-                    rank, message = told
+                _, decoded = decoder.feed(b"[1]<stderr>:" + each + b"\n")
+                if decoded is not None:
+                    rank, message = decoded
                     assert rank < 2 and json.dumps(message) in known
                     complete += 1
     assert 0 < complete < len(inputs) / 4

@@ -1,4 +1,4 @@
-"""The worker context: what this process was told to do. Importing it costs nothing."""
+"""The worker context: the settings of this process. Importing it costs nothing."""
 
 from __future__ import annotations
 

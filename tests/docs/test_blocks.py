@@ -316,20 +316,26 @@ class Reader:
 
     def _execute(self, code: str, name: str) -> str:
         if self._python is None:
-            answers, told = os.pipe()
+            answers, writing = os.pipe()
             # Workers' standard output is theirs; what the block prints is read from a file.
             with self._said.open("w") as said:
                 self._python = subprocess.Popen(
-                    ["bash", "-c", f'exec "$0" -u -c "$1" 3>&{told}', sys.executable, _INTERPRETER],
+                    [
+                        "bash",
+                        "-c",
+                        f'exec "$0" -u -c "$1" 3>&{writing}',
+                        sys.executable,
+                        _INTERPRETER,
+                    ],
                     cwd=self._where,
                     env=self._environment,
                     text=True,
-                    pass_fds=[told],
+                    pass_fds=[writing],
                     stdin=subprocess.PIPE,
                     stdout=said,
                     stderr=subprocess.STDOUT,
                 )
-            os.close(told)
+            os.close(writing)
             self._answers = os.fdopen(answers)
         begin = self._said.stat().st_size
         assert self._python.stdin is not None

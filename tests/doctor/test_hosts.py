@@ -126,7 +126,7 @@ def test_localhost_among_several_hosts_has_its_own_remedy(monkeypatch: pytest.Mo
     assert "write this machine's own name" in check.remedy
 
 
-def test_a_host_without_this_package_is_told_to_install_it() -> None:
+def test_the_hint_for_a_host_without_this_package_is_to_install_it() -> None:
     check = found("driver", "bare")["package on bare"]
     assert (check.severity, check.text) == (
         Severity.FAIL,

@@ -97,7 +97,7 @@ def test_measuring_again_replaces_the_stored_links(store: TraceStore) -> None:
     assert first != second == ask(store, probe)
 
 
-def test_links_that_cannot_be_measured_are_told_and_tried_again(store: TraceStore) -> None:
+def test_links_that_cannot_be_measured_are_reported_and_tried_again(store: TraceStore) -> None:
     said: list[str] = []
     assert ask(store, Probe(fails=True), said=said) == Links()
     assert "rank 1 was killed by SIGKILL" in said[-1]

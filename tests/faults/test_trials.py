@@ -182,12 +182,12 @@ from hvd_autosync.search_space import Strategy, TrialSpec
 options, command = json.loads(sys.argv[1])
 words = [*options, "--gloo", *command]
 job, _ = read_job(parse_words(words), words)
-runner, told = WarmRunner(job, user_script(job.command)), False
+runner, reported = WarmRunner(job, user_script(job.command)), False
 
 def progress(state):
-    global told
-    if state.phase == "measuring" and not told:
-        told = True
+    global reported
+    if state.phase == "measuring" and not reported:
+        reported = True
         print("measuring", flush=True)
 
 for steps in (100_000, 10):

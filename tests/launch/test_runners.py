@@ -135,7 +135,7 @@ def test_loader_processes_end_with_the_trial(run: Run) -> None:
         "no step",
     ],
 )
-def test_failures_are_told_apart(
+def test_failures_are_distinguished(
     run: Run, script_arguments: list[str], status: TrialStatus, reason: str
 ) -> None:
     result = run(*script_arguments)

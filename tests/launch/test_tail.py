@@ -8,7 +8,7 @@ def tail_of(*lines: str) -> Tail:
     return tail
 
 
-def test_lines_are_told_apart_by_rank_and_keep_their_order() -> None:
+def test_lines_are_separated_by_rank_and_keep_their_order() -> None:
     tail = tail_of(
         "[1]<stderr>:one",
         "launching",

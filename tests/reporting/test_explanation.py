@@ -75,7 +75,7 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "\nbuckets = 8\n" in recipe and "\ncycle_time_ms = 5.0\n" in recipe
 
 
-def test_a_winner_that_the_loss_guard_has_ended_is_told(
+def test_a_winner_that_the_loss_guard_has_ended_is_reported(
     store: TraceStore, finished: StudyRecord
 ) -> None:
     assert finished.winner is not None

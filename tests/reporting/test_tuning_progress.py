@@ -13,7 +13,7 @@ from hvd_autosync.study.values import Trial
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0

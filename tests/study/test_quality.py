@@ -104,7 +104,7 @@ def test_the_default_comes_first_then_pairs_of_one_candidate_after_the_other() -
 
 
 def test_seeds_of_the_default_are_shared_and_added_when_they_are_needed() -> None:
-    """Where it cannot be told with the first seeds, both sides get more, in turn."""
+    """If the first seeds do not decide, both sides get more, in turn."""
 
     def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
         apart = 0.012 * (-1) ** seed if strategy == FAST else 0.0

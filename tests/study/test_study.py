@@ -302,9 +302,9 @@ def test_a_job_outside_the_space_is_measured_but_not_learnt_from(tmp_path: Path)
         ("default", space.default),
     ]
     assert all(seen.strategy for seen in observations_of(space, trials))
-    told = trials[1].result
-    assert told is not None and told.step_time is not None
-    assert conclusion.default_s == told.step_time.mean_s
+    result = trials[1].result
+    assert result is not None and result.step_time is not None
+    assert conclusion.default_s == result.step_time.mean_s
     assert float(conclusion.winner["cycle_time_ms"]) >= 20
 
 
@@ -318,10 +318,10 @@ def test_a_fast_strategy_that_ruins_the_loss_has_failed(
         assert trial is not None
         report = RankReport(0, "", (0.1,) * 10, (), (*losses, math.nan) if diverges else losses)
         one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
-    told = one.history[1].result
-    assert told is not None
-    assert (told.status is TrialStatus.DIVERGED) == (not default_diverges)
-    assert (told.step_time is None) == (not default_diverges)
+    result = one.history[1].result
+    assert result is not None
+    assert (result.status is TrialStatus.DIVERGED) == (not default_diverges)
+    assert (result.step_time is None) == (not default_diverges)
 
 
 def test_the_default_comes_first_then_sobol_then_the_model(tmp_path: Path) -> None:
@@ -524,6 +524,6 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
     assert again.strategy == lost.strategy and again.number == 5
     resumed.tell(again, SimulatedJob(seed=1).steps(again.strategy))
     finish(resumed, SimulatedJob(seed=1))
-    told = [t for t in resumed.history if t.result is not None]
-    assert [t.strategy for t in told[:4]] == before
+    measured = [t for t in resumed.history if t.result is not None]
+    assert [t.strategy for t in measured[:4]] == before
     assert traces.study(record.study_id).status is StudyStatus.FINISHED

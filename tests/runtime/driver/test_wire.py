@@ -47,7 +47,7 @@ def test_parts_of_ranks_may_interleave_and_come_in_any_order() -> None:
     assert sorted(complete) == [(0, MESSAGE), (1, MESSAGE)]
 
 
-def test_the_scripts_own_lines_are_told_apart() -> None:
+def test_the_scripts_own_lines_are_no_messages() -> None:
     assert MessageDecoder(KEY, 8).feed(b"loss 0.5\n") == (False, None)
 
 

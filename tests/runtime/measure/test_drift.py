@@ -142,7 +142,7 @@ def test_what_passes_is_not_for_good(
     assert said() == []
 
 
-def test_a_training_that_is_slow_from_its_beginning_is_told_from_tuning(
+def test_a_training_that_is_slow_from_its_beginning_is_compared_with_tuning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     Training(tmp_path, monkeypatch, expected_s=0.05).windows(20)

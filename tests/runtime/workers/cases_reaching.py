@@ -394,9 +394,9 @@ def case_what_never_waits_is_said():
     with contextlib.redirect_stderr(said):
         compare((CompiledLate, AveragedData, Traced))
     lines = said.getvalue().splitlines()
-    told = ["torch.compile compiles", "also part of other tensors", "torch.jit makes"]
-    expected = told if hvd.rank() == 0 else []
-    assert [any(text in line for line in lines) for text in told] == [bool(expected)] * 3, lines
+    reasons = ["torch.compile compiles", "also part of other tensors", "torch.jit makes"]
+    expected = reasons if hvd.rank() == 0 else []
+    assert [any(text in line for line in lines) for text in reasons] == [bool(expected)] * 3, lines
     assert len([line for line in lines if "also part" in line]) == (hvd.rank() == 0)
 
 

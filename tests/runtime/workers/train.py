@@ -1,4 +1,4 @@
-"""A training for the tests of a run's end: endless unless told otherwise.
+"""A training for the tests of a run's end: endless without --steps.
 
 Prints ``pids ...`` of itself and of the processes it started, ``planned ...`` of its optimizer,
 and ``done`` when it reaches its own end.
