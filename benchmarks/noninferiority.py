@@ -115,7 +115,7 @@ class Trainings:
 
 
 def judge(trainings: Trainings, candidates: int) -> list[Verdict]:
-    """What is said of some candidates, judged in turn until one is admitted."""
+    """The verdicts on candidates, judged in turn until one is admitted."""
     names = [Strategy({"large_codec": str(number)}) for number in range(candidates)]
     trials: list[QualityTrial] = []
 

@@ -647,7 +647,7 @@ def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
 
 
 def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
-    """A line that was changed is no message, or says what it said: nobody else has the key.
+    """A changed line is no message, or still the same one: only the rank has the key.
 
     What a script prints beside it, and what a launcher puts before it, changes nothing.
     """

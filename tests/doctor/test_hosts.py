@@ -89,7 +89,7 @@ def test_a_host_that_resolves_itself_to_loopback_is_found_by_asking_it(
     assert "/etc/hosts of loop" in checks["name on loop"].remedy
 
 
-def test_a_host_that_ssh_does_not_reach_fails_with_what_ssh_said() -> None:
+def test_a_host_that_ssh_does_not_reach_fails_with_the_message_of_ssh() -> None:
     checks = found("driver", "gone")
     assert checks["ssh gone"].text == "ssh: no route to host"
     assert checks["ssh gone"].severity is Severity.FAIL

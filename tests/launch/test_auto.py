@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 
 
 class Driven:
-    """A runner with what it said."""
+    """A runner with its messages."""
 
     def __init__(self, *words: str, controller: str | None = "gloo", cold: bool = False) -> None:
         options = ("-np", "2", *([f"--{controller}"] if controller else []))

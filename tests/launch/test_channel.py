@@ -180,9 +180,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("attack", ["replay", "change", "reorder", "none"])
-def test_what_was_said_cannot_be_said_again_or_otherwise(
-    receiver: ControlReceiver, attack: str
-) -> None:
+def test_messages_cannot_be_replayed_or_changed(receiver: ControlReceiver, attack: str) -> None:
     wire = Wire(address(receiver))
     with ThreadPoolExecutor() as pool:
         first = pool.submit(receiver.accept, 10)

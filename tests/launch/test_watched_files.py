@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Watch:
-    """A watch with what it said."""
+    """A watch with its messages."""
 
     def __init__(self, *command: str, **settings: object) -> None:
         self.said: list[str] = []

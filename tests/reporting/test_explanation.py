@@ -92,7 +92,7 @@ def test_lines_to_be_copied_are_never_cut(store: TraceStore, finished: StudyReco
     assert line.endswith("-np 4 -H a:2,b:2 python train.py --token '***'")
 
 
-def test_no_gain_is_said_first_and_the_job_stays_as_it_is(
+def test_no_gain_comes_first_and_the_job_stays_as_it_is(
     store: TraceStore, no_gain: StudyRecord
 ) -> None:
     text = shown(store)

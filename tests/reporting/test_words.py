@@ -75,7 +75,7 @@ def test_sizes_have_binary_units(size: float, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_what_is_unknown_is_said_to_be() -> None:
+def test_unknown_values_are_shown_as_unknown() -> None:
     assert speedup_text(math.nan) == "-"
     assert interval_text(0.0, math.inf) == "unknown after one round"
     assert evidence_text(Comparison(Strategy(), 1.2, 0.0, math.inf, 1)).endswith(", 1 round")

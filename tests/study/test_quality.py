@@ -1,4 +1,4 @@
-"""Whether a lossy strategy is as good: what is tried, in which order, and what is said of it."""
+"""Judging lossy strategies: which trials are made, in which order, and the verdicts."""
 
 from __future__ import annotations
 

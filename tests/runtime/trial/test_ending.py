@@ -16,7 +16,7 @@ Launch = Callable[..., Any]
 
 
 def worker_pids(output: str) -> list[int]:
-    """Ranks and what they started, as the script said."""
+    """Process ids of ranks and their children, as the script printed them."""
     lines = [line.split("pids")[1] for line in output.splitlines() if "pids" in line]
     return [int(pid) for line in lines for pid in line.split()]
 

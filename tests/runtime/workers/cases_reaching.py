@@ -389,7 +389,7 @@ def case_scripts_whose_reading_is_not_seen():
     compare(NEVER_WAIT)
 
 
-def case_what_never_waits_is_said():
+def case_parameters_that_never_wait_are_reported():
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         compare((CompiledLate, AveragedData, Traced))
