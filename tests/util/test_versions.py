@@ -38,7 +38,9 @@ def test_what_decides_changes_the_digest_and_nothing_else(tmp_path: Path) -> Non
     (copy / "commands" / "cli.py").write_text("pass\n")
     assert digest() == before
     deciding = sorted(path for room in versions._DECIDING for path in (copy / room).rglob("*.py"))
-    assert {"decision.py", "relatives.py", "gp.py", "knobs.py"} <= {each.name for each in deciding}
+    assert {"decision.py", "related_studies.py", "gp.py", "knobs.py"} <= {
+        each.name for each in deciding
+    }
     for path in deciding:
         with open(path, "a") as file:
             file.write("\n")
