@@ -1,25 +1,26 @@
-"""Does a long training under each strategy stay as large as it was?
+"""Test each strategy for leaks of memory, threads and descriptors during a long training.
 
-Two ranks on this host train a small model with a table for thousands of steps, under one strategy
-after the other, and after every pass rank 0 does what scripts do: it asks for a checkpoint. Every
-so many steps each rank writes down what it holds: resident memory, memory that malloc() has given
-out (all of the process, so that nothing is hidden by what is free again), blocks of Python's,
-threads, descriptors, and what is queued: messages, and operations of Horovod's. Rank 1 is slow in
-every fourth stretch of 1,000 steps, so that policies for stragglers have something to do.
+Two ranks on this host train a small model with an embedding table for thousands of steps, under one
+strategy after the other. After every epoch rank 0 requests a checkpoint, as scripts do. At regular
+intervals each rank records its resident memory, the memory allocated by malloc() in the whole
+process (without freed memory, which could hide a leak), Python's memory blocks, threads,
+descriptors, and queued messages and Horovod operations. Rank 1 is slow in every fourth interval of
+1,000 steps, so that straggler policies act.
 
     python benchmarks/soak.py
     python benchmarks/soak.py --steps 2000 --strategies "Horovod,fp16,ASP"
     python benchmarks/soak.py --controllers mpi --strategies "ASP,SSP(2)"
     python benchmarks/soak.py --show soak.csv
 
-The first fifth is warm-up, as is the fifth after a switch of protocol in the middle. Of the rest,
-slopes are medians of all pairs' (Theil and Sen), per 1,000 steps, of the rank and phase that grow
-fastest, with their 95 % intervals. A quantity is flat where the
-interval lies below its bound, grows where it lies above it, and is not known where it holds it.
-Counts are flat where the median of the last third is not above that of the first. "Horovod" is the
-peer, without a line of ours in the process; "a leak" is Horovod with 64 bytes lost per step, which
-the program must notice. The exit status is 1 unless all are flat and the leak grows. A file that
-exists already is gone on with. With two idle cores a strategy takes about a minute.
+The first fifth of a training is warm-up, and so is the tenth after a switch in the middle. The
+slopes of the rest are Theil-Sen slopes (the median over all pairs of samples) per 1,000 steps, with
+95 % intervals, of the rank and phase with the largest upper bound. A quantity is "flat" if the
+interval lies below its bound, "grows" if it lies above, and is "unknown" if it contains the bound.
+A count is flat if the median of its last third is not above that of its first third. "Horovod" is
+the baseline, without hvd_autosync in the process; "a leak" is the positive control: Horovod with 64
+bytes lost per step. The exit status is 1 unless all strategies are flat and the control grows. If
+the output file exists, its trainings are not repeated. With two idle cores a strategy takes about a
+minute.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _COLUMNS = (
     "queued",
     "in_force",
 )
-#: Quantity -> per 1,000 steps, what is flat; and in which unit the table has it.
+#: Quantity -> bound per 1,000 steps below which it is flat, and the table's unit.
 _BOUNDS = {
     "rss_bytes": (64 * 1024, 1024),
     "heap_bytes": (16 * 1024, 1024),
@@ -63,10 +64,10 @@ _BOUNDS = {
 _COUNTS = ("threads", "descriptors", "queued")
 _LEAK = "a leak"
 _LEAKED_BYTES = 64
-#: Shares of a training that are judged: what is warm by then, and each phase of those that switch
-#: from one to another in the middle.
+#: Shares of a training that are tested, without warm-up: of a training with one phase, and of one
+#: that switches in the middle.
 _ONE_PHASE, _TWO_PHASES = ((0.2, 1.0),), ((0.2, 0.5), (0.6, 1.0))
-#: Samples that tell something.
+#: Least number of samples for a test.
 _FEWEST = 9
 _SWITCHING = (
     "post-local",
@@ -78,8 +79,8 @@ _SWITCHING = (
 _APPENDING = threading.Lock()
 _CLASSES = {"embedding": ["table.weight"], "large": ["hidden.weight"]}
 _BATCH, _BATCHES = 8, 250
-#: What rank 1 sleeps in a step of a slow stretch, and how long stretches are.
-_SLOW_S, _STRETCH = 0.002, 1000
+#: Sleep of rank 1 in each step of a slow interval, and the steps of an interval.
+_SLOW_S, _INTERVAL = 0.002, 1000
 _INT8 = {"embedding_codec": "int8", "large_codec": "int8", "rest_codec": "int8"}
 _POWERSGD = {"large_codec": "powersgd", "large_rank": 2, "rest_codec": "int8"}
 _TOPK = {
@@ -91,7 +92,7 @@ _TOPK = {
 
 
 def strategies(steps: int) -> dict[str, dict[str, Any] | None]:
-    """Name -> knobs, for trainings of so many steps; ``None``: by Horovod itself."""
+    """Return name -> knobs for trainings of ``steps`` steps; ``None``: Horovod's own optimizer."""
     samples = 2 * steps * _BATCH
     return {
         "Horovod": None,
@@ -141,11 +142,11 @@ def strategies(steps: int) -> dict[str, dict[str, Any] | None]:
 
 
 def work(controller: str, name: str, steps: int, every: int, commit: str, output: str) -> None:
-    """A rank's part: one training, written down."""
+    """Run one training on a rank, and write its samples to a file."""
     from soaked.held import Held
 
     if controller == "mpi":
-        import mpi4py.MPI  # noqa: F401  # before hvd.init(), as messages over MPI need it
+        import mpi4py.MPI  # noqa: F401  # before hvd.init(), as messages over MPI require
     import horovod.torch as hvd
     import torch
     from soaked.training import Data, Model, as_it_is
@@ -182,7 +183,7 @@ def work(controller: str, name: str, steps: int, every: int, commit: str, output
             for batch in loader:
                 optimizer.zero_grad()
                 model.loss(batch).backward()
-                if hvd.rank() == 1 and step // _STRETCH % 4 == 3:
+                if hvd.rank() == 1 and step // _INTERVAL % 4 == 3:
                     sleep(_SLOW_S)
                 optimizer.step()
                 schedule.step()
@@ -211,7 +212,7 @@ Row = dict[str, Any]
 
 
 def slope(steps: list[float], values: list[float]) -> tuple[float, float, float]:
-    """The median of the slopes of all pairs of samples, and its 95 % interval, per 1,000 steps."""
+    """Return the Theil-Sen slope and its 95 % interval, per 1,000 steps."""
     from scipy.stats import theilslopes
 
     middle, _, low, high = theilslopes([1000 * v for v in values], steps, 0.95)
@@ -219,28 +220,28 @@ def slope(steps: list[float], values: list[float]) -> tuple[float, float, float]
 
 
 def judge(samples: list[Row]) -> tuple[dict[str, tuple[float, float, float]], dict[str, str]]:
-    """Slopes by quantity, and what each quantity does, of one rank's samples after its warm-up."""
+    """Return the slope and the verdict of each quantity, from one rank's samples of one phase."""
     steps = [float(row["step"]) for row in samples]
     slopes = {each: slope(steps, [float(row[each]) for row in samples]) for each in _BOUNDS}
-    does = {}
+    verdicts = {}
     for each, (bound, _) in _BOUNDS.items():
         _, low, high = slopes[each]
-        does[each] = "flat" if high < bound else "grows" if low > bound else "not known"
+        verdicts[each] = "flat" if high < bound else "grows" if low > bound else "unknown"
     third = len(samples) // 3
     for each in _COUNTS:
         first, last = (
             statistics.median(float(row[each]) for row in part)
             for part in (samples[:third], samples[-third:])
         )
-        does[each] = "flat" if last <= first else "grows"
-    return slopes, does
+        verdicts[each] = "flat" if last <= first else "grows"
+    return slopes, verdicts
 
 
 def show(output: str) -> bool:
-    """Print the table of a file of measurements; whether everything is as it has to be."""
+    """Print the table of a file of samples; return whether the test has passed."""
     with open(output) as file:
         rows = list(csv.DictReader(file))
-    table = Table(title="what two ranks hold, after the first fifth", title_justify="left")
+    table = Table(title="resources of two ranks after the warm-up", title_justify="left")
     for column in (
         "controller",
         "strategy",
@@ -249,26 +250,26 @@ def show(output: str) -> bool:
         "MiB",
         "resident KiB",
         "malloc KiB",
-        "Python's blocks",
+        "Python blocks",
         "threads",
         "descriptors",
         "queued",
         "verdict",
     ):
         table.add_column(column, justify="left" if column in ("strategy", "verdict") else "right")
-    well = True
+    passed = True
     for controller, name in dict.fromkeys((row["controller"], row["strategy"]) for row in rows):
         own = [row for row in rows if (row["controller"], row["strategy"]) == (controller, name)]
         most = max(int(row["step"]) for row in own)
         ranks = sorted({row["rank"] for row in own})
         by_rank = [[row for row in own if row["rank"] == rank] for rank in ranks]
-        stretches = [
-            stretch
+        phases = [
+            phase_samples
             for samples in by_rank
             for phase in (_TWO_PHASES if name in _SWITCHING else _ONE_PHASE)
-            if len(stretch := _within(samples, *phase)) >= _FEWEST
+            if len(phase_samples := _within(samples, *phase)) >= _FEWEST
         ]
-        judged = [judge(samples) for samples in stretches]
+        judged = [judge(samples) for samples in phases]
         slopes = {
             each: max((slopes[each] for slopes, _ in judged), key=lambda of: of[2])
             for each in _BOUNDS
@@ -276,14 +277,14 @@ def show(output: str) -> bool:
         wrong = sorted(
             {
                 f"{each.partition('_')[0]} {what}"
-                for _, does in judged
-                for each, what in does.items()
+                for _, verdicts in judged
+                for each, what in verdicts.items()
                 if what != "flat"
             }
         )
         if not all(int(row["in_force"]) for row in own):
-            wrong.append("the guard ended it")
-        well &= ("python grows" in wrong) if name == _LEAK else not wrong
+            wrong.append("fallback of the loss guard")
+        passed &= ("python grows" in wrong) if name == _LEAK else not wrong
         table.add_row(
             controller,
             name,
@@ -291,18 +292,18 @@ def show(output: str) -> bool:
             f"{1e3 * max(float(row['seconds']) for row in own) / most:.1f}",
             f"{max(int(row['rss_bytes']) for row in own) / 2**20:.0f}",
             *(_interval(slopes[each], unit) for each, (_, unit) in _BOUNDS.items()),
-            *(_range(stretches, each) for each in _COUNTS),
+            *(_range(phases, each) for each in _COUNTS),
             "; ".join(wrong) or "flat",
         )
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
     bounds = ", ".join(f"{b / unit:g} {each}" for each, (b, unit) in _BOUNDS.items())
     console.print(f"slopes per 1,000 steps (95 % interval); flat is below {bounds} (KiB)")
-    return well
+    return passed
 
 
 def _within(samples: list[Row], begin: float, end: float) -> list[Row]:
-    """Samples of a share of a rank's own steps: without a barrier ranks make unequally many."""
+    """Return the samples in a share of a rank's own steps, whose number differs without barrier."""
     most = max(int(row["step"]) for row in samples)
     return [row for row in samples if begin * most < int(row["step"]) <= end * most]
 
@@ -312,19 +313,19 @@ def _interval(of: tuple[float, float, float], unit: float) -> str:
     return f"{middle:.1f} ({low:.1f} .. {high:.1f})"
 
 
-def _range(stretches: list[list[Row]], column: str) -> str:
-    values = [int(row[column]) for samples in stretches for row in samples]
+def _range(phases: list[list[Row]], column: str) -> str:
+    values = [int(row[column]) for samples in phases for row in samples]
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)} .. {max(values)}"
 
 
-def _soaked(output: str) -> set[tuple[str, str]]:
-    """Controller and strategy of the trainings in a file."""
+def _recorded_trainings(output: str) -> set[tuple[str, str]]:
+    """Return controller and strategy of the trainings in a file."""
     with open(output) as file:
         return {(row["controller"], row["strategy"]) for row in csv.DictReader(file)}
 
 
-def _soak(controller: str, name: str, steps: int, every: int, commit: str, output: str) -> str:
-    """Train under one strategy, and append what was written down; what went wrong, if anything."""
+def _train(controller: str, name: str, steps: int, every: int, commit: str, output: str) -> str:
+    """Train under one strategy and append the samples to the table; return an error or ""."""
     part = f"{output}.{controller}.{name}"
     script = own_part(
         __file__,
@@ -335,7 +336,7 @@ def _soak(controller: str, name: str, steps: int, every: int, commit: str, outpu
         commit=commit,
         output=part,
     )
-    # Background threads that look for work less often leave the machine to those that have some.
+    # A longer cycle of Horovod's background loop leaves more processor time to the trainings.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "10"}
     command = ["horovodrun", "-np", "2", f"--{controller}", *script]
     done = subprocess.run(command, env=environment)
@@ -351,26 +352,36 @@ def _soak(controller: str, name: str, steps: int, every: int, commit: str, outpu
 
 
 def main() -> None:
-    """Runs the benchmark, or a rank's part of it."""
+    """Run the benchmark, or a rank's part of it."""
     parser = new_parser(__doc__)
     names = list(strategies(1))
     add = parser.add_argument
-    add("--controllers", default="gloo", metavar="C,...", help="gloo, mpi (default: %(default)s)")
-    add("--strategies", default=",".join(names), metavar="S,...", help="(default: %(default)s)")
-    add("--steps", type=int, default=20_000, help="of each (default: %(default)s)")
+    add(
+        "--controllers",
+        default="gloo",
+        metavar="C,...",
+        help="controllers: gloo, mpi (default: %(default)s)",
+    )
+    add(
+        "--strategies",
+        default=",".join(names),
+        metavar="S,...",
+        help="strategies (default: %(default)s)",
+    )
+    add("--steps", type=int, default=20_000, help="steps of each training (default: %(default)s)")
     add(
         "--at-once",
         type=int,
         default=1,
         metavar="N",
-        help="strategies that train beside each other (default: %(default)s)",
+        help="number of trainings that run at the same time (default: %(default)s)",
     )
     add("--every", type=int, default=250, help="steps between samples (default: %(default)s)")
     add_table(parser, "soak.csv", "every sample")
     args = parse(parser, lambda file: sys.exit(not show(file)), work)
     asked = check_names(parser, "strategies", args.strategies, names)
     output = open_table(parser, args, _COLUMNS, goes_on=True)
-    known, commit = _soaked(output), commit_now()
+    known, commit = _recorded_trainings(output), commit_now()
     wanted = [
         (controller, name)
         for controller in args.controllers.split(",")
@@ -379,7 +390,7 @@ def main() -> None:
     ]
     with ThreadPoolExecutor(args.at_once) as pool:
         jobs = [
-            pool.submit(_soak, *cell, args.steps, args.every, commit, output) for cell in wanted
+            pool.submit(_train, *cell, args.steps, args.every, commit, output) for cell in wanted
         ]
     failures = [each for job in jobs if (each := job.result())]
     if failures:

@@ -1,7 +1,7 @@
 """Imported by the ``.pth`` file at Python's start, in two kinds of process only.
 
-In Horovod's launcher it lets the plugin add its options; in a worker it lets the runtime take part
-as soon as the script imports ``horovod.torch``. Importing this module has these effects.
+In Horovod's launcher it adds the plugin's options. In a worker it activates the runtime as soon as
+the script imports ``horovod.torch``. The import of this module has these effects.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hvd_autosync.util.import_hook import when_imported
 _LAUNCHER = "horovod.runner.launch"
 #: ``prctl`` option of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG = 1
-#: A launcher that was asked to end gives its processes five seconds to do so
-#: (``safe_shell_exec.py``); after this many seconds it counts as stuck.
+#: After SIGTERM a launcher gives its processes five seconds to end (``safe_shell_exec.py``); after
+#: this many seconds it counts as stuck.
 _PATIENCE_S = 15.0
 #: ``python -m horovod.runner.launch`` runs this in place of the module's own code, so that the
 #: launcher is imported with the plugin instead of executed as ``__main__``.
@@ -36,14 +36,14 @@ def _extend_launcher(launcher: ModuleType) -> None:
     from hvd_autosync.commands.flag import extend_launcher
     from hvd_autosync.util.streams import open_standard_streams
 
-    # Not earlier: while this module is imported, Python itself reads a file (the .pth), whose
-    # descriptor may be that of a closed stream.
+    # Not earlier: during the import of this module Python reads the .pth file, whose descriptor may
+    # be that of a closed stream.
     open_standard_streams()
     extend_launcher(launcher)
 
 
 def _end_with(driver: int) -> None:
-    """End this process when the driver ends, however it does; so does an mpirun that it becomes."""
+    """End this process, or the mpirun that replaces it, whenever the driver ends or is killed."""
     import ctypes
     import threading
 
@@ -70,9 +70,8 @@ def _start() -> None:
 
     driver = os.environ.pop(DRIVER_VARIABLE, "")
     spec = spec_from_environment()
-    # The launcher of a trial has the trial's variables too, and in a batch system's shell it has a
-    # rank, but only launchers have the driver's process id. Such a shell alone has a rank, but no
-    # trial.
+    # A trial's launcher has the trial's variables, too, and in a batch system's shell also a rank.
+    # Only launchers have the driver's process id. The shell itself has a rank, but no trial.
     ranked = any(name in os.environ for name in RANK_VARIABLES)
     if spec is not None and ranked and not driver:
         from hvd_autosync.runtime.install.hooks import install

@@ -1,8 +1,8 @@
 """Extensions: knobs, exchanges and codecs added by users' files.
 
-A file that calls :func:`add_knob`, :func:`add_exchange` or :func:`add_codec` is named by the
-variable ``HVD_AUTOSYNC_EXTENSIONS`` (several as in ``PATH``). It is loaded in the driver, which
-makes the spaces, and on every rank, which exchanges gradients.
+The variable ``HVD_AUTOSYNC_EXTENSIONS`` lists files, separated as in ``PATH``, that call
+:func:`add_knob`, :func:`add_exchange` or :func:`add_codec`. They are loaded in the driver, which
+builds the search spaces, and on every rank, which exchanges gradients.
 
 This module imports only the modules that describe strategies, so that unused parts cost nothing.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #: The variable that names the files, separated as in ``PATH``.
 VARIABLE = "HVD_AUTOSYNC_EXTENSIONS"
 
-#: What was added, by name; the runtime looks it up here.
+#: The added exchanges and codecs by name, for the runtime.
 EXCHANGES: dict[str, MakeExchange] = {}
 CODECS: dict[str, MakeCodec] = {}
 
@@ -57,12 +57,12 @@ def add_knob(
 
     Args:
         knob: The knob, of the group ``horovod``.
-        variable: Must be read when ``hvd.init()`` is called, or later: forked trials have imported
-            torch and Horovod before it is set.
-        applies: Whether the knob can matter for a model on some resources.
+        variable: The variable. Its reader must read it when ``hvd.init()`` is called, or later:
+            forked trials have imported torch and Horovod before it is set.
+        applies: Returns whether the knob can matter for a model on some resources.
 
     Raises:
-        SpaceError: There is a knob of that name, or it is of another group.
+        SpaceError: A knob of that name exists, or the knob is of another group.
     """
     if knob.group != "horovod":
         raise SpaceError(
@@ -82,7 +82,7 @@ def add_exchange(name: str, make: MakeExchange, classes: Sequence[str] = PARAMET
         classes: The classes of parameters that may use it.
 
     Raises:
-        SpaceError: Horovod or we have an exchange of that name.
+        SpaceError: Horovod or hvd_autosync has an exchange of that name.
     """
     _add_choices("exchange", name, EXCHANGES, classes)
     EXCHANGES[name] = make
@@ -97,7 +97,7 @@ def add_codec(name: str, make: MakeCodec, classes: Sequence[str] = PARAMETER_CLA
         classes: The classes of parameters that may use it.
 
     Raises:
-        SpaceError: We have a codec of that name.
+        SpaceError: hvd_autosync has a codec of that name.
     """
     _add_choices("codec", name, CODECS, classes)
     CODECS[name] = make
@@ -114,16 +114,16 @@ def _add_choices(
         if knob.name.endswith(f"_{attribute}"):
             own |= {str(choice) for choice in getattr(knob, "choices", ())}
     if name in own - set(added):
-        raise SpaceError(f"there is a {attribute} {name!r} already", hint="Choose another name.")
+        raise SpaceError(f"{attribute} {name!r} exists already", hint="Choose another name.")
     for parameter_class in classes:
         _catalogue.add_choice(class_knob(parameter_class, attribute), name)
 
 
 def load() -> None:
-    """Load each file that the variable names, once.
+    """Load each file in the variable once.
 
     Raises:
-        ConfigurationError: One of them cannot be loaded.
+        ConfigurationError: A file cannot be loaded.
     """
     for text in os.environ.get(VARIABLE, "").split(os.pathsep):
         if text and (path := Path(text).resolve()) not in _loaded:
@@ -131,7 +131,7 @@ def load() -> None:
 
 
 def names() -> list[str]:
-    """Name and digest of each loaded file, on which a study of its knobs depends."""
+    """Return name and digest of each loaded file, on which studies with its knobs depend."""
     return [f"{path.name} {digest}" for path, digest in sorted(_loaded.items())]
 
 
@@ -141,7 +141,7 @@ def _load(path: Path) -> None:
         name = f"hvd_autosync_extension_{digest}"
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ImportError("its name does not end in .py")
+            raise ImportError("the file's name does not end in .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
@@ -150,6 +150,6 @@ def _load(path: Path) -> None:
     except Exception as error:
         raise ConfigurationError(
             f"cannot load {str(path)!r}, which {VARIABLE} names: {type(error).__name__}: {error}",
-            hint="Name Python files that add knobs, exchanges or codecs.",
+            hint="List Python files that add knobs, exchanges or codecs.",
         ) from error
     _loaded[path] = digest

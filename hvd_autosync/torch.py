@@ -8,8 +8,8 @@ hooks::
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), strategy="tuned")
 
-Settings of the launch (fusion threshold, cycle time, controller) are fixed when ``hvd.init()`` is
-called; :func:`DistributedOptimizer` warns about knobs of a strategy that it could not set.
+``hvd.init()`` fixes the settings of the launch (fusion threshold, cycle time, controller).
+:func:`DistributedOptimizer` warns about knobs of a strategy that it cannot set.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hvd_autosync.search_space.strategy_file import read_strategy
 if TYPE_CHECKING:
     import torch
 
-#: Name for the best strategy in the store for this model on as many ranks per host.
+#: Name of the best strategy in the store for this model on the same number of ranks per host.
 TUNED = "tuned"
 
 
@@ -61,12 +61,13 @@ def DistributedOptimizer(
     strategy: Mapping[str, Value] | str | os.PathLike[str] | None = None,
     classes: Classes | None = None,
 ) -> torch.optim.Optimizer:
-    """Horovod's ``DistributedOptimizer``, under a strategy.
+    """Wrap an optimizer as Horovod's ``DistributedOptimizer`` does, under a strategy.
 
     Args:
-        optimizer: As of ``horovod.torch.DistributedOptimizer``, like all up to ``process_set``.
+        optimizer: As in ``horovod.torch.DistributedOptimizer``.
         named_parameters: As in Horovod.
-        compression: As in Horovod; like ``groups`` and ``process_set``, it excludes a strategy.
+        compression: As in Horovod; cannot be combined with a strategy, nor can ``groups`` and
+            ``process_set``.
         backward_passes_per_step: As in Horovod.
         op: As in Horovod.
         gradient_predivide_factor: As in Horovod.
@@ -75,12 +76,12 @@ def DistributedOptimizer(
         sparse_as_dense: As in Horovod.
         process_set: As in Horovod.
         strategy: Knobs by name; the path of a strategy file; ``"tuned"`` for the best strategy in
-            the store for this model on such devices and as many ranks per host; ``None`` for the
-            job's strategy, if it is tuned.
-        classes: Class -> names of parameters, if ``strategy`` is given as knobs.
+            the store for this model on the same devices and number of ranks per host; ``None`` for
+            the strategy of the launch, if there is one.
+        classes: Class -> names of parameters, if ``strategy`` is a mapping of knobs.
 
     Raises:
-        ConfigurationError: The strategy cannot be read, or does not fit; on all ranks.
+        ConfigurationError: The strategy cannot be read or does not fit; raised on all ranks.
     """
     named = None if named_parameters is None else list(named_parameters)
     arguments = {
@@ -130,7 +131,7 @@ def _chosen(
     elif classes is not None:
         raise ConfigurationError(
             f"classes={classes!r} given with strategy={strategy!r}, which has its own classes",
-            hint="Leave classes out, or give the strategy as knobs.",
+            hint="Remove classes=, or pass the strategy as a mapping of knobs.",
         )
     elif strategy == TUNED:
         chosen, members = best_known(optimizer, named)
@@ -144,7 +145,7 @@ def _chosen(
 
 
 def _warn_of_launch_knobs(strategy: Strategy) -> None:
-    """Warn about knobs that only the launch can set, unless it has set them."""
+    """Warn about knobs that only the launch can set and has not set."""
     settings = horovod_settings(strategy)
     missing = [f"{k}={v}" for k, v in settings.environment if os.environ.get(k) != v]
     if settings.options:

@@ -1,7 +1,6 @@
-"""Launching: a job as given, its hosts, trial runners, and the worker's side of the wire.
+"""Launching: the user's job, its hosts, and the trial runners.
 
-A runner takes a trial's specification and returns its result, whatever happens in between. The
-warm runner forks the job's ranks from servers that have imported everything; the cold runner
-starts the user's command anew through Horovod's own launcher; ``auto`` chooses. Workers import
-``wire`` and ``worker_environment`` from here, and forked ones what forks them.
+A runner takes a trial's specification and returns its result, however the trial ends. The warm
+runner forks the job's ranks from servers that have imported torch and Horovod. The cold runner
+launches the user's command through Horovod's own launcher. ``auto`` chooses between them.
 """

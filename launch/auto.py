@@ -1,4 +1,4 @@
-"""The trial runner that everyone uses: warm where it can, cold where it must."""
+"""The default trial runner: warm if the job can be forked, else cold."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from hvd_autosync.launch.warm import WarmRunner
 from hvd_autosync.launch.watched_files import WatchedFiles
 from hvd_autosync.search_space import TrialResult, TrialSpec, TrialStatus
 
-#: Longest time of a launch and the imports of torch, from a network's file system perhaps.
+#: Longest time for a launch and the imports of torch, possibly from a network file system.
 _LAUNCH_S = 60.0
-#: What a script may do because it was forked.
+#: Outcomes that forking can cause.
 _FAILED = (TrialStatus.CRASHED, TrialStatus.HUNG)
 
 
 class AutoRunner:
-    """Runs trials warm, and cold those that only a fresh launch can run.
+    """Runs trials warm, and cold if only a fresh launch can run them.
 
-    Under MPI every rank is started by MPI's own process manager, so MPI trials are cold. A job
-    that cannot be forked at all is told so once and runs cold from then on.
+    Under MPI every rank is started by MPI's own process manager, so MPI trials are cold. If a job
+    cannot be forked, the reason is printed once and all its trials run cold.
 
     Args:
         job: The job.
-        say: Takes a line for the user.
-        cold: Never run warm.
-        keep_files: Folder in which what trials write stays; "": nowhere.
-        own_files: Files of ours that trials do not write.
+        say: Prints a line for the user.
+        cold: Whether all trials run cold.
+        keep_files: Folder that keeps the files that trials write; "": they are discarded.
+        own_files: Files that the driver itself writes; changes of them are not reverted.
     """
 
     def __init__(
@@ -62,32 +62,32 @@ class AutoRunner:
             try:
                 self._warm = _warm_runner(job, say, self._files)
             except ConfigurationError as error:
-                self._give_up(error.message)
+                self._disable_warm(error.message)
 
     def run(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
         """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
         if not self._files.private and not spec.probe:
-            return self._watched(spec, limits, progress)
+            return self._run_watched(spec, limits, progress)
         try:
             result = self._launch(spec, limits, progress)
         except NotPrivateError as error:
             self._share_files(str(error))
-            return self._watched(spec, limits, progress)
+            return self._run_watched(spec, limits, progress)
         if result.status in (*_FAILED, TrialStatus.ENDED_EARLY) and not self._files.cleared:
             suspicion = self._files.suspicion(result, len(self._job.hosts))
             if suspicion:
-                return self._suspected(result, suspicion, spec, limits, progress)
+                return self._retry_not_private(result, suspicion, spec, limits, progress)
         return result
 
-    def _watched(
+    def _run_watched(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
-        """A trial whose files are not private: what it changes is put back.
+        """Run a trial whose files are not private, and revert its changes afterwards.
 
         Raises:
-            TrialFilesError: That cannot be done.
+            TrialFilesError: A changed file cannot be restored.
         """
         if self._watch is None:
             self._watch = WatchedFiles(self._job.command, self._say, self._own, self._keep_files)
@@ -105,25 +105,25 @@ class AutoRunner:
         try:
             result = self._warm.run(spec, limits, progress)
         except ForkServersError as error:
-            self._give_up(str(error))
+            self._disable_warm(str(error))
             return self._run_cold(spec, limits, progress)
         if spec.probe:
-            return result  # it says nothing of the script
-        if result.status not in _FAILED:  # what ends too soon does so in a fresh process too
+            return result  # a probe does not run the script
+        if result.status not in _FAILED:  # a script that ends early does so when cold, too
             self._trusted = True
         elif not self._trusted:
-            return self._doubted(result, spec, limits, progress)
+            return self._retry_cold(result, spec, limits, progress)
         return result
 
     def close(self) -> None:
-        """End what was kept for the next trial."""
+        """End the processes and remove the copies that were kept for the next trial."""
         if self._warm is not None:
             self._warm.close()
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
-    def _suspected(
+    def _retry_not_private(
         self,
         result: TrialResult,
         suspicion: str,
@@ -131,40 +131,40 @@ class AutoRunner:
         limits: Limits,
         progress: Callable[[TrialProgress], None],
     ) -> TrialResult:
-        """A trial failed: was it the job, or that its files were private?"""
+        """Repeat a failed trial without private files, to see whether these are the cause."""
         self._files.private = False
-        again = self._watched(spec, limits, progress)
+        again = self._run_watched(spec, limits, progress)
         if again.status in (*_FAILED, TrialStatus.ENDED_EARLY):
             self._files.private = self._files.cleared = True
             return result
-        self._share_files(f"with private files a trial fails ({result.reason}); {suspicion}")
+        self._share_files(f"a trial failed with private files ({result.reason}); {suspicion}")
         return again
 
     def _share_files(self, reason: str) -> None:
         self._files.private = False
-        self._say(f"trials have no files of their own: {reason}")
+        self._say(f"trial files are not private: {reason}")
 
-    def _doubted(
+    def _retry_cold(
         self,
         result: TrialResult,
         spec: TrialSpec,
         limits: Limits,
         progress: Callable[[TrialProgress], None],
     ) -> TrialResult:
-        """The first warm trial failed: was it the job, or the fork?"""
+        """Repeat the failed first warm trial cold, to see whether forking is the cause."""
         again = self._run_cold(spec, limits, progress)
         if again.status not in _FAILED:
-            self._give_up(f"the script fails in a forked process ({result.reason})")
+            self._disable_warm(f"the script fails in a forked process ({result.reason})")
         return again
 
     def _run_cold(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
-        # The limit may come from a warm default, which launched and imported nothing.
+        # The limit may come from a warm default trial, without a launch and without imports.
         return self._cold.run(spec, replace(limits, setup_s=limits.setup_s + _LAUNCH_S), progress)
 
-    def _give_up(self, reason: str) -> None:
-        self._say(f"each trial is a fresh launch: {reason}")
+    def _disable_warm(self, reason: str) -> None:
+        self._say(f"trials run cold, each as a fresh launch: {reason}")
         self.close()
         self._warm = None
 
@@ -174,10 +174,10 @@ class AutoRunner:
 
 
 def _warm_runner(job: Job, say: Callable[[str], None], files: TrialFiles) -> WarmRunner:
-    """A warm runner for ``job``.
+    """Make a warm runner for ``job``.
 
     Raises:
-        ConfigurationError: The job cannot be forked; says why.
+        ConfigurationError: The job cannot be forked; the message gives the reason.
     """
     if not sys.platform.startswith("linux"):
         raise ConfigurationError(f"forking is not supported on {sys.platform}", hint="")

@@ -1,14 +1,15 @@
 """One-way control messages from the driver to a process on another host, over TCP.
 
-The receiver makes a secret, listens on one address, and accepts one peer: the one that proves to
-know the secret, which the driver has learnt over the job's own output (a pipe, or ssh). Strangers
-cannot keep it out (:mod:`hvd_autosync.util.authentication`): where it has to make room for a crowd,
-it comes again until it is let in, which the receiver signs too.
+The receiver draws a secret, listens on one address, and accepts one peer, which must prove that it
+knows the secret. The driver learns the secret from the job's own output (a pipe, or ssh).
+Unauthenticated connections cannot lock the driver out (:mod:`hvd_autosync.util.authentication`): if
+its connection is closed to make room for others, it connects again until the receiver accepts it.
+The receiver signs its acceptance.
 
-Each message is a JSON object behind its length and an HMAC-SHA256 over everything that identifies
-it: the receiver's nonce of this connection, the message's number, and its text. So nothing can be
-forged, replayed, reordered or dropped unnoticed, and nothing that was not checked is parsed. The
-messages are not encrypted: they hold no secret.
+Each message is a JSON object after its length and an HMAC-SHA256 over the receiver's nonce of this
+connection, the message's number and its text. Forged, replayed, reordered and dropped messages are
+therefore detected, and unverified input is never parsed. Messages are not encrypted, because they
+hold no secret.
 
     receiver -> driver   nonce (32 bytes)
     driver -> receiver   mac (32 bytes)
@@ -32,20 +33,20 @@ from hvd_autosync.util.sockets import keep_alive, read_exactly, time_left
 
 _LENGTH = struct.Struct("!I")
 _MAC_BYTES = 32
-#: A specification with its environment has a few kB.
+#: Far above a specification with its environment, which has a few kB.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-#: A driver that is not let in by then gives up. A server may be slow on a busy machine; one that
-#: is gone has no port.
+#: Longest time in which the driver tries to authenticate. It is long because a server may be slow
+#: on a busy machine; a server that has ended refuses the connection at once.
 _HANDSHAKE_S = 60.0
 _AGAIN_S = 0.02
 
 
 class ChannelError(Exception):
-    """The peer is not the one that knows the secret, or is gone."""
+    """The peer does not know the secret, or the connection is closed."""
 
 
 def new_secret() -> bytes:
-    """32 random bytes."""
+    """Draw 32 random bytes."""
     return os.urandom(32)
 
 
@@ -53,8 +54,8 @@ def _mac(secret: bytes, nonce: bytes, number: int, text: bytes) -> bytes:
     return hmac.digest(secret, nonce + number.to_bytes(8, "big") + text, hashlib.sha256)
 
 
-def _proof(secret: bytes, nonce: bytes, who: bytes) -> bytes:
-    return hmac.digest(secret, nonce + who, hashlib.sha256)
+def _proof(secret: bytes, nonce: bytes, role: bytes) -> bytes:
+    return hmac.digest(secret, nonce + role, hashlib.sha256)
 
 
 def _read(sock: socket.socket, count: int) -> bytes:
@@ -72,7 +73,7 @@ class ControlSender:
         secret: The receiver's secret.
 
     Raises:
-        ChannelError: The receiver cannot be reached, or does not let it in.
+        ChannelError: The receiver cannot be reached, or rejects the driver.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes) -> None:
@@ -84,8 +85,12 @@ class ControlSender:
                 self._socket, self._nonce = self._enter(address, deadline)
                 return
             except OSError as error:
-                crowd = isinstance(error, ConnectionError)
-                if not crowd or isinstance(error, ConnectionRefusedError) or monotonic() > deadline:
+                crowded_out = isinstance(error, ConnectionError)
+                if (
+                    not crowded_out
+                    or isinstance(error, ConnectionRefusedError)
+                    or monotonic() > deadline
+                ):
                     raise ChannelError(f"{address[0]}:{address[1]}: {error}") from None
             sleep(_AGAIN_S)
 
@@ -96,11 +101,11 @@ class ControlSender:
             connection.sendall(_proof(self._secret, nonce, b"driver"))
             mac = read_exactly(connection, _MAC_BYTES, deadline)
             if not hmac.compare_digest(mac, _proof(self._secret, nonce, b"receiver")):
-                raise OSError("somebody else listens there")
+                raise OSError("the listener does not know the server's secret")
         except BaseException:
             connection.close()
             raise
-        # A server that loads modules after a trial takes its next order only then.
+        # No timeout: a server that imports modules after a trial reads its next order late.
         connection.settimeout(None)
         return connection, nonce
 
@@ -108,7 +113,7 @@ class ControlSender:
         """Send one message.
 
         Raises:
-            ChannelError: The receiver is gone.
+            ChannelError: The connection is closed.
         """
         text = json.dumps(message).encode()
         mac = _mac(self._secret, self._nonce, self._number, text)
@@ -119,44 +124,44 @@ class ControlSender:
             raise ChannelError(str(error)) from None
 
     def close(self) -> None:
-        """Hang up; the receiver ends."""
+        """Close the connection, which ends the receiver's process."""
         self._socket.close()
 
 
 class ControlReceiver:
-    """The other end. It listens until its one peer has connected and proved itself.
+    """The receiver's end. It listens until one peer has connected and authenticated.
 
     Args:
-        host: The address to listen on, and only on that.
-        secret: What the peer must know.
+        host: The only address to listen on.
+        secret: The secret that the peer must know.
     """
 
     def __init__(self, host: str, secret: bytes) -> None:
         self._secret = secret
         self._number = 0
-        self._admission = AuthenticatedPort(host, _MAC_BYTES, self._proves)
+        self._authenticated_port = AuthenticatedPort(host, _MAC_BYTES, self._proves)
         self._nonce = b""
         self._socket: socket.socket | None = None
 
     @property
     def port(self) -> int:
-        """The port that is listened on, while it is."""
-        return self._admission.address[1]
+        """The port; valid until :meth:`accept` returns."""
+        return self._authenticated_port.address[1]
 
     def fileno(self) -> int:
-        """Descriptor to select on for the next message, once accepted."""
-        assert self._socket is not None, "accept() comes first"
+        """Return the descriptor to select on for the next message, after :meth:`accept`."""
+        assert self._socket is not None, "call accept() first"
         return self._socket.fileno()
 
     def accept(self, timeout_s: float) -> dict[str, Any]:
-        """Wait for the peer and its first message; whoever cannot prove himself is dropped.
+        """Wait for the peer and return its first message; close unauthenticated connections.
 
         Raises:
-            ChannelError: Nobody came in time, or the peer is gone.
+            ChannelError: No peer has authenticated in time, or the connection is closed.
         """
-        driver = self._admission.wait(timeout_s)
+        driver = self._authenticated_port.wait(timeout_s)
         if driver is None:
-            raise ChannelError(f"no driver within {timeout_s:.0f} s")
+            raise ChannelError(f"no driver has connected within {timeout_s:.0f} s")
         self._close_port()
         self._socket, self._nonce = driver.connection, driver.nonce
         keep_alive(self._socket)
@@ -170,29 +175,30 @@ class ControlReceiver:
         return hmac.compare_digest(proof, _proof(self._secret, nonce, b"driver"))
 
     def _close_port(self) -> None:
-        self._admission.close()
-        self._admission.wait()  # which drops all others
+        self._authenticated_port.close()
+        self._authenticated_port.wait()  # closes all other connections
 
     def receive(self) -> dict[str, Any]:
-        """The next message.
+        """Wait for the next message and return it.
 
         Raises:
-            ChannelError: The peer is gone, or what came is not from it.
+            ChannelError: The connection is closed, or the message is too long or not signed by the
+                peer.
         """
-        assert self._socket is not None, "accept() comes first"
+        assert self._socket is not None, "call accept() first"
         (length,) = _LENGTH.unpack(_read(self._socket, _LENGTH.size))
         if length > MAX_MESSAGE_BYTES:
-            raise ChannelError(f"a message of {length} bytes")
+            raise ChannelError(f"a message has {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
         mac = _read(self._socket, _MAC_BYTES)
         text = _read(self._socket, length)
         if not hmac.compare_digest(mac, _mac(self._secret, self._nonce, self._number, text)):
-            raise ChannelError("a message with a wrong signature")
+            raise ChannelError("a message has a wrong signature")
         self._number += 1
         message: dict[str, Any] = json.loads(text)
         return message
 
     def close(self) -> None:
-        """Close everything, as in a forked child."""
+        """Close the port and the connection; a forked child calls this, too."""
         self._close_port()
         if self._socket is not None:
             self._socket.close()

@@ -23,7 +23,7 @@ from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 from hvd_autosync.util.program import run_main
 
 _PROBE = tuple(run_main("hvd_autosync.runtime.trial.probe"))
-#: Runs a command with private files.
+#: Runs the command after it with private files.
 _ENCLOSED = (sys.executable, "-I", "-S", enclosed.__file__)
 _POLL_S = 0.1
 _DRAIN_S = 5.0
@@ -45,7 +45,7 @@ class ColdRunner:
         """Run one trial to its end; see :class:`hvd_autosync.launch.runner.TrialRunner`.
 
         Raises:
-            NotPrivateError: Its files could not be made private; the script was not started.
+            NotPrivateError: The trial's files cannot be private; the script was not started.
         """
         job = replace(_part(self._job, spec.probe), command=_PROBE) if spec.probe else self._job
         variables = self._files.variables(spec) if self._files else {}
@@ -67,11 +67,11 @@ class ColdRunner:
                     self._clean_up(process, spec, everywhere=not clean)
         collector.join(_DRAIN_S)
         if self._files:
-            self._files.receive(collector)
+            self._files.process_messages(collector)
         return collector.result(process.returncode, killed_because)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: a cold runner keeps nothing between trials."""
 
     def _watch(
         self,
@@ -80,7 +80,7 @@ class ColdRunner:
         limits: Limits,
         progress: Callable[[TrialProgress], None],
     ) -> str:
-        """Wait for the launcher's exit; a reason when the wait was given up."""
+        """Wait for the launcher's exit; return why the trial must be killed, or ""."""
         while process.poll() is None:
             progress(collector.progress())
             if overdue := collector.overdue(limits):
@@ -92,7 +92,7 @@ class ColdRunner:
     def _clean_up(
         self, process: subprocess.Popen[bytes], spec: TrialSpec, *, everywhere: bool
     ) -> None:
-        """Leave no process of the trial."""
+        """End all processes of the trial."""
         end_launch(process, spec.trial_id)
         if everywhere:
             for line in sweep_remote_hosts(self._job, spec.trial_id):
@@ -100,11 +100,11 @@ class ColdRunner:
 
 
 def _part(job: Job, hosts: tuple[Host, ...]) -> Job:
-    """``job`` on a part of its hosts and slots."""
+    """Return ``job`` on a part of its hosts and slots."""
     part = job.on(hosts)
     named = any(option.startswith("--network-interface") for option in job.options)
     if part is not job and named and not remote_hosts(part):
-        # A job on its own host alone must be allowed its loopback
+        # On one host Horovod uses the loopback interface, which the user's list may lack
         # (get_local_interfaces of horovod/runner/driver/driver_service.py).
         return replace(part, options=(*part.options, "--network-interfaces", "lo"))
     return part

@@ -1,4 +1,4 @@
-"""Turns the output of a job into a trial's result: messages, tails, and how it ended."""
+"""Turns a job's output into a trial's result: messages, last lines and the trial's status."""
 
 from __future__ import annotations
 
@@ -23,23 +23,27 @@ from hvd_autosync.search_space import (
 )
 from hvd_autosync.traces.checking import type_problem
 
-#: Why a trial was ended that ran into the end of the tuning's time.
-OUT_OF_TIME = "the minutes of the tuning were used"
+#: Reason of a trial that was still running at the tuning's time limit.
+OUT_OF_TIME = "the tuning's time limit was reached"
 _CHUNK_BYTES = 64 * 1024
 _Value = TypeVar("_Value")
 
 
 def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of ``stream``; one without an end is cut, so that nothing can grow in memory."""
+    """Yield the lines of ``stream``; very long lines are split, to bound the memory."""
     while line := stream.readline(_CHUNK_BYTES):
         yield line
 
 
 class Collector:
-    """Takes a job's output line by line, or reads its streams in threads of its own.
+    """Collects a job's output, line by line or from streams that it reads in its own threads.
 
-    Lines that are not ours are the script's: the last few are kept, the rest is dropped as it
-    comes, so that a job that prints gigabytes costs no memory.
+    Lines that are no messages belong to the script. Only the last few are kept, so that a job that
+    prints gigabytes costs no memory.
+
+    Args:
+        spec: The trial.
+        world_size: Number of the job's ranks.
     """
 
     def __init__(self, spec: TrialSpec, world_size: int) -> None:
@@ -52,7 +56,7 @@ class Collector:
         self._most_steps = spec.warmup_steps + spec.measured_steps
         self._tail = Tail(world_size)
         self._exits: dict[int, int] = {}
-        #: What was told of the trial's files.
+        #: Messages about the trial's files.
         self.files: list[Message] = []
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
@@ -79,10 +83,10 @@ class Collector:
     def feed(self, line: bytes) -> None:
         """Take one line of the job's output; may be called from any thread."""
         with self._lock:
-            ours, complete = self._decoder.feed(line)
+            is_message, complete = self._decoder.feed(line)
             if complete is not None:
                 self._take(*complete)
-            elif not ours:
+            elif not is_message:
                 self._tail.add(line)
 
     def _take(self, rank: int, message: Message) -> None:
@@ -108,7 +112,7 @@ class Collector:
         elif kind == "steps":
             # A step has one loss at most, and a trial no more steps than it was asked for.
             report["losses"] += message["losses"][: self._most_steps - len(report["losses"])]
-            # After a message that was damaged on the way, steps would be misplaced.
+            # A gap means that a message was damaged on the way: later steps would be misplaced.
             first, left = message["first"], self._most_steps - len(report["step_s"])
             if not message["step_s"][:left] or first != len(report["step_s"]):
                 return
@@ -122,14 +126,14 @@ class Collector:
             report["end"] = message
 
     def exited(self, rank: int, trial_id: str, status: int) -> None:
-        """Take what a fork server says: its rank of a trial is gone."""
+        """Record a fork server's message that its rank of a trial has ended."""
         with self._lock:
             if trial_id == self._spec.trial_id:
                 self._exits[rank] = status
                 self._changed.notify_all()
 
     def progress(self) -> TrialProgress:
-        """Where the trial stands now."""
+        """Return the trial's phase and steps so far."""
         with self._lock:
             steps = min((len(r["step_s"]) for r in self._reports.values()), default=0)
         total = self._spec.warmup_steps + self._spec.measured_steps
@@ -142,7 +146,7 @@ class Collector:
         return TrialProgress(phase, steps, total, time.monotonic() - self._started)
 
     def overdue(self, limits: Limits) -> str:
-        """Why the trial must not be waited for any longer; empty while it may."""
+        """Return why the trial has exceeded ``limits``; "" if it has not."""
         now, state = time.monotonic(), self.progress()
         if state.elapsed_s > limits.total_s:
             return OUT_OF_TIME
@@ -158,16 +162,16 @@ class Collector:
         return ""
 
     def all_ended(self) -> bool:
-        """Whether every rank said that it ends the run."""
+        """Return whether every rank has reported the end of its run."""
         with self._lock:
             ended = [r for r in self._reports.values() if r["end"] is not None]
         return len(ended) == self.world_size
 
     def exits(self, wait_s: float = 0.0) -> dict[int, int]:
-        """Exit status of each rank of a warm trial that has ended, negative for signals.
+        """Return the exit status of each ended rank of a warm trial, negative for signals.
 
         Args:
-            wait_s: Longest wait for all ranks to have ended.
+            wait_s: Longest wait for all ranks to end.
         """
         with self._lock:
             self._changed.wait_for(lambda: len(self._exits) == self.world_size, wait_s)
@@ -176,12 +180,12 @@ class Collector:
     def result(
         self, exit_status: int, killed_because: str, statuses: dict[int, int] | None = None
     ) -> TrialResult:
-        """The result, once the job is gone.
+        """Return the trial's result, after all its processes have ended.
 
         Args:
-            exit_status: Of the launcher.
-            killed_because: Why the runner killed the job; empty when it did not.
-            statuses: Exit status of each rank that ended by itself, where it is known.
+            exit_status: Exit status of the launcher.
+            killed_because: Why the runner killed the job; "" if it did not.
+            statuses: Exit status of each rank that ended by itself; ``None`` if unknown.
         """
         with self._lock:
             ranks = tuple(
@@ -218,11 +222,11 @@ class Collector:
     def _judge(
         self, exit_status: int, killed_because: str, statuses: dict[int, int] | None
     ) -> tuple[TrialStatus, str, str]:
-        """How the job ended: status, reason, and the output that goes with it."""
+        """Return the trial's status, the reason, and the output that shows it."""
         ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
         if len(ends) == self.world_size and set(ends) <= {"steps", "pruned", "probe"}:
             if "pruned" in ends:
-                reason = "its steps so far exclude beating the best"
+                reason = "pruned: its steps so far are too slow to beat the best"
                 return TrialStatus.CUT_SHORT, reason, self._tail.whole()
             return TrialStatus.COMPLETED, "", self._tail.whole()
         if killed_because == OUT_OF_TIME:
@@ -237,7 +241,7 @@ class Collector:
 
 
 def _read(read: Callable[[Any], _Value], message: Any) -> _Value | None:
-    """``read(message)``; ``None`` without a message, or when it is not what it should be."""
+    """Return ``read(message)``; ``None`` if there is no message or it is malformed."""
     try:
         value = None if message is None else read(message)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):

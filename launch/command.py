@@ -1,7 +1,7 @@
-"""The process that launches a job under a strategy: Horovod's own launcher, in its own process.
+"""Starts Horovod's own launcher, in a process of its own, for a job under a strategy.
 
-The launcher replaces signal handlers and, with MPI, replaces itself by ``mpirun``; a process of
-its own keeps the driver out of that, and makes a trial exactly what ``horovodrun`` would start.
+The launcher replaces signal handlers and, with MPI, replaces itself by ``mpirun``. A separate
+process shields the driver from that, and makes a trial exactly what ``horovodrun`` would start.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
 from hvd_autosync.util.program import run_code
 
 _LOG = logging.getLogger(__name__)
-#: Open MPI 5 takes Horovod's ``-bind-to`` for the program's name; this is the same in its spelling.
+#: Open MPI 5 reads Horovod's ``-bind-to`` as the program's name; this option means the same there.
 OPEN_MPI_5_BINDING = "--binding-args=--bind-to none --map-by slot"
-#: The hook at Python's start (``hvd_autosync.pth``) knows launchers by the last word.
+#: The hook at Python's start (``hvd_autosync.pth``) recognizes launchers by the last word.
 _LAUNCH = "from horovod.runner.launch import run_commandline; run_commandline()  # as horovodrun"
 
 
 def search_path() -> str:
-    """The PATH, and beside this interpreter: a virtual environment need not be activated."""
+    """Return PATH with this interpreter's folder, so that no environment must be activated."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
 
 
 def has_mpirun() -> bool:
-    """Whether there is an ``mpirun`` that the launcher will find."""
+    """Return whether the launcher will find an ``mpirun``."""
     return shutil.which("mpirun", path=search_path()) is not None
 
 
 @cache
 def open_mpi_major() -> int | None:
-    """Major version of the Open MPI that ``mpirun`` belongs to, or ``None``."""
+    """Return the major version of ``mpirun``'s Open MPI, or ``None`` if it is another MPI."""
     mpirun = shutil.which("mpirun", path=search_path())
     if mpirun is None:
         return None
@@ -55,9 +55,9 @@ def open_mpi_major() -> int | None:
 
 
 def launcher_options(job: Job, strategy: Mapping[str, Value]) -> tuple[str, ...]:
-    """All ``horovodrun`` options of the job under ``strategy``."""
+    """Return all ``horovodrun`` options of the job under ``strategy``."""
     options = (*job.options, *horovod_settings(strategy).options)
-    # Without a choice Horovod takes MPI where it is built; under Gloo the option has no effect.
+    # Without an option Horovod uses MPI if it was built with it; under Gloo this has no effect.
     under_gloo = strategy.get("controller", job.controller) == "gloo"
     user_binds = any(option.startswith("--binding-args") for option in job.options)
     if not under_gloo and not user_binds and (open_mpi_major() or 0) >= 5:
@@ -66,16 +66,19 @@ def launcher_options(job: Job, strategy: Mapping[str, Value]) -> tuple[str, ...]
 
 
 def launcher_command(job: Job, strategy: Mapping[str, Value]) -> list[str]:
-    """Arguments of the process that launches the job under ``strategy``."""
+    """Return the command line that launches the job under ``strategy``."""
     return [*_horovodrun(), *launcher_options(job, strategy), *job.command]
 
 
 def _horovodrun() -> list[str]:
-    """Horovod's script, or what it does, without the working directory (:mod:`..util.program`)."""
+    """Return the command of ``horovodrun`` that does not import from the working directory.
+
+    See :mod:`hvd_autosync.util.program`.
+    """
     script = os.path.join(os.path.dirname(sys.executable), "horovodrun")
     if not os.path.exists(script):
         return run_code(_LAUNCH)
-    # The processes that it spawns with multiprocessing inherit this option, the ranks do not.
+    # Processes that it spawns with multiprocessing inherit -P; the ranks do not.
     return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), script]
 
 
@@ -86,18 +89,18 @@ def start_launcher(
     *,
     variables: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start that process with pipes for its output, in a session of its own.
+    """Start the launcher of a trial, with pipes for its output, in a session of its own.
 
-    It ends with the thread that started it, also when that is killed.
+    It ends with the thread that started it, even if that thread is killed.
 
     Args:
         job: The job.
-        strategy: What it runs under.
-        spec: The trial that it is.
-        variables: Further ones of its environment.
+        strategy: The strategy to run under.
+        spec: The trial, if the job is one.
+        variables: Additional environment variables.
 
     Raises:
-        AutosyncError: The system refuses to.
+        AutosyncError: The process cannot be started.
     """
     environment = launcher_environment(strategy, spec)
     return launch(
@@ -114,10 +117,11 @@ def start_launcher(
 def launch(
     job: Job, strategy: Mapping[str, Value], environment: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start that process in ``environment``, with ``options`` of :class:`subprocess.Popen`.
+    """Start the launcher in ``environment``, with ``options`` of :class:`subprocess.Popen`.
 
     Raises:
-        AutosyncError: The system refuses to, as where the environment is too large.
+        AutosyncError: The process cannot be started, for example because the environment is too
+            large.
     """
     environment = {**environment, DRIVER_VARIABLE: str(os.getpid())}
     _LOG.debug("launching %s under %s", shlex.join(redact(job.command)), dict(strategy))
@@ -131,7 +135,10 @@ def launch(
 
 
 def strategy_environment(strategy: Mapping[str, Value]) -> dict[str, str]:
-    """Horovod's variables of ``strategy``, but for one that the user's own process sets need."""
+    """Return Horovod's variables of ``strategy``.
+
+    The variable for process sets is left out if the user has set it, because the script needs it.
+    """
     environment = dict(horovod_settings(strategy).environment)
     if os.environ.get(PROCESS_SETS_VARIABLE, "0") != "0":
         environment.pop(PROCESS_SETS_VARIABLE, None)
@@ -141,7 +148,7 @@ def strategy_environment(strategy: Mapping[str, Value]) -> dict[str, str]:
 def launcher_environment(
     strategy: Mapping[str, Value], spec: TrialSpec | None = None
 ) -> dict[str, str]:
-    """Environment of that process: the user's, the strategy's, and the worker's, if any."""
+    """Return the launcher's environment: the user's, the strategy's, and the trial's, if any."""
     environment = python_environment() | strategy_environment(strategy)
     if spec is not None:
         environment |= worker_environment(spec)

@@ -1,7 +1,7 @@
 """Runs a command with private files (``python -I -S enclosed.py COMMAND...``).
 
-So a fresh launch of a trial starts on each slot, whatever the user's command is: a shell's script
-writes files, too. See :mod:`hvd_autosync.launch.private_files`.
+A fresh launch of a trial starts this on each slot, whatever the user's command is, because any
+program may write files. See :mod:`hvd_autosync.launch.private_files`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 
 def main(command: list[str]) -> None:
-    """Become the command."""
+    """Make the files private, then replace this process by the command."""
     from hvd_autosync.launch.refusal import enter_or_refuse
 
     enter_or_refuse(os.environ)
     try:
         os.execvp(command[0], command)
-    except OSError as error:  # as a shell says it
+    except OSError as error:  # as a shell reports it
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 

@@ -1,4 +1,4 @@
-"""What this machine's Horovod offers, asked without initializing it."""
+"""The capabilities of this machine's Horovod, found without initializing it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_autosync.search_space import HorovodBuild
 
 @cache
 def horovod_build() -> HorovodBuild:
-    """What the installed Horovod was built with and can start; MPI needs its ``mpirun``.
+    """Return the capabilities of the installed Horovod; MPI counts only with an ``mpirun``.
 
     Raises:
         HorovodBuildError: Horovod's torch extension cannot be imported here.
@@ -19,7 +19,7 @@ def horovod_build() -> HorovodBuild:
     try:
         import horovod
         from horovod.torch import mpi_ops
-    except Exception as error:  # torch raises OSError where a library of it is missing
+    except Exception as error:  # torch raises OSError if one of its libraries is missing
         what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise HorovodBuildError(
             f"horovod.torch cannot be imported: {what}",
@@ -35,5 +35,5 @@ def horovod_build() -> HorovodBuild:
 
 
 def default_controller(build: HorovodBuild) -> str:
-    """The controller that ``horovodrun`` takes when none is asked for (``launch.py``)."""
+    """Return the controller that ``horovodrun`` uses without an option (``launch.py``)."""
     return "mpi" if build.mpi else "gloo"

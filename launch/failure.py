@@ -1,7 +1,7 @@
-"""Which rank of a failed job failed first, how, and its last words.
+"""Finds which rank of a failed job failed first, how, and its last output.
 
-Launchers name the rank whose process ended first. That is often a victim: when one rank raises an
-exception, the collectives of all others fail, and they may exit before it does.
+Launchers name the rank whose process ended first. Often that rank is not the cause: after one rank
+raises an exception, the collectives of all others fail, and they may exit before it does.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ _EXITED = re.compile(
 )
 _TERMINATED = 128 + signal.SIGTERM
 _TRACEBACK = "Traceback (most recent call last):"
-#: What a collective raises in the ranks that another one's failure reaches.
+#: Exception of a collective that failed because another rank failed.
 _VICTIM = "HorovodInternalError"
 
 
 def explain_failure(
     tail: Tail, exit_status: int, statuses: Mapping[int, int] | None = None
 ) -> tuple[str, str]:
-    """Why a job failed, in words, and the output that shows it.
+    """Return why a job failed, as text, and the output that shows it.
 
     Args:
         tail: The job's last lines.
-        exit_status: The launcher's.
-        statuses: Exit status of each rank that ended by itself, where it is known (negative: a
-            signal's number); otherwise it is read from what the launcher wrote.
+        exit_status: Exit status of the launcher.
+        statuses: Exit status of each rank that ended by itself (negative: a signal's number); if
+            ``None``, it is parsed from the launcher's output.
     """
-    said = {rank: tail.of([rank]) for rank in tail.ranks()}
-    victims = {rank for rank, text in said.items() if _VICTIM in text}
-    raised = {rank for rank, text in said.items() if _TRACEBACK in text} - victims
+    output = {rank: tail.of([rank]) for rank in tail.ranks()}
+    victims = {rank for rank, text in output.items() if _VICTIM in text}
+    raised = {rank for rank, text in output.items() if _TRACEBACK in text} - victims
     if statuses is None:
         statuses = _exit_statuses(tail.launcher())
     failed = {rank for rank, status in statuses.items() if status not in (0, _TERMINATED)}
     failed = failed or set(statuses)
-    guilty = sorted(raised | (failed - victims) or failed)
-    if not guilty:
+    causes = sorted(raised | (failed - victims) or failed)
+    if not causes:
         return f"the job {_ending(exit_status)}", tail.whole()
     alike: dict[str, list[int]] = {}
-    for rank in guilty:
-        alike.setdefault(_how(said.get(rank, ""), statuses.get(rank)), []).append(rank)
-    reason = ", ".join(f"{_named(ranks)} {how}" for how, ranks in alike.items())
+    for rank in causes:
+        alike.setdefault(_how(output.get(rank, ""), statuses.get(rank)), []).append(rank)
+    reason = ", ".join(f"{_rank_names(ranks)} {how}" for how, ranks in alike.items())
     return reason, tail.of(ranks[0] for ranks in alike.values())
 
 
-def _named(ranks: list[int]) -> str:
+def _rank_names(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     listed = ", ".join(map(str, ranks[:4]))
@@ -60,7 +60,7 @@ def _named(ranks: list[int]) -> str:
 
 
 def _exit_statuses(text: str) -> dict[int, int]:
-    """Exit status by rank, as far as the launcher tells; 128 and more for signals."""
+    """Parse exit statuses by rank from the launcher's output; 128 + number for signals."""
     found: dict[int, int] = {}
     for match in _EXITED.finditer(text):
         rank = int(match["gloo"] or match["mpi"] or match["rank"])
@@ -69,10 +69,10 @@ def _exit_statuses(text: str) -> dict[int, int]:
     return found
 
 
-def _how(said: str, status: int | None) -> str:
-    """How a rank failed: its exception where it raised one, else its exit status."""
-    _, found, behind = said.rpartition(_TRACEBACK)
-    exception = next((line for line in behind.splitlines() if line[:1].strip()), "")
+def _how(output: str, status: int | None) -> str:
+    """Return how a rank failed: its exception if it raised one, else its exit status."""
+    _, found, after = output.rpartition(_TRACEBACK)
+    exception = next((line for line in after.splitlines() if line[:1].strip()), "")
     if found and exception:
         return f"raised {exception}"
     return "raised an exception" if status is None else _ending(status)

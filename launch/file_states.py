@@ -1,7 +1,7 @@
-"""What lies in some folders: each entry with what any change of it changes.
+"""The state of all files in some folders, such that any change of a file changes its state.
 
-Modification times can be set; a change of content, mode or place sets the time of the last status
-change (``ctime``), which cannot. Python's audit events would show neither what C++ nor what Rust
+A program can set a modification time, but not the time of the last status change (``ctime``), which
+changes with content, mode and place. Python's audit events would miss files that C++ or Rust code
 opens, as ``torch.save`` and safetensors do.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Folders of tools and caches: what they hold can be had again, and is much.
+#: Folders of tools and caches: large, and reproducible.
 _SKIPPED = frozenset({"__pycache__", ".git", ".venv", "venv", "node_modules", ".cache"})
 _WRITING = os.O_WRONLY | os.O_RDWR
 
@@ -23,11 +23,11 @@ class FileState:
     """One file, folder or link.
 
     Attributes:
-        mode: Its type and permissions.
-        place: Its file system and inode.
-        size: Bytes; 0 of a folder.
-        changed_ns: Times of the last change of its content and of its status; 0 of a folder,
-            whose entries tell.
+        mode: Type and permissions.
+        place: File system and inode.
+        size: Bytes; 0 for a folder.
+        changed_ns: Times of the last changes of content and status; 0 for a folder, whose entries
+            are compared instead.
     """
 
     mode: int
@@ -37,7 +37,7 @@ class FileState:
 
     @classmethod
     def of(cls, about: os.stat_result) -> FileState:
-        """From what ``lstat`` gives."""
+        """Make the state from the result of ``lstat``."""
         folder = stat.S_ISDIR(about.st_mode)
         return cls(
             about.st_mode,
@@ -53,22 +53,22 @@ class FileState:
 
     @property
     def is_file(self) -> bool:
-        """Whether it has content."""
+        """Whether it is a regular file."""
         return stat.S_ISREG(self.mode)
 
 
 def file_states(
     roots: Iterable[str], skipped: Collection[str], most: int
 ) -> tuple[dict[str, FileState], str]:
-    """Every entry below ``roots``, folders before what they hold.
+    """Return the state of every entry below ``roots``, folders before their entries.
 
     Args:
-        roots: Absolute paths; what is not there is left out.
+        roots: Absolute paths; missing ones are left out.
         skipped: Absolute paths that are left out.
-        most: Entries that are looked at.
+        most: Largest number of entries.
 
     Returns:
-        The states by path, and the folder in which that many were exceeded, or "".
+        The states by path, and the folder at which ``most`` was exceeded, or "".
     """
     found: dict[str, FileState] = {}
     waiting = [root for root in sorted(set(roots), reverse=True) if root not in skipped]
@@ -80,7 +80,7 @@ def file_states(
             if not stat.S_ISDIR(about.st_mode):
                 continue
             entries = sorted(os.scandir(path), key=lambda entry: entry.name, reverse=True)
-        except OSError:  # gone meanwhile, or not ours to read
+        except OSError:  # deleted meanwhile, or not readable
             continue
         if len(found) + len(entries) > most:
             return found, path
@@ -92,13 +92,13 @@ def file_states(
     return found, ""
 
 
-def written_by_the_living() -> set[tuple[int, int]]:
-    """File system and inode of what processes have open for writing now, this one's too."""
+def open_for_writing() -> set[tuple[int, int]]:
+    """Return file system and inode of all files that any process has open for writing."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*/fd"):
         try:
             descriptors = list(folder.iterdir())
-        except OSError:  # gone, or another user's
+        except OSError:  # ended, or another user's process
             continue
         for descriptor in descriptors:
             try:

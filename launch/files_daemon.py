@@ -1,7 +1,7 @@
-"""A small process that holds the files of a trial on one host for its ranks.
+"""The files daemon: a small process that keeps a trial's mount namespace on one host.
 
-It hands the namespace to ranks that ask for it, and ends when the last process of the trial is
-gone; then it tells the driver what was written. Between these it sleeps.
+It sends the namespace to the ranks that connect. When the last process of the trial has ended, it
+reports the written files to the driver and exits.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from hvd_autosync.launch import namespaces
 from hvd_autosync.runtime.driver.processes import DAEMON_NAME
 from hvd_autosync.runtime.driver.wire import encode_message
 
-#: Number of its message: ranks count from 0.
+#: Message number; far above those of the ranks, which start at 0.
 _NUMBER = 2 * 10**8
-#: How often it looks how full the place for written files is.
-_LOOK_S = 0.5
-#: What is left when a file did not fit.
+#: Interval between measurements of the space that written files take.
+_POLL_S = 0.5
+#: If less than this is free, a file may not have fitted.
 _FULL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class DaemonTask:
-    """What a keeper is to keep.
+    """The arguments of a files daemon.
 
     Attributes:
-        rank: In whose name it speaks.
-        name: Of the trial's run.
-        key: Of the trial's messages.
-        listener: Descriptor of the socket at which ranks ask.
-        spaces: Descriptors of the mount namespace and, where there is one, of the user namespace.
-        written: Descriptor of the folder of upper folders.
-        folders: Of what these are, by number.
-        limit_bytes: Most that they may hold.
-        kept: Whether they stay.
+        rank: Rank under which its message is sent.
+        name: Name of the trial's run.
+        key: Key of the trial's messages.
+        listener: Descriptor of the socket to which ranks connect.
+        spaces: Descriptors of the mount namespace and, if there is one, of the user namespace.
+        written: Descriptor of the folder that holds the upper folders.
+        folders: The original folder of each upper folder, by number.
+        limit_bytes: Most bytes that the upper folders may hold.
+        kept: Whether the written files are kept after the trial.
     """
 
     rank: int
@@ -58,17 +58,17 @@ class DaemonTask:
 
 
 def start(task: DaemonTask) -> None:
-    """Start the keeper, as nobody's child: a script may wait for its own."""
+    """Start the daemon, detached: a script that waits for all its children must not see it."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
         return
     try:
-        os.setsid()  # what ends the trial's processes by their group leaves it to end by itself
+        os.setsid()  # it survives a signal to the trial's process group, and ends by itself
         if os.fork() == 0:
             namespaces.name_process(DAEMON_NAME)
             _close_all_but(2, task.listener, *task.spaces, task.written)
-            _keep(task)
+            _run(task)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -82,14 +82,14 @@ def _close_all_but(*kept: int) -> None:
                 os.close(descriptor)
 
 
-def _keep(task: DaemonTask) -> None:
-    """Keep until nobody is left, then tell."""
+def _run(task: DaemonTask) -> None:
+    """Serve until the last process has ended, then report the written files."""
     fullest = _serve(task)
     number, size, copied = 0, 0, ("", 0)
-    for name, about, was_there in _files(task):
+    for name, about, existed in _files(task):
         number += 1
         size += about.st_size
-        if was_there and about.st_size > copied[1]:
+        if existed and about.st_size > copied[1]:
             copied = (name, about.st_size)
     message = {
         "type": "files",
@@ -103,26 +103,26 @@ def _keep(task: DaemonTask) -> None:
         "copied_bytes": copied[1],
     }
     for line in filter(None, encode_message(task.key, task.rank, _NUMBER, message).split(b"\n")):
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the driver has closed the pipe
             os.write(2, b"\n" + line + b"\n")
     if task.kept:
-        _put_in_place(task)
+        _restore_paths(task)
 
 
 def _serve(task: DaemonTask) -> int:
-    """Hand out the namespace until all who have it are gone; the most bytes that were used."""
+    """Send the namespace to ranks until all have ended; return the most bytes that were used."""
     listener = socket.socket(fileno=task.listener)
     fullest, ranks = 0, 0
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select(_LOOK_S):
+            for key, _ in selector.select(_POLL_S):
                 if key.fileobj is listener:
                     peer, _ = listener.accept()
                     if not namespaces.is_of_this_user(peer):
                         peer.close()
                         continue
-                    with contextlib.suppress(OSError):  # it is the first one, or gone
+                    with contextlib.suppress(OSError):  # the peer has ended
                         rights = array.array("i", task.spaces)
                         peer.sendmsg([b"0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                     selector.register(peer, selectors.EVENT_READ)
@@ -138,7 +138,7 @@ def _serve(task: DaemonTask) -> int:
 
 
 def _files(task: DaemonTask) -> Iterator[tuple[str, os.stat_result, bool]]:
-    """Each file that was written: its path, what it is, and whether it was there before."""
+    """Yield each written file: its path, its ``lstat``, and whether it existed before."""
     for number, folder in enumerate(task.folders):
         upper = f"/proc/self/fd/{task.written}/upper/{number}"
         for path, _, names in os.walk(upper):
@@ -147,11 +147,11 @@ def _files(task: DaemonTask) -> Iterator[tuple[str, os.stat_result, bool]]:
                 about = os.lstat(file)
                 if stat.S_ISREG(about.st_mode):
                     shown = os.path.join(folder, os.path.relpath(file, upper))
-                    yield shown, about, _was_there(file)
+                    yield shown, about, _existed(file)
 
 
-def _was_there(file: str) -> bool:
-    """Whether an overlay has copied it from below."""
+def _existed(file: str) -> bool:
+    """Return whether the overlay has copied the file from its lower folder."""
     for name in ("user.overlay.origin", "trusted.overlay.origin"):
         with contextlib.suppress(OSError):
             os.getxattr(file, name)
@@ -159,8 +159,8 @@ def _was_there(file: str) -> bool:
     return False
 
 
-def _put_in_place(task: DaemonTask) -> None:
-    """Give what is kept the names that it had, below the folder that keeps it."""
+def _restore_paths(task: DaemonTask) -> None:
+    """Move the kept files to their original paths, below the folder that keeps them."""
     kept = Path(f"/proc/self/fd/{task.written}")
     for number, folder in enumerate(task.folders):
         _merge(kept / "upper" / str(number), kept / folder.lstrip("/"))
@@ -169,7 +169,7 @@ def _put_in_place(task: DaemonTask) -> None:
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Move what is in ``source`` to ``target``; marks of removed files are left out."""
+    """Move the entries of ``source`` to ``target``, except the whiteouts of removed files."""
     for each in sorted(source.iterdir()):
         about = each.lstat()
         if stat.S_ISDIR(about.st_mode):

@@ -1,14 +1,15 @@
-"""Started once per slot: forks a child for every warm trial (see :mod:`hvd_autosync.util.program`).
+"""The fork server: started once per slot, it forks a child for every warm trial.
 
 It imports torch and Horovod once, never initializes Horovod, and has no threads, so that its
-children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`)
-tells it by :mod:`..launch.channel` what to run. It speaks to the driver through marked lines in
-the job's output (:mod:`..runtime.driver.wire`), as the ranks of a trial do:
+children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`) sends
+its orders through :mod:`..launch.channel`. The server answers with messages in the job's output
+(:mod:`..runtime.driver.wire`), as the ranks of a trial do:
 
 - ``server``: it listens: ``address, port, secret, rendezvous``.
-- ``exit``: a trial's processes are gone: ``trial, status`` (negative: a signal's number).
+- ``exit``: a trial's processes have ended: ``trial, status`` (negative: a signal's number).
 
-It ends, with all its children, when the driver hangs up.
+It ends, with all its children, when the driver closes the connection. It is started without the
+working directory on its import path (:mod:`hvd_autosync.util.program`).
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from hvd_autosync.runtime.driver.wire import Message, encode_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 from hvd_autosync.util.sockets import interface_address
 
-#: All servers of a job say that they listen within this time, or none is used. They import torch,
-#: from a network's file system perhaps.
+#: Longest time until all servers of a job listen; otherwise none is used. They import torch,
+#: possibly from a network file system.
 START_S = 120.0
-#: The driver comes when the last of them has said so.
+#: Longest wait for the driver, which connects after the last server has started.
 _DRIVER_S = START_S + 30.0
-_SIGN_S = 1.0
+_PROBE_S = 1.0
 #: ``prctl`` options of Linux (``linux/prctl.h``).
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
-    """Serve until the driver hangs up; in a forked child, be the trial."""
+    """Serve until the driver closes the connection; in a forked child, run the trial."""
     trial = _Server().serve()
     if trial is not None:
         trial.run(sys.argv[1] == "-m", sys.argv[2:])
@@ -61,7 +62,11 @@ class _Server:
         self._preloader = Preloader()
 
     def serve(self) -> ForkedTrial | None:
-        """Take the driver's orders; returns in a forked child only, with its trial."""
+        """Execute the driver's orders.
+
+        Returns:
+            The trial, in a forked child; ``None`` in the server, after the driver has ended.
+        """
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._preloader.load_frameworks()
         secret = new_secret()
@@ -82,17 +87,17 @@ class _Server:
         try:
             message: Message | None = _first_message(receiver)
             while True:
-                trial = self._obey(message, receiver) if message else None
+                trial = self._execute(message, receiver) if message else None
                 if trial is not None:
                     return trial
                 message = self._next(receiver)
-        except (ChannelError, BrokenPipeError):  # the driver is gone: no reason to be here
+        except (ChannelError, BrokenPipeError):  # the driver has ended
             self._end_child()
             remove_stages(os.environ[TRIAL_ID_VARIABLE])
             return None
 
     def _next(self, receiver: ControlReceiver) -> Message | None:
-        """Wait for the next message; ``None`` when the child has ended instead."""
+        """Wait for the next message; return ``None`` if the child has ended instead."""
         with selectors.DefaultSelector() as selector:
             selector.register(receiver, selectors.EVENT_READ)
             if self._child is not None:
@@ -103,7 +108,7 @@ class _Server:
             return None
         return receiver.receive()
 
-    def _obey(self, message: Message, receiver: ControlReceiver) -> ForkedTrial | None:
+    def _execute(self, message: Message, receiver: ControlReceiver) -> ForkedTrial | None:
         if message["type"] == "run":
             return self._fork(message, receiver)
         self._end_child()
@@ -129,7 +134,7 @@ class _Server:
             self._reap()
 
     def _reap(self) -> None:
-        """The child has ended or is about to: end what it left, and say so after all it wrote."""
+        """Wait for the child's end, end its descendants, and report it after their output."""
         if self._child is None:
             return
         _, status = os.waitpid(self._child, 0)
@@ -149,16 +154,18 @@ class _Server:
 
 
 def _first_message(receiver: ControlReceiver) -> Message:
-    """Wait for the driver, for as long as somebody listens to what is written here.
+    """Wait for the driver and return its first message.
+
+    Meanwhile empty lines are written, which fails as soon as the driver has closed the pipe.
 
     Raises:
-        ChannelError: It did not come in time.
-        BrokenPipeError: It is gone.
+        ChannelError: The driver did not connect in time.
+        BrokenPipeError: The driver has ended.
     """
     deadline = time.monotonic() + _DRIVER_S
     while True:
         try:
-            return receiver.accept(_SIGN_S)
+            return receiver.accept(_PROBE_S)
         except ChannelError:
             if time.monotonic() > deadline:
                 raise

@@ -1,4 +1,4 @@
-"""The driver's side of the fork servers: one launch of them all, and a line to each."""
+"""The driver's side of the fork servers: their common launch, and a connection to each."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.program import run_main
 
 _MODULE = "hvd_autosync.launch.fork_server"
-_HANG_UP_S = 3.0
-_LOOK_S = 0.5
-#: Output of a launcher that has ended is waited for so long.
-_LAST_WORDS_S = 2.0
+_CLOSE_S = 3.0
+_POLL_S = 0.5
+#: Longest wait for the last output of a launcher that has ended.
+_LAST_OUTPUT_S = 2.0
 
 
 class ForkServersError(Exception):
-    """The fork servers cannot be started, or are gone."""
+    """The fork servers cannot be started, or have ended."""
 
 
 class ForkServers:
@@ -43,8 +43,8 @@ class ForkServers:
     Args:
         job: The job.
         script: Its script.
-        say: Takes a line for the user.
-        waiting: Called while they start, about twice a second.
+        say: Prints a line for the user.
+        waiting: Called about twice a second while the servers start.
 
     Raises:
         ForkServersError: They did not start.
@@ -59,7 +59,7 @@ class ForkServers:
         self._key = os.urandom(16).hex()
         self._decoder = MessageDecoder(self._key, job.world_size)
         self._hellos: dict[int, Message] = {}
-        self._greeted = threading.Condition()
+        self._hello_arrived = threading.Condition()
         self._collector: Collector | None = None
         self._tail = Tail(job.world_size)
         self._controls: dict[int, ControlSender] = {}
@@ -89,7 +89,7 @@ class ForkServers:
 
     @property
     def name(self) -> str:
-        """What all their processes have in their environment."""
+        """The trial id in the environment of all processes of the servers."""
         return self._name
 
     @property
@@ -98,23 +98,23 @@ class ForkServers:
         return self._process is not None and self._process.poll() is None
 
     def run(self, orders: Mapping[int, Message], collector: Collector) -> None:
-        """Have servers run a trial.
+        """Order the servers to run a trial.
 
         Args:
-            orders: What is sent to the server of each rank that takes part.
-            collector: Takes what the job writes from now on.
+            orders: Message to the server of each rank that takes part.
+            collector: Receives the job's output from now on.
 
         Raises:
-            ForkServersError: One of them is gone.
+            ForkServersError: A server has ended.
         """
         self._collector = collector
         self._send(orders)
 
     def end_trial(self) -> None:
-        """Have all servers end the trial, if it still runs there.
+        """Order all servers to end the trial, if it still runs.
 
         Raises:
-            ForkServersError: One of them is gone.
+            ForkServersError: A server has ended.
         """
         self._send({rank: {"type": "end"} for rank in self._controls})
 
@@ -123,20 +123,20 @@ class ForkServers:
             for rank, message in messages.items():
                 self._controls[rank].send(message)
         except ChannelError as error:
-            raise ForkServersError(f"a fork server is gone: {error}") from None
+            raise ForkServersError(f"a fork server has ended: {error}") from None
 
     def close(self) -> None:
-        """Hang up; the servers end with all that is theirs."""
+        """Close the connections, which ends the servers with all their children."""
         for control in self._controls.values():
             control.close()
         try:
             if self._process is not None:
-                self._process.wait(_HANG_UP_S)
+                self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
-        """End everything, on every host."""
+        """Kill all processes of the servers, on every host."""
         with signals_deferred():
             if self._process is not None:
                 end_launch(self._process, self._name)
@@ -145,20 +145,20 @@ class ForkServers:
 
     def _read(self, stream: IO[bytes]) -> None:
         for line in lines_of(stream):
-            self._listen(line)
-        with self._greeted:
-            self._greeted.notify_all()
+            self._take_line(line)
+        with self._hello_arrived:
+            self._hello_arrived.notify_all()
 
-    def _listen(self, line: bytes) -> None:
-        """Take a line of the servers, or of the trial that runs in them."""
+    def _take_line(self, line: bytes) -> None:
+        """Process a line of output, from a server or from the trial that it runs."""
         collector = self._collector
-        with self._greeted:
-            ours, complete = self._decoder.feed(line)
-            if complete is None and collector is None and not ours:
+        with self._hello_arrived:
+            is_message, complete = self._decoder.feed(line)
+            if complete is None and collector is None and not is_message:
                 self._tail.add(line)
             elif complete is not None and complete[1]["type"] == "server":
                 self._hellos[complete[0]] = complete[1]
-                self._greeted.notify_all()
+                self._hello_arrived.notify_all()
         if collector is None:
             return
         if complete is None:
@@ -169,35 +169,34 @@ class ForkServers:
     def _connect(self, waiting: Callable[[], None]) -> None:
         ranks = range(self._job.world_size)
         deadline = time.monotonic() + START_S
-        with self._greeted:
+        with self._hello_arrived:
             while len(self._hellos) < len(ranks) and self.alive and time.monotonic() < deadline:
                 waiting()
-                self._greeted.wait(_LOOK_S)
-        if not self.alive:  # what it said last may still be on its way
+                self._hello_arrived.wait(_POLL_S)
+        if not self.alive:  # its last output may still be on its way
             for reader in self._readers:
-                reader.join(_LAST_WORDS_S)
-        with self._greeted:
+                reader.join(_LAST_OUTPUT_S)
+        with self._hello_arrived:
             missing = [str(rank) for rank in ranks if rank not in self._hellos]
             if missing:
-                said = self._tail.whole().strip().rpartition("\n")[2]
-                raise ForkServersError(
-                    f"no fork server for rank {', '.join(missing)}" + (f": {said}" if said else "")
-                )
+                last_line = self._tail.whole().strip().rpartition("\n")[2]
+                reason = f": {last_line}" if last_line else ""
+                raise ForkServersError(f"no fork server for rank {', '.join(missing)}{reason}")
         for rank, hello in sorted(self._hellos.items()):
             try:
                 self._controls[rank] = ControlSender(
                     (hello["address"], hello["port"]), bytes.fromhex(hello["secret"])
                 )
-                # A server waits for this proof for a few seconds only.
+                # Complete the handshake now: a server waits for it for a limited time only.
                 self._controls[rank].send({"type": "end"})
             except (ChannelError, ValueError) as error:
                 raise ForkServersError(f"rank {rank} cannot be reached: {error}") from None
 
 
 def _server_job(job: Job, script: UserScript) -> Job:
-    """The job that starts the servers: the user's, with another command.
+    """Return the job that starts the servers: the user's, with another command.
 
-    Its output is ours alone (what the servers say first is secret), so it is not copied to files.
+    Its output holds the servers' secrets, so ``--output-filename`` is removed.
     """
     words = [script.interpreter, *script.options, *run_main(_MODULE)[1:]]
     kind = "-m" if script.module else "-f"

@@ -1,4 +1,4 @@
-"""The trial in a forked child: the user's script, from its beginning, as its own program."""
+"""Runs the user's script in a forked child, as if it had been started as a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from hvd_autosync.launch.refusal import enter_or_refuse
 from hvd_autosync.search_space.trial import TrialSpec
 
-#: Files of the frames above the script's; the first is the command line's.
+#: Files whose frames are left out of tracebacks; ``<string>`` is the command line's code.
 _OURS = {"<string>", __file__, __file__.replace("forked_trial", "fork_server")}
 
 
@@ -22,7 +22,7 @@ class ForkedTrial:
     """One rank of a trial.
 
     Args:
-        message: What the driver said: ``spec`` (JSON) and ``environment``.
+        message: The driver's order: ``spec`` (JSON) and ``environment``.
         record_imports: Called before the script starts.
     """
 
@@ -42,7 +42,7 @@ class ForkedTrial:
 
         os.environ.update(self._environment)
         enter_or_refuse(os.environ)
-        _forget_randomness()
+        _reseed()
         install(self._spec)
         self._record_imports()
         target, sys.argv = words[0], list(words)
@@ -51,14 +51,14 @@ class ForkedTrial:
             from hvd_autosync.runtime.trial import probe
 
             probe.measure(self._spec.key)
-        # Options by which Python leaves the script's folder out: -P, since 3.11, and -I.
+        # With -P (since 3.11) and -I, Python does not add the script's folder to the path.
         safe_path = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
         if module:
             if not safe_path:
                 sys.path.insert(0, os.getcwd())
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            # As the interpreter does; a link is followed.
+            # As the interpreter does, which follows links.
             if not safe_path:
                 sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
             _run_file(target)
@@ -76,8 +76,8 @@ def _run_file(path: str) -> None:
     exec(code, vars(main))
 
 
-def _forget_randomness() -> None:
-    """Seed anew what a fresh process would; Python's own generator is after each fork."""
+def _reseed() -> None:
+    """Reseed generators as in a fresh process; Python reseeds its own after each fork."""
     import torch
 
     torch.default_generator.seed()

@@ -1,8 +1,8 @@
-"""A Python function as a job: written to a file here, called by each rank there.
+"""A Python function as a job: the driver pickles it to a file, and each rank calls it.
 
-``horovod.run`` does the same. The file is named after what is in it, so that the same function is
-the same job the next time. It lies in the user's data folder, which every host has to share, as it
-has to have a script.
+``horovod.run`` does the same. The file is named after its content, so that the same function is
+recognized as the same job. It lies in the user's data folder, which all hosts must share, as they
+must share a script.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ def function_command(
     kwargs: Mapping[str, Any],
     folder: str | os.PathLike[str],
 ) -> list[str]:
-    """The command that calls ``function(*args, **kwargs)``.
+    """Write a function to a file and return the command that calls it.
 
     Args:
-        function: What each rank is to call; it trains.
+        function: The training function, which each rank calls.
         args: Its arguments.
         kwargs: Its named arguments.
-        folder: Where the file is written.
+        folder: Folder of the file.
 
     Raises:
-        ConfigurationError: It cannot be written: something in it is tied to this process.
+        ConfigurationError: The function cannot be pickled, as it holds something that is tied to
+            this process.
     """
-    import cloudpickle  # Horovod needs it, too
+    import cloudpickle  # Horovod depends on it
 
     name = getattr(function, "__name__", type(function).__name__)
     try:
         content = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
-    except Exception as error:  # whatever an object raises that is asked to be written
+    except Exception as error:  # an object may raise anything when it is pickled
         raise ConfigurationError(
             f"the function {name} cannot be sent to other processes: {error}",
-            hint="Open files, make tensors on devices and read data inside of it.",
+            hint="Open files, create tensors on devices and read data inside the function.",
         ) from error
     digest = keyed_digest(content)[:12]  # arguments may be secret
     path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9_]', '', name) or 'function'}-{digest}.pickle"
@@ -59,7 +60,7 @@ def function_command(
 
 
 def main(path: str) -> None:
-    """Call what the file at ``path`` has; a rank's part."""
+    """Call the function in the file at ``path``, on a rank."""
     import cloudpickle
 
     try:

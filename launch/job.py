@@ -1,4 +1,4 @@
-"""A job as the user gave it: the ``horovodrun`` line without our options, and what it implies."""
+"""A job as the user gave it: the ``horovodrun`` line without hvd_autosync's options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.masking import redact, redact_launcher
 from hvd_autosync.search_space import Host, Value
 
-#: How words of a command end that name its scripts.
+#: Endings of the words of a command that name scripts.
 _SCRIPTS = (".py", ".sh")
 _LOCAL_NAMES = ("localhost", "127.0.0.1")
 
@@ -24,12 +24,13 @@ class Job:
     """One Horovod job.
 
     Attributes:
-        options: Options of ``horovodrun`` in the user's order, ours left out.
+        options: Options of ``horovodrun`` in the user's order, without hvd_autosync's.
         command: The user's command and its arguments.
         hosts: Hosts in rank order with the slots that the job uses.
-        controller: ``"gloo"`` or ``"mpi"`` where the user chose; ``None`` where Horovod chooses.
-        held: Knobs that options, environment or configuration file set, with their values.
-        ssh: Arguments for ssh to the hosts: ``port`` and ``identity file``, where given.
+        controller: ``"gloo"`` or ``"mpi"`` if the user chose; ``None`` if Horovod chooses.
+        held: Knobs fixed by the user's options, environment or configuration file, with their
+            values.
+        ssh: Port and identity file for ssh to the hosts; ``None`` if not given.
     """
 
     options: tuple[str, ...]
@@ -46,7 +47,7 @@ class Job:
 
     @property
     def chosen(self) -> dict[str, Value]:
-        """All knobs that the user has set, the controller among them, with their values."""
+        """All knobs that the user has set, including the controller, with their values."""
         controller: dict[str, Value] = {"controller": self.controller} if self.controller else {}
         return dict(self.held) | controller
 
@@ -54,9 +55,9 @@ class Job:
     def key(self) -> str:
         """Twelve hexadecimal digits: equal for the same command, script text, hosts and settings.
 
-        The order of options does not matter; the text of the script does. So it does not matter
-        through which links the script, its Python or the working directory were named. What is
-        masked is there as a keyed digest, so that nobody can try out values.
+        The text of the script matters; the order of options does not, nor do the links through
+        which the script, its Python or the working directory were named. Masked words enter as
+        keyed digests, so that values cannot be guessed from the key.
         """
         identity = [
             list(redact(_without_links(self.command))),
@@ -72,39 +73,40 @@ class Job:
 
     @property
     def machine(self) -> list[str | int]:
-        """Which machine it is that is meant by ``localhost``: its name and processors.
+        """Name and processors of the machine that ``localhost`` means.
 
-        Empty where the hosts have names of their own.
+        Empty if no host is local.
         """
         local = any(host.name in _LOCAL_NAMES for host in self.hosts)
         return [platform.node(), os.cpu_count() or 0] if local else []
 
     def on(self, hosts: tuple[Host, ...]) -> Job:
-        """The job on a part of its hosts and slots."""
+        """Return the job on a part of its hosts and slots."""
         if hosts == self.hosts:
             return self
         layout = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         count = sum(host.slots for host in hosts)
-        # The last of several equal options counts, and -H before --hostfile.
+        # The last of several equal options counts, and -H overrides --hostfile.
         options = (*self.options, "-np", str(count), "-H", layout)
         return replace(self, options=options, hosts=hosts)
 
     def display(self) -> tuple[str, ...]:
-        """The ``horovodrun`` line, masked (:mod:`hvd_autosync.launch.masking`)."""
+        """Return the ``horovodrun`` line, masked (:mod:`hvd_autosync.launch.masking`)."""
         return ("horovodrun", *redact_launcher(self.options), *redact(self.command))
 
 
 def _without_links(command: Sequence[str]) -> list[str]:
-    """``command`` with its program and scripts named by where they are, from here.
+    """Return ``command`` with links resolved in its program and scripts, by relative paths.
 
-    Other words stay as they are: a link to the latest checkpoint moves, and the job remains.
+    Other words stay as they are: the job stays the same if a link to the latest checkpoint moves.
     """
     words = list(command)
     for place, word in enumerate(words):
         if word.endswith(_SCRIPTS):
             words[place] = _from_here(os.path.realpath(word))
         elif place == 0 and os.sep in word:
-            folder, name = os.path.split(word)  # a virtual environment's Python is a link itself
+            # The name stays: the Python of a virtual environment is itself a link.
+            folder, name = os.path.split(word)
             words[place] = _from_here(os.path.join(os.path.realpath(folder), name))
     return words
 
@@ -115,26 +117,26 @@ def _from_here(path: str) -> str:
 
 
 def _digest(word: str) -> str:
-    """Digest of the file that ``word`` names, or nothing: the job is the script, not its name."""
+    """Return the digest of the script that ``word`` names; "" if it names no readable script."""
     if not word.endswith(_SCRIPTS):
         return ""
     try:
         return hashlib.sha256(Path(word).read_bytes()).hexdigest()
-    except (OSError, ValueError):  # no file, no name of one, or not ours to read
+    except (OSError, ValueError):  # no file, not a valid path, or not readable
         return ""
 
 
 def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Host, ...]:
-    """The hosts and slots that ``horovodrun`` uses for ``num_proc`` ranks.
+    """Return the hosts and slots that ``horovodrun`` uses for ``num_proc`` ranks.
 
     Args:
-        hosts: As given to ``-H``: ``name:slots,...``.
+        hosts: Argument of ``-H``: ``name:slots,...``.
         num_proc: Number of ranks.
-        exact: Whether slots that stay empty are an error: under Gloo Horovod starts a rank on
-            each slot, whatever ``-np`` says (``launch_gloo`` of ``gloo_run.py``).
+        exact: Whether empty slots are an error: under Gloo Horovod starts a rank on each slot,
+            regardless of ``-np`` (``launch_gloo`` of ``gloo_run.py``).
 
     Raises:
-        ConfigurationError: The list cannot be read, has too few slots, or too many.
+        ConfigurationError: The list is malformed, or has too few or too many slots.
     """
     slots: list[Host] = []
     left, empty = num_proc, 0
@@ -148,11 +150,11 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
         used = min(left, int(count))
         left -= used
         empty += int(count) - used
-        if used and slots and slots[-1].name == name:  # as where a file has a line for each slot
+        if used and slots and slots[-1].name == name:  # as in a file with one line per slot
             slots[-1] = Host(name, slots[-1].slots + used)
         elif any(host.name == name for host in slots):
             raise ConfigurationError(
-                f"host {name} stands twice in {hosts!r}, with others in between",
+                f"host {name} appears twice in {hosts!r}, with other hosts in between",
                 hint=f"Name it once, with all its slots: {name}:N.",
             )
         elif used:
@@ -173,5 +175,5 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
 
 
 def python_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environment`` as the job gets it, without what belongs to one process of ours."""
+    """Return ``environment`` as the job gets it, without the size of this terminal."""
     return {k: v for k, v in environment.items() if k not in {"COLUMNS", "LINES"}}

@@ -1,4 +1,4 @@
-"""How long a trial may take before it counts as hung, derived from the default's own times."""
+"""Time limits above which a trial counts as hung, derived from the default trial."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from hvd_autosync.search_space import TrialResult
 
-# A strategy may be many times slower than the default and still be alive: what must be told
-# apart is slow and stuck, and a slow trial is cut short by its own steps.
+# The limits are wide, because a strategy may be many times slower than the default without being
+# stuck. A slow trial is pruned by its steps.
 _SETUP_FACTOR, _SETUP_SLACK_S = 3.0, 15.0
 _STEP_FACTOR, _STEP_SLACK_S = 30.0, 10.0
 _DEVIATIONS = 6.0
@@ -24,7 +24,7 @@ class Limits:
         setup_s: From launch to the end of the first step.
         silence_s: From one finished step to the next.
         exit_s: From the last rank's end of the run to the launcher's exit.
-        total_s: What is left of the minutes of the tuning.
+        total_s: Remaining time of the tuning.
     """
 
     setup_s: float = math.inf
@@ -34,9 +34,10 @@ class Limits:
 
     @classmethod
     def from_default(cls, result: TrialResult) -> Limits:
-        """Limits for strategies of a job whose default trial gave ``result``.
+        """Derive the limits of all later trials from the result of the default trial.
 
-        The slowest credible step is the median plus six median absolute deviations.
+        The slowest expected step is the median plus six median absolute deviations, or the slowest
+        measured step if that is longer.
         """
         steps = np.concatenate([np.asarray(rank.step_s[1:]) for rank in result.ranks])
         median = float(np.median(steps))

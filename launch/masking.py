@@ -1,7 +1,7 @@
-"""Command lines as they are stored and shown: masked is all that is not known to be harmless.
+"""Masks command lines before they are stored or shown: all that is not known to be harmless.
 
-A mask is ``***`` and six digits of a keyed digest of what it hides, so that the same line is known
-again, and nobody without the key can try out values. What is promised stands in docs/security.md.
+A mask is ``***`` and six digits of a keyed digest of the hidden text, so that equal lines are
+recognized, and nobody without the key can test guesses. docs/security.md states the guarantees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 HIDDEN = "***"
 _MARK = re.compile(r"\*{3}[0-9a-f]{6}")
-#: Parts of names whose values are shown where these are plain, and words that are no secret.
+#: Harmless words. If all parts of a name are among them, its plain values are shown.
 _KNOWN = frozenset(
     "accum accumulation activation adam adamw algorithm alpha amp arch architecture attention "
     "author autosync augment backend base batch batches beta betas bf16 bool cache cfg channels "
@@ -43,14 +43,14 @@ _KNOWN = frozenset(
     "type val valid validate validation value verbose version visible vocab wait warmup weight "
     "weights width worker workers world".split()
 )
-#: A part of a name that is not known and has one of these in it names a secret.
+#: A name is a secret's if a part of it is not among the harmless words and contains one of these.
 _SECRET = re.compile(
     "access|auth|bearer|code|cookie|cred|hash|jwt|key|licen|login|nonce|otp|pass|phrase|pin|private|"
     "pwd|salt|sas|secret|session|sig|token|user"
 )
-#: In place of an option's name: the next word is a line for a shell.
+#: Pseudo name of an option whose value is a line for a shell.
 _LINE = "line"
-#: ``mysql -pX``, ``-p X``, ``curl -u X``.
+#: Short options with a secret: ``mysql -pX``, ``-p X``, ``curl -u X``.
 _SECRET_LETTERS = frozenset("pPu")
 _NUMBER = re.compile(
     r"[-+]?\d{1,10}(\.\d{0,10})?(e[-+]?\d{1,3})?([kmgsh%]|[kmg]b|ms)?(,[-+]?\d{1,10}){0,16}", re.I
@@ -81,12 +81,12 @@ _PARTS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z])")
 
 
 def redact(words: Sequence[str]) -> tuple[str, ...]:
-    """A command, masked: its program, scripts, names of options and what is harmless are shown."""
+    """Mask a command, except its program, scripts, names of options and harmless words."""
     return tuple(_masked(words, strict=False))
 
 
 def redact_launcher(options: Sequence[str]) -> tuple[str, ...]:
-    """Options of ``horovodrun``, of which only lines for another program are masked."""
+    """Mask, among options of ``horovodrun``, only command lines for other programs."""
     shown = []
     for word in options:
         name, equals, value = word.partition("=")
@@ -100,13 +100,13 @@ def redact_launcher(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def without_digests(words: Sequence[str]) -> tuple[str, ...]:
-    """Masked ``words`` as they are the same for every user, whatever key has made them."""
+    """Return masked ``words`` without the digests, which depend on the user's key."""
     return tuple(_MARK.sub(HIDDEN, word) for word in words)
 
 
 def _masked(words: Sequence[str], *, strict: bool) -> Iterator[str]:
-    """The words of one command; ``strict``: it is a part of a line for a shell."""
-    name, program = "", ""  # of the option before, whose value may follow; whose options they are
+    """Mask the words of one command; ``strict``: it is a part of a line for a shell."""
+    name, program = "", ""  # the option whose value may follow; the program that takes options
     for word in words:
         assigned = _ASSIGNED.fullmatch(word)
         secret = _is_secret(name) and name != _LINE
@@ -114,7 +114,7 @@ def _masked(words: Sequence[str], *, strict: bool) -> Iterator[str]:
             name = ""
             yield _line(word)
         elif _is_option(word, program) and (word.startswith("--") or not secret or len(name) == 1):
-            name = _named(word, program)
+            name = _value_name(word, program)
             yield word
         elif assigned and not secret:
             name = ""
@@ -129,13 +129,13 @@ def _masked(words: Sequence[str], *, strict: bool) -> Iterator[str]:
             yield word if module else _value(before, word)
 
 
-def _named(option: str, program: str) -> str:
-    """What the value behind ``option`` is called."""
+def _value_name(option: str, program: str) -> str:
+    """Return the name of the value that follows ``option``."""
     if _SHELLS.fullmatch(program) and option.endswith("c"):
         return _LINE
     short = not option.startswith("--")
     if _PYTHON.fullmatch(program) and short and option not in ("-c", "-m"):
-        return ""  # as -u
+        return ""  # without a value, as -u
     return option.lstrip("-")
 
 
@@ -151,7 +151,7 @@ def _is_option(word: str, program: str) -> bool:
 
 
 def _is_program(word: str, *, first: bool, strict: bool) -> bool:
-    """A known program anywhere, or what stands first, or a script."""
+    """Return whether ``word`` is a program: a known one, a script, or the first word."""
     if any(each.fullmatch(word) for each in (_PROGRAMS, _SHELLS, _SCRIPT)):
         return True
     if strict:
@@ -160,7 +160,7 @@ def _is_program(word: str, *, first: bool, strict: bool) -> bool:
 
 
 def _assignment(found: re.Match[str]) -> str:
-    """``NAME=VALUE``, ``--name=VALUE``, ``NAME:VALUE`` or ``Name: VALUE``."""
+    """Mask ``NAME=VALUE``, ``--name=VALUE``, ``NAME:VALUE`` or ``Name: VALUE``."""
     prefix, name, sign, value = found.groups()
     if not _NAME.fullmatch(name):
         return _mask(found[0])
@@ -168,7 +168,7 @@ def _assignment(found: re.Match[str]) -> str:
 
 
 def _value(name: str, text: str) -> str:
-    """What belongs to a name, or to none."""
+    """Mask the value of a name, or a word without one."""
     if _is_secret(name):
         return _mask(text)
     if _NUMBER.fullmatch(text) or _BOOLEAN.fullmatch(text) or _REFERENCE.fullmatch(text):
@@ -195,13 +195,13 @@ def _is_secret(name: str) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """The parts of a name in small letters; a number at the end of one is not told apart."""
+    """Split a name into lower-case parts, without numbers at their ends."""
     parts = [part.lower() for part in _PARTS.split(text) if part]
     return [part if part in _KNOWN else part.rstrip("0123456789") or part for part in parts]
 
 
 def _url(found: re.Match[str]) -> str:
-    """A URL with its host and a path of plain words; never who asks, or for what."""
+    """Mask a URL except its scheme, host and plain path; user and query are always masked."""
     scheme, user, host, path, query, fragment = found.groups()
     host = host if _AUTHORITY.fullmatch(host) else _mask(host)
     user = f"{_mask(user)}@" if user is not None else ""
@@ -211,7 +211,7 @@ def _url(found: re.Match[str]) -> str:
 
 
 def _line(text: str) -> str:
-    """A line for a shell, masked word by word; as a whole where it is more than simple commands."""
+    """Mask a line for a shell word by word, or as a whole if it has more than simple commands."""
     tokens = _TOKENS.findall(text)
     if "".join(tokens) != text or "<<" in text or "`" in text:
         return _mask(text)
@@ -247,13 +247,13 @@ def _mask(text: str) -> str:
 
 
 def keyed_digest(content: bytes) -> str:
-    """Hexadecimal digits that are the same for the same content, and for this user alone."""
+    """Return a hexadecimal digest of ``content`` under this user's key."""
     return hmac.new(_key(), content, hashlib.sha256).hexdigest()
 
 
 @functools.cache
 def _key() -> bytes:
-    """The user's key, drawn when first needed; for this process alone where it cannot be kept."""
+    """Return the user's key, drawn at the first use; if it cannot be stored, for this process."""
     from hvd_autosync.errors import StoreError
     from hvd_autosync.traces.location import data_folder
 
@@ -263,7 +263,7 @@ def _key() -> bytes:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             return _read(path)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # for the user alone
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # readable by the user alone
         try:
             with open(descriptor, "wb") as file:
                 file.write(drawn)
@@ -278,5 +278,5 @@ def _key() -> bytes:
 def _read(path: Path) -> bytes:
     key = path.read_bytes()
     if len(key) < 32:
-        raise OSError(f"{path} is no key")
+        raise OSError(f"{path} is not a key")
     return key

@@ -1,13 +1,16 @@
-"""A copy of the file system in which nothing that is written reaches the original.
+"""A view of the file system in which writes do not reach the original files.
 
-Each mount that can be written becomes an overlay: what is read comes from the mount, what is
-written goes into an upper folder. Caches, sockets and the kernel's own file systems are shared. A
-mount that no overlay takes, as some of networks, is shown read-only.
+Each writable mount becomes an overlay: reads come from the mount, writes go into an upper folder.
+Caches, sockets and the kernel's own file systems are shared. A mount that does not support an
+overlay, as some network file systems, is shown read-only.
 
-Linux lets nobody in a new user namespace look under a mount. A folder below which something is
-mounted is there built anew, with an overlay for each of its folders. Nor can files of other users
-or groups be copied there, which is what an overlay does to each folder above a file that is
-written: those above the working directory and the like are made beforehand, as this user's.
+In a new user namespace two operations are impossible:
+
+- Looking under a mount. A folder that has mounts below it is therefore rebuilt entry by entry, with
+  an overlay for each of its folders.
+- Copying files of other users or groups, which an overlay does with each folder above a written
+  file. The folders above the working directory and similar places are therefore created beforehand,
+  owned by this user.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from pathlib import PurePath
 
 from hvd_autosync.launch import namespaces
 
-#: File systems of the kernel, which hold no files of anybody.
+#: File systems of the kernel, which hold no user files.
 _KERNEL = frozenset(
     "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl "
     "hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
 )
-#: Most entries of a folder that is built anew.
+#: Largest number of entries of a folder that is rebuilt.
 _MOST_ENTRIES = 2000
 
 
@@ -34,10 +37,10 @@ class Mount:
     """A line of ``/proc/self/mountinfo``.
 
     Attributes:
-        path: Where it is.
-        kind: Of file system.
-        options: Of this mount.
-        written: Whether files of users can be written there.
+        path: Mount point.
+        kind: Type of the file system.
+        options: Options of this mount.
+        written: Whether user files can be written there.
     """
 
     path: str
@@ -47,7 +50,7 @@ class Mount:
 
 
 def read_mounts(text: str) -> dict[str, Mount]:
-    """The topmost mount at each path, from the text of ``/proc/self/mountinfo``."""
+    """Return the topmost mount at each path, from the text of ``/proc/self/mountinfo``."""
     mounts = {}
     for line in text.splitlines():
         head, _, tail = line.partition(" - ")
@@ -61,22 +64,22 @@ def read_mounts(text: str) -> dict[str, Mount]:
 
 
 def below(path: str, folder: str) -> bool:
-    """Whether ``path`` lies in ``folder``, which it is not itself."""
+    """Return whether ``path`` lies strictly below ``folder``."""
     return path != folder and path.startswith(folder.rstrip("/") + "/")
 
 
 class PrivateRoot:
-    """Builds that copy.
+    """Builds the root folder of the private view.
 
     Args:
-        mounts: What is mounted here.
+        mounts: The mounts of this namespace, by path.
         shared: Folders and sockets that are shown as they are.
         hidden: A folder that is shown empty, or "".
-        root: An empty folder: there it is built.
-        layers: Folder for the upper folders, on a file system that takes them.
-        foreign: Whether the user namespace is not the first one: overlays mark files otherwise.
-        locked: Whether it is a new one, where nobody may look under a mount.
-        places: Folders in which files will be written.
+        root: An empty folder, in which the view is built.
+        layers: Folder for the upper folders, on a file system that supports them.
+        foreign: Whether this is not the initial user namespace; overlays then use other attributes.
+        locked: Whether the user namespace is a new one, in which mounts hide what is below.
+        places: Folders in which files will probably be written.
     """
 
     def __init__(
@@ -99,14 +102,14 @@ class PrivateRoot:
         self._foreign = foreign
         self._locked = locked
         self._places = [os.path.realpath(place) for place in places if os.path.isdir(place)]
-        #: The folder that each upper folder is of, by number.
+        #: The original folder of each upper folder, by number.
         self.folders: list[str] = []
 
     def build(self) -> None:
-        """Build it.
+        """Build the view.
 
         Raises:
-            OSError: The system refuses.
+            OSError: The kernel refuses a mount.
         """
         self._show("/")
         if self._hidden:
@@ -122,7 +125,7 @@ class PrivateRoot:
         return self._mounts[found]
 
     def _show(self, path: str) -> None:
-        """Show a folder, and all that is mounted below it."""
+        """Show a folder and all mounts below it."""
         mount = self._mount_of(path)
         within = [each for each in (*self._mounts, *self._shared) if below(each, path)]
         mounted = [each for each in within if each in self._mounts]
@@ -142,7 +145,7 @@ class PrivateRoot:
         return None
 
     def _overlay(self, path: str) -> bool:
-        """Whether there is an overlay of ``path`` now."""
+        """Mount an overlay of ``path``; return whether that is possible."""
         number = len(self.folders)
         upper, work = (f"{self._layers}/{kind}/{number}" for kind in ("upper", "work"))
         os.makedirs(upper)
@@ -164,10 +167,10 @@ class PrivateRoot:
         return True
 
     def _make_own(self, path: str, upper: str) -> None:
-        """Have those folders of others in an upper folder in which or below which is written."""
+        """Create other users' folders at and above the places in an upper folder, as own ones."""
         for place in self._places:
             chain = [f for f in (place, *map(str, PurePath(place).parents)) if below(f, path)]
-            while chain and _is_own(chain[0]):  # an overlay copies it with all that it has
+            while chain and _is_own(chain[0]):  # an overlay can copy it
                 del chain[0]
             for folder in reversed(chain):
                 made = os.path.join(upper, os.path.relpath(folder, path))
@@ -176,12 +179,15 @@ class PrivateRoot:
                     os.chmod(made, stat.S_IMODE(os.stat(folder).st_mode) | 0o700)
 
     def _show_entries(self, path: str) -> None:
-        """Show a folder as a new one, with each of its entries."""
+        """Rebuild a folder, entry by entry."""
         if path == "/":
             namespaces.mount("hvd-autosync", self._root, "tmpfs", options="mode=755")
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
         if len(entries) > _MOST_ENTRIES:
-            raise OSError(f"{path} has {len(entries)} entries, and mounts below it")
+            raise OSError(
+                f"{path} has mounts below it and {len(entries)} entries, above the limit of "
+                f"{_MOST_ENTRIES}"
+            )
         for entry in entries:
             target = self._target(entry.path)
             if entry.is_symlink():
@@ -198,7 +204,7 @@ class PrivateRoot:
 
 
 def _is_own(path: str) -> bool:
-    """Whether something is this user's, and of the user's first group."""
+    """Return whether ``path`` has this user's effective user and group."""
     about = os.stat(path)
     return (about.st_uid, about.st_gid) == (os.geteuid(), os.getegid())
 
@@ -207,7 +213,7 @@ def mount_overlay(lower: str, upper: str, work: str, target: str, *, foreign: bo
     """Mount an overlay at ``target``.
 
     Raises:
-        OSError: No overlay can be had of these folders.
+        OSError: These folders do not support an overlay.
     """
     folders = (
         f"{name}={_escaped(path)}"

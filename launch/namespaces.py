@@ -1,6 +1,6 @@
-"""Linux's mount and user namespaces as far as trials need them: ``unshare(2)``, ``mount(2)``.
+"""The calls for Linux's mount and user namespaces that trials need: ``unshare(2)``, ``mount(2)``.
 
-Python has ``os.unshare`` and ``os.setns`` since 3.12 only, and ``mount`` not at all.
+Python has ``os.unshare`` and ``os.setns`` only since 3.12, and no ``mount``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import socket
 import struct
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
-#: Options of a mount by their names in ``/proc/self/mountinfo``. In a user namespace those that
-#: were there must stay.
+#: Options of a mount by their names in ``/proc/self/mountinfo``. In a user namespace a remount must
+#: keep those that are set.
 _FLAGS = {
     "nosuid": 2,
     "nodev": 4,
@@ -39,10 +39,10 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare_mounts() -> bool:
-    """Give this process a mount namespace of its own, in a new user namespace where it must be.
+    """Move this process into a new mount namespace, and into a new user namespace if required.
 
     Returns:
-        Whether there is a new user namespace. In it this process is who it was, and may mount.
+        Whether there is a new user namespace. In it this process keeps its user, and may mount.
 
     Raises:
         OSError: The system allows neither, or this process has threads.
@@ -53,7 +53,7 @@ def unshare_mounts() -> bool:
     try:
         _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
     except OSError as error:
-        if error.errno == errno.ENOSPC:  # the kernel means no disk
+        if error.errno == errno.ENOSPC:  # not a full disk
             reason = "unshare: more namespaces than /proc/sys/user/max_*_namespaces allow"
             raise OSError(error.errno, reason) from None
         raise
@@ -77,10 +77,10 @@ def join_namespace(descriptor: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """As ``mount(2)``.
+    """Call ``mount(2)``.
 
     Raises:
-        OSError: The system refuses; names the target.
+        OSError: The system refuses; the message names the target.
     """
     words = (os.fsencode(source), os.fsencode(target), kind.encode() or None)
     data = os.fsencode(options) or None
@@ -88,41 +88,41 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def bind(source: str, target: str) -> None:
-    """Show ``source``, with all that is mounted below, at ``target`` too."""
+    """Mount ``source``, with all mounts below it, at ``target``, too."""
     mount(source, target, flags=MS_BIND | MS_REC)
 
 
 def make_read_only(target: str, options: str) -> None:
-    """Let nothing be written through the mount at ``target``.
+    """Remount ``target`` read-only.
 
     Args:
-        target: Where it is.
-        options: Those that the mount has, as in ``/proc/self/mountinfo``.
+        target: The mount point.
+        options: The mount's present options, as in ``/proc/self/mountinfo``.
     """
     flags = sum(_FLAGS.get(each, 0) for each in options.split(","))
     mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
 
 
 def change_root(root: str) -> None:
-    """Make ``root``, a mount, this namespace's root; what was it before is gone here."""
+    """Make ``root``, a mount, this namespace's root, and detach the previous root."""
     os.chdir(root)
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _MNT_DETACH), "umount")
 
 
 def unmount(target: str) -> None:
-    """As ``umount(2)``, also of what is in use."""
+    """Call ``umount(2)``; a mount in use is detached, too."""
     _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), f"unmounting {target}")
 
 
 def is_of_this_user(peer: socket.socket) -> bool:
-    """Whether a process of this user is at the other end, as the kernel says."""
+    """Return whether the process at the other end belongs to this user, by the kernel's record."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 
 def drop_capabilities() -> None:
-    """Give back what a new user namespace gives: a script may do what it may do without one."""
+    """Drop the capabilities of a new user namespace, so that a script has no more than without."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     with contextlib.suppress(OSError):
@@ -130,11 +130,11 @@ def drop_capabilities() -> None:
 
 
 def name_process(name: str) -> None:
-    """Call this process ``name``, at most 15 characters."""
+    """Set the name of this process, at most 15 characters."""
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def in_first_user_namespace() -> bool:
-    """Whether this process is in the user namespace that the system began with."""
+    """Return whether this process is in the initial user namespace."""
     with open("/proc/self/uid_map") as file:
         return file.read().split() == ["0", "0", str(2**32 - 1)]

@@ -1,8 +1,9 @@
-"""What a fork server imports before it forks, so that its children need not.
+"""Imports modules in a fork server before it forks, so that its children need not.
 
-First torch and Horovod; after a trial also what the script imported from installed packages: never
-the script's own modules, which may change or have effects, and nothing that starts threads or
-touches an accelerator, which would not survive a fork. That is tried in a child first.
+First come torch and Horovod; after a trial also the modules that the script imported from installed
+packages. Excluded are the script's own modules, which may change or have side effects, and modules
+that start threads or initialize an accelerator, which do not survive a fork. A child process tests
+that before.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _FRAMEWORKS = (
 )
 
 
-#: Longest time that a script's imports may take when they are tried.
-_MOST_S = 60
+#: Longest time for the test of a script's imports.
+_LONGEST_S = 60
 
 
 class Preloader:
-    """Learns from the imports of a trial, and repeats them in the parent of the next."""
+    """Records the imports of a trial, and repeats them in the parent of the next trial."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -45,23 +46,23 @@ class Preloader:
             importlib.import_module(name)
 
     def record(self) -> None:
-        """In a child: note each module that is found from now on."""
+        """In a child: record each module that is found from now on."""
         os.ftruncate(self._memory, 0)
         sys.meta_path.insert(0, _Recorder(self._memory))
 
     def load_what_was_imported(self) -> None:
-        """In the parent: import what the last child did, as far as that is safe."""
+        """In the parent: import the modules of the last child, as far as that is safe."""
         lines = os.pread(self._memory, os.fstat(self._memory).st_size, 0).decode().splitlines()
         found = dict(line.split("\t", 1) for line in lines if "\t" in line)
         new = {name: origin for name, origin in found.items() if name not in self._seen}
         self._seen |= set(new)
         wanted = [name for name, origin in new.items() if _is_installed(name, origin)]
-        for name in _tried(wanted) if wanted else []:
+        for name in _safe_imports(wanted) if wanted else []:
             _import_quietly(name)
 
 
 class _Recorder(MetaPathFinder):
-    """Lets the other finders find, and writes down what and where."""
+    """Records the name and the origin of each module that the other finders find."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -75,7 +76,7 @@ class _Recorder(MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)  # type: ignore[arg-type]
             if spec is not None:
                 if spec.origin:
-                    # All of its processes may write; each line at once, at the end.
+                    # Several processes may write: append each line with one call.
                     os.lseek(self._descriptor, 0, os.SEEK_END)
                     os.write(self._descriptor, f"{fullname}\t{spec.origin}\n".encode())
                 return spec
@@ -83,7 +84,7 @@ class _Recorder(MetaPathFinder):
 
 
 def _is_installed(name: str, origin: str) -> bool:
-    """Whether a module lies among the installed packages, and this process finds it there too."""
+    """Return whether a module is installed, and this process would find the same one."""
     folders = [sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib", "stdlib")]
     if not any(origin.startswith(folder) for folder in folders):
         return False
@@ -98,14 +99,14 @@ def _is_installed(name: str, origin: str) -> bool:
     )
 
 
-def _tried(names: list[str]) -> list[str]:
-    """Those of ``names`` that a child of this process could import without any effect on forks."""
+def _safe_imports(names: list[str]) -> list[str]:
+    """Return those of ``names`` that a child process imported without threads or accelerator."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            signal.alarm(_MOST_S)  # ends a child whose imports wait for something
+            signal.alarm(_LONGEST_S)  # ends a child whose imports block
             os.close(reader)
             for stream in (0, 1, 2):
                 os.dup2(os.open(os.devnull, os.O_RDWR), stream)
@@ -115,7 +116,7 @@ def _tried(names: list[str]) -> list[str]:
                     if _import_quietly(name) and _threads() == before and not _accelerator():
                         print(name, file=good, flush=True)
                     elif _threads() != before or _accelerator():
-                        break  # what follows could not be told apart
+                        break  # later modules cannot be tested here
             status = 0
         finally:
             os._exit(status)
@@ -129,7 +130,7 @@ def _tried(names: list[str]) -> list[str]:
 def _import_quietly(name: str) -> bool:
     try:
         importlib.import_module(name)
-    except BaseException:  # the script will meet it, and may expect it
+    except BaseException:  # the script will get it, too, and may expect it
         return False
     return True
 

@@ -1,13 +1,13 @@
-"""What a trial writes is its own, and is gone with it.
+"""Private files of trials: nobody else sees what a trial writes, and it is discarded afterwards.
 
-All ranks of a trial on one host run in one mount namespace, in which every place that can be
-written is an overlay (:mod:`..launch.mounts`): they exchange files, and nobody else sees these.
-The first of them makes it; a small process (:mod:`..launch.files_daemon`) hands it to the others
-and tells the driver in the end what was written. Its name is that of an abstract socket, so hosts
-with network namespaces of their own are hosts of their own.
+All ranks of a trial on one host run in one mount namespace, in which every writable place is an
+overlay (:mod:`..launch.mounts`): the ranks see each other's files, and no other process does. The
+first rank creates the namespace; a small process (:mod:`..launch.files_daemon`) passes it to the
+others and reports the written files to the driver at the end. The namespace is found by the name of
+an abstract socket, so that hosts with network namespaces of their own count as separate hosts.
 
-Whether there can be overlays is found out by making them. Where there cannot, the rank says so and
-ends before the script has started.
+Overlays are tested by mounting them. If they are not possible, the rank reports the reason and ends
+before the script starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hvd_autosync.launch.shared_paths import shared_paths
 from hvd_autosync.launch.stage import make_stage
 from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
 
-#: Says in a rank's environment that its files are to be private, and how.
+#: Variable of a rank whose files are to be private; its value is a :class:`FilesOrder`.
 FILES_VARIABLE = "HVD_AUTOSYNC_FILES"
 _PATIENCE_S = 30.0
 _RETRY_S = 0.01
@@ -37,19 +37,19 @@ _MIB = 1 << 20
 
 
 class NotPrivateError(Exception):
-    """The files of a trial cannot be made private here."""
+    """The files of a trial cannot be private here."""
 
 
 @dataclass(frozen=True)
 class FilesOrder:
-    """How the files of one run of a trial are kept apart.
+    """The settings of the private files of one run of a trial.
 
     Attributes:
-        name: Of the run, equal on all ranks.
-        key: Of the messages of the trial.
-        keep: Folder in which what it wrote stays; "": nowhere.
-        limit_bytes: Most that it may write, where nothing is kept; 0: a quarter of the memory that
-            is free, and 4 GiB at most.
+        name: Name of the run, equal on all ranks.
+        key: Key of the trial's messages.
+        keep: Folder that keeps the written files; "": they are discarded.
+        limit_bytes: Most bytes that the run may write if they are discarded; 0: a quarter of the
+            free memory, at least 64 MiB and at most 4 GiB.
     """
 
     name: str
@@ -58,25 +58,25 @@ class FilesOrder:
     limit_bytes: int = 0
 
     def to_text(self) -> str:
-        """As the value of a variable, which any launcher passes on unchanged."""
+        """Return the value of the variable, in characters that every launcher passes on."""
         return base64.b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FilesOrder | None:
-        """What the variables of a rank say."""
+        """Read the settings from a rank's environment; ``None`` if there are none."""
         text = environment.get(FILES_VARIABLE)
         return cls(**json.loads(base64.b64decode(text))) if text else None
 
 
 def make_private(order: FilesOrder, rank: int) -> None:
-    """From here on this process sees the trial's own files. It must have no threads.
+    """Move this process, which must have no threads, to the trial's private files.
 
     Args:
-        order: How.
-        rank: Of this process.
+        order: The settings.
+        rank: The rank of this process.
 
     Raises:
-        NotPrivateError: It cannot be done; says why.
+        NotPrivateError: The files cannot be private; the message gives the reason.
     """
     address = f"\0hvd-autosync-{order.name}"
     folder = os.getcwd()
@@ -86,7 +86,7 @@ def make_private(order: FilesOrder, rank: int) -> None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 try:
                     listener.bind(address)
-                except OSError:  # another rank makes it
+                except OSError:  # another rank creates it
                     pass
                 else:
                     listener.listen(1024)
@@ -103,7 +103,7 @@ def make_private(order: FilesOrder, rank: int) -> None:
 
 
 def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -> None:
-    """Make the namespace, enter it, and leave it to a keeper."""
+    """Create the namespace, enter it, and start its daemon."""
     limit = order.limit_bytes or _share_of_memory()
     stage = make_stage(os.environ[TRIAL_ID_VARIABLE])
     parent = os.open(os.path.dirname(stage), os.O_RDONLY | os.O_DIRECTORY)
@@ -140,7 +140,7 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         spaces.append(os.open("/proc/self/ns/user", os.O_RDONLY))
         if os.geteuid():
             namespaces.drop_capabilities()
-    _stay_known(address)
+    _connect_to_daemon(address)
     task = files_daemon.DaemonTask(
         rank,
         order.name,
@@ -158,19 +158,19 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
 
 
 def _join(address: str) -> bool:
-    """Whether this process has entered the namespace that another one has made."""
+    """Try to enter the namespace of another rank; return whether that succeeded."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(_PATIENCE_S)
         try:
             peer.connect(address)
-        except ConnectionRefusedError:  # not yet, or no more
+        except ConnectionRefusedError:  # not listening yet, or no longer
             return False
         if not namespaces.is_of_this_user(peer):
             raise OSError(f"another user holds the socket {address[1:]}")
         spaces = array.array("i")
         try:
             _, extra, *_ = peer.recvmsg(1, socket.CMSG_SPACE(2 * spaces.itemsize))
-        except ConnectionResetError:  # it could not make it, and knows why: so will this rank
+        except ConnectionResetError:  # the other rank failed; this one tries, too
             return False
         for _, _, data in extra:
             spaces.frombytes(data)
@@ -186,8 +186,8 @@ def _join(address: str) -> bool:
     return True
 
 
-def _stay_known(address: str) -> None:
-    """Connect to the keeper: while that lasts, this process and its children are in the trial."""
+def _connect_to_daemon(address: str) -> None:
+    """Connect to the daemon, which serves until this process and its children have ended."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.connect(address)
         _leave_open(peer)
@@ -198,7 +198,7 @@ def _leave_open(peer: socket.socket) -> None:
 
 
 def _check_overlays(stage: str) -> None:
-    """Overlays of users need a kernel that lets a new folder take the place of a removed one."""
+    """Check that the kernel's overlays for users can replace a removed folder by a new one."""
     for name in ("lower", "lower/folder", "upper", "work", "both"):
         os.mkdir(f"{stage}/{name}")
     names = (f"{stage}/{name}" for name in ("lower", "upper", "work", "both"))
@@ -209,7 +209,7 @@ def _check_overlays(stage: str) -> None:
 
 
 def _kept_folder(order: FilesOrder) -> str:
-    """This host's folder among those that are kept, made now; "" where nothing is kept."""
+    """Create and return this host's folder for kept files; "" if none are kept."""
     if not order.keep:
         return ""
     path = Path(order.keep).absolute() / order.name / socket.gethostname()
@@ -218,12 +218,12 @@ def _kept_folder(order: FilesOrder) -> str:
 
 
 def _places() -> list[str]:
-    """Folders in which scripts write most likely."""
+    """Return the folders in which scripts write most often."""
     return [os.getcwd(), os.environ.get("HOME", ""), tempfile.gettempdir()]
 
 
 def _share_of_memory() -> int:
-    """Bytes that a trial may write into memory."""
+    """Return the number of bytes that a trial may write into memory."""
     for line in _text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return min(max(int(line.split()[1]) * 1024 // 4, 64 * _MIB), 4096 * _MIB)

@@ -1,4 +1,4 @@
-"""How a rank says that its files cannot be private, and ends before anything is written."""
+"""Makes a rank's files private, or reports why not and ends before the script starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hvd_autosync.launch.private_files import FilesOrder, NotPrivateError, make_
 from hvd_autosync.runtime.driver.wire import encode_message
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
-#: Number of the message: ranks count from 0.
+#: Message number; far above those of the ranks, which start at 0.
 _NUMBER = 3 * 10**8
 _EX_UNAVAILABLE = 69
 
 
 def enter_or_refuse(environment: Mapping[str, str]) -> None:
-    """Make this rank's files private where its variables ask for it; end it where that fails."""
+    """Make this rank's files private if its environment requires it; end it if that fails."""
     order = FilesOrder.of(environment)
     if order is None:
         return

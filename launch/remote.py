@@ -1,4 +1,4 @@
-"""What the driver does on other hosts, through ssh as Horovod's own launcher does it."""
+"""Commands of the driver on other hosts, through ssh as in Horovod's own launcher."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hvd_autosync.search_space import Host
 from hvd_autosync.util.program import run_code, run_main
 
 _CONNECT_S = 10
-#: Part of what is said where ssh fails -> what to do. The first that occurs counts.
+#: Part of an error of ssh or of the shell -> hint. The first part that occurs counts.
 _REMEDIES = {
     "not found": "Install an ssh client on this machine (Debian: apt-get install openssh-client).",
-    "Connection refused": "Start sshd on {host}, or name the port that it listens at (-p).",
+    "Connection refused": "Start sshd on {host}, or give its port with -p.",
     "resolve hostname": "Check the name, or give {host} an address in DNS or /etc/hosts.",
-    "Host key verification failed": "If {host} was set up anew, remove its old key "
+    "Host key verification failed": "If {host} was reinstalled, remove its old key "
     "(ssh-keygen -R {host}) and connect to it once by hand.",
-    "Permission denied": "Let your key in there (ssh-copy-id {host}), or name the key (-i): ssh "
-    "must work without a password.",
+    "Permission denied": "Authorize your key there (ssh-copy-id {host}), or give the key with -i: "
+    "ssh must work without a password.",
 }
 _UNREACHABLE = ("timed out", "no answer", "o route to host", "Network is unreachable")
-_UP = "Check that {host} is up, and that no firewall closes the port of ssh (-p)."
+_UP = "Check that {host} is up, and that no firewall blocks the port of ssh (-p)."
 _BY_HAND = "Make `ssh {host} true` work, without a password."
 _T = TypeVar("_T")
 
 
 def remote_hosts(job: Job) -> list[Host]:
-    """The hosts of the job that are not this one (as Horovod decides it)."""
+    """Return the job's hosts other than this one, by Horovod's own rule."""
     from horovod.runner.util import network
 
     names = [host.name for host in job.hosts]
@@ -45,12 +45,12 @@ def run_on(
     """Run a shell command on another host.
 
     Args:
-        host: Its name.
-        command: For the shell there.
-        ssh: Port and identity file, where given.
+        host: The host's name.
+        command: The command, for the shell there.
+        ssh: Port and identity file; ``None`` if not given.
 
     Raises:
-        subprocess.TimeoutExpired: There was no answer.
+        subprocess.TimeoutExpired: The host did not answer.
     """
     from horovod.runner.util.remote import get_remote_command
 
@@ -66,22 +66,22 @@ def run_on(
 
 
 def unreachable_hosts(job: Job) -> list[tuple[str, str]]:
-    """(host, what ssh said) for each host that cannot be reached."""
+    """Return (host, ssh's error) for each host that cannot be reached."""
     return _failing_hosts(job, "true")
 
 
-def ssh_remedy(host: str, said: str) -> str:
-    """What to do about ``host``, where ssh or the shell that looks for it ``said`` so."""
-    found = next((remedy for part, remedy in _REMEDIES.items() if part in said), _BY_HAND)
-    if any(part in said for part in _UNREACHABLE):
+def ssh_remedy(host: str, error: str) -> str:
+    """Return a hint for ``host``, by the ``error`` of ssh or of the shell that runs it."""
+    found = next((remedy for part, remedy in _REMEDIES.items() if part in error), _BY_HAND)
+    if any(part in error for part in _UNREACHABLE):
         found = _UP
     return found.format(host=host)
 
 
 def hosts_without_package(job: Job) -> list[tuple[str, str]]:
-    """(host, what Python said) for each other host whose Python lacks this version of the package.
+    """Return (host, Python's error) for each other host that lacks this version of the package.
 
-    Horovod's launcher, too, starts the Python of its own path on every host.
+    Every host is asked for the Python at this interpreter's path, as Horovod's launcher does.
     """
     own = hvd_autosync.__version__
     check = (
@@ -92,23 +92,26 @@ def hosts_without_package(job: Job) -> list[tuple[str, str]]:
 
 
 def _failing_hosts(job: Job, command: str) -> list[tuple[str, str]]:
-    """(host, the last line it printed) for each other host where ``command`` fails."""
+    """Return (host, last line of the output) for each other host where ``command`` fails."""
 
     def check(host: Host) -> tuple[str, str] | None:
         try:
             done = run_on(host.name, command, job.ssh)
         except subprocess.TimeoutExpired:
             return host.name, f"no answer within {3 * _CONNECT_S} s"
-        said = (done.stderr or done.stdout).strip().splitlines()
-        return (host.name, said[-1] if said else "ssh failed") if done.returncode else None
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return (host.name, lines[-1] if lines else "ssh failed") if done.returncode else None
 
     return _each(check, remote_hosts(job))
 
 
 def sweep_remote_hosts(job: Job, trial_id: str) -> list[str]:
-    """End what a trial left on other hosts; a line for each host where that failed.
+    """Kill a trial's left-over processes on other hosts.
 
-    Workers end themselves once nobody reads their output; this is for those that cannot.
+    Workers end by themselves when their output is closed; this is for stuck ones.
+
+    Returns:
+        A line for the user for each host where that failed.
     """
 
     def end(host: Host) -> str | None:
@@ -118,14 +121,14 @@ def sweep_remote_hosts(job: Job, trial_id: str) -> list[str]:
         except subprocess.TimeoutExpired:
             return f"{host.name} does not answer; trial {trial_id} may have left processes there"
         if done.returncode:
-            return f"could not look for left-over processes on {host.name}: {done.stderr.strip()}"
+            return f"cannot look for left-over processes on {host.name}: {done.stderr.strip()}"
         return None
 
     return _each(end, remote_hosts(job))
 
 
 def _each(function: Callable[[Host], _T | None], hosts: list[Host]) -> list[_T]:
-    """Results that are not ``None`` of ``function`` for all hosts at once."""
+    """Call ``function`` for all hosts in parallel; return the results that are not ``None``."""
     if not hosts:
         return []
     with ThreadPoolExecutor(min(len(hosts), 16)) as pool:

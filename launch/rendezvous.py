@@ -1,4 +1,4 @@
-"""Where the ranks of one warm trial meet: Horovod's rendezvous server, on one address only."""
+"""The rendezvous server of one warm trial: Horovod's own, on one address only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from hvd_autosync.search_space import Host
 from hvd_autosync.search_space.horovod_settings import RENDEZVOUS_PORT
 
-#: Horovod's own server looks every half second whether it shall stop.
+#: Interval at which the server checks whether it must stop; half a second in Horovod's own.
 _POLL_S = 0.01
 
 
 @contextmanager
 def rendezvous(address: str, hosts: Sequence[Host]) -> Iterator[list[dict[str, str]]]:
-    """Serve one meeting of all ranks; the value is the variables of each rank, in their order.
+    """Run a rendezvous server while the context is open.
 
     Horovod's ``RendezvousServer`` (``horovod/runner/http/http_server.py``) does the same on all
     of the machine's addresses.
@@ -24,6 +24,9 @@ def rendezvous(address: str, hosts: Sequence[Host]) -> Iterator[list[dict[str, s
     Args:
         address: The address to listen on.
         hosts: Hosts and slots of the job, in rank order.
+
+    Yields:
+        The environment variables of each rank, in rank order.
     """
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     from horovod.runner.gloo_run import create_slot_env_vars
@@ -33,7 +36,7 @@ def rendezvous(address: str, hosts: Sequence[Host]) -> Iterator[list[dict[str, s
         daemon_threads = True
 
         def server_bind(self) -> None:
-            """Without the look-up of a name that HTTP servers make, which can take seconds."""
+            """Bind without the HTTP server's look-up of the host name, which can take seconds."""
             socketserver.TCPServer.server_bind(self)
 
     world_size = sum(host.slots for host in hosts)

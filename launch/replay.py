@@ -1,4 +1,4 @@
-"""Trials that were run before, played again: what was measured answers, and no job is started."""
+"""A trial runner that replays recorded trials and starts no job."""
 
 from __future__ import annotations
 
@@ -16,66 +16,66 @@ from hvd_autosync.traces import StudyRecord, TrialRecord
 
 
 class ReplayRunner:
-    """Answers each trial with a recorded one of the same strategy, or of the nearest.
+    """Returns for each trial the recorded result of the same strategy, or of the nearest one.
 
-    Repeated measurements of a strategy are played in turn.
+    Repeated measurements of a strategy are returned in turn.
 
     Args:
-        study: A study whose space is known.
-        trials: Its trials, some of which have ended.
+        study: A study with a recorded space.
+        trials: The study's trials; at least one has a result.
 
     Attributes:
-        distance: Of the strategy played last from the one that was asked for, 0: the same; as of
-            :func:`distances`.
+        distance: Distance between the requested strategy and the last returned one, as of
+            :func:`distances`; 0: they are equal.
 
     Raises:
-        StudyError: There is nothing to play.
+        StudyError: The study has no space or no trial with a result.
     """
 
     def __init__(self, study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
-        told: dict[Strategy, list[TrialResult]] = defaultdict(list)
+        results: dict[Strategy, list[TrialResult]] = defaultdict(list)
         for trial in trials:
             if study.space is not None and trial.result is not None:
-                told[study.space.complete(trial.strategy)].append(trial.result)
-        if study.space is None or not told:
+                results[study.space.complete(trial.strategy)].append(trial.result)
+        if study.space is None or not results:
             raise StudyError(
-                f"study {study.study_id} has no trials to play",
-                hint="Choose another; hvd-autosync traces list shows them.",
+                f"study {study.study_id} has no trials to replay",
+                hint="Choose another study; hvd-autosync traces list shows all.",
             )
         self._space: SearchSpace = study.space
-        self._told = dict(told)
-        self._played: dict[Strategy, int] = defaultdict(int)
-        self._points = np.array([self._space.encode(strategy) for strategy in told])
+        self._recorded = dict(results)
+        self._returned: dict[Strategy, int] = defaultdict(int)
+        self._points = np.array([self._space.encode(strategy) for strategy in results])
         self.distance = 0.0
 
     def run(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
-        """The recorded result; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
+        """Return the recorded result; see :class:`hvd_autosync.launch.runner.TrialRunner`."""
         wanted = self._space.complete(spec.strategy)
-        apart = distances(self._space, self._points, self._space.encode(wanted))
-        nearest = int(apart.argmin())
-        self.distance = float(apart[nearest])
-        strategy = list(self._told)[nearest]
-        results = self._told[strategy]
-        result = results[self._played[strategy] % len(results)]
-        self._played[strategy] += 1
+        distance = distances(self._space, self._points, self._space.encode(wanted))
+        nearest = int(distance.argmin())
+        self.distance = float(distance[nearest])
+        strategy = list(self._recorded)[nearest]
+        results = self._recorded[strategy]
+        result = results[self._returned[strategy] % len(results)]
+        self._returned[strategy] += 1
         return result
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no process or file is open."""
 
 
 def distances(
     space: SearchSpace, points: npt.NDArray[np.float64], point: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """How far each of ``points``, ``n x d``, is from one, shape ``(n,)``.
+    """Return the distance of each of ``points``, ``n x d``, from ``point``, shape ``(n,)``.
 
-    Each choice that differs counts 1, and each number its share of the knob's range.
+    Each differing choice counts 1, each number its difference as a share of the knob's range.
     """
-    apart = np.abs(points - point)
+    distance = np.abs(points - point)
     for index, knob in enumerate(space.knobs):
         if isinstance(knob, CategoricalKnob):
-            apart[:, index] = apart[:, index] > 0
-    total: npt.NDArray[np.float64] = apart.sum(axis=1)
+            distance[:, index] = distance[:, index] > 0
+    total: npt.NDArray[np.float64] = distance.sum(axis=1)
     return total

@@ -1,4 +1,4 @@
-"""The contract of trial runners, and the progress that they report while a trial runs."""
+"""The interface of trial runners, and the progress that they report during a trial."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hvd_autosync.util.printable import printable
 
 @dataclass(frozen=True)
 class TrialProgress:
-    """Where a running trial stands.
+    """The progress of a running trial.
 
     Attributes:
         phase: ``"starting"``, ``"warming up"``, ``"measuring"`` or ``"ending"``.
         steps: Steps that every reporting rank has finished.
-        of: Steps that the trial runs in all.
+        of: Total number of the trial's steps.
         elapsed_s: Seconds since launch.
     """
 
@@ -30,15 +30,15 @@ class TrialProgress:
 
 
 def to_stderr(line: str) -> None:
-    """Tell the user something, where nobody else does."""
+    """Print a line for the user to the error output."""
     print(f"hvd-autosync: {printable(line)}", file=sys.stderr)
 
 
 class TrialRunner(Protocol):
     """Runs trials, one at a time.
 
-    ``run`` returns a result for every way in which a trial can end; it raises only what is not
-    the trial's doing (``KeyboardInterrupt``, after everything was cleaned up on every host).
+    ``run`` returns a result for every way in which a trial can end. It raises only errors that the
+    trial did not cause, such as ``KeyboardInterrupt``, after cleaning up on every host.
     """
 
     def run(
@@ -48,5 +48,5 @@ class TrialRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is kept from one trial to the next."""
+        """Release all that is kept between trials."""
         ...

@@ -1,6 +1,6 @@
-"""What a trial shares with everybody: the kernel's folders, sockets, and caches.
+"""Paths that trials do not keep private: the kernel's folders, sockets and caches.
 
-A cache that were private would be filled anew by every trial: by downloads, and by compilers.
+A private cache would be filled again in every trial, by downloads and compilers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import stat
 from collections.abc import Mapping
 
 _ALWAYS = ("/dev", "/proc", "/sys", "/run", "/var/run")
-#: Variables that name a cache, where it is without them (below the home), and whether it is made
-#: where it is not there.
+#: Caches: the variable that names it, its default path below the home folder, and whether it is
+#: created if it is missing.
 _CACHES = (
     ("XDG_CACHE_HOME", ".cache", True),
     ("HF_HOME", ".cache/huggingface", False),
@@ -31,7 +31,7 @@ _CACHES = (
     ("NUMBA_CACHE_DIR", "", False),
     ("MPLCONFIGDIR", ".config/matplotlib", False),
     ("PYTHONPYCACHEPREFIX", "", False),
-    # What the processes of MPI and of CUDA's MPS exchange.
+    # Not caches: folders through which processes of MPI and of CUDA's MPS communicate.
     ("PMIX_SERVER_TMPDIR", "", False),
     ("CUDA_MPS_PIPE_DIRECTORY", "", False),
 )
@@ -40,13 +40,12 @@ _DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def shared_paths(environment: Mapping[str, str], unix_sockets: str) -> list[str]:
-    """Folders and sockets that are there, each by its real path.
+    """Return the shared folders and sockets that exist, by their real paths.
 
-    Caches that variables name are made where they are missing, and so are those that a trial
-    would fill most likely.
+    Missing caches are created if a variable names them or if a trial will probably fill them.
 
     Args:
-        environment: Variables of the rank.
+        environment: The rank's environment.
         unix_sockets: Text of ``/proc/net/unix``.
     """
     home = environment.get("HOME", "")
@@ -69,7 +68,7 @@ def shared_paths(environment: Mapping[str, str], unix_sockets: str) -> list[str]
 
 
 def _inductor_cache(environment: Mapping[str, str]) -> str:
-    """As in ``torch/_inductor/runtime/cache_dir_utils.py``."""
+    """Return inductor's cache folder, as ``torch/_inductor/runtime/cache_dir_utils.py`` does."""
     named = environment.get("TORCHINDUCTOR_CACHE_DIR", "")
     try:
         user = getpass.getuser()
@@ -79,12 +78,12 @@ def _inductor_cache(environment: Mapping[str, str]) -> str:
 
 
 def _compiled_scripts() -> list[str]:
-    """What Python has compiled in the working directory and just below."""
+    """Return Python's byte-code folders in the working directory and two levels below."""
     return [*glob.glob("__pycache__"), *glob.glob("*/__pycache__"), *glob.glob("*/*/__pycache__")]
 
 
 def _sockets(text: str) -> list[str]:
-    """Paths of the sockets that processes of this host listen on."""
+    """Return the paths of this host's Unix sockets."""
     words = (line.split(None, 7) for line in text.splitlines()[1:])
     return [each[7] for each in words if len(each) == 8 and each[7].startswith("/")]
 
@@ -97,5 +96,5 @@ def _is_socket(path: str) -> bool:
 
 
 def _make(path: str) -> None:
-    with contextlib.suppress(OSError):  # not ours to make: it stays missing
+    with contextlib.suppress(OSError):  # not permitted: it stays missing
         os.makedirs(path, mode=0o700, exist_ok=True)

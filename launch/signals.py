@@ -1,4 +1,4 @@
-"""Signals that must wait."""
+"""Deferral of signals during a block of code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Ctrl-C and its like take effect after this block instead of in the midst of it.
+    """Defer SIGINT, SIGTERM and SIGHUP to the end of the block.
 
-    Blocking them would not do: the kernel gives a signal to any thread that does not block it, and
-    Python then handles it in the main thread. In other threads Python handles none anyway.
+    Blocking them is not enough: the kernel gives a signal to any thread that does not block it, and
+    Python then handles it in the main thread. Other threads need no deferral, because Python
+    handles no signals there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,6 +34,6 @@ def signals_deferred() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-        with ExitStack() as stack:  # of two presses of Ctrl-C both count, and the first one raises
+        with ExitStack() as stack:  # deliver all, even if the first one raises
             for number in reversed(arrived):
                 stack.callback(os.kill, os.getpid(), number)

@@ -1,7 +1,7 @@
-"""The empty folder at which a trial's private files are mounted while they are being made.
+"""The empty folder at which a trial's private file system is mounted while it is built.
 
-Only the rank that makes them sees what is there, for a few hundredths of a second. A rank that is
-killed meanwhile leaves it, so whoever ends a trial's processes removes it after them.
+Only the rank that builds it sees the mount, for a few hundredths of a second. A rank that is killed
+meanwhile leaves the folder, so it is removed after the trial's processes have been ended.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _PREFIX = "hvd-autosync-files-"
 
 
 def make_stage(trial_id: str) -> str:
-    """Make it, in the folder for temporary files.
+    """Create the folder among the temporary files and return its path.
 
     Args:
-        trial_id: What the trial's processes have in their environment.
+        trial_id: The trial id in the environment of the trial's processes.
     """
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{trial_id}-")
 
 
 def remove_stages(trial_id: str) -> None:
-    """Remove what is left of them on this host when no process of the trial makes one any more."""
+    """Remove a trial's left-over folders on this host, after its processes have ended."""
     path = os.path.join(tempfile.gettempdir(), f"{_PREFIX}{trial_id}-")
     for stage in glob.glob(glob.escape(path) + "*"):
-        with contextlib.suppress(OSError):  # another one was faster
+        with contextlib.suppress(OSError):  # another process was faster
             os.rmdir(stage)

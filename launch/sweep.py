@@ -1,7 +1,7 @@
-"""Find and end the processes that a trial left behind on this host.
+"""Finds and ends the left-over processes of a trial on this host.
 
-Every process of a trial has the trial's name in its environment. Its name is the argument where
-this is a program, as on other hosts.
+Every process of a trial has the trial's name in its environment. On other hosts this module runs as
+a program with the trial's name as its argument.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TERMINATE_S = 8.0
 
 
 def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
-    """Ids of the living processes of a trial on this host, this process left out.
+    """Return the ids of a trial's running processes on this host, except this process.
 
     Args:
         trial_id: The trial's name.
-        ranks_only: Leave out launchers: they have no rank of the job, though perhaps one of a
-            batch system.
+        ranks_only: Leave out launchers. They have no rank of the job, but may have one of a batch
+            system.
     """
     mark = f"{TRIAL_ID_VARIABLE}={trial_id}".encode()
     ranks = tuple(f"{name}=".encode() for name in RANK_VARIABLES)
@@ -39,7 +39,7 @@ def processes_of(trial_id: str, *, ranks_only: bool = False) -> list[int]:
         try:
             pid = int(folder.name)
             environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # gone meanwhile, or another user's
+        except OSError:  # ended, or another user's process
             continue
         launcher = any(entry.startswith(_DRIVER) for entry in environment)
         if ranks_only and (launcher or not any(e.startswith(ranks) for e in environment)):
@@ -57,14 +57,14 @@ def _is_zombie(folder: Path) -> bool:
 
 
 def end_launch(process: subprocess.Popen[bytes], trial_id: str) -> None:
-    """End a launch with everything on this host that belongs to it.
+    """End a launch with all its processes on this host.
 
-    The launcher is asked to end, and helped by the end of its ranks, which may be stuck: killed
-    itself, it would leave its semaphores in shared memory.
+    The launcher gets SIGTERM, and its ranks, which may be stuck, are killed so that it can end. A
+    launcher that is killed itself leaves its semaphores in shared memory.
 
     Args:
-        process: The launcher, the leader of a session.
-        trial_id: What its processes have in their environment.
+        process: The launcher, which leads a session.
+        trial_id: The trial id in the environment of its processes.
     """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
@@ -78,14 +78,14 @@ def end_launch(process: subprocess.Popen[bytes], trial_id: str) -> None:
 
 
 def sweep(trial_id: str, *, ranks_only: bool = False) -> int:
-    """Kill what is left of a trial on this host and wait until it is gone.
+    """Kill a trial's left-over processes on this host and wait for their end.
 
     Args:
         trial_id: The trial's name.
         ranks_only: Spare launchers, which have no rank.
 
     Returns:
-        How many processes were found.
+        The number of processes that were found.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S

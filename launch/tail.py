@@ -1,4 +1,4 @@
-"""The last lines of a job's output, told apart by who wrote them."""
+"""The last lines of a job's output, separately for each rank and the launcher."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 
 _LINES, _LINE_BYTES = 60, 500
 #: Launchers put the rank before each line: ``[1]<stderr>:`` (Gloo), ``[1,1]<stderr>:`` (MPI).
-#: MPI's puts a space behind, Gloo's does not.
+#: MPI adds a space, Gloo does not.
 _PREFIX = re.compile(rb"^(?:.{0,80}?\[(\d{1,9},)?(\d{1,9})\]<std(?:err|out)>:(?(1) ?))?")
 
 
 class Tail:
     """Keeps the last lines of every rank.
 
-    So the first failure is still there when all the other ranks report that the rank is gone.
-    Lines without a rank, or with one that the job has not, are the launcher's.
+    The lines of the rank that failed first stay, even if all other ranks then print errors. Lines
+    without a rank of the job count as the launcher's.
 
     Args:
-        ranks: How many the job has.
+        ranks: Number of the job's ranks.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -28,7 +28,7 @@ class Tail:
         self._lines: dict[int | None, deque[tuple[int, str]]] = {}
 
     def add(self, line: bytes) -> None:
-        """Take one line of output; a line without text is left out."""
+        """Add one line of output; empty lines are left out."""
         prefix = _PREFIX.match(line)
         assert prefix is not None, "the pattern matches the empty prefix"
         text = line[prefix.end() : prefix.end() + _LINE_BYTES].decode(errors="replace").rstrip()
@@ -39,19 +39,19 @@ class Tail:
         self._count += 1
 
     def ranks(self) -> list[int]:
-        """The ranks that wrote something."""
+        """Return the ranks that have written something."""
         return sorted(rank for rank in self._lines if rank is not None)
 
     def launcher(self) -> str:
-        """What the launcher wrote."""
+        """Return the launcher's lines."""
         return _joined(self._lines.get(None, ()))
 
     def of(self, ranks: Iterable[int]) -> str:
-        """What ``ranks`` wrote, in the order of its arrival."""
+        """Return the lines of ``ranks``, in the order of arrival."""
         return _joined(line for rank in ranks for line in self._lines.get(rank, ()))
 
     def whole(self) -> str:
-        """What everyone wrote."""
+        """Return the lines of all ranks and the launcher, in the order of arrival."""
         return _joined(line for lines in self._lines.values() for line in lines)
 
 

@@ -1,6 +1,6 @@
-"""Keeps what trials write away from later trials and from the training: the driver's part.
+"""Separates the files of trials from later trials and from the training: the driver's part.
 
-Where it can be, a trial's files are private (:mod:`..launch.private_files`).
+A trial's files are private if the system allows it (:mod:`..launch.private_files`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder, NotPri
 from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import TrialResult, TrialSpec
 
-#: A file of that size that is copied because it is opened for writing costs a trial time.
+#: An overlay copies a file that is opened for writing; above this size that is reported.
 _LARGE_BYTES = 256 << 20
-#: What overlays refuse, or what a script may do outside and not in a user namespace.
+#: Errors that overlays or a user namespace can cause in a script.
 _REFUSALS = (
     "Invalid cross-device link",
     "Read-only file system",
@@ -30,15 +30,15 @@ _REFUSALS = (
 
 
 class TrialFiles:
-    """What is known of the files of a job's trials.
+    """The driver's settings for, and reports of, the files of a job's trials.
 
     Args:
-        say: Takes a line for the user.
-        keep: Folder in which what trials write stays; "": nowhere.
+        say: Prints a line for the user.
+        keep: Folder that keeps the files that trials write; "": they are discarded.
 
     Attributes:
-        private: Whether they are kept apart by overlays.
-        cleared: Whether a trial that failed with private files has failed without, too.
+        private: Whether overlays keep the files private.
+        cleared: Whether a trial that failed with private files has failed without them, too.
     """
 
     def __init__(self, say: Callable[[str], None], keep: str = "") -> None:
@@ -46,19 +46,19 @@ class TrialFiles:
         self._keep = keep
         self._runs: list[str] = []
         self._reports: list[Message] = []
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self.private = True
         self.cleared = False
 
     def variables(self, spec: TrialSpec) -> dict[str, str]:
-        """Variables of the ranks of the next run."""
+        """Return the environment variables for the ranks of the next run."""
         self._reports = []
         if spec.probe:
             return {}
         offline = offline_trackers()
-        told = [f"{name}={value}" for name, value in offline.items() if _is_used(name)]
-        if told:
-            self._say_once(f"trials report to no tracking server: they run with {', '.join(told)}")
+        shown = [f"{name}={value}" for name, value in offline.items() if _is_used(name)]
+        if shown:
+            self._say_once(f"trials report to no tracking server: they run with {', '.join(shown)}")
         if not self.private:
             return offline
         again = sum(name.startswith(spec.trial_id) for name in self._runs)
@@ -66,8 +66,8 @@ class TrialFiles:
         order = FilesOrder(self._runs[-1], spec.key, self._keep)
         return offline | {FILES_VARIABLE: order.to_text()}
 
-    def receive(self, collector: Collector) -> None:
-        """Take what ranks and keepers of a run have told.
+    def process_messages(self, collector: Collector) -> None:
+        """Process the messages of ranks and files daemons about the last run's files.
 
         Raises:
             NotPrivateError: The files could not be made private.
@@ -82,21 +82,21 @@ class TrialFiles:
             if message["copied_bytes"] > _LARGE_BYTES:
                 size = message["copied_bytes"] / 1e9
                 self._say_once(
-                    f"each trial copies {message['copied']} ({size:.1f} GB), for the script opens "
-                    "it for writing; opened for reading it costs nothing"
+                    f"each trial copies {message['copied']} ({size:.1f} GB), because the script "
+                    "opens it for writing; open it for reading to avoid the copy"
                 )
 
     def suspicion(self, result: TrialResult, hosts: int) -> str:
-        """Why a trial may have failed only because its files were private; "" if nothing says so.
+        """Return a sign that a trial failed only because its files were private; "" if none.
 
         Args:
-            result: The trial's.
-            hosts: How many hosts it ran on.
+            result: The trial's result.
+            hosts: Number of the trial's hosts.
         """
         for report in self._reports:
             if report["full"]:
                 limit = report["limit_bytes"] >> 20
-                return f"it wrote more than the {limit} MiB that are held in memory for it"
+                return f"it wrote more than the {limit} MiB of memory that its files may take"
         for text in _REFUSALS:
             if text in result.stderr_tail or text in result.reason:
                 return f"its output has {text!r}"
@@ -105,16 +105,16 @@ class TrialFiles:
         return ""
 
     def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._printed:
+            self._printed.add(line)
             self._say(line)
 
 
 def offline_trackers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that keep known trackers from telling a server of each trial.
+    """Return variables that keep known trackers from reporting each trial to a server.
 
-    What the user has chosen for Weights & Biases stands. A tracking server of MLflow is chosen for
-    the training; trials write into a folder.
+    A user's own mode of Weights & Biases is kept. A tracking server of MLflow is meant for the
+    training, so trials write into a folder instead.
     """
     variables = {}
     if "WANDB_MODE" not in environment:
@@ -125,5 +125,5 @@ def offline_trackers(environment: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def _is_used(variable: str) -> bool:
-    """Whether a tracker may read ``variable``."""
+    """Return whether an installed tracker may read ``variable``."""
     return variable != "WANDB_MODE" or importlib.util.find_spec("wandb") is not None

@@ -1,4 +1,4 @@
-"""The user's command as a Python program that another Python process can run in its own memory."""
+"""Parses the user's command into a Python script that a forked process can run."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hvd_autosync.errors import ConfigurationError
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 #: Options of the interpreter that take their value from the next word.
 _WITH_VALUE = ("-W", "-X")
-#: A module, a command, standard input, or a prompt afterwards.
+#: Options without a script: a module, a command, standard input, or an interactive prompt.
 _NO_SCRIPT = re.compile(r"-(m.*|c.*|i)?$")
-#: What any Python is asked: where its environment is, and which Python it is.
-_ASK = "import json, sys; print(json.dumps([sys.prefix, sys.version]))"
-#: Longest time for the answer, from a network's file system perhaps.
-_ASK_TIMEOUT_S = 60.0
+#: Code that prints the environment and the version of any Python.
+_VERSION_CODE = "import json, sys; print(json.dumps([sys.prefix, sys.version]))"
+#: Longest time for the answer, possibly from a network file system.
+_VERSION_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class UserScript:
-    """What the user's command runs.
+    """The parts of the user's command.
 
     Attributes:
         interpreter: The command's first word.
         options: Options of the interpreter, before the script.
         target: Path of the script, or name of the module.
         module: Whether ``target`` is a module (``python -m``).
-        arguments: Of the script.
+        arguments: Arguments of the script.
     """
 
     interpreter: str
@@ -45,11 +45,11 @@ class UserScript:
 
 
 def user_script(command: Sequence[str]) -> UserScript:
-    """Take the user's command apart.
+    """Parse the user's command.
 
     Raises:
-        ConfigurationError: It is not a script or module for this environment's Python; the
-            message says what it is instead.
+        ConfigurationError: It does not run a script or module with this environment's Python; the
+            message says what it runs instead.
     """
     interpreter, *words = command
     _check_interpreter(interpreter)
@@ -59,14 +59,14 @@ def user_script(command: Sequence[str]) -> UserScript:
             return UserScript(interpreter, tuple(options), words[1], True, tuple(words[2:]))
         raise ConfigurationError(f"python {words[0]} is not a script", hint="Give a script's path.")
     if not words:
-        raise ConfigurationError("python is given no script", hint="Give a script's path.")
+        raise ConfigurationError("python has no script", hint="Give a script's path.")
     if not Path(words[0]).is_file():
-        raise ConfigurationError(f"{words[0]!r} is no file here", hint="Give a script's path.")
+        raise ConfigurationError(f"{words[0]!r} is not a file here", hint="Give a script's path.")
     return UserScript(interpreter, tuple(options), words[0], False, tuple(words[1:]))
 
 
 def script_word(command: Sequence[str]) -> str | None:
-    """The word of a command that is the path of a Python script, if any is, there or not."""
+    """Return the word of a command that is a Python script's path, existing or not, or ``None``."""
     interpreter, *words = command
     if not _PYTHON.fullmatch(os.path.basename(interpreter)):
         return None
@@ -75,7 +75,7 @@ def script_word(command: Sequence[str]) -> str | None:
 
 
 def _take_options(words: list[str]) -> list[str]:
-    """Take Python's options off the front, up to what says that there is no script."""
+    """Remove and return Python's options in front, up to one that excludes a script."""
     options: list[str] = []
     while words and words[0].startswith("-") and not _NO_SCRIPT.match(words[0]):
         options.append(words.pop(0))
@@ -91,7 +91,7 @@ def _check_interpreter(interpreter: str) -> None:
             hint="Start the script with python.",
         )
     found = shutil.which(interpreter)
-    if found is None or not (_is_own_link(found) or _prefix_of(found) == _own_prefix()):
+    if found is None or not (_is_own_link(found) or _environment_of(found) == _own_environment()):
         raise ConfigurationError(
             f"{interpreter} is {found or 'not found'}, which is not the Python of this environment",
             hint=f"Use {sys.executable}.",
@@ -99,31 +99,31 @@ def _check_interpreter(interpreter: str) -> None:
 
 
 def _is_own_link(python: str) -> bool:
-    """Whether ``python`` is this interpreter by another name in the same folder.
+    """Return whether ``python`` is this interpreter by another name in the same folder.
 
-    A virtual environment's Python is a link itself: the folder tells environments apart, however
-    it is spelled.
+    A virtual environment's Python is itself a link, so that only the folder identifies the
+    environment, by whatever path it is given.
     """
     folders = [os.path.dirname(os.path.abspath(path)) for path in (python, sys.executable)]
     return os.path.samefile(*folders) and os.path.samefile(python, sys.executable)
 
 
-def _own_prefix() -> tuple[str, str]:
+def _own_environment() -> tuple[str, str]:
     return os.path.realpath(sys.prefix), sys.version
 
 
-def _prefix_of(python: str) -> tuple[str, str] | None:
-    """The environment and version that ``python`` runs, which may be a wrapper, by asking it."""
+def _environment_of(python: str) -> tuple[str, str] | None:
+    """Run ``python``, which may be a wrapper, for its environment and version."""
     try:
-        asked = subprocess.run(
-            [python, "-c", _ASK],
+        answer = subprocess.run(
+            [python, "-c", _VERSION_CODE],
             capture_output=True,
             text=True,
-            timeout=_ASK_TIMEOUT_S,
+            timeout=_VERSION_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
             check=True,
         )
-        prefix, version = json.loads(asked.stdout)
+        prefix, version = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     return os.path.realpath(prefix), version

@@ -1,7 +1,7 @@
-"""The warm trial runner: each trial is a fork of processes that have imported everything already.
+"""The warm trial runner: each trial is forked from processes with torch and Horovod imported.
 
-A trial costs its own steps, the script's own set-up and a few tenths of a second, instead of the
-seconds that a launch and the imports of torch and Horovod take. See :mod:`..launch.fork_server`.
+A trial takes its own steps, the script's own set-up and a few tenths of a second, without the
+seconds of a launch and of the imports of torch and Horovod. See :mod:`..launch.fork_server`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
 
 _POLL_S = 0.1
-#: How long other ranks may take to fail by themselves after the first one failed.
+#: Time for the other ranks to fail by themselves after the first one has failed.
 _GRACE_S = 1.0
-#: How long the servers may take to end a trial that they were told to end.
+#: Time for the servers to end a trial after the order to end it.
 _END_S = 10.0
 
 
@@ -34,9 +34,9 @@ class WarmRunner:
 
     Args:
         job: The job, which runs under Gloo.
-        script: Its script.
-        say: Takes a line for the user.
-        files: What becomes of what trials write; they write as always if ``None``.
+        script: The job's script.
+        say: Prints a line for the user.
+        files: Settings of the trials' files; ``None``: trials write as the script does.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WarmRunner:
 
         Raises:
             ForkServersError: The servers cannot be started.
-            NotPrivateError: Its files could not be made private; the script was not started.
+            NotPrivateError: The trial's files cannot be private; the script was not started.
         """
         hosts = spec.probe or self._job.hosts
         world_size = sum(host.slots for host in hosts)
@@ -70,21 +70,21 @@ class WarmRunner:
             )
         servers, collector, done = self._servers, Collector(spec, world_size), False
         try:
-            with rendezvous(servers.rendezvous_address, hosts) as meeting:
+            with rendezvous(servers.rendezvous_address, hosts) as rank_variables:
                 more = self._files.variables(spec) if self._files else {}
-                orders = (_order(spec, slot | more, servers.name) for slot in meeting)
+                orders = (_order(spec, slot | more, servers.name) for slot in rank_variables)
                 slots = _slots(self._job.hosts, hosts)
                 servers.run(dict(zip(slots, orders, strict=True)), collector)
                 result = self._watch(servers, collector, limits, progress)
             done = True
-        except ForkServersError as error:  # as after a host was lost
+        except ForkServersError as error:  # for example, a host is lost
             return collector.result(1, str(error))
         finally:
             if not done:
                 self._servers = None
                 servers.kill()
         if self._files:
-            self._files.receive(collector)
+            self._files.process_messages(collector)
         return result
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class WarmRunner:
         limits: Limits,
         progress: Callable[[TrialProgress], None],
     ) -> TrialResult:
-        """Wait until all ranks are gone, and see to it when they do not go by themselves."""
+        """Wait until all ranks have ended; end the trial if one fails or exceeds a limit."""
         failed_at: float | None = None
         while len(exits := collector.exits(_POLL_S)) < collector.world_size:
             progress(collector.progress())
@@ -114,13 +114,13 @@ class WarmRunner:
                     raise ForkServersError(overdue or "a rank failed and the others did not end")
                 return collector.result(1, "" if failed else overdue, exits)
             if not servers.alive:
-                raise ForkServersError("the fork servers are gone")
+                raise ForkServersError("the fork servers have ended")
         status = next((abs(code) for code in exits.values() if code), 0)
         return collector.result(status, "", exits)
 
 
 def _slots(job: Sequence[Host], part: Sequence[Host]) -> list[int]:
-    """The job's ranks of the slots of a part of its hosts, in the part's order of ranks."""
+    """Return the job's ranks on a part of its hosts, in the rank order of the part."""
     first, ranks = 0, {}
     for host in job:
         ranks[host.name] = range(first, first + host.slots)
@@ -129,12 +129,12 @@ def _slots(job: Sequence[Host], part: Sequence[Host]) -> list[int]:
 
 
 def _order(spec: TrialSpec, slot: dict[str, str], servers: str) -> Message:
-    """What a server is told to run.
+    """Return the order to a server to run a trial.
 
     Args:
         spec: The trial.
-        slot: Variables that say which rank it is, and where the ranks meet.
-        servers: What all processes of the servers have in their environment.
+        slot: Variables with the rank and the rendezvous address.
+        servers: The trial id in the environment of all processes of the servers.
     """
     environment = strategy_environment(spec.strategy) | worker_environment(spec)
     environment |= slot | {TRIAL_ID_VARIABLE: servers}

@@ -1,9 +1,9 @@
-"""Puts back what trials change, where their files cannot be private.
+"""Reverts the changes of trials to files, if the files cannot be private.
 
-Before a trial everything in the working directory, and what the command names, is looked at and
-copied as far as that is little. After it what was changed or removed is put back, and what is new
-is moved aside: nothing is deleted, for somebody else may have written it meanwhile. If something
-was changed of which there is no copy, no training may start from it.
+Before a trial, the working directory and the paths in the command are scanned, and files are copied
+up to a total size. After the trial, changed and removed files are restored, and new ones are moved
+aside; nothing is deleted, because another program may have written it meanwhile. If a file without
+a copy was changed, the training must not start.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from hvd_autosync.errors import TrialFilesError
-from hvd_autosync.launch.file_states import FileState, file_states, written_by_the_living
+from hvd_autosync.launch.file_states import FileState, file_states, open_for_writing
 
 _MOST_ENTRIES = 50_000
 _MOST_COPIED_BYTES = 1 << 30
 _KERNEL = ("/dev", "/proc", "/run", "/sys")
 _REMEDY = (
-    "Put it back, then tune in a copy of the folder with --autosync-tune-only, or on a machine "
-    "where trials can have files of their own: docs/faq.md."
+    "Restore it, then tune in a copy of the folder with --autosync-tune-only, or on a machine "
+    "where trial files can be private: docs/faq.md."
 )
 
 
 class WatchedFiles:
-    """The files of one job, as they were before its trials.
+    """The state of a job's files before its trials.
 
     Args:
-        command: The job's; paths that it names are watched, too.
-        say: Takes a line for the user.
-        own: Files of ours, which change.
-        keep: Where what trials leave is moved to; a new folder for temporary files if "".
-        copied_bytes: Most bytes that are copied.
+        command: The job's command; the paths in it are watched, too.
+        say: Prints a line for the user.
+        own: Files that hvd_autosync itself changes; they are not watched.
+        keep: Folder to which files left by trials are moved; "": a new temporary folder.
+        copied_bytes: Most bytes to copy.
     """
 
     def __init__(
@@ -57,29 +57,29 @@ class WatchedFiles:
         self._numbers = itertools.count()
         self._states: dict[str, FileState] = {}
         self._aside: Path | None = None
-        states, beyond = self._look()
+        states, beyond = self._scan()
         folders = ", ".join(self._roots)
-        say(f"what trials change in {folders} on this host is put back after each of them")
+        say(f"changes that a trial makes in {folders} on this host are reverted after the trial")
         if beyond:
-            say(f"{beyond} and what follows it is not watched: more than {_MOST_ENTRIES} files")
+            say(f"{beyond} and later folders are not watched: more than {_MOST_ENTRIES} files")
         for path in sorted(states, key=lambda each: states[each].size):
             self._copy(path, states[path])
 
     def begin(self) -> None:
-        """A trial is about to start: what was changed since the last one is the user's."""
-        self._states, _ = self._look()
+        """Record the state before a trial; changes since the last trial are the user's."""
+        self._states, _ = self._scan()
         for path, state in self._states.items():
             if self._copied.get(path, (None,))[0] != state:
                 self._copy(path, state)
 
     def end(self) -> None:
-        """A trial is over: have everything as it was.
+        """Restore the state from before the trial.
 
         Raises:
-            TrialFilesError: Something cannot be put back.
+            TrialFilesError: A file cannot be restored.
         """
-        now, _ = self._look()
-        others = written_by_the_living()
+        now, _ = self._scan()
+        others = open_for_writing()
         lost = []
         for path in [path for path in now if path not in self._states]:
             if now[path].place not in others and os.path.lexists(path):
@@ -88,7 +88,7 @@ class WatchedFiles:
             new = now.get(path)
             if new == state or (new is not None and new.place in others):
                 continue
-            if not self._put_back(path, state, new):
+            if not self._restore(path, state, new):
                 lost.append((path, state))
         if lost:
             names = ", ".join(f"{path} ({state.size / 1e6:.1f} MB)" for path, state in lost[:3])
@@ -103,19 +103,19 @@ class WatchedFiles:
         """Remove the copies."""
         shutil.rmtree(self._copies, ignore_errors=True)
 
-    def _look(self) -> tuple[dict[str, FileState], str]:
+    def _scan(self) -> tuple[dict[str, FileState], str]:
         skipped = {*_KERNEL, *self._own, str(self._copies)}
         if self._keep:
             skipped.add(os.path.realpath(self._keep))
         return file_states(self._roots, skipped, _MOST_ENTRIES)
 
     def _copy(self, path: str, state: FileState) -> None:
-        """Keep what is at ``path``, where there is room."""
+        """Copy the file at ``path``, if there is room."""
         _, before = self._copied.pop(path, (None, ""))
         if isinstance(before, Path):
             self._left += before.stat().st_size
             before.unlink()
-        with contextlib.suppress(OSError):  # not ours to read, gone, or no room: it has no copy
+        with contextlib.suppress(OSError):  # not readable, deleted, or no room: no copy
             if state.is_folder:
                 self._copied[path] = (state, "")
             elif os.path.islink(path):
@@ -126,8 +126,8 @@ class WatchedFiles:
                 self._left -= state.size
                 self._copied[path] = (state, copy)
 
-    def _put_back(self, path: str, state: FileState, new: FileState | None) -> bool:
-        """Whether ``path`` is what it was again."""
+    def _restore(self, path: str, state: FileState, new: FileState | None) -> bool:
+        """Restore ``path``; return whether that is possible."""
         known, copy = self._copied.get(path, (None, ""))
         if known != state:
             return False
@@ -143,17 +143,19 @@ class WatchedFiles:
         elif isinstance(copy, str):
             os.symlink(copy, path)
         else:
-            shutil.copyfile(copy, path)  # into the same file, where it is still that
+            shutil.copyfile(copy, path)  # writes into the same file if it still exists
             shutil.copystat(copy, path)
         self._copied[path] = (FileState.of(os.lstat(path)), copy)
         return True
 
     def _move_aside(self, path: str, *, leave: bool = False) -> None:
-        """Give what a trial left another place."""
+        """Move a file that a trial left to the folder for such files."""
         if self._aside is None:
             prefix = "hvd-autosync-left-by-trials-"
             self._aside = Path(self._keep or tempfile.mkdtemp(prefix=prefix)).absolute()
-            self._say(f"what trials leave is moved to {self._aside}: look there, then delete it")
+            self._say(
+                f"files left by trials are moved to {self._aside}: check them, then delete it"
+            )
         target = self._aside / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         number = 1
@@ -166,7 +168,7 @@ class WatchedFiles:
 
 
 def watched_paths(command: Sequence[str]) -> list[str]:
-    """The working directory, and what a command names that is not below it, by real paths."""
+    """Return the real paths of the working directory and of a command's paths outside it."""
     roots = [os.path.realpath(os.getcwd())]
     for word in command[1:]:
         for text in (word, word.partition("=")[2]):

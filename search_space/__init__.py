@@ -1,7 +1,7 @@
-"""The language: knobs, strategies, model profiles, resources, search spaces and trials.
+"""The data types of all packages: knobs, strategies, tasks, search spaces and trials.
 
-Pure values that serialize to JSON and back without loss. Everything above speaks in them; nothing
-here starts a process, imports a framework or touches a file.
+They are plain values that convert to JSON and back without loss. Nothing here starts a process or
+imports a framework.
 """
 
 from hvd_autosync.search_space.catalogue import CATALOGUE, build_space, catalogue_knob, every_knob

@@ -10,14 +10,14 @@ from hvd_autosync.errors import ConfigurationError
 
 
 def read_toml(path: str, what: str) -> dict[str, Any]:
-    """The document in ``path``.
+    """Read the TOML document in ``path``.
 
     Args:
-        path: The file.
-        what: What it is, for the error: "the space file".
+        path: The file's path.
+        what: Description of the file for errors, such as "the space file".
 
     Raises:
-        ConfigurationError: It cannot be read, or is not TOML.
+        ConfigurationError: The file cannot be read or is not TOML.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -31,6 +31,6 @@ def read_toml(path: str, what: str) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(
-            f"{what} {path!r} is not TOML: {error}", hint="Correct that line."
+            f"{what} {path!r} is not TOML: {error}", hint="Correct this line."
         ) from None
     return document

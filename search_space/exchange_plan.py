@@ -1,7 +1,7 @@
-"""How gradients travel: one plan for each class of parameters, and the buckets for all.
+"""The exchange plan of a strategy: one plan for each class of parameters, and the buckets.
 
-The exchange knobs of a strategy, read as the runtime needs them. A strategy without any leaves the
-job to Horovod's own optimizer.
+It holds the values of a strategy's exchange knobs for the runtime. Without such knobs the job keeps
+Horovod's own optimizer.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
 
-#: Classes of parameters that a strategy may treat differently; whatever is in no other is "rest".
+#: Classes of parameters with separate knobs; parameters in no other class are in "rest".
 EMBEDDING, LARGE, REST = PARAMETER_CLASSES = ("embedding", "large", "rest")
 
-#: Class -> names of its parameters, ``*`` and ``?`` allowed; the first class that fits counts.
+#: Class -> names of its parameters, ``*`` and ``?`` allowed; the first matching class counts.
 Classes: TypeAlias = Mapping[str, tuple[str, ...]]
 
-#: A batch touches at most this share of an embedding's rows.
+#: A matrix counts as an embedding if a batch touches at most this share of its rows.
 _FEW_ROWS = 0.5
-#: An embedding or a large matrix has at least so many bytes, for smaller ones gain nothing alone.
+#: Least bytes of an embedding or a large matrix; smaller ones gain nothing from a separate class.
 _LARGE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class ClassPlan:
-    """How the gradients of one class travel.
+    """The exchange of one class's gradients.
 
     Attributes:
         exchange: ``allreduce``, ``hierarchical``, ``sharded`` or ``rows``.
-        slices: Pieces that each tensor is cut into.
+        slices: Number of slices into which each tensor is cut.
         codec: ``none`` or the name of a codec.
         ratio: Share of the elements that the codec ``topk`` sends.
         rank: Rank of the codec ``powersgd``.
@@ -49,18 +49,18 @@ class ClassPlan:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """How all gradients of a model travel.
+    """The exchange of all gradients of a model.
 
     Attributes:
-        buckets: Number of buckets; 0: each gradient by itself, as Horovod does, which fuses.
-        rule: ``ordered``: gradients in the order of their arrival, a bucket is closed at an equal
-            share of the bytes ("ordered-balanced" in AutoSync's code); ``size``: like sizes
-            together.
-        order: ``arrival``: buckets travel as they are complete; ``priority``: those of first layers
-            first, and the step of a layer waits until its next forward.
-        embedding: Of tables of which a batch touches few rows.
-        large: Of large matrices.
-        rest: Of everything else.
+        buckets: Number of buckets; 0: each gradient separately, as in Horovod, which fuses them.
+        rule: ``ordered``: gradients in the order of their arrival, where each bucket gets an equal
+            share of the bytes ("ordered-balanced" in AutoSync's code); ``size``: gradients of
+            similar sizes together.
+        order: ``arrival``: buckets are sent when they are complete; ``priority``: those of the
+            first layers first, with deferred updates.
+        embedding: Plan of tables of which a batch touches few rows.
+        large: Plan of large matrices.
+        rest: Plan of all other parameters.
     """
 
     buckets: int = 0
@@ -71,13 +71,13 @@ class ExchangePlan:
     rest: ClassPlan = ClassPlan()
 
     def of(self, parameter_class: str) -> ClassPlan:
-        """The plan of one class."""
+        """Return the plan of one class."""
         plan: ClassPlan = getattr(self, parameter_class)
         return plan
 
     @property
     def two_levels(self) -> bool:
-        """Whether it needs process sets within hosts and across them."""
+        """Whether the plan needs process sets within hosts and across them."""
         return self._has("hierarchical")
 
     @property
@@ -87,7 +87,7 @@ class ExchangePlan:
 
     @property
     def lossy(self) -> bool:
-        """Whether a codec changes what is exchanged."""
+        """Whether a class has a lossy codec."""
         return any(self.of(name).codec != "none" for name in PARAMETER_CLASSES)
 
     def _has(self, exchange: str) -> bool:
@@ -95,9 +95,9 @@ class ExchangePlan:
 
 
 def replicated(plan: ExchangePlan) -> ExchangePlan:
-    """``plan`` for replicas that may train apart, all of whose parameters are on every rank.
+    """Return ``plan`` for replicas that may train apart, with all parameters on every rank.
 
-    What it would shard travels by allreduce, and nothing waits for the next forward.
+    The exchange ``sharded`` becomes ``allreduce``, and no update is deferred.
     """
     embedding, large, rest = (
         replace(own, exchange="allreduce") if own.exchange == "sharded" else own
@@ -107,12 +107,12 @@ def replicated(plan: ExchangePlan) -> ExchangePlan:
 
 
 def class_knob(parameter_class: str, attribute: str) -> str:
-    """Name of the knob that sets one attribute of a class's plan."""
+    """Return the name of the knob for one attribute of a class's plan."""
     return f"{parameter_class}_{attribute}"
 
 
 def exchange_plan(strategy: Mapping[str, Value]) -> ExchangePlan | None:
-    """The plan of ``strategy``; ``None`` when it leaves the exchange to Horovod's optimizer."""
+    """Return the plan of ``strategy``; ``None`` if Horovod's own optimizer is enough."""
     chosen: dict[str, object] = {}
     if "buckets" in strategy:
         chosen["buckets"] = strategy["buckets"]
@@ -132,7 +132,7 @@ def exchange_plan(strategy: Mapping[str, Value]) -> ExchangePlan | None:
 
 
 def parameter_classes(model: ModelProfile) -> Classes:
-    """The classes of a model's parameters, by what was measured; those of "rest" are left out."""
+    """Classify a model's parameters by its profile; parameters of "rest" are left out."""
     members: dict[str, list[str]] = {}
     for parameter in model.parameters:
         name = _class_of(parameter)
@@ -151,7 +151,7 @@ def _class_of(parameter: ParameterProfile) -> str:
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix: its first dimension, and all others."""
+    """Return rows and columns of a tensor as a matrix: its first dimension, and all others."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (math.prod(shape), 1)
 
 
@@ -163,7 +163,7 @@ def check_parameters(plan: ExchangePlan, shapes: Mapping[str, tuple[str, Sequenc
         shapes: Name of each parameter -> its class and shape.
 
     Raises:
-        SpaceError: A codec's rank is above a matrix's.
+        SpaceError: A codec's rank exceeds that of a matrix.
     """
     for name, (parameter_class, shape) in shapes.items():
         own = plan.of(parameter_class)
@@ -171,13 +171,13 @@ def check_parameters(plan: ExchangePlan, shapes: Mapping[str, tuple[str, Sequenc
         if own.codec == "powersgd" and len(shape) > 1 and own.rank > most:
             raise SpaceError(
                 f"{class_knob(parameter_class, 'rank')} = {own.rank} is above the rank of {name}, "
-                f"whose shape is {' x '.join(map(str, shape))}",
+                f"which has the shape {' x '.join(map(str, shape))}",
                 hint=f"Choose {most} or less, or put {name} into another class.",
             )
 
 
 def class_of(name: str, classes: Classes) -> str:
-    """The class of the parameter called ``name``."""
+    """Return the class of the parameter ``name``."""
     for parameter_class in PARAMETER_CLASSES:
         for pattern in classes.get(parameter_class, ()):
             if name == pattern or fnmatchcase(name, pattern):

@@ -1,7 +1,7 @@
-"""The one mapping between strategies and Horovod 0.28.1.
+"""The mapping between strategies and the settings of Horovod 0.28.1.
 
-Forward: a strategy to environment variables and ``horovodrun`` options. Backward: the environment
-that a job already has to the knobs that the user has set. Only here is ``HOROVOD_`` spelled.
+Forward, it maps a strategy to environment variables and ``horovodrun`` options. Backward, it maps a
+job's environment to the knobs that the user has fixed. No other module spells ``HOROVOD_``.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _VARIABLES = {
     "num_nccl_streams": "HOROVOD_NUM_NCCL_STREAMS",
     "batch_d2d_memcopies": "HOROVOD_BATCH_D2D_MEMCOPIES",
 }
-#: Lets process sets be added after ``hvd.init()``, which the script calls. Horovod takes any number
-#: above 0 for true; by this one it is told that no script has asked for it.
+#: Variable that allows process sets to be added after ``hvd.init()``, which the script calls.
+#: Horovod takes any number above 0 for true; this value shows that the user has not set it.
 PROCESS_SETS_VARIABLE, OURS_ALONE = "HOROVOD_DYNAMIC_PROCESS_SETS", "2"
 
-#: Variables that choose the library by other means than ``--gloo`` and ``--mpi``.
+#: Variables that choose the controller, as ``--gloo`` and ``--mpi`` do.
 _CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 
-#: Set by Horovod's own tuner, which must not run beside ours.
+#: Enables Horovod's own tuner, which must not run during ours.
 AUTOTUNE_VARIABLE = "HOROVOD_AUTOTUNE"
 #: "1" in the ranks of an elastic job.
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
-#: Variables of the process that Horovod's launcher sets for each rank.
+#: Variables with a process's rank, of Horovod's launcher and of MPI.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-#: What the launcher tells a rank under Gloo (``horovod/runner/gloo_run.py``): its rank, its network
-#: interface, and where the ranks meet.
+#: Variables of a rank under Gloo (``horovod/runner/gloo_run.py``): its rank, its network interface,
+#: and the rendezvous address.
 OWN_RANK, OWN_INTERFACE = "HOROVOD_RANK", "HOROVOD_GLOO_IFACE"
 RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
-#: Its place among the ranks, too: index and count in the job, on its host, and over the hosts.
+#: Variables of a rank's place: index and count in the job, on its host, and across the hosts.
 PLACE_VARIABLES = (
     OWN_RANK,
     "HOROVOD_SIZE",
@@ -55,24 +55,24 @@ PLACE_VARIABLES = (
 
 
 def launched_by_mpi(environment: Mapping[str, str]) -> bool:
-    """Whether a process with these variables is a rank of a job under MPI.
+    """Return whether a process with these variables is a rank of a job under MPI.
 
-    Horovod's launcher for Gloo, which may itself run in a rank of MPI's, tells its own rank.
+    Under Gloo, Horovod's launcher sets its own variable, even if it runs inside a rank of MPI.
     """
     return OWN_RANK not in environment and any(name in environment for name in RANK_VARIABLES)
 
 
 def add_variable(knob: str, variable: str) -> None:
-    """Let ``variable`` carry the value of a knob that others have added."""
+    """Map a knob of an extension to ``variable``."""
     _VARIABLES[knob] = variable
 
 
 @dataclass(frozen=True)
 class HorovodSettings:
-    """What a strategy means to Horovod.
+    """The settings of Horovod for a strategy.
 
     Attributes:
-        environment: Variables to set, in order of name.
+        environment: Variables to set, sorted by name.
         options: Options of ``horovodrun``, such as ``--mpi``.
     """
 
@@ -81,11 +81,11 @@ class HorovodSettings:
 
 
 def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
-    """What ``strategy`` sets. Values equal to Horovod's own defaults set no variable.
+    """Return the settings of ``strategy``. Horovod's own defaults set no variable.
 
-    Leaving defaults unset keeps the default trial exactly the user's job. A controller is always
-    an option, because which one Horovod takes without it depends on its build. How gradients
-    travel is none of Horovod's settings, but what it needs of Horovod is among them.
+    So the default trial is exactly the user's job. A controller is always set as an option, because
+    Horovod's default depends on its build. The exchange plan itself is no setting of Horovod, but a
+    plan with hierarchical exchanges needs process sets, which are one.
 
     Raises:
         SpaceError: A knob is unknown.
@@ -105,7 +105,7 @@ def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
 
 
 def held_by_environment(environment: Mapping[str, str]) -> dict[str, Value]:
-    """The knobs that the job's environment sets already, with their values.
+    """Return the knobs that the job's environment fixes, with their values.
 
     Args:
         environment: The environment with the ``horovodrun`` options already written into it

@@ -1,8 +1,8 @@
-"""Knobs: one synchronization parameter each, with its domain, scale, unit and default.
+"""Knobs: parameters of a strategy, each with its domain, scale, unit and default.
 
-Three kinds cover every knob: :class:`FloatKnob`, :class:`IntegerKnob` and
-:class:`CategoricalKnob` (a flag is a category of ``False`` and ``True``). A knob knows how to map
-its domain onto the unit interval and back, so that learners see the unit cube only.
+There are three kinds: :class:`FloatKnob`, :class:`IntegerKnob` and :class:`CategoricalKnob` (a flag
+has the choices ``False`` and ``True``). A knob maps its domain to the unit interval and back, so
+that learners work in the unit cube.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvd_autosync.errors import SpaceError
 Value: TypeAlias = bool | int | float | str
 Scale: TypeAlias = Literal["linear", "log"]
 
-#: Knob groups that only exact knobs belong to / that the user must allow (design: opt-in).
+#: Groups of exact knobs, and groups of lossy knobs, which are tuned only if the user allows it.
 EXACT_GROUPS = ("horovod", "exchange")
 LOSSY_GROUPS = ("codec", "order", "schedule")
 
@@ -26,27 +26,27 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Condition:
-    """A knob matters only while another knob has one of some values."""
+    """The condition that another knob has one of some values."""
 
     knob: str
     values: tuple[Value, ...]
 
     def holds(self, values: Mapping[str, Value]) -> bool:
-        """Whether ``values`` (knob name -> value) switches the conditional knob on."""
+        """Return whether ``values`` (knob name -> value) fulfil the condition."""
         return self.knob in values and values[self.knob] in self.values
 
 
 @dataclass(frozen=True)
 class _Common:
-    """What every kind of knob has.
+    """The attributes of every kind of knob.
 
     Attributes:
         name: Name in strategies, files and reports.
-        help: One sentence for people.
-        group: Family of the knob; lossy families are opt-in.
-        exact: True when the knob never changes training beyond floating-point order.
-        unit: Unit of the values (``"B"``, ``"ms"``) or empty.
-        condition: When the knob matters at all; ``None`` means always.
+        help: One sentence for users.
+        group: Group of the knob; lossy groups are opt-in.
+        exact: Whether the knob changes training at most by the order of floating-point additions.
+        unit: Unit of the values (``"B"``, ``"ms"``), or "".
+        condition: Condition under which the knob has an effect; ``None``: always.
     """
 
     name: str
@@ -79,18 +79,18 @@ class _Numeric(_Common):
             )
         self.validate(self.default)
 
-    def _stretch(self, value: float) -> float:
+    def _scaled(self, value: float) -> float:
         return math.log(value + self.log_offset) if self.scale == "log" else value
 
     def to_unit(self, value: Value) -> float:
-        """Position of ``value`` in [0, 1] on this knob's scale."""
-        low, high = self._stretch(self.low), self._stretch(self.high)
-        return 0.0 if high == low else (self._stretch(float(value)) - low) / (high - low)
+        """Return the position of ``value`` in [0, 1] on this knob's scale."""
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        return 0.0 if high == low else (self._scaled(float(value)) - low) / (high - low)
 
-    def _unstretch(self, position: float) -> float:
-        low, high = self._stretch(self.low), self._stretch(self.high)
-        stretched = low + min(max(position, 0.0), 1.0) * (high - low)
-        value = math.exp(stretched) - self.log_offset if self.scale == "log" else stretched
+    def _from_scaled(self, position: float) -> float:
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        scaled = low + min(max(position, 0.0), 1.0) * (high - low)
+        value = math.exp(scaled) - self.log_offset if self.scale == "log" else scaled
         return min(max(value, self.low), self.high)
 
     def validate(self, value: Value) -> None:
@@ -105,7 +105,7 @@ class _Numeric(_Common):
         return f"Choose a value from {self.low:g} to {self.high:g}{unit}."
 
     def format(self, value: Value) -> str:
-        """``value`` with its unit, for people."""
+        """Return ``value`` with its unit, for users."""
         if self.unit == "B":
             return f"{float(value) / _MIB:.4g} MiB"
         return f"{value:.4g} {self.unit}".rstrip()
@@ -113,16 +113,16 @@ class _Numeric(_Common):
 
 @dataclass(frozen=True)
 class FloatKnob(_Numeric):
-    """A real-valued knob; decoded values keep four significant digits."""
+    """A real-valued knob; decoded values are rounded to four significant digits."""
 
     def from_unit(self, position: float) -> float:
-        """The value at ``position`` in [0, 1]."""
-        value = float(f"{self._unstretch(position):.4g}")
+        """Return the value at ``position`` in [0, 1]."""
+        value = float(f"{self._from_scaled(position):.4g}")
         return min(max(value, self.low), self.high)
 
     def restrict(self, low: float, high: float) -> FloatKnob:
-        """The same knob on [low, high] cut with its present domain."""
-        low, high = _cut(self, low, high)
+        """Return the knob on the intersection of [low, high] with its domain."""
+        low, high = _intersection(self, low, high)
         return replace(self, low=low, high=high, default=min(max(self.default, low), high))
 
 
@@ -141,13 +141,13 @@ class IntegerKnob(_Numeric):
             )
 
     def from_unit(self, position: float) -> int:
-        """The value at ``position`` in [0, 1]."""
-        value = round(self._unstretch(position) / self.multiple) * self.multiple
+        """Return the value at ``position`` in [0, 1]."""
+        value = round(self._from_scaled(position) / self.multiple) * self.multiple
         return int(min(max(value, self.low), self.high))
 
     def restrict(self, low: float, high: float) -> IntegerKnob:
-        """The same knob on [low, high] cut with its present domain."""
-        low, high = _cut(self, math.ceil(low), math.floor(high))
+        """Return the knob on the intersection of [low, high] with its domain."""
+        low, high = _intersection(self, math.ceil(low), math.floor(high))
         return replace(
             self, low=int(low), high=int(high), default=int(min(max(self.default, low), high))
         )
@@ -168,11 +168,11 @@ class CategoricalKnob(_Common):
         self.validate(self.default)
 
     def to_unit(self, value: Value) -> float:
-        """Position of ``value`` in [0, 1]: the choices stand at equal distances."""
+        """Return the position of ``value`` in [0, 1]; the choices are equally spaced."""
         return self._index(value) / max(len(self.choices) - 1, 1)
 
     def from_unit(self, position: float) -> Value:
-        """The choice nearest to ``position``; the outer choices have half a share of [0, 1]."""
+        """Return the choice nearest to ``position``; outer choices have half a share of [0, 1]."""
         count = len(self.choices)
         return self.choices[min(round(min(max(position, 0.0), 1.0) * (count - 1)), count - 1)]
 
@@ -190,7 +190,7 @@ class CategoricalKnob(_Common):
         self._index(value)
 
     def restrict(self, choices: Sequence[Value]) -> CategoricalKnob:
-        """The same knob with only some of its choices."""
+        """Return the knob with only some of its choices."""
         for choice in choices:
             self.validate(choice)
         kept = tuple(choice for choice in self.choices if choice in choices)
@@ -198,7 +198,7 @@ class CategoricalKnob(_Common):
         return replace(self, choices=kept, default=default)
 
     def format(self, value: Value) -> str:
-        """``value`` for people: flags read on and off."""
+        """Return ``value`` for users; flags are "on" and "off"."""
         if isinstance(value, bool):
             return "on" if value else "off"
         return str(value)
@@ -207,8 +207,12 @@ class CategoricalKnob(_Common):
 Knob: TypeAlias = FloatKnob | IntegerKnob | CategoricalKnob
 
 
-def _cut(knob: FloatKnob | IntegerKnob, low: float, high: float) -> tuple[float, float]:
-    """The part of [low, high] that lies in the knob's domain; an error when there is none."""
+def _intersection(knob: FloatKnob | IntegerKnob, low: float, high: float) -> tuple[float, float]:
+    """Return the intersection of [low, high] with the knob's domain.
+
+    Raises:
+        SpaceError: The intersection is empty.
+    """
     if low > high or high < knob.low or low > knob.high:
         raise SpaceError(
             f"knob {knob.name}: bounds {low:g} to {high:g} leave nothing of its domain",
@@ -280,7 +284,7 @@ _KINDS: dict[str, type[FloatKnob] | type[IntegerKnob] | type[CategoricalKnob]] =
 
 
 def knob_to_json(knob: Knob) -> dict[str, Any]:
-    """A plain dictionary from which :func:`knob_from_json` makes the same knob."""
+    """Return a plain dictionary for :func:`knob_from_json`."""
     fields: dict[str, Any] = dict(vars(knob))
     if knob.condition is not None:
         fields["condition"] = {"knob": knob.condition.knob, "values": list(knob.condition.values)}
@@ -291,7 +295,7 @@ def knob_to_json(knob: Knob) -> dict[str, Any]:
 
 
 def knob_from_json(fields: Mapping[str, Any]) -> Knob:
-    """The knob that :func:`knob_to_json` wrote.
+    """Return the knob that :func:`knob_to_json` has written.
 
     Raises:
         SpaceError: The dictionary does not describe a knob.
@@ -307,5 +311,5 @@ def knob_from_json(fields: Mapping[str, Any]) -> Knob:
         return cls(**rest)
     except (KeyError, TypeError) as error:
         raise SpaceError(
-            f"not a knob: {error!r}", hint="Read knobs as they were written."
+            f"not a knob: {error!r}", hint="Use a dictionary that knob_to_json() has returned."
         ) from None

@@ -1,4 +1,4 @@
-"""What a model asks of synchronization: its parameters and when their gradients arrive."""
+"""Model profiles: a model's parameters and the times at which their gradients arrive."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ParameterProfile:
     """One parameter that the job's optimizer reduces.
 
     Attributes:
-        name: Name that the script gave (``model.named_parameters()``).
+        name: Name in the script (``model.named_parameters()``).
         shape: Shape of the parameter.
-        dtype: Its type, without ``torch.``.
-        sparse: Whether its gradient is a sparse tensor.
-        ready_order: Rank of its gradient's arrival in backward, from 0; -1 when it got none.
-        ready_s: Seconds from the start of backward to that arrival (median); NaN when it got none.
-        touched_rows: Share of its rows whose gradient was not zero in a step on rank 0; 1 for what
-            has no rows.
+        dtype: Type of the parameter, without ``torch.``.
+        sparse: Whether the gradient is a sparse tensor.
+        ready_order: Position of the gradient's arrival in backward, from 0; -1 without a gradient.
+        ready_s: Median seconds from the start of backward to the arrival; NaN without a gradient.
+        touched_rows: Share of the rows with a nonzero gradient in a step on rank 0; 1 for a
+            parameter without rows.
     """
 
     name: str
@@ -58,15 +58,15 @@ class ParameterProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """The model as its optimizer sees it, measured on rank 0 while the default strategy ran.
+    """The model of a job's optimizer, measured on rank 0 in the default trial.
 
     Attributes:
-        parameters: In the order in which the optimizer holds them.
+        parameters: The parameters, in the optimizer's order.
         forward_s: Median seconds from the end of a step to the start of backward (data loading
             included).
         backward_s: Median seconds of backward.
-        wrapped: Whether the job uses ``hvd.DistributedOptimizer`` (else it reduces by hand and
-            only job-wide settings can be tuned).
+        wrapped: Whether the job uses ``hvd.DistributedOptimizer``. Otherwise it calls collectives
+            itself, and only job-wide settings can be tuned.
     """
 
     parameters: tuple[ParameterProfile, ...] = ()
@@ -85,11 +85,11 @@ class ModelProfile:
         return any(parameter.sparse for parameter in self.parameters)
 
     def identity(self) -> list[Any]:
-        """What makes two models the same for tuning: shapes and types, no measured times."""
+        """Return the fields by which tuning compares models: names, shapes and types, no times."""
         return [[p.name, list(p.shape), p.dtype, p.sparse] for p in self.parameters]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary; NaN becomes ``None``."""
+        """Return a plain dictionary; NaN becomes ``None``."""
         fields = asdict(self)
         for values in [fields, *fields["parameters"]]:
             for name, value in values.items():
@@ -99,7 +99,7 @@ class ModelProfile:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ModelProfile:
-        """The profile that :meth:`to_json` wrote."""
+        """Return the profile that :meth:`to_json` has written."""
         parameters = tuple(
             ParameterProfile(
                 name=p["name"],

@@ -1,10 +1,10 @@
-"""Whether ranks wait for each other: BSP for a share of the work, then ASP or SSP (Sync-Switch).
+"""The protocols of a training: BSP for a share of the work, then ASP or SSP (Sync-Switch).
 
-Under BSP all ranks make a step together. Under ASP (asynchronous parallel) each rank sends its
-gradient to the owners of the parameters, takes theirs as they are, and waits for nobody; under
+Under BSP all ranks make each step together. Under ASP (asynchronous parallel) each rank sends its
+gradient to the owners of the parameters, pulls their present parameters and does not wait. Under
 SSP(s) (stale synchronous parallel, Ho et al., NeurIPS 2013) it is at most s steps ahead of the
-slowest. Sync-Switch (Li et al., ICDCS 2021) trains the first share of the work under BSP and the
-rest under ASP, where the learning rate is divided by the number of ranks, and momentum is kept.
+slowest rank. Sync-Switch (Li et al., ICDCS 2021) trains the first share of the work under BSP and
+the rest under ASP, with the learning rate divided by the number of ranks and momentum kept.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ from dataclasses import dataclass, fields
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.knobs import Value
 
-#: What a phase without a barrier may do with the momentum of the phase before it: keep its
-#: coefficient; set it to zero; divide it by the number of ranks; divide it so and let it rise
-#: again, each step a little.
+#: The momentum coefficient in a phase without a barrier: unchanged; zero; divided by the number of
+#: ranks; first divided, then rising linearly to the unchanged one.
 MOMENTUM_MODES = ("kept", "zero", "scaled", "ramped")
 
-#: What is done about a rank that is slower than the others, under BSP: nothing; there is no barrier
-#: as long as it is; the others go on without it until the end of their pass; each rank has batches
-#: as large as it is fast.
+#: The reaction to a straggler under BSP: nothing; no barrier while it is slow; exclude it until the
+#: end of the epoch; batch sizes in proportion to the ranks' speed.
 STRAGGLER_POLICIES = ("none", "greedy", "elastic", "balance")
 
-#: Bytes of a bucket of steps without a barrier, at most, and how many of them a model has at least
-#: where it is large enough.
+#: Without a barrier: most bytes of a bucket, and least number of buckets of a large enough model.
 _MOST_BYTES, _FEWEST = 4 * 1024 * 1024, 8
-#: A smaller bucket would cost more in messages than it hides of the wire.
+#: Least bytes of a bucket; a smaller one costs more in messages than its overlap saves.
 _LEAST_BYTES = 64 * 1024
 
 
 def push_count(size_bytes: int) -> int:
-    """In how many buckets gradients of so many bytes are sent to owners without a barrier."""
+    """Return the number of buckets in which ``size_bytes`` of gradients are sent to owners."""
     return max(-(-size_bytes // _MOST_BYTES), min(_FEWEST, size_bytes // _LEAST_BYTES), 1)
 
 
@@ -43,18 +40,17 @@ class Protocol:
     """The protocols of one training.
 
     Attributes:
-        kind: ``asp`` or ``ssp``: what ranks do when they do not wait.
-        staleness: Of SSP: most steps that a rank is ahead of the slowest.
+        kind: The protocol beside BSP: ``asp`` or ``ssp``.
+        staleness: Under SSP, most steps by which a rank may be ahead of the slowest.
         share: Share of the work, in samples, under BSP; 1: all of it.
-        async_first: Whether the rest comes before BSP and not after it.
-        rate: ``divided``: without a barrier the learning rate is that of the script, divided by the
-            number of ranks; ``kept``: it is not.
+        async_first: Whether the phase without a barrier comes before BSP instead of after it.
+        rate: The learning rate without a barrier: ``divided`` by the number of ranks, or ``kept``.
         momentum: One of :data:`MOMENTUM_MODES`.
         stragglers: One of :data:`STRAGGLER_POLICIES`.
-        total: Samples of the whole training, of all ranks together; 0: not known.
+        total: Number of samples of the whole training, of all ranks together; 0: unknown.
 
     Raises:
-        SpaceError: A value makes no sense.
+        SpaceError: A value is invalid.
     """
 
     kind: str = "asp"
@@ -82,18 +78,19 @@ class Protocol:
         ):
             if wrong:
                 raise SpaceError(
-                    f"{name}={getattr(self, name)!r} of a protocol", hint=f"It must be {wanted}."
+                    f"invalid {name}={getattr(self, name)!r} of a protocol",
+                    hint=f"It must be {wanted}.",
                 )
 
     @property
     def needs_total(self) -> bool:
-        """Whether the switch is at a share of the work that has to be known."""
+        """Whether the switch between protocols needs the total number of samples."""
         return 0 < self.share < 1
 
     def synchronous(self, samples: int) -> bool:
-        """Whether ranks wait for each other after so many samples of all of them.
+        """Return whether BSP holds after ``samples`` samples of all ranks.
 
-        Where the whole work is not known they do.
+        It holds if the total is needed and unknown.
         """
         if not self.needs_total:
             return self.share == 1
@@ -103,12 +100,12 @@ class Protocol:
         return (samples < math.ceil(first * self.total)) != self.async_first
 
     def momentum_factor(self, steps: int, ranks: int, ramp: int) -> float:
-        """By what the momentum's coefficient is multiplied without a barrier.
+        """Return the factor of the momentum coefficient without a barrier.
 
         Args:
-            steps: Steps of a rank since the switch.
+            steps: Number of a rank's steps since the switch.
             ranks: The number of ranks.
-            ramp: Steps until ``ramped`` has reached the whole coefficient.
+            ramp: Number of steps until ``ramped`` reaches the unchanged coefficient.
         """
         if self.momentum == "kept":
             return 1.0
@@ -133,10 +130,10 @@ assert {*_ATTRIBUTES.values(), "kind"} == {field.name for field in fields(Protoc
 
 
 def protocol_of(strategy: Mapping[str, Value]) -> Protocol | None:
-    """The protocols of ``strategy``; ``None`` when ranks wait for each other in every step.
+    """Return the protocols of ``strategy``; ``None`` for BSP without a straggler policy.
 
     Raises:
-        SpaceError: A value makes no sense.
+        SpaceError: A value is invalid.
     """
     kind = strategy.get("protocol", "bsp")
     chosen: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""What a job runs on: hosts, slots, devices, links, and what this Horovod build offers."""
+"""The resources of a job: hosts, slots, devices, links and Horovod's build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class HorovodBuild:
-    """What the installed Horovod was built with (``horovodrun --check-build``)."""
+    """The capabilities of the installed Horovod (``horovodrun --check-build``)."""
 
     version: str
     gloo: bool
@@ -23,12 +23,12 @@ class Link:
     """Cost of an allreduce among some ranks, as seconds = latency + bytes / bandwidth.
 
     Attributes:
-        ranks: How many ranks took part.
-        latency_s: Seconds of an allreduce of no bytes, Horovod's negotiation included.
-        bandwidth_bytes_per_s: Bytes of gradient reduced per second, in large messages.
+        ranks: Number of ranks in the allreduce.
+        latency_s: Seconds of an allreduce without data, including Horovod's negotiation.
+        bandwidth_bytes_per_s: Bytes of gradients reduced per second, in large messages.
 
     Raises:
-        ValueError: The numbers are impossible.
+        ValueError: A number is impossible.
     """
 
     ranks: int
@@ -42,7 +42,7 @@ class Link:
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """What each rank sends per second meanwhile: comparable with the rate of a network.
+        """Bytes that each rank sends per second, comparable with a network's rate.
 
         A ring allreduce of n ranks sends 2 (n - 1) / n bytes for each byte reduced ("bus
         bandwidth" in ``doc/PERFORMANCE.md`` of nccl-tests).
@@ -52,12 +52,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """What was measured between the ranks; ``None`` where nothing was, or there is no such pair.
+    """The measured links between the ranks; ``None`` if not measured or not present.
 
     Attributes:
-        overall: Among all ranks.
-        within: Among the ranks of one host, the first that has several.
-        across: Between one rank of each host.
+        overall: Link among all ranks.
+        within: Link among the ranks of one host, the first with several ranks.
+        across: Link among one rank of each host.
     """
 
     overall: Link | None = None
@@ -65,41 +65,41 @@ class Links:
     across: Link | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
+        """Return a plain dictionary."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Links:
-        """The links that :meth:`to_json` wrote."""
+        """Return the links that :meth:`to_json` has written."""
         return cls(**{name: Link(**link) if link else None for name, link in fields.items()})
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host and how many of its slots the job uses."""
+    """One host and the number of its slots that the job uses."""
 
     name: str
     slots: int
 
 
-#: Rates of networks, Mbit/s. A link belongs to the class of the nearest.
+#: Classes of networks by rate, Mbit/s; a link belongs to the nearest.
 _NETWORKS_MBIT = (10, 100, 1_000, 10_000, 25_000, 100_000, 400_000)
 
 
 def network_class(link: Link) -> int:
-    """The rate of the network that a link across hosts resembles most, in Mbit/s."""
+    """Return the class of a link across hosts: the nearest network rate, in Mbit/s."""
     mbit = link.bus_bytes_per_s * 8 / 1e6
     return min(_NETWORKS_MBIT, key=lambda rate: abs(math.log(mbit / rate)))
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The cluster as the job sees it.
+    """The cluster of a job.
 
     Attributes:
         hosts: Hosts in rank order, with the slots in use.
         device: ``"cpu"`` or the accelerator's name.
-        build: What the installed Horovod offers.
+        build: Capabilities of the installed Horovod.
         links: The links between the ranks.
     """
 
@@ -120,7 +120,7 @@ class Resources:
 
     @property
     def two_levels(self) -> bool:
-        """Whether there are several hosts with several ranks each (anything hierarchical)."""
+        """Whether there are several hosts with several ranks each, as hierarchical knobs need."""
         return self.several_hosts and all(host.slots > 1 for host in self.hosts)
 
     @property
@@ -134,9 +134,10 @@ class Resources:
         return self.device != "cpu"
 
     def identity(self) -> list[Any]:
-        """What makes two clusters the same for tuning: layout, device, build, class of network.
+        """Return the fields by which tuning compares clusters.
 
-        Names of hosts are left out, and so is what no two measurements agree on.
+        These are layout, device, build and network class; host names and exact measurements are
+        left out.
         """
         across = self.links.across
         return [
@@ -147,12 +148,12 @@ class Resources:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
+        """Return a plain dictionary."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Resources:
-        """The resources that :meth:`to_json` wrote."""
+        """Return the resources that :meth:`to_json` has written."""
         return cls(
             hosts=tuple(Host(**host) for host in fields["hosts"]),
             device=fields["device"],

@@ -1,6 +1,6 @@
-"""A user's restrictions of the space: bounds, choices.
+"""A user's restrictions of a search space: bounds, choices and fixed values.
 
-In a TOML file (``--autosync-space FILE``)::
+They are in a TOML file (``--autosync-space FILE``)::
 
     [knobs.cycle_time_ms]
     low = 0.5
@@ -32,7 +32,8 @@ def check_restrictions(document: Mapping[str, Any]) -> None:
     """Check a parsed file against the catalogue, before anything is launched.
 
     Raises:
-        SpaceError: Unknown table, knob or key; a value of the wrong type; impossible bounds.
+        SpaceError: A table, knob or key is unknown, a value has the wrong type, or bounds are
+            impossible.
     """
     unknown = sorted(set(document) - {"knobs"})
     if unknown:
@@ -48,13 +49,13 @@ def check_restrictions(document: Mapping[str, Any]) -> None:
 
 
 def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpace:
-    """``space`` under the restrictions of a parsed file.
+    """Return ``space`` under the restrictions of a parsed file.
 
-    Knobs of the file that this space does not have (they cannot matter for the task) are ignored;
-    a fixed knob becomes a dimension of no width, so that conditions on it still hold.
+    Knobs in the file that the space lacks, because they cannot matter for the task, are ignored. A
+    fixed knob becomes a dimension of zero width, so that conditions on it are still evaluated.
 
     Raises:
-        SpaceError: As :func:`check_restrictions`, or nothing of a knob's domain is left.
+        SpaceError: As for :func:`check_restrictions`, or a knob's domain would be empty.
     """
     check_restrictions(document)
     tables = document.get("knobs", {})
@@ -66,7 +67,7 @@ def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpa
 
 
 def _restricted(knob: Knob, table: Any) -> Knob:
-    """``knob`` with one table of the file applied."""
+    """Return ``knob`` under the restrictions of one table of the file."""
     if not isinstance(table, Mapping):
         raise SpaceError(
             f"knob {knob.name}: {table!r} is not a table",
@@ -100,7 +101,7 @@ def _restricted(knob: Knob, table: Any) -> Knob:
 
 
 def _fixed(knob: Knob, value: Value) -> Knob:
-    """``knob`` with one value left: a dimension of no width, so that conditions still see it."""
+    """Return ``knob`` restricted to one value, as a dimension of zero width."""
     if isinstance(knob, CategoricalKnob):
         return knob.restrict([value])
     knob.validate(value)
@@ -108,7 +109,7 @@ def _fixed(knob: Knob, value: Value) -> Knob:
 
 
 def condition_text(condition: Condition) -> str:
-    """``condition`` in words, for listings."""
+    """Return ``condition`` as text, for listings."""
     if len(condition.values) > 3:
         return f"{condition.knob} is {condition.values[0]} to {condition.values[-1]}"
     return f"{condition.knob} is {' or '.join(map(str, condition.values))}"

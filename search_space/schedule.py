@@ -1,13 +1,13 @@
-"""When replicas are made equal: after every step, or after rounds of local steps.
+"""Schedules of local steps: the lengths of the rounds after which parameters are averaged.
 
-A round is ``H`` steps that each rank takes on its own; then parameters are averaged. With learning
+A round is ``H`` steps that each rank takes on its own, and the average after them. With learning
 rate eta at the round's first step::
 
     H = max(H_base, floor((alpha / eta)^p))
 
 ``p = 0`` is a constant H; ``p = 2`` is the Quadratic Synchronization Rule (QSR, Gu et al., ICLR
-2024), ``p = 1`` and ``p = 3`` are the rules it is compared with there. Post-local SGD (Lin et al.,
-ICLR 2020) begins with rounds of one step.
+2024); ``p = 1`` and ``p = 3`` are the rules with which that paper compares it. Post-local SGD (Lin
+et al., ICLR 2020) begins with rounds of one step.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Schedule:
     Attributes:
         base: Least length of a round, ``H_base``, at least 1.
         power: ``p``; 0, 1, 2 or 3.
-        alpha: Growth coefficient, in units of the learning rate; of no account for ``p = 0``.
-        start: Every step before this one is a round of its own.
-        warmup: Steps during which ``H = H_base`` (as long as they are not before ``start``). A
-            learning rate that still rises would make for the longest rounds at the very beginning.
-            ``None``: until the learning rate first falls.
-        cap: Most steps of a round; ``None``: any number.
+        alpha: Growth coefficient, in units of the learning rate; unused for ``p = 0``.
+        start: Number of steps at the beginning that are rounds of one step.
+        warmup: Number of steps with ``H = H_base`` (except those before ``start``), because a
+            rising learning rate would cause the longest rounds at the beginning. ``None``: until
+            the learning rate first falls.
+        cap: Most steps of a round; ``None``: unlimited.
 
     Raises:
-        SpaceError: A number makes no sense.
+        SpaceError: A number is invalid.
     """
 
     base: int = 1
@@ -58,23 +58,24 @@ class Schedule:
         ):
             if wrong:
                 raise SpaceError(
-                    f"{name}={getattr(self, name)!r} of a schedule", hint=f"It must be {wanted}."
+                    f"invalid {name}={getattr(self, name)!r} of a schedule",
+                    hint=f"It must be {wanted}.",
                 )
 
     @property
     def parallel(self) -> bool:
-        """Whether every round is one step."""
+        """Whether every round has one step."""
         return self.cap == 1 or (self.base == 1 and (self.power == 0 or self.alpha == 0))
 
     def length(self, step: int, rate: float, highest: float, remaining: int | None = None) -> int:
-        """Steps of the round that begins.
+        """Return the number of steps of the round that begins.
 
         Args:
-            step: Steps before it.
-            rate: The learning rate of its first step.
-            highest: The highest learning rate of any step so far, this one included.
-            remaining: Steps until the round has to end at the latest, this one included; ``None``
-                where nothing ends it.
+            step: Number of steps before the round.
+            rate: Learning rate of the round's first step.
+            highest: Highest learning rate of all steps so far, this one included.
+            remaining: Most steps of the round until a synchronization point, this one included;
+                ``None`` if there is none.
         """
         length = self.base
         if step < self.start:
@@ -88,16 +89,16 @@ class Schedule:
 
     def _grown(self, rate: float) -> int:
         if rate <= 0:
-            return self.cap or self.base  # the rule has no value there; nothing moves either
+            return self.cap or self.base  # the rule is undefined, and parameters do not change
         grown = (self.alpha / rate) ** self.power
         return math.floor(min(grown, 2.0**53))
 
 
 def rounds(schedule: Schedule, rates: Sequence[float]) -> Iterator[int]:
-    """Lengths of the rounds of a whole training.
+    """Yield the lengths of the rounds of a whole training.
 
     Args:
-        schedule: The rule.
+        schedule: The schedule.
         rates: The learning rate of each step.
     """
     step, highest = 0, -math.inf
@@ -110,13 +111,13 @@ def rounds(schedule: Schedule, rates: Sequence[float]) -> Iterator[int]:
 
 
 def beyond_horovod(strategy: Mapping[str, Value]) -> bool:
-    """Whether ``strategy`` needs an optimizer of ours, and is not only settings of Horovod's."""
-    ours = (exchange_plan(strategy), schedule_of(strategy), protocol_of(strategy))
-    return any(each is not None for each in ours)
+    """Return whether ``strategy`` needs the strategy optimizer, not only Horovod's settings."""
+    parts = (exchange_plan(strategy), schedule_of(strategy), protocol_of(strategy))
+    return any(each is not None for each in parts)
 
 
-#: Most steps of a round, unless a strategy says otherwise: the rules have none, and too long a
-#: round costs accuracy.
+#: Most steps of a round unless a strategy sets another cap. The rules have no limit, and too long
+#: rounds cost accuracy.
 DEFAULT_CAP = 256
 #: Knob -> attribute of a schedule.
 _ATTRIBUTES = {
@@ -129,10 +130,10 @@ _ATTRIBUTES = {
 
 
 def schedule_of(strategy: Mapping[str, Value]) -> Schedule | None:
-    """The schedule of ``strategy``; ``None`` when replicas are made equal after every step.
+    """Return the schedule of ``strategy``; ``None`` without local steps.
 
     Raises:
-        SpaceError: A number makes no sense.
+        SpaceError: A number is invalid.
     """
     chosen = {
         attribute: strategy[knob] for knob, attribute in _ATTRIBUTES.items() if knob in strategy

@@ -1,4 +1,4 @@
-"""The search space of one task: the knobs that can matter, as points of the unit cube."""
+"""The search space of one task: the knobs that can matter, mapped to the unit cube."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from hvd_autosync.search_space.knobs import (
 )
 from hvd_autosync.search_space.strategy import Strategy
 
-# numpy is imported where it is used: Horovod's launcher loads this module for its options alone.
+# numpy is imported in functions, because Horovod's launcher loads this module only for options.
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-#: Codecs to which it does not matter which elements travel together.
+#: Codecs whose result does not depend on which elements share a bucket.
 _CODECS_OF_ELEMENTS = ("none", "fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Free knobs, one dimension each, and knobs that are held.
+    """Free knobs, one dimension each, and fixed knobs.
 
-    A point is a vector of ``d = len(knobs)`` numbers in [0, 1]. Coordinates of knobs whose
-    condition does not hold are ignored by :meth:`decode` and set to the default's by
-    :meth:`encode`, so that equal strategies are equal points.
+    A point is a vector of ``d = len(knobs)`` numbers in [0, 1]. :meth:`decode` ignores coordinates
+    of knobs whose condition does not hold, and :meth:`encode` sets them to the default's, so that
+    equal strategies are equal points.
 
     Attributes:
-        knobs: The dimensions, parents before the knobs that depend on them.
-        fixed: Knob name -> value held for every strategy (set by the user, by option,
-            environment or file). Held knobs are not part of strategies.
-        holds_job: Whether the job as it is lies in the space. Restrictions may exclude it; then
+        knobs: The dimensions; a knob comes after the knob on which its condition depends.
+        fixed: Knob name -> value that the user has fixed by option, environment or file. Fixed
+            knobs are not part of strategies.
+        holds_job: Whether the space contains the unchanged job. Restrictions may exclude it; then
             ``default`` is another strategy.
-        shown_first: Names of knobs in the order in which :meth:`describe` shows them; no part of
-            what the space is.
+        shown_first: Names of knobs in the order in which :meth:`describe` shows them; ignored in
+            comparisons.
     """
 
     knobs: tuple[Knob, ...]
@@ -60,7 +60,7 @@ class SearchSpace:
             if knob.condition is not None and knob.condition.knob not in known:
                 raise SpaceError(
                     f"knob {knob.name} depends on {knob.condition.knob}, which does not precede it",
-                    hint="Order knobs so that parents come first.",
+                    hint="Put a knob after the knob on which it depends.",
                 )
             known[knob.name] = knob.default
 
@@ -71,12 +71,12 @@ class SearchSpace:
 
     @property
     def default(self) -> Strategy:
-        """Every free knob at its default: what the job does without us, if ``holds_job``."""
+        """All free knobs at their defaults: the unchanged job, if ``holds_job``."""
         return self._assemble({knob.name: knob.default for knob in self.knobs})
 
     @property
     def categorical_dimensions(self) -> list[int]:
-        """Indices of the dimensions without an order."""
+        """Indices of the dimensions with unordered choices."""
         return [i for i, knob in enumerate(self.knobs) if isinstance(knob, CategoricalKnob)]
 
     def __getitem__(self, name: str) -> Knob:
@@ -89,7 +89,7 @@ class SearchSpace:
         )
 
     def _assemble(self, values: Mapping[str, Value]) -> Strategy:
-        """The strategy of ``values`` without the knobs whose condition does not hold."""
+        """Return the strategy of ``values`` without the knobs whose condition does not hold."""
         active: dict[str, Value] = dict(self.fixed)
         chosen: dict[str, Value] = {}
         for knob in self.knobs:
@@ -98,9 +98,9 @@ class SearchSpace:
         return Strategy(chosen)
 
     def complete(self, strategy: Mapping[str, Value]) -> Strategy:
-        """``strategy`` with defaults for absent knobs and without inactive ones.
+        """Return ``strategy`` with defaults for absent knobs and without inactive ones.
 
-        The empty strategy is the job as it is, and stays empty where that is not in the space.
+        The empty strategy is the unchanged job, and stays empty if the space does not contain it.
 
         Raises:
             SpaceError: A knob is unknown or a value is outside its domain.
@@ -113,11 +113,11 @@ class SearchSpace:
 
     @property
     def has_lossy(self) -> bool:
-        """Whether some knob can change what is trained."""
+        """Whether the space has a lossy knob."""
         return not all(knob.exact for knob in self.knobs)
 
     def is_exact(self, strategy: Mapping[str, Value]) -> bool:
-        """Whether ``strategy`` leaves all knobs alone that can change what is trained.
+        """Return whether ``strategy`` leaves all lossy knobs at their defaults.
 
         Raises:
             SpaceError: As of :meth:`complete`.
@@ -128,10 +128,10 @@ class SearchSpace:
         )
 
     def lossy_part(self, strategy: Mapping[str, Value]) -> Strategy:
-        """What of ``strategy`` decides what is trained; two with equal parts train the same model.
+        """Return the part of ``strategy`` that determines the trained model.
 
-        All lossy knobs. Codecs that choose among the elements of a whole bucket (top-k, PowerSGD,
-        those that somebody has added) depend on how gradients are cut and gathered, too.
+        These are all lossy knobs. With codecs that work on a whole bucket (top-k, PowerSGD, those
+        of extensions) the exchange knobs count, too, because they determine the buckets.
 
         Raises:
             SpaceError: As of :meth:`complete`.
@@ -150,7 +150,7 @@ class SearchSpace:
         )
 
     def encode(self, strategy: Mapping[str, Value]) -> FloatArray:
-        """The point of ``strategy``, shape ``(d,)``; absent knobs stand at their default."""
+        """Return the point of ``strategy``, shape ``(d,)``; absent knobs have their default."""
         import numpy as np
 
         return np.array(
@@ -159,7 +159,7 @@ class SearchSpace:
         )
 
     def decode(self, point: npt.ArrayLike) -> Strategy:
-        """The strategy nearest to ``point``, shape ``(d,)``.
+        """Return the strategy nearest to ``point``, shape ``(d,)``.
 
         Raises:
             SpaceError: ``point`` does not have ``d`` coordinates.
@@ -176,9 +176,9 @@ class SearchSpace:
         return self._assemble({knob.name: knob.from_unit(float(u)) for knob, u in pairs})
 
     def describe(self, strategy: Mapping[str, Value]) -> str:
-        """One readable line: the knobs that differ from the default, or ``default``.
+        """Return the knobs that differ from the default as one line, or ``default``.
 
-        Those of :attr:`shown_first` lead, for a narrow terminal cuts off the others.
+        Those of :attr:`shown_first` come first, because a narrow terminal truncates the line.
         """
         default = self.default
         parts = {
@@ -196,7 +196,7 @@ class SearchSpace:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
+        """Return a plain dictionary."""
         return {
             "knobs": [knob_to_json(k) for k in self.knobs],
             "fixed": dict(self.fixed),
@@ -205,7 +205,7 @@ class SearchSpace:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SearchSpace:
-        """The space that :meth:`to_json` wrote.
+        """Return the space that :meth:`to_json` has written.
 
         Raises:
             SpaceError: The dictionary does not describe a space.

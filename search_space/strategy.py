@@ -1,4 +1,4 @@
-"""A strategy: one complete assignment of values to knobs."""
+"""A strategy: one assignment of values to knobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from hvd_autosync.search_space.knobs import Value
 class Strategy(Mapping[str, Value]):
     """An immutable, hashable mapping from knob name to value.
 
-    A knob that is absent keeps whatever the job would have without us, so that the empty
-    strategy is exactly the user's job. Knobs whose condition does not hold are absent too: two
-    strategies that mean the same are equal.
+    An absent knob keeps the job's own value, so that the empty strategy is exactly the user's job.
+    Knobs whose condition does not hold are absent, too, so that equivalent strategies are equal.
 
     Args:
         values: Knob name -> value. Order does not matter.
@@ -29,7 +28,7 @@ class Strategy(Mapping[str, Value]):
         for name, value in (values or {}).items():
             if not isinstance(value, (bool, int, float, str)):
                 raise SpaceError(
-                    f"knob {name}: {value!r} cannot be a value",
+                    f"knob {name}: {value!r} is not a number, a flag or a word",
                     hint="Give a number, a flag or a word.",
                 )
         object.__setattr__(self, "_items", tuple(sorted((values or {}).items())))
@@ -53,16 +52,16 @@ class Strategy(Mapping[str, Value]):
         return isinstance(other, Strategy) and self.to_json() == other.to_json()
 
     def replacing(self, **values: Value) -> Strategy:
-        """The same strategy with some values replaced or added."""
+        """Return the strategy with some values replaced or added."""
         return Strategy({**self, **values})
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted, compact; floats round-trip exactly."""
+        """Return canonical JSON: sorted and compact; floats round-trip exactly."""
         return json.dumps(dict(self._items), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Strategy:
-        """The strategy that :meth:`to_json` wrote.
+        """Return the strategy that :meth:`to_json` has written.
 
         Raises:
             SpaceError: ``text`` is not a JSON object of plain values.

@@ -1,4 +1,4 @@
-"""A strategy as a file that people read and edit, and ``--autosync-strategy FILE`` runs.
+"""Strategy files: TOML files for users, which ``--autosync-strategy FILE`` runs.
 
 An example::
 
@@ -7,7 +7,7 @@ An example::
     buckets = 4
     embedding_exchange = "rows"
 
-    # Names of parameters, * and ? allowed; whatever is not listed is of class "rest".
+    # Names of parameters, * and ? allowed; all other parameters are of class "rest".
     [classes]
     embedding = ["user_table.weight", "item_table.weight"]
 """
@@ -34,13 +34,13 @@ from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.resources import Host
 from hvd_autosync.search_space.strategy import Strategy
 
-#: Names of parameters that an error lists.
+#: Most names of parameters that an error lists.
 _MOST_NAMES = 8
 _CLASSES_HINT = "Name parameters, as in [classes] embedding = ['*_table.weight']."
 
 
 def strategy_text(strategy: Mapping[str, Value], classes: Classes) -> str:
-    """``strategy`` as a TOML file; what each knob does stands beside it."""
+    """Return ``strategy`` as the text of a TOML file, with each knob's help as a comment."""
     lines = ["[knobs]"]
     for name, value in strategy.items():
         knob = catalogue_knob(name)
@@ -55,11 +55,11 @@ def strategy_text(strategy: Mapping[str, Value], classes: Classes) -> str:
 
 
 def read_strategy(document: Mapping[str, Any]) -> tuple[Strategy, Classes]:
-    """The strategy of a parsed file, and which parameters are in which class.
+    """Return the strategy and the classes of parameters of a parsed file.
 
     Raises:
-        SpaceError: Unknown table, knob or class; a value that is not in a knob's domain; a knob
-            whose condition does not hold; a class that has knobs and no parameters.
+        SpaceError: A table, knob or class is unknown, a value is outside its knob's domain, a
+            knob's condition does not hold, or a class has knobs but no parameters.
     """
     unknown = sorted(set(document) - {"knobs", "classes"})
     if unknown:
@@ -102,7 +102,7 @@ def _members(name: str, names: Any) -> tuple[str, ...]:
         known = ", ".join(c for c in PARAMETER_CLASSES if c != REST)
         raise SpaceError(
             f"unknown class of parameters {name!r}",
-            hint=f"Use {known}; whatever is in none is of class {REST}.",
+            hint=f"Use {known}; all other parameters are of class {REST}.",
         )
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise SpaceError(f"class {name}: {names!r} is not a list of names", hint=_CLASSES_HINT)
@@ -117,11 +117,11 @@ def check_fits(
     Args:
         strategy: The strategy.
         hosts: The job's hosts, with the slots that it uses.
-        held: Knobs that the job's options and environment set.
+        held: Knobs that the job's options and environment fix, with their values.
 
     Raises:
-        SpaceError: It has an exchange of two levels and the hosts have not; or the job's own
-            options decide one of its knobs.
+        SpaceError: A hierarchical exchange does not fit the hosts, or the job's own options fix a
+            knob to another value.
     """
     for name, value in strategy.items():
         if name in held and held[name] != value:
@@ -146,8 +146,8 @@ def check_model(strategy: Mapping[str, Value], classes: Classes, model: ModelPro
     """Check that ``strategy`` fits the parameters of a model.
 
     Raises:
-        SpaceError: A name of a class fits no parameter; a codec's rank is above a matrix's; a codec
-            meets gradients that are no floating-point numbers.
+        SpaceError: A name of a class matches no parameter, a codec's rank exceeds that of a matrix,
+            or a codec would get gradients that are not floating-point numbers.
     """
     plan = exchange_plan(strategy)
     if plan is None or not model.parameters:
@@ -157,7 +157,7 @@ def check_model(strategy: Mapping[str, Value], classes: Classes, model: ModelPro
         for pattern in patterns:
             if not any(class_of(name, {parameter_class: (pattern,)}) != REST for name in names):
                 raise SpaceError(
-                    f"class {parameter_class}: {pattern!r} fits no parameter of the model",
+                    f"class {parameter_class}: {pattern!r} matches no parameter of the model",
                     hint=f"Its parameters are {_some(names)}.",
                 )
     members = {p: class_of(p.name, classes) for p in model.parameters}
@@ -166,8 +166,8 @@ def check_model(strategy: Mapping[str, Value], classes: Classes, model: ModelPro
         codec = plan.of(parameter_class).codec
         if codec != "none" and "float" not in parameter.dtype:
             raise SpaceError(
-                f"{class_knob(parameter_class, 'codec')} = {codec!r} cannot code {parameter.name}, "
-                f"which is of type {parameter.dtype}",
+                f"{class_knob(parameter_class, 'codec')} = {codec!r} cannot encode "
+                f"{parameter.name}, which is of type {parameter.dtype}",
                 hint=f"Put {parameter.name} into a class without a codec.",
             )
 

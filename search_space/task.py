@@ -1,4 +1,4 @@
-"""A task: one (model, resources) pair, the unit of transfer learning."""
+"""A task: the pair of a model's profile and a cluster's resources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvd_autosync.search_space.resources import Resources
 
 @dataclass(frozen=True)
 class Task:
-    """What is tuned.
+    """A model on a cluster, the unit of transfer learning.
 
     Attributes:
         model: Profile of the model.
-        resources: The cluster.
+        resources: Resources of the cluster.
     """
 
     model: ModelProfile
@@ -32,12 +32,12 @@ class Task:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
+        """Return a plain dictionary."""
         return {"model": self.model.to_json(), "resources": self.resources.to_json()}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Task:
-        """The task that :meth:`to_json` wrote."""
+        """Return the task that :meth:`to_json` has written."""
         return cls(
             ModelProfile.from_json(fields["model"]), Resources.from_json(fields["resources"])
         )

@@ -1,15 +1,15 @@
-"""A trial: one timed run of the user's script under one strategy, as plain values.
+"""The specification and the result of a trial: one short run of the job under one strategy.
 
 The driver sends a :class:`TrialSpec` to the workers and gets a :class:`TrialResult` back. The
-life of a trial::
+states of a trial::
 
-    asked -> running -> COMPLETED      all steps measured
-                     -> CUT_SHORT      its steps so far exclude beating the best, or the minutes
-                                       of the tuning were used
-                     -> ENDED_EARLY    the script finished first; what was measured counts
-                     -> CRASHED        a rank exited with a status other than 0, or was killed
-                     -> HUNG           no progress within the limit derived from the default
-                     -> DIVERGED       its loss is no number any more, unlike the default's
+    requested -> running -> COMPLETED      all steps measured
+                         -> CUT_SHORT      pruned, because its steps so far are too slow to beat the
+                                           best, or stopped at the tuning's time limit
+                         -> ENDED_EARLY    the script finished first; measured steps count
+                         -> CRASHED        a rank exited with a status other than 0, or was killed
+                         -> HUNG           no progress within the limit derived from the default
+                         -> DIVERGED       the loss became infinite or NaN, unlike the default's
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from hvd_autosync.search_space.resources import Host, Link
 from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.strategy import Strategy
 
-# numpy is imported where it is used: Horovod's launcher loads this module for its options alone.
+# numpy is imported in functions, because Horovod's launcher loads this module only for options.
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: Fewest measured steps from which a step time is believed.
+#: Fewest measured steps for a step time.
 MIN_MEASURED_STEPS = 5
-#: Where steps are long, measured ones take so many seconds in all, but are so many at least.
+#: If steps are long: the total seconds of the measured steps, and their least number.
 _MEASURED_S, _FEWEST_STEPS = 15.0, 10
-#: Where rank 0 writes that steps have become slower, in the folder of the driver.
+#: File in the driver's folder in which rank 0 reports that steps have become slower.
 DRIFT_FILE = "drift"
-#: Where it writes what a run of a recurring job came to, there too.
+#: File in the driver's folder with rank 0's report of a run of a recurring job.
 OUTCOME_FILE = "outcome"
-#: Where any rank on its host writes that the loss guard has ended the strategy, there too.
+#: File in the driver's folder in which a rank on that host reports a fallback of the loss guard.
 FALLBACK_FILE = "fallback"
-#: Steps over which the losses of a guarded training are averaged.
+#: Number of steps over which the loss guard averages losses.
 LOSS_WINDOW = 32
 _TRIM = 0.1
 
 
 class TrialStatus(str, enum.Enum):
-    """How a trial ended; see the module's drawing."""
+    """How a trial ended; see the module's diagram."""
 
     COMPLETED = "completed"
     CUT_SHORT = "cut short"
@@ -65,21 +65,21 @@ class TrialStatus(str, enum.Enum):
 
 
 def enough_steps(step_s: float, most: int) -> int:
-    """How many steps of ``step_s`` seconds to measure, of ``most``.
+    """Return how many steps of ``step_s`` seconds to measure, at most ``most``.
 
-    The noise of a step is relative to its length, and launches differ by 2 % anyway: where
-    steps are long, some of them tell as much, and what they leave open the confirmation tells.
+    If steps are long, fewer are enough: the noise of a step is proportional to its length, and
+    launches differ by 2 % anyway. The confirmation resolves the remaining uncertainty.
     """
     return round(min(max(_MEASURED_S / max(step_s, 1e-9), _FEWEST_STEPS), most))
 
 
 @dataclass(frozen=True)
 class LossPrediction:
-    """What the mean losses of a guarded training's first windows are, if it is as good as it was.
+    """The predicted mean losses of a guarded training's first windows.
 
     Attributes:
-        levels: The highest expected mean of each window of ``LOSS_WINDOW`` steps.
-        deviations: Standard deviation of such a mean about its level, as many, above 0.
+        levels: Highest expected mean loss of each window of ``LOSS_WINDOW`` steps.
+        deviations: Standard deviation of each mean about its level, above 0.
     """
 
     levels: tuple[float, ...] = ()
@@ -88,28 +88,27 @@ class LossPrediction:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What every rank of a trial must know.
+    """The specification of a trial, or of a real training, for every rank.
 
     Attributes:
-        trial_id: Unique name, used to find processes that a trial left behind.
+        trial_id: Unique name, by which left-over processes of the trial are found.
         strategy: The strategy to run under.
-        warmup_steps: Steps that are run and not measured.
-        measured_steps: Steps that are measured; the run ends after them. 0: run to the script's
+        warmup_steps: Number of steps before the measured ones.
+        measured_steps: Number of measured steps, after which the run ends. 0: run to the script's
             own end without measuring (the real training).
         profile: Whether to record the model's profile during warm-up.
-        prune_above_s: End the run when the step time is above this with confidence.
+        prune_above_s: End the run if the step time is confidently above this, seconds.
         classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
-        probe: Measure the link between the ranks of these hosts, instead of running the script.
-        seed: Of all random numbers (:mod:`hvd_autosync.runtime.patches.seeds`); 0: the script's
-            own.
-        loss_prediction: Of the first windows of a real training.
-        expected_step_s: Seconds of a step of a real training, as tuning measured it; 0: unknown.
-        drift_folder: Where this is on its host, rank 0 writes there that steps are slower, and any
-            rank that the loss guard has ended the strategy.
-        summarized: Whether rank 0 also writes there the summary of a real training and its samples.
-        adaptive_steps: Whether fewer steps are measured where those of the warm-up are long.
-        key: What its messages are signed with (:mod:`hvd_autosync.runtime.driver.wire`); drawn for
-            it.
+        probe: Hosts between whose ranks to measure the link, instead of running the script.
+        seed: Seed of all random numbers (:mod:`hvd_autosync.runtime.patches.seeds`); 0: the
+            script's own.
+        loss_prediction: Predicted losses of the first windows of a real training.
+        expected_step_s: Step time of a real training, as tuning measured it, seconds; 0: unknown.
+        drift_folder: The driver's folder. If it exists on a rank's host, rank 0 reports there that
+            steps are slower, and any rank reports a fallback of the loss guard.
+        summarized: Whether rank 0 also writes the run report of a real training there.
+        adaptive_steps: Whether to measure fewer steps if those of the warm-up are long.
+        key: Key that authenticates the trial's messages (:mod:`hvd_autosync.runtime.driver.wire`).
     """
 
     trial_id: str
@@ -130,17 +129,17 @@ class TrialSpec:
 
     @property
     def watched(self) -> bool:
-        """Whether a real training's steps are compared with what tuning measured."""
+        """Whether a real training's steps are compared with the step time of the tuning."""
         return self.measured_steps == 0 and self.expected_step_s > 0
 
     @property
     def round_steps(self) -> int:
-        """Steps of a round under its strategy."""
+        """Number of steps of a round under the strategy."""
         schedule = schedule_of(self.strategy)
         return 1 if schedule is None else schedule.base
 
     def to_json(self) -> str:
-        """Compact JSON."""
+        """Return compact JSON."""
         probe = [asdict(host) for host in self.probe]
         fields = {
             **vars(self),
@@ -154,7 +153,7 @@ class TrialSpec:
 
     @classmethod
     def from_json(cls, text: str) -> TrialSpec:
-        """The specification that :meth:`to_json` wrote."""
+        """Return the specification that :meth:`to_json` has written."""
         fields = json.loads(text)
         fields["strategy"] = Strategy(fields["strategy"])
         fields["classes"] = {name: tuple(names) for name, names in fields["classes"].items()}
@@ -173,7 +172,7 @@ class StepTime:
 
     Attributes:
         mean_s: 10 %-trimmed mean of the measured steps, seconds.
-        standard_error_s: Its standard error from the spread of the steps, seconds.
+        standard_error_s: Standard error of the mean, from the spread of the steps, seconds.
         steps: Number of measured steps.
     """
 
@@ -183,10 +182,10 @@ class StepTime:
 
     @classmethod
     def from_steps(cls, durations_s: npt.ArrayLike) -> StepTime:
-        """Estimate from the durations of single steps, shape ``(n,)`` with n >= 1.
+        """Estimate the step time from durations of single steps, shape ``(n,)`` with n >= 1.
 
-        The standard error is the larger of the trimmed mean's (from the winsorized variance) and
-        that of means over five neighbouring steps, because neighbouring steps resemble each other.
+        The standard error is the larger of two: the trimmed mean's, from the winsorized variance,
+        and that of means over five neighbouring steps, because neighbouring steps are correlated.
         """
         import numpy as np
 
@@ -205,14 +204,14 @@ class StepTime:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank measured.
+    """The measurements of one rank.
 
     Attributes:
-        rank: Its rank.
-        host: Its host's name.
+        rank: The rank.
+        host: Name of its host.
         step_s: Seconds of each step, warm-up included, in order.
         blocked_s: Seconds of each step spent waiting for communication, in order.
-        losses: Last scalar loss of each step that had one, in order.
+        losses: Last scalar loss of each step with a loss, in order.
         peak_memory_bytes: Peak resident memory (plus the accelerator's, where there is one).
     """
 
@@ -230,20 +229,19 @@ class TrialResult:
 
     Attributes:
         status: How it ended.
-        reason: One sentence for people; empty when completed.
-        ranks: Reports in rank order; ranks that never reported are missing.
-        warmup_steps: Steps at the start of each report that are not measured.
-        setup_s: Seconds from launch to the end of the first step; NaN when none ended.
-        total_s: Seconds from launch to the last process gone.
-        launch_s: Seconds of ``setup_s`` before the script began on all ranks; NaN when unknown.
-        exit_status: Of the launcher.
-        stderr_tail: Last lines that the job wrote to its error output.
-        profile: The model's profile, where it was asked for.
-        owned: Knobs that the script decides itself.
-        device: Device that the ranks computed on; empty when unknown.
-        link: What a probe measured; not in the JSON, for it belongs to the cluster.
-        round_steps: Steps of a round, after which ranks average; the time of one is the mean over
-            a round.
+        reason: One sentence for users; "" if completed.
+        ranks: Reports in rank order, without ranks that never reported.
+        warmup_steps: Number of warm-up steps at the start of each report.
+        setup_s: Seconds from launch to the end of the first step; NaN if no step ended.
+        total_s: Seconds from launch to the end of the last process.
+        launch_s: Part of ``setup_s`` before the script began on all ranks; NaN if unknown.
+        exit_status: Exit status of the launcher.
+        stderr_tail: Last lines of the job's error output.
+        profile: The model's profile, if it was recorded.
+        owned: Knobs that the script itself fixes.
+        device: Device of the ranks; "" if unknown.
+        link: The link that a probe measured; not in the JSON, because it belongs to the cluster.
+        round_steps: Number of steps of a round; a measured step is the mean over a round.
     """
 
     status: TrialStatus
@@ -262,7 +260,7 @@ class TrialResult:
     launch_s: float = math.nan
 
     def parts_s(self) -> dict[str, float]:
-        """What the trial's time went into, seconds; without what is not known.
+        """Return the parts of the trial's time, seconds, without unknown ones.
 
         The script's set-up ends with its first step.
         """
@@ -280,7 +278,7 @@ class TrialResult:
         return {name: seconds for name, seconds in parts.items() if math.isfinite(seconds)}
 
     def measured_durations(self) -> npt.NDArray[np.float64]:
-        """Duration of a measured step, the mean of each round and all ranks, seconds, ``(n,)``."""
+        """Return the step durations, each a mean over a round and all ranks, seconds, ``(n,)``."""
         import numpy as np
 
         rows = [rank.step_s[self.warmup_steps :] for rank in self.ranks]
@@ -294,7 +292,7 @@ class TrialResult:
 
     @property
     def step_time(self) -> StepTime | None:
-        """The step time, or ``None`` when too few steps were measured to believe it."""
+        """The step time, or ``None`` if too few steps were measured."""
         durations = self.measured_durations()
         if not self.status.measured or len(durations) < MIN_MEASURED_STEPS:
             return None
@@ -302,21 +300,21 @@ class TrialResult:
 
     @property
     def diverged(self) -> bool:
-        """Whether a rank saw a loss that is infinite or not a number."""
+        """Whether a rank had an infinite or NaN loss."""
         return not all(math.isfinite(loss) for rank in self.ranks for loss in rank.losses)
 
     @property
     def blocked_share(self) -> float:
-        """Share of the measured time that ranks waited for communication; NaN when unknown."""
+        """Share of the measured time in which ranks waited for communication; NaN if unknown."""
         blocked = [sum(rank.blocked_s[self.warmup_steps :]) for rank in self.ranks]
         total = [sum(rank.step_s[self.warmup_steps :]) for rank in self.ranks]
         return sum(blocked) / sum(total) if sum(total) > 0 else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary without NaN."""
+        """Return a plain dictionary without NaN."""
         fields = asdict(replace(self, profile=None))
         del fields["link"]
-        if self.round_steps == 1:  # nor do traces of earlier versions have it
+        if self.round_steps == 1:  # as in traces of earlier versions
             del fields["round_steps"]
         if math.isnan(self.launch_s):
             del fields["launch_s"]
@@ -330,7 +328,7 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> TrialResult:
-        """The result that :meth:`to_json` wrote."""
+        """Return the result that :meth:`to_json` has written."""
         rest = dict(fields)
         rest["status"] = TrialStatus(rest["status"])
         rest["ranks"] = tuple(

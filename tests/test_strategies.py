@@ -242,4 +242,4 @@ def test_tuning_finds_the_rows_of_a_table(tmp_path: Path, horovodrun: str) -> No
     assert file["classes"] == {"embedding": ["table.weight"]}
     misspelt = BY_ROWS.replace("table", "tabel")
     refused = run_file(tmp_path, misspelt, script=("--steps", "1000"))
-    assert refused.returncode == 2 and "fits no parameter of the model" in refused.stderr
+    assert refused.returncode == 2 and "matches no parameter of the model" in refused.stderr

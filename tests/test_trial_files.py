@@ -74,7 +74,7 @@ def assert_trained_from_the_beginning(said: str, folder: Path) -> None:
 def test_a_script_that_resumes_begins_at_its_beginning(tmp_path: Path, horovodrun: str) -> None:
     said = tune_and_train(horovodrun, tmp_path, sys.executable, str(SCRIPT), ".")
     assert_trained_from_the_beginning(said, tmp_path)
-    assert "trials have no files of their own" not in said
+    assert "trial files are not private" not in said
 
 
 def test_a_shells_script_too_in_fresh_launches(tmp_path: Path, horovodrun: str) -> None:
@@ -125,9 +125,9 @@ def test_hosts_that_share_files_do_so_in_trials(tmp_path: Path, horovodrun: str)
     assert done.returncode == 0, said
     (tmp_path / "run" / "index.txt").unlink()
     assert_trained_from_the_beginning(said, tmp_path)
-    assert "trials have no files of their own: with private files a trial fails (rank 1" in said
+    assert "trial files are not private: a trial failed with private files (rank 1" in said
     assert "its hosts do not see each other's files" in said
-    assert f"what trials change in {tmp_path}/run, {SCRIPT} on this host is put back" in said
+    assert f"changes that a trial makes in {tmp_path}/run, {SCRIPT} on this host are" in said
 
 
 @pytest.mark.root
@@ -149,7 +149,7 @@ def test_without_namespaces_what_trials_change_is_put_back(tmp_path: Path, horov
     )
     assert re.findall(r"starting from step (\d+)", said) == ["0"]
     assert (tmp_path / "run" / "log.txt").read_text().split() == ["before", *STEPS]
-    assert "trials have no files of their own" in said and "unshare: " in said
+    assert "trial files are not private" in said and "unshare: " in said
     assert len(list((tmp_path / "kept").glob("**/checkpoint.pt*"))) == 1
 
     (tmp_path / "run" / "checkpoint.pt").unlink()

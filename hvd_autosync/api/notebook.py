@@ -1,4 +1,4 @@
-"""Tuning from Python: in a notebook with a live widget, elsewhere with progress in the terminal."""
+"""``hvd_autosync.tune``: in a notebook with a live widget, elsewhere with progress on stderr."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from hvd_autosync.traces.location import data_folder
 from hvd_autosync.util.printable import shell_line
 from hvd_autosync.util.streams import open_standard_streams
 
-#: Options of the flag that say what happens instead of tuning, and those of recurring runs.
+#: Options of the flag that replace tuning; ``tune()`` rejects them from any source.
 _INSTEAD = ("dry_run", "strategy", "replay", "recurring")
-_OF_THE_FLAG = (*_INSTEAD, "tune_only", "search", "target", "tolerance", "repeats")
+#: All options that are not arguments of ``tune()``.
+_FLAG_ONLY = (*_INSTEAD, "tune_only", "search", "target", "tolerance", "repeats")
 
 
 def tune(
@@ -46,38 +47,39 @@ def tune(
     on_trial_end: Callable[[Study, TrialRecord], None] | None = None,
     **settings: Any,
 ) -> Study:
-    """Find the fastest synchronization strategy of a job, by running it for a few steps at a time.
+    """Find the fastest synchronization strategy of a job in trials of a few steps.
 
-    The same engine as ``horovodrun --autosync``, and the same store: what is found here is used by
-    ``horovodrun --autosync`` with the same command, hosts and options, and the other way round.
+    It shares the engine and the store with ``horovodrun --autosync``: each uses results of the
+    other for the same command, hosts and options.
 
         >>> study = hvd_autosync.tune("python train.py", np=2, trials=10)  # doctest: +SKIP
         >>> print(study.best)                                              # doctest: +SKIP
 
     Args:
-        command: The training: a line, its words, or a function that every rank calls, which is
-            written to a file in the user's data folder.
-        np: Ranks.
-        hosts: As of ``horovodrun -H``: ``"a:4,b:4"``; this host alone if ``None``.
-        options: More options of ``horovodrun``, for example ``["--gloo"]``.
-        args: Arguments of the function.
-        kwargs: Its named arguments.
+        command: The training: a command line, a list of its words, or a function that every rank
+            calls, which is written to a file in the user's data folder.
+        np: Number of ranks.
+        hosts: Hosts as for ``horovodrun -H``: ``"a:4,b:4"``; ``None``: this host only.
+        options: Further options of ``horovodrun``, for example ``["--gloo"]``.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
         on_trial_end: Called after each trial with the study so far and the trial's record, for
-            TensorBoard, MLflow and the like; what it raises ends the tuning, resumably.
+            TensorBoard, MLflow and the like. An exception in it ends the tuning; the next call
+            resumes it.
         settings: The options of ``--autosync`` without that prefix: ``trials``, ``minutes``,
             ``steps``, ``warmup``, ``allow``, ``space``, ``store``, ``reuse``, ``transfer``,
             ``runner``, ``seed``, ``expected_hours``, ``quality_steps``.
 
     Returns:
-        The finished study; one that goes on with the next call where Stop was pressed.
+        The finished study; after Stop the study so far, which the next call resumes.
 
     Raises:
-        ConfigurationError: Something in the arguments cannot be used; nothing was launched.
-        DefaultTrialError: The job fails, or cannot be measured, as it is.
+        ConfigurationError: An argument is invalid; nothing was launched.
+        DefaultTrialError: The job fails or cannot be measured under the default strategy.
         StoreError: The store cannot be used.
-        KeyboardInterrupt: The kernel was interrupted. All that was measured is in the store.
+        KeyboardInterrupt: The kernel was interrupted. All measurements are in the store.
     """
-    open_standard_streams()  # a daemon may have none
+    open_standard_streams()  # a daemon may have closed them
     words = _words(command, args, kwargs or {})
     job, chosen = _job(words, np, hosts, options, settings)
     check_command(job)
@@ -85,19 +87,19 @@ def tune(
     store = TraceStore(chosen.store)
     try:
         with closing(_progress()) as progress:
-            record = tune_job(job, chosen, _Telling(progress, on_trial_end))
+            record = tune_job(job, chosen, _CallbackListener(progress, on_trial_end))
     except StopRequested as stop:
         record = store.study(stop.study_id)
     except TuningInterrupted:
-        raise KeyboardInterrupt from None  # as any call that is interrupted
+        raise KeyboardInterrupt from None
     found = Study(store, record)
-    if not _in_notebook():  # whose widget says it
+    if not _in_notebook():  # there the widget shows the result
         print(f"hvd-autosync: {found}", file=sys.stderr)
     return found
 
 
-class _Telling:
-    """A display, and a function of the user's that hears of every trial."""
+class _CallbackListener:
+    """Forwards events to a display, and calls a function of the user after each trial."""
 
     def __init__(
         self, display: Listener, on_trial_end: Callable[[Study, TrialRecord], None] | None
@@ -121,7 +123,11 @@ def _words(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> list[str]:
-    """The words of the command."""
+    """The command as a list of words.
+
+    Raises:
+        ConfigurationError: The command is empty, or has arguments but is not a function.
+    """
     if callable(command):
         return function_command(command, args, kwargs, data_folder() / "functions")
     if args or kwargs:
@@ -144,8 +150,12 @@ def _job(
     options: Sequence[str],
     settings: Mapping[str, Any],
 ) -> tuple[Job, Options]:
-    """What a line of ``horovodrun`` with the same words would mean."""
-    known = [each.name for each in fields(Options) if each.name not in _OF_THE_FLAG]
+    """The job and the options, as for a ``horovodrun`` line with the same words.
+
+    Raises:
+        ConfigurationError: An argument or an option is invalid.
+    """
+    known = [each.name for each in fields(Options) if each.name not in _FLAG_ONLY]
     for name in settings:
         if name not in known:
             raise ConfigurationError(
@@ -179,7 +189,7 @@ def _job(
 
 
 def _progress() -> GuardedProgress:
-    """A widget in a notebook, else what the flag shows."""
+    """The progress display: a widget in a notebook, else as for the flag."""
     if _in_notebook():
         try:
             return GuardedProgress(WidgetProgress(), sys.stderr)

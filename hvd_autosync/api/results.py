@@ -1,4 +1,4 @@
-"""A study with everything that it knows one call away; what ``hvd_autosync.Study`` is."""
+"""``hvd_autosync.Study``: a study with its best strategy, trials and figures."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Best:
     """The best strategy of a study so far.
 
     Attributes:
-        strategy: Its knobs.
-        step_s: Seconds of a step under it; NaN when unknown.
-        speedup: Over the default; NaN when unknown.
+        strategy: The strategy.
+        step_s: Seconds of a step under it; NaN if unknown.
+        speedup: Speed-up over the default; NaN if unknown.
         low: Lower end of the speed-up's 90 % interval; NaN unless confirmed.
-        high: Upper end.
-        confirmed: Whether it won when it was measured again in turn with the default.
-        text: What it changes, for people.
+        high: Upper end of the interval; NaN unless confirmed.
+        confirmed: Whether it is the final result: confirmed against the default, or the default.
+        text: The strategy as text, for people.
     """
 
     strategy: Strategy
@@ -51,20 +51,20 @@ class Best:
 
 
 class Study(AskTellStudy):
-    """One optimization: ask, run, tell; and all that it knows.
+    """One optimization, with its results.
 
-    Made by :func:`hvd_autosync.tune`, :meth:`create` for a loop of your own, or :meth:`load`.
+    :func:`hvd_autosync.tune` and :meth:`load` return a study; :meth:`create` makes one for a
+    custom launcher, which calls ``ask()`` and ``tell()``.
     """
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] = "last", store: str | None = None) -> Study:
-        """A study that runs elsewhere, has ended, or was exported.
+        """Load a running, finished or exported study.
 
         Args:
-            source: Its id, the beginning of one, ``"last"``, or the path of a trace file, of which
-                the first study is taken.
-            store: Where studies are kept; the usual place if ``None``. Of a trace file nothing is
-                written there.
+            source: Id of the study, the beginning of one, ``"last"``, or the path of a trace file,
+                of which the first study is used.
+            store: The store; ``None``: the default store. A trace file is not imported into it.
 
         Raises:
             StoreError: There is no such study, or the store cannot be read.
@@ -74,12 +74,12 @@ class Study(AskTellStudy):
 
     def __str__(self) -> str:
         conclusion = self.conclusion
-        said = "it has not ended" if conclusion is None else answer_line(self.record)
-        return printable(f"study {self.study_id}, {len(self.history)} trials: {said}")
+        result = "it has not ended" if conclusion is None else answer_line(self.record)
+        return printable(f"study {self.study_id}, {len(self.history)} trials: {result}")
 
     @property
     def best(self) -> Best:
-        """The winner; before there is one, the fastest of the exact strategies tried.
+        """The winner; before the study has ended, the fastest of the tried exact strategies.
 
         Raises:
             StudyError: The default trial has not ended.

@@ -1,4 +1,4 @@
-"""The commands of ``hvd-autosync``, one module per idea.
+"""The commands of ``hvd-autosync``, one module per command or group.
 
-Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
+Large libraries are imported only when a command runs, so that ``--help`` is fast.
 """

@@ -55,8 +55,8 @@ def guarded(action: Callable[[], int]) -> int:
         print(f"{_PREFIX}: error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # cleanup is done; only the message is left
-        print(f"{_PREFIX}: stopped; the same command goes on where it was stopped", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the cleanup is done
+        print(f"{_PREFIX}: stopped; run the same command again to resume", file=sys.stderr)
         return 130
 
 
@@ -64,8 +64,8 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Tune the job of a parsed ``horovodrun`` line, then run it.
 
     Args:
-        arguments: What Horovod's parser made of ``words``.
-        words: The command line behind ``horovodrun``.
+        arguments: ``words`` as parsed by Horovod.
+        words: The command line after ``horovodrun``.
 
     Returns:
         The exit status of the training, or 0 after tuning only.
@@ -110,7 +110,7 @@ def _run_file(job: Job, options: Options) -> int:
     strategy, classes = read_strategy(read_toml(options.strategy, "the strategy file"))
     check_fits(strategy, job.hosts, job.chosen)
     prediction = LossPrediction()
-    if beyond_horovod(strategy):  # workers need this package then
+    if beyond_horovod(strategy):  # then the workers need this package
         check_hosts(job)
         line = redact(job.command)
         model = known_model(options.store, line)
@@ -134,7 +134,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
 
     store, study = open_trace(trace, options.store)
     strategy, classes = winner_for(study, job), classes_for(study, job, options.store)
-    if beyond_horovod(strategy):  # workers need this package then
+    if beyond_horovod(strategy):  # then the workers need this package
         check_hosts(job)
     answer = printable(answer_line(study))
     print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
@@ -143,14 +143,14 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     apart = list(differences(study, job))
     for line in apart:
         print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
-    known = replace(training_context(study, store), classes=classes)
-    if apart:  # the recorded step time need not apply here
-        known = replace(known, expected_step_s=0.0)
-    return run_training(job, strategy, known).status
+    context = replace(training_context(study, store), classes=classes)
+    if apart:  # the recorded step time may not apply here
+        context = replace(context, expected_step_s=0.0)
+    return run_training(job, strategy, context).status
 
 
 def tune_command(words: Sequence[str]) -> int:
-    """``hvd-autosync tune``: tune the job of a ``horovodrun`` line without running it after."""
+    """``hvd-autosync tune``: tune the job of a ``horovodrun`` line without the training."""
     return guarded(lambda: autosync(parse_words(["--autosync-tune-only", *words]), words))
 
 

@@ -8,7 +8,7 @@ import typer
 
 from hvd_autosync.commands.common import console
 
-#: The words are parsed by horovodrun's parser, not here; those after the command are its own.
+#: The words are parsed by horovodrun's parser, not by Typer.
 _LINE = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _WordsArgument = Annotated[
     list[str] | None,

@@ -1,4 +1,4 @@
-"""A study as one page: result, figures, task, every trial, how to reproduce it.
+"""The HTML page of a study: result, figures, task, every trial, how to reproduce it.
 
 The page contains Plotly's library (about 5 MB) and needs no network.
 """
@@ -22,9 +22,9 @@ from hvd_autosync.reporting.markdown import plain, table_rows
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-#: Sections that stand before the figures.
-_FIRST = ("", "Answer", "Whether the model stays as good")
-#: Of the knobs that the best strategy changes, those that matter most are drawn.
+#: Titles of the sections before the figures.
+_FIRST = ("", "Result", "Quality of lossy strategies")
+#: Largest number of changed knobs with a figure of their own, the most important ones first.
 _SLICES = 3
 
 
@@ -60,7 +60,7 @@ def page(study: Study) -> str:
 
 
 def _figures(study: Study) -> Iterator[go.Figure]:
-    """Those with something to see."""
+    """The figures that have data."""
     plot, space = study.plot, study.record.space
     figures = [plot.convergence(), plot.step_times()]
     if space is not None:
@@ -81,7 +81,7 @@ def _figures(study: Study) -> Iterator[go.Figure]:
 
 
 def _figure(number: int, figure: go.Figure) -> dict[str, str]:
-    """Its parts: the page's own headline and caption stand where the figure's would."""
+    """Title, caption and HTML of a figure; the page shows the title and the caption itself."""
     meta = figure.layout.meta
     figure.update_layout(title=None, margin={"t": 24 if not figure.layout.margin.t > 150 else 110})
     content = figure.to_html(
@@ -98,7 +98,7 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _block(content: RenderableType) -> dict[str, Any]:
-    """What the template tells apart by its kind."""
+    """A block of a section for the template, which distinguishes blocks by their kind."""
     if isinstance(content, Verbatim):
         return {"kind": "copy", "text": content.plain.rstrip()}
     if isinstance(content, Table):
@@ -113,7 +113,7 @@ def summary(study: Study) -> dict[str, Any]:
     """A study as plain JSON: the record, the best strategy, and one entry per trial.
 
     Raises:
-        StudyError: It has no trials.
+        StudyError: The study has no trials.
     """
     import json
 

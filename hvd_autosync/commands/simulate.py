@@ -96,15 +96,15 @@ def _asked(path: str, record: StudyRecord, resources: Resources) -> Strategy:
     """Read a strategy file that the cost model can predict.
 
     Raises:
-        AutosyncError: The file cannot be read, does not fit the model or the cluster, or sets what
-            the cost model does not know.
+        AutosyncError: The file cannot be read, does not fit the model or the cluster, or sets knobs
+            that the cost model does not know.
     """
     from hvd_autosync.search_space import CATALOGUE
     from hvd_autosync.search_space.documents import read_toml
     from hvd_autosync.search_space.exchange_plan import class_of, parameter_classes
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
 
-    assert record.task is not None, "looked at before"
+    assert record.task is not None, "the caller has checked"
     model = record.task.model
     asked, classes = read_strategy(read_toml(path, "the strategy file"))
     check_fits(asked, resources.hosts, dict(record.space.fixed) if record.space else {})

@@ -43,8 +43,8 @@ def up(
             f"--rate {rate!r} names {len(rates)} rates for {hosts} hosts",
             hint="Give one rate for all hosts, or one per host.",
         )
-    kept = daemon.up(hosts, slots, rates * hosts if len(rates) == 1 else rates)
-    print(f"up: {', '.join(kept.hosts)}")
+    testbed = daemon.up(hosts, slots, rates * hosts if len(rates) == 1 else rates)
+    print(f"up: {', '.join(testbed.hosts)}")
     print("try: hvd-autosync testbed run horovodrun --gloo --autosync python train.py")
 
 
@@ -59,12 +59,12 @@ def run(
     """
     from hvd_autosync.testing import daemon
 
-    kept = daemon.find()
-    if kept is None:
+    testbed = daemon.find()
+    if testbed is None:
         raise ConfigurationError(
             "no test bed is running", hint="Create one: hvd-autosync testbed up --hosts 2."
         )
-    words = kept.command(command, host)
+    words = testbed.command(command, host)
     os.execvp(words[0], words)
 
 
@@ -80,7 +80,7 @@ def _mbit(text: str) -> float:
     """``200mbit`` and ``1gbit`` in Mbit/s.
 
     Raises:
-        ConfigurationError: It is no rate.
+        ConfigurationError: ``text`` is not a rate.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mg])bit", text.strip().lower())
     if match is None or not float(match[1]) > 0:

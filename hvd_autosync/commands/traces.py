@@ -26,7 +26,7 @@ app = typer.Typer(
 
 
 class TableFormat(str, enum.Enum):
-    """How trials are printed."""
+    """Formats of printed trials."""
 
     TABLE = "table"
     CSV = "csv"

@@ -109,22 +109,22 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
         study: The study; ``None`` if it had not begun.
     """
     if study is None:
-        _say("tuning was ended before its first trial: the training runs as it is")
-        return _run_as_it_is(job)
+        _say("tuning was ended before its first trial: the training runs unchanged")
+        return _run_unchanged(job)
     from hvd_autosync.reporting import closing_lines
     from hvd_autosync.study.knob_order import with_knob_order
 
     proven = study.proven
     record = replace(study.record, winner=proven or Strategy())
-    what = "with nothing confirmed: the training runs as it is"
+    what = "no strategy is confirmed yet, so the training runs unchanged"
     if proven is not None:
         space = with_knob_order(study.record, study.history).space or study.space
-        what = f"with this confirmed, and the training runs with it: {space.describe(proven)}"
+        what = f"the training runs with the confirmed strategy {space.describe(proven)}"
     ended = sum(trial.result is not None for trial in study.history)
-    answer = f"tuning was ended after {ended} trial{'s' * (ended != 1)}, {what}"
+    answer = f"tuning was ended after {ended} trial{'s' * (ended != 1)}: {what}"
     _say(answer)
     status = _train(job, options, record, answer)
-    _say(f"{closing_lines(record, options.store)[1]}; the same command goes on with it")
+    _say(f"{closing_lines(record, options.store)[1]}; run the same command again to resume tuning")
     return status
 
 
@@ -152,10 +152,10 @@ def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
 def _run_untuned(job: Job, error: ShortJobError) -> int:
     """Run a job that is too short to be tuned unchanged."""
     _say(f"{error.message}; it runs untuned. {error.hint}")
-    return _run_as_it_is(job)
+    return _run_unchanged(job)
 
 
-def _run_as_it_is(job: Job) -> int:
+def _run_unchanged(job: Job) -> int:
     from hvd_autosync.engine.training import run_training
 
     return run_training(job, Strategy()).status

@@ -42,7 +42,7 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     total = np.where(by_rows | gradients.sparse[:, None], 0.0, size).sum(axis=0)
     wanted = columns.numbers("buckets")
     whole = _copied(items)
-    late = np.zeros(len(wanted), dtype=np.bool_)
+    at_end = np.zeros(len(wanted), dtype=np.bool_)
     for lane in range(len(classes)):
         # The first of several classes with one plan handles all of them.
         first = ~np.any(plans[:lane] == plans[lane], axis=0)
@@ -52,11 +52,11 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
         without = np.where(plain[lane], several, np.ceil(own / _BUCKET_BYTES))
         count = np.where(wanted > 0, share, without)
         merged = (count < several) & (several > 0)
-        late |= merged & (wanted > 0) & (columns.words("bucket_rule") == "size")
+        at_end |= merged & (wanted > 0) & (columns.words("bucket_rule") == "size")
         if merged.any():
             _merge(items, whole, members & merged, count, own)
     arrival_s, *rest = whole
-    arrival_s[:, late] = items.arrival_s[-1:, late]
+    arrival_s[:, at_end] = items.arrival_s[-1:, at_end]
     return Items(arrival_s, *rest)
 
 

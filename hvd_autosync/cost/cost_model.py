@@ -109,7 +109,7 @@ class CostModel:
             loop=Loop(nothing, nothing, self._latency_s * once),
             host_s=sent_s * once,
             local=once,
-            late=nothing,
+            deferrable=nothing,
         )
 
     def prepare(self, columns: Columns) -> Prepared:

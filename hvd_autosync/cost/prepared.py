@@ -25,9 +25,9 @@ class Prepared:
         loop: Horovod's background loop.
         host_s: Seconds of work on gradients in memory, shape ``(c,)``.
         local: Steps of a round of local steps, shape ``(c,)``; 1: gradients are sent in every step.
-        late: Share of the communication that may be deferred into the next forward, shape ``(c,)``.
-            It is 0 if updates are not deferred, and falls with the fused share: fused tensors
-            finish together, so they leave nothing to overlap.
+        deferrable: Share of the communication that may be deferred into the next forward, shape
+            ``(c,)``. It is 0 if updates are not deferred, and falls with the fused share: fused
+            tensors finish together, so they leave nothing to overlap.
         contention: Seconds that a second of communication overlapped with computation adds to it.
         forward_s: Seconds of forward of one step.
         backward_s: Seconds of backward of one step.
@@ -40,7 +40,7 @@ class Prepared:
     loop: Loop
     host_s: FloatArray
     local: FloatArray
-    late: FloatArray
+    deferrable: FloatArray
     contention: float
     forward_s: float
     backward_s: float
@@ -70,8 +70,8 @@ class Prepared:
         forward_s, backward_s = self.forward_s * compute, self.backward_s * compute
         if self.items is None:
             return forward_s.reshape(shape), backward_s.reshape(shape), np.zeros(shape)
-        cycle_s, local, late = (
-            np.tile(each, len(coefficients)) for each in (self.cycle_s, self.local, self.late)
+        cycle_s, local, deferrable = (
+            np.tile(each, len(coefficients)) for each in (self.cycle_s, self.local, self.deferrable)
         )
         communicated_s, busy_s = self._communication(len(coefficients), latency, byte, compute)
         # Averaging of parameters overlaps with nothing.
@@ -79,7 +79,7 @@ class Prepared:
             local > 1, communicated_s / local, np.maximum(communicated_s - backward_s, 0.0)
         )
         overlapped_s = np.where(local > 1, 0.0, np.clip(busy_s - exposed_s, 0.0, backward_s))
-        hidden_s = late * np.minimum(exposed_s, forward_s)
+        hidden_s = deferrable * np.minimum(exposed_s, forward_s)
         shortest_s = CYCLE_BUSY_S + COORDINATION_SHARE * self.latency_s * latency
         busy_share = CYCLE_BUSY_S / np.maximum(cycle_s, shortest_s)
         slower = self.contention * contention

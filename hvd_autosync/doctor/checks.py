@@ -1,7 +1,7 @@
 """Checks of an installation: problems that would prevent tuning, and their remedies.
 
-Each check tests the real thing: that of the plugin runs ``horovodrun --help``, that of the store
-writes to it, that of a host runs a command on it.
+The checks use the real programs: the plugin's runs ``horovodrun --help``, the store's writes to the
+store, a host's runs a command on the host.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def examine(
     ssh: tuple[int | None, str | None] = (None, None),
     store: str | None = None,
 ) -> Iterator[Finding]:
-    """All checks, each made when it is asked for.
+    """Run all checks, each when its finding is requested.
 
     Args:
-        hosts: Names of the hosts of a job; none: only this machine is looked at.
-        ssh: Port and identity file for ssh to them, where given.
-        store: Where traces are kept; ``None``: the default.
+        hosts: Names of the hosts of a job; empty: only this machine is checked.
+        ssh: Port and identity file for ssh to the hosts; ``None``: ssh's defaults.
+        store: Location of the store; ``None``: the default store.
     """
     yield check_versions()
     yield from check_horovod()
@@ -49,7 +49,7 @@ def examine(
 
 
 def check_versions() -> Finding:
-    """Python and the libraries that the tuner itself needs."""
+    """Check the versions of Python and of the libraries that the tuner needs."""
     found = versions()
     text = ", ".join(f"{name} {number}" for name, number in found.items())
     missing = [name for name in _NEEDED if name not in found]
@@ -64,7 +64,7 @@ def check_versions() -> Finding:
 
 
 def check_horovod() -> Iterator[Finding]:
-    """The build, and the controllers that it can really use."""
+    """Check the version of Horovod and the controllers that it can use."""
     from hvd_autosync.launch.facts import horovod_build
 
     try:
@@ -93,7 +93,7 @@ def check_horovod() -> Iterator[Finding]:
 
 
 def _check_mpi(build: HorovodBuild) -> Finding:
-    """Whether MPI jobs can be started: ``mpirun``, its version, and mpi4py."""
+    """Check whether MPI jobs can be started: ``mpirun``, its version, and mpi4py."""
     path = launcher_environment({})["PATH"]
     program = shutil.which("mpirun", path=path)
     if program is None:
@@ -123,7 +123,7 @@ def _check_mpi(build: HorovodBuild) -> Finding:
 
 
 def check_plugin() -> Finding:
-    """Whether ``horovodrun`` knows ``--autosync``, found out by asking it."""
+    """Check whether ``horovodrun --help`` lists ``--autosync``."""
     if os.environ.get(DISABLE_VARIABLE, "") not in ("", "0"):
         return Finding(
             "plugin",
@@ -143,7 +143,7 @@ def check_plugin() -> Finding:
             f"Add {beside.parent} to the PATH.",
         )
     if _knows_autosync([program]):
-        return Finding("plugin", Severity.OK, f"active: {program} knows --autosync")
+        return Finding("plugin", Severity.OK, f"active: {program} has --autosync")
     if beside.exists() and not beside.samefile(program) and _knows_autosync([str(beside)]):
         return Finding(
             "plugin",
@@ -155,13 +155,13 @@ def check_plugin() -> Finding:
 
 
 def _inactive(program: str) -> Finding:
-    """Why the plugin is not active, as far as the installation shows."""
+    """The finding for a plugin that is not active, with the reason if the files show it."""
     file = "hvd_autosync.pth"
     if any(Path(folder, file).exists() for folder in sys.path if folder):
         return Finding(
             "plugin",
             Severity.FAIL,
-            f"{program} does not know --autosync",
+            f"{program} does not have --autosync",
             f"Run {program} --help; its first lines give the reason.",
         )
     return Finding(
@@ -177,9 +177,9 @@ def _knows_autosync(launcher: list[str]) -> bool:
 
 
 def _output(command: list[str]) -> str:
-    """What ``command`` writes; empty when it cannot be run."""
+    """The standard output of ``command``; empty if it cannot be run."""
     try:
-        # `python -m` imports from the folder that it is started in.
+        # The working directory must not matter, as `python -m` imports from it.
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/")
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -187,7 +187,7 @@ def _output(command: list[str]) -> str:
 
 
 def check_store(location: str | None) -> Finding:
-    """Whether traces can be written."""
+    """Check whether traces can be written."""
     from hvd_autosync.traces import TraceStore
 
     try:

@@ -1,4 +1,4 @@
-"""What a check of an installation has found."""
+"""The finding of a check of an installation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 
 class Severity(str, enum.Enum):
-    """How a check came out."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -19,10 +19,10 @@ class Finding:
     """One finding.
 
     Attributes:
-        subject: What was looked at.
-        severity: How it came out.
+        subject: What was checked.
+        severity: Its severity.
         text: What was found.
-        remedy: What to do; empty when there is nothing to do.
+        remedy: What to do; empty if there is nothing to do.
     """
 
     subject: str

@@ -27,14 +27,14 @@ _ETC_HOSTS = "Give {name} the address of its network card in /etc/hosts of {wher
 def check_hosts(
     names: Sequence[str], ssh: tuple[int | None, str | None] = (None, None)
 ) -> Iterator[Finding]:
-    """Names that resolve to loopback, and hosts that ssh does not reach.
+    """Check whether host names resolve to reachable addresses, and whether ssh reaches the hosts.
 
-    Ranks on several hosts connect to the address that a host's own name resolves to there
-    (Gloo process sets, whatever network interface is asked for).
+    Ranks on several hosts connect to the address that a host's own name resolves to on that host
+    (Gloo process sets, whatever network interface is requested).
 
     Args:
-        names: The job's hosts; none for a job on this machine alone.
-        ssh: Port and identity file, where given.
+        names: The job's hosts; empty for a job on this machine only.
+        ssh: Port and identity file; ``None``: ssh's defaults.
     """
     own = socket.gethostname()
     several = len(set(names)) > 1
@@ -64,7 +64,7 @@ def check_hosts(
                     f"package on {name}",
                     Severity.FAIL,
                     lacking[name],
-                    f"Install hvd_autosync there too, for {sys.executable}.",
+                    f"Install hvd_autosync on it, for {sys.executable}.",
                 )
             yield _check_name(name, own_addresses[name], name, needed=several)
 
@@ -74,9 +74,9 @@ def _check_name(name: str, addresses: list[str], where: str, *, needed: bool) ->
 
     Args:
         name: The host's name.
-        addresses: What it resolves to; empty when it does not.
+        addresses: The addresses that it resolves to; empty if it does not resolve.
         where: The host that resolved it, in words.
-        needed: Whether the job spans several hosts; else the finding is a warning at most.
+        needed: Whether the job uses several hosts; else a problem is a warning only.
     """
     subject = f"name {name}" if where in ("this machine", "every host") else f"name on {where}"
     remedy = _LOCALHOST if name == "localhost" else _ETC_HOSTS.format(name=name, where=where)

@@ -1,1 +1,1 @@
-"""One job from its line to the winner and its training, by real launches."""
+"""Tuning and training of one job by real launches."""

@@ -30,8 +30,8 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
             f"study {study.study_id} has no winner: it is {study.status.value}",
             hint="Choose a finished study; hvd-autosync traces list shows them.",
         )
-    held = dict(study.space.fixed) if study.space is not None else {}
-    controller = study.winner.get("controller", held.get("controller"))
+    fixed = dict(study.space.fixed) if study.space is not None else {}
+    controller = study.winner.get("controller", fixed.get("controller"))
     build = horovod_build()
     if (controller == "mpi" and not build.mpi) or (controller == "gloo" and not build.gloo):
         raise ConfigurationError(
@@ -43,21 +43,21 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
 
 
 def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:
-    """The classes of the job's parameters that the winner of ``study`` speaks of.
+    """The parameter classes of the job that the winner of ``study`` needs.
 
-    Of a trace without names they are those of an earlier study of the same command here, if its
-    model has the same shapes in the same order.
+    An anonymous trace has no names of parameters. Then the classes are those of an earlier study of
+    the same command in the store, if its model has the same shapes in the same order.
 
     Args:
         study: The study.
         job: The job.
-        location: Of the user's store.
+        location: The user's store.
 
     Raises:
-        ConfigurationError: The trace has no names of parameters, and nobody knows them.
-        SpaceError: The job's model is known here, and does not fit the winner.
+        ConfigurationError: The trace has no names of parameters, and the store has none either.
+        SpaceError: The store has the job's model, and the model does not fit the winner.
     """
-    assert study.winner is not None, "it is run"
+    assert study.winner is not None, "winner_for has checked"
     by_class = any(
         knob.startswith(f"{name}_") for knob in study.winner for name in PARAMETER_CLASSES
     )
@@ -96,7 +96,7 @@ def differences(study: StudyRecord, job: Job) -> Iterator[str]:
 
 
 def _layout(hosts: tuple[Host, ...]) -> str:
-    """``2 x 4 ranks``, or ``4 + 2 ranks`` where hosts differ."""
+    """``2 x 4 ranks``, or ``4 + 2 ranks`` if hosts differ."""
     slots = [host.slots for host in hosts]
     if len(set(slots)) == 1:
         return f"{len(hosts)} x {slots[0]} ranks"

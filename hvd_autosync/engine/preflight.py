@@ -17,10 +17,10 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 def start_driver_log() -> None:
-    """Begin the driver's log, where ``HVD_AUTOSYNC_LOG`` asks for it.
+    """Start the driver's log if ``HVD_AUTOSYNC_LOG`` is set.
 
     Raises:
-        ConfigurationError: The variable names no level.
+        ConfigurationError: The variable is not a log level.
     """
     try:
         start_log("driver")
@@ -77,4 +77,4 @@ def check_hosts(job: Job) -> None:
 
 
 def _listed(findings: Sequence[tuple[str, str]]) -> str:
-    return "; ".join(f"{host}: {said}" for host, said in findings)
+    return "; ".join(f"{host}: {reason}" for host, reason in findings)

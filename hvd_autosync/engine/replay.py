@@ -1,4 +1,4 @@
-"""Recorded studies again, with no cluster: played, verified, or given to other learners."""
+"""Replay of recorded studies without a cluster: play, verify, or run other learners on them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hvd_autosync.study.study import AskTellStudy, problem_of
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
 
-#: How often a running trial is told of while it is played, seconds of the clock on the wall.
+#: Wall-clock interval between progress reports of a played trial, seconds.
 _TICK_S = 0.1
-#: Kinds of trials that a study itself asks for, or its usual learner.
+#: Kinds of trials that the study itself or our learner asks for.
 _ASKED_BY_US = ("default", "sobol", "model", "quality", "confirm")
 
 
@@ -35,23 +35,23 @@ def play(
     speed: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Let ``listener`` watch a study as if it ran now.
+    """Play a study to ``listener`` as if it ran now.
 
     Args:
         study: The study, with its space.
         trials: Its trials.
-        listener: Watches.
-        speed: So many times as fast as it was; infinite: at once.
-        sleep: Waits for some seconds.
+        listener: Receives the events.
+        speed: Speed relative to the recording; infinite: without waiting.
+        sleep: Waits for the given seconds.
 
     Raises:
-        StudyError: There is nothing to play.
+        StudyError: The study has no space, or no trial with a result.
     """
     told = [trial for trial in trials if trial.result is not None]
     if study.space is None or not told:
         raise StudyError(
             f"study {study.study_id} has no trials to play",
-            hint="Choose another; hvd-autosync traces list shows them.",
+            hint="Choose another study; hvd-autosync traces list shows them.",
         )
     store = TraceStore("sqlite://")
     running = replace(study, status=StudyStatus.RUNNING, outcome=None, winner=None)
@@ -82,7 +82,7 @@ def _play_trial(
     speed: float,
     sleep: Callable[[float], None],
 ) -> None:
-    """The progress of a trial whose steps came when they came."""
+    """Report the progress of a trial at the recorded times of its steps."""
     steps = [sum(row) / len(row) for row in zip(*(r.step_s for r in result.ranks), strict=False)]
     ends = _finite(result.setup_s) + np.cumsum(steps)
     total_s = max(_finite(result.total_s), float(ends[-1]) if len(ends) else 0.0)
@@ -108,17 +108,17 @@ def _finite(seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Check:
-    """One question of a recorded study, asked again.
+    """One decision of a recorded study, repeated.
 
     Attributes:
-        number: Of the trial; that of none for how the study ended.
-        kind: Of the recorded trial; ``"end"`` for how the study ended.
-        recorded: The strategy, or the winner.
-        again: The same, asked now; ``None`` where it cannot be asked.
-        same: Whether they are the same, and for the same reason.
-        distance: Between both: each choice that differs counts 1, each number its share of the
-            knob's range.
-        note: What is to be said of it; else empty.
+        number: Number of the trial; for the end of the study, the number of trials.
+        kind: Kind of the recorded trial; ``"end"`` for the end of the study.
+        recorded: The recorded strategy, or the recorded winner.
+        again: The repeated decision; ``None`` if there is no strategy to compare.
+        same: Whether both are equal, including the kind of trial.
+        distance: Distance of both: each categorical knob that differs counts 1, each numeric knob
+            the difference as a share of its range.
+        note: A remark on the difference; else empty.
     """
 
     number: int
@@ -131,41 +131,45 @@ class Check:
 
 
 def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator[Check]:
-    """Ask what a recorded study asked, trial by trial, each time knowing what it knew then.
+    """Repeat each decision of a recorded study with the results that were known at that time.
 
     Args:
-        store: Where the study is, with those that it learned from.
+        store: The store with the study and the studies that it learned from.
         study: The study, with its space.
         trials: Its trials, in order.
 
+    Yields:
+        One check per trial, and one for the end of the study.
+
     Raises:
-        StudyError: It knows no space.
+        StudyError: The study has no space.
         StoreError: The store cannot be read.
     """
     if study.space is None:
         raise StudyError(
-            f"study {study.study_id} was not made by this program",
-            hint="Only what --autosync has recorded can be asked again.",
+            f"study {study.study_id} has no search space, so it cannot be verified",
+            hint="Choose a study that --autosync has recorded.",
         )
     space, settings = study.space, StudySettings.from_json(study.settings)
     problem, learner = problem_of(store, study, trials), BayesianLearner()
 
     def asked_at(number: int, moment: str | None) -> TrialRequest | Conclusion:
-        known = [_as_known(trial, moment) for trial in trials[:number]]
+        known = [_as_of(trial, moment) for trial in trials[:number]]
         seen = [trial for trial in known if trial is not None]
         return Decision(problem, settings, learner, seen).next()
 
     for index, trial in enumerate(trials):
         recorded = space.complete(trial.strategy)
         if trial.kind not in _ASKED_BY_US:
-            note = f"{trial.kind!r} is a learner of somebody else"
+            note = f"{trial.kind!r} is a trial of another learner"
             yield Check(trial.number, trial.kind, recorded, None, True, note=note)
             continue
         again = (
             TrialRequest(Strategy(), "default") if index == 0 else asked_at(index, trial.asked_at)
         )
         if isinstance(again, Conclusion):
-            yield Check(trial.number, trial.kind, recorded, None, False, note="it would end here")
+            note = "the study ends before this trial now"
+            yield Check(trial.number, trial.kind, recorded, None, False, note=note)
             continue
         now = space.complete(again.strategy)
         same = (now, again.kind) == (recorded, trial.kind)
@@ -182,16 +186,16 @@ def _check_end(
 ) -> Check:
     winner = space.complete(ended.winner)
     if isinstance(again, TrialRequest):
-        note = f"it would go on: {again.kind}"
+        note = f"the study continues now: {again.kind}"
         return Check(number, "end", winner, None, False, note=note)
     now = space.complete(again.winner)
     return Check(number, "end", winner, now, now == winner, distance(space, now, winner))
 
 
-def _as_known(trial: TrialRecord, moment: str | None) -> TrialRecord | None:
-    """``trial`` as it was known when another was asked for; ``None`` if it was lost by then.
+def _as_of(trial: TrialRecord, moment: str | None) -> TrialRecord | None:
+    """``trial`` without its result if it came after ``moment``; ``None`` if it has no result.
 
-    Traces that are shared have no times of day: there each trial had ended before the next.
+    If a time is missing, the trial is assumed to have ended before ``moment``.
     """
     if trial.result is None:
         return None
@@ -201,20 +205,20 @@ def _as_known(trial: TrialRecord, moment: str | None) -> TrialRecord | None:
 
 
 def distance(space: SearchSpace, one: Strategy, other: Strategy) -> float:
-    """Of two strategies, as of :func:`hvd_autosync.launch.replay.distances`."""
+    """Distance of two strategies; see :func:`hvd_autosync.launch.replay.distances`."""
     return float(distances(space, space.encode(one)[np.newaxis], space.encode(other))[0])
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """What a learner would have found on recorded measurements.
+    """The result of a learner on recorded measurements.
 
     Attributes:
-        learner: Its name.
+        learner: Name of the learner.
         best_ms: Fastest step so far after each trial, milliseconds.
-        exact: Trials that were answered by a measurement of the very strategy.
-        distance: Mean distance of the others from the measurement that answered.
-        best: What was fastest.
+        exact: Number of trials with a recorded measurement of exactly their strategy.
+        distance: Mean distance of the other trials from the measurement that was used.
+        best: The fastest strategy.
     """
 
     learner: str
@@ -233,20 +237,20 @@ def rerun(
     seed: int,
     progress: Callable[[int], None] = lambda number: None,
 ) -> Rerun:
-    """Let a learner ask for ``count`` trials, each answered by the nearest recorded one.
+    """Run a learner for up to ``count`` trials, each with the nearest recorded measurement.
 
     Args:
-        store: Where the study is, with those that it learned from.
+        store: The store with the study and the studies that it learned from.
         study: The study, with its space.
         trials: Its trials.
         learner: Name of the learner (:mod:`hvd_autosync.learner.registry`).
-        count: Most trials, the default's included.
-        seed: Of the learner.
-        progress: Told the number of each trial.
+        count: Maximum number of trials, including the default's.
+        seed: Seed of the learner.
+        progress: Called with the number of each trial.
 
     Raises:
         ConfigurationError: No learner has that name, or its library is not installed.
-        StudyError: There is nothing to answer with.
+        StudyError: No trial was measured.
     """
     chosen = named(learner)
     asked = chosen.make()
@@ -271,7 +275,7 @@ def rerun(
     measured = [o for o in seen if o.measured]
     if not measured:
         raise StudyError(
-            f"study {study.study_id} has measured nothing", hint="Choose another study."
+            f"study {study.study_id} has no measured trial", hint="Choose another study."
         )
     winner = min(measured, key=lambda o: o.log_step).strategy
     mean = sum(far) / len(far) if far else 0.0
@@ -279,6 +283,6 @@ def rerun(
 
 
 def default_ms(trials: Sequence[TrialRecord]) -> float:
-    """Milliseconds of a step of the default; NaN when unknown."""
+    """Milliseconds of a step of the default; NaN if unknown."""
     result = default_result(trials)
     return 1e3 * result.step_time.mean_s if result and result.step_time else math.nan

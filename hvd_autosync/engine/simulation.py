@@ -1,4 +1,4 @@
-"""What a job that was tuned once would do on another cluster, by the cost model."""
+"""Prediction of a tuned job on another cluster, by the cost model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.traces import StudyRecord, TrialRecord
 
 _POINTS, _ROUNDS, _SCALES = 4096, 12, (0.3, 0.1, 0.03)
-#: Draws of what trials leave open, and the interval that is told of them.
+#: Number of posterior draws, and the quantiles of the reported interval.
 _DRAWS, _INTERVAL = 200, (0.05, 0.95)
 
 
@@ -40,20 +40,20 @@ class Range:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is predicted.
+    """The predictions for one cluster.
 
     Attributes:
         resources: The cluster.
-        compute_s: Seconds of a step without any communication.
-        default_s: Seconds of a step as the job is.
-        best: The strategy that wins.
+        compute_s: Seconds of a step without communication.
+        default_s: Seconds of a step under the default strategy.
+        best: The fastest strategy.
         best_s: Seconds of a step under it.
-        speedup: The default's step time over the winner's.
-        asked_s: Seconds of a step under the strategy that was asked for, if one was.
-        asked_speedup: The default's step time over that.
-        space: Among whose strategies was searched.
-        trials: How many trials calibrated the model.
-        misfit: How far these were from the calibrated model: deviation of the logarithm.
+        speedup: The default's step time over that of the fastest strategy.
+        space: The space that was searched.
+        trials: Number of trials that calibrated the model.
+        misfit: Standard deviation of the logarithm of measured over predicted step times.
+        asked_s: Seconds of a step under the requested strategy, if there is one.
+        asked_speedup: The default's step time over that of the requested strategy.
     """
 
     resources: Resources
@@ -76,42 +76,42 @@ def simulate(
     seed: int = 0,
     asked: Mapping[str, Value] | None = None,
 ) -> Simulation:
-    """Predict the default's step time and the winner of a study's job on another cluster.
+    """Predict the default's step time and the fastest strategy of a job on another cluster.
 
     Args:
         study: A study of the job.
         trials: Its trials, which calibrate the model on the cluster that they ran on.
         resources: The other cluster, with its links.
-        seed: Of the search and the draws.
-        asked: A strategy to predict too; it may change what is trained.
+        seed: Seed of the search and the draws.
+        asked: A further strategy to predict; it may be lossy.
 
     Raises:
-        StudyError: The study has measured nothing.
-        ConfigurationError: It was measured without times or links.
+        StudyError: The study has no measured trial.
+        ConfigurationError: The study has no times of the model, or no links.
     """
-    held = dict(study.space.fixed) if study.space is not None else {}
+    fixed = dict(study.space.fixed) if study.space is not None else {}
     observations = observations_of(study.space, trials) if study.space is not None else []
     seen = [
-        ({**held, **one.strategy}, one.step_s)
+        ({**fixed, **one.strategy}, one.step_s)
         for one in observations
         if one.measured and one.step_s is not None
     ]
     if study.task is None or not seen:
         raise StudyError(
-            f"study {study.study_id} has measured nothing",
-            hint="Choose another; hvd-autosync traces list shows them.",
+            f"study {study.study_id} has no measured trial",
+            hint="Choose another study; hvd-autosync traces list shows them.",
         )
     model = study.task.model
     calibration = calibrate(
         CostModel(model, study.task.resources), [s for s, _ in seen], [t for _, t in seen]
     )
-    space = _space(study, model, resources, held)
+    space = _space(study, model, resources, fixed)
     elsewhere = CostModel(model, resources)
     best = _search(elsewhere, space, calibration, seed)
     one_rank = CostModel(model, hypothetical_resources(resources, 1, 1))
-    alone = one_rank.predict([held], calibration.coefficients)
+    alone = one_rank.predict([fixed], calibration.coefficients)
     draws = calibration.draws(_DRAWS, seed)
-    some = [held, {**held, **best}, *([] if asked is None else [{**held, **asked}])]
+    some = [fixed, {**fixed, **best}, *([] if asked is None else [{**fixed, **asked}])]
     drawn = np.array([elsewhere.predict(some, each) for each in draws])
     noise = calibration.misfit * np.random.default_rng(seed).standard_normal(drawn.shape)
     likely, drawn = elsewhere.predict(some, calibration.coefficients), drawn * np.exp(noise)
@@ -132,21 +132,21 @@ def simulate(
 
 
 def _space(
-    study: StudyRecord, model: ModelProfile, resources: Resources, held: dict[str, Value]
+    study: StudyRecord, model: ModelProfile, resources: Resources, fixed: dict[str, Value]
 ) -> SearchSpace:
-    """Knobs of the other cluster, but for those that the script decides itself."""
-    space = build_space(model, resources, held=held)
+    """The search space on the other cluster, without knobs that the script or the user fixes."""
+    space = build_space(model, resources, held=fixed)
     if study.space is None or study.task is None:
         return space
-    # What this study's own cluster offers and its space lacks was the script's or the user's.
-    offered = {knob.name for knob in build_space(model, study.task.resources, held=held).knobs}
+    # The script or the user fixed the knobs that the study's cluster offers and its space lacks.
+    offered = {knob.name for knob in build_space(model, study.task.resources, held=fixed).knobs}
     absent = offered - {knob.name for knob in study.space.knobs}
     knobs = tuple(knob for knob in space.knobs if knob.name not in absent)
     return SearchSpace(knobs, space.fixed)
 
 
 def _search(model: CostModel, space: SearchSpace, calibration: Calibration, seed: int) -> Strategy:
-    """The strategy that is fastest by the model: of many, then of its neighbours, and so on."""
+    """The fastest strategy by the model: the best of a Sobol set, then a local search from it."""
 
     def seconds(points: FloatArray) -> FloatArray:
         strategies = [{**dict(space.fixed), **space.decode(point)} for point in points]

@@ -1,4 +1,4 @@
-"""The real training: the user's job, once, under the strategy that was found."""
+"""The training: one run of the user's job under a strategy."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.search_space.trial import DRIFT_FILE, FALLBACK_FILE, OUTCOME_FILE, LossPrediction
 
-#: A SIGTERM to the whole process group reaches the launcher without us. A second one at the same
-#: moment would catch its handler inside ``Event.set`` and block it for ever (``gloo_run.py``).
-_PASS_ON_AFTER_S = 1.0
-#: How often it is looked whether the loss guard has ended the strategy.
-_LOOK_S = 1.0
-#: ``mpirun`` takes a second SIGINT within 5 s for an order to leave everything behind.
-_PASS_SIGINT_ON_AFTER_S = 6.0
+#: Delay of a forwarded signal. A SIGTERM to the whole process group also reaches the launcher
+#: directly. A second one at the same moment would interrupt the launcher's handler inside
+#: ``Event.set`` and block it for ever (``gloo_run.py``).
+_FORWARD_AFTER_S = 1.0
+#: Interval of the checks for a fallback of the loss guard.
+_POLL_S = 1.0
+#: Delay of a forwarded SIGINT for ``mpirun``, which abandons its processes after a second SIGINT
+#: within 5 s.
+_FORWARD_SIGINT_AFTER_S = 6.0
 
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What is known of a training before it runs.
+    """What is known about a training before it runs.
 
     Attributes:
-        classes: Which parameters are in which class of its strategy.
-        loss_prediction: Of its first windows.
-        expected_step_s: Seconds of a step, as tuning measured it; 0: unknown.
+        classes: The parameters of each class of the strategy.
+        loss_prediction: Prediction of the loss in its first windows.
+        expected_step_s: Seconds of a step, as measured by tuning; 0: unknown.
     """
 
     classes: Classes = field(default_factory=dict)
@@ -46,15 +48,15 @@ class TrainingContext:
 
 @dataclass(frozen=True)
 class RunReport:
-    """What rank 0 of a run of a recurring job has said of it.
+    """The report of rank 0 on a run of a recurring job.
 
     Attributes:
-        metric: What the script says it came to, larger is better; ``None`` where it says nothing.
-        loss: Mean of its last training losses; ``None`` where none was seen.
-        samples: Samples of all ranks together; 0 where they could not be counted.
+        metric: The metric that the script reported, larger is better; ``None`` without one.
+        loss: Mean of the last training losses; ``None`` if none was observed.
+        samples: Samples of all ranks together; 0 if they could not be counted.
         steps: Steps of rank 0.
-        fell_back: Whether its guard has ended the strategy, and the run went on exactly.
-        without_barrier: Whether ranks have made steps without waiting for each other.
+        fell_back: Whether the loss guard switched the run to exact steps.
+        without_barrier: Whether ranks made steps without a barrier.
     """
 
     metric: float | None = None
@@ -66,7 +68,7 @@ class RunReport:
 
     @classmethod
     def read(cls, folder: str) -> RunReport | None:
-        """What was written into ``folder``, if anything."""
+        """The report in ``folder``; ``None`` if there is none."""
         try:
             fields = json.loads(Path(folder, OUTCOME_FILE).read_text())
             return cls(**fields)
@@ -79,11 +81,11 @@ class RunOutcome:
     """How a training ended.
 
     Attributes:
-        status: The exit status of ``horovodrun``; 128 plus the signal's number when one ended it,
-            or somebody stopped it by one.
-        drift: What rank 0 said of steps that became slower for good, where it is on this host.
-        outcome: What it said of a run of a recurring job, likewise.
-        stopped: Whether somebody stopped it, as with Ctrl-C.
+        status: The exit status of ``horovodrun``; 128 plus the number of the signal, if one ended
+            or stopped it.
+        drift: Rank 0's report of drift, if rank 0 is on this host; else empty.
+        outcome: Rank 0's report on a run of a recurring job, if rank 0 is on this host.
+        stopped: Whether a signal stopped it, such as Ctrl-C.
     """
 
     status: int
@@ -92,43 +94,43 @@ class RunOutcome:
     stopped: bool = False
 
 
-#: Called once, as soon as the loss guard has ended the strategy, with the step and the reason; not
-#: in the thread that runs the training.
+#: Called once after a fallback of the loss guard, with the step and the reason, in another thread
+#: than the one that runs the training.
 OnFallback = Callable[[int, str], None]
 
 
 def run_training(
     job: Job,
     strategy: Strategy,
-    known: TrainingContext | None = None,
+    context: TrainingContext | None = None,
     *,
-    summarized: bool = False,
+    recurring: bool = False,
     on_fallback: OnFallback | None = None,
 ) -> RunOutcome:
-    """Run ``job`` under ``strategy`` with this terminal as its own.
+    """Run ``job`` under ``strategy``, attached to this terminal.
 
-    SIGINT, SIGTERM and SIGHUP are passed on. Whatever ends this process ends the job.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the job. The job ends if this process ends.
 
     Args:
         job: The job.
-        strategy: What it runs under.
-        known: What is known of it.
-        summarized: Whether it is a run of a recurring job, whose outcome is asked for.
-        on_fallback: Told where a rank is on this host.
+        strategy: Its strategy.
+        context: What is known about the training.
+        recurring: Whether it is a run of a recurring job, which writes a report.
+        on_fallback: Called after a fallback of the loss guard, if a rank is on this host.
 
     Raises:
-        AutosyncError: The system refuses to launch it.
+        AutosyncError: The job cannot be launched.
     """
     with contextlib.ExitStack() as stack:
         folder = ""
-        with contextlib.suppress(OSError):  # nothing is written down then
+        with contextlib.suppress(OSError):  # without the folder there are no reports
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
-        spec = _worker_spec(strategy, known or TrainingContext(), folder, summarized)
+        spec = _worker_spec(strategy, context or TrainingContext(), folder, recurring)
         if folder and on_fallback is not None and beyond_horovod(strategy):
             stack.enter_context(_watch_for_fallback(folder, on_fallback))
         status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
-        outcome = RunReport.read(folder) if summarized and folder else None
-        with contextlib.suppress(OSError):  # there is none
+        outcome = RunReport.read(folder) if recurring and folder else None
+        with contextlib.suppress(OSError):  # no drift was reported
             drift = Path(folder, DRIFT_FILE).read_text()
             return RunOutcome(status, drift, outcome, stopped)
     return RunOutcome(status, outcome=outcome, stopped=stopped)
@@ -136,48 +138,50 @@ def run_training(
 
 @contextlib.contextmanager
 def _watch_for_fallback(folder: str, on_fallback: OnFallback) -> Iterator[None]:
-    """Look into ``folder`` meanwhile, for a fall-back: this process may be killed before the end.
+    """Call ``on_fallback`` as soon as a rank on this host reports a fallback.
+
+    The folder is polled during the training, because this process may be killed before the end.
 
     Args:
-        folder: Where ranks on this host write.
-        on_fallback: What is to be done.
+        folder: The folder for reports of ranks on this host.
+        on_fallback: The function to call.
     """
-    over = threading.Event()
+    ended = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         last = False
         while not last:
-            last = over.wait(_LOOK_S)
+            last = ended.wait(_POLL_S)
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                said = json.loads(Path(folder, FALLBACK_FILE).read_text())
-                on_fallback(int(said["step"]), str(said["reason"]))
+                report = json.loads(Path(folder, FALLBACK_FILE).read_text())
+                on_fallback(int(report["step"]), str(report["reason"]))
                 return
 
-    thread = threading.Thread(target=look, name="hvd-autosync-fallback", daemon=True)
+    thread = threading.Thread(target=poll, name="hvd-autosync-fallback", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
 def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int, bool]:
-    """The exit status, and whether a signal came meanwhile."""
+    """Run the job; return its exit status, and whether a signal arrived meanwhile."""
     process: subprocess.Popen[bytes] | None = None
     signals = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         if process is None:
             raise SystemExit(128 + number)
         if number in signals[:-1]:
-            return  # it will be passed on
-        alone = number == signal.SIGINT and strategy.get("controller", job.controller) != "gloo"
-        delay_s = _PASS_SIGINT_ON_AFTER_S if alone else _PASS_ON_AFTER_S
-        if number == signal.SIGINT and not alone:
-            # Horovod's launcher for Gloo takes both alike, but while it is still being imported
-            # SIGINT alone would end it with a traceback.
+            return  # the first one is already scheduled
+        to_mpirun = number == signal.SIGINT and strategy.get("controller", job.controller) != "gloo"
+        delay_s = _FORWARD_SIGINT_AFTER_S if to_mpirun else _FORWARD_AFTER_S
+        if number == signal.SIGINT and not to_mpirun:
+            # Horovod's launcher for Gloo handles both signals alike, but during its import SIGINT
+            # would end it with a traceback.
             number = signal.SIGTERM
         timer = threading.Timer(delay_s, process.send_signal, [number])
         timer.daemon = True
@@ -186,7 +190,7 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
     previous = {}
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            previous[number] = signal.signal(number, pass_on)
+            previous[number] = signal.signal(number, forward)
     try:
         process = launch(job, strategy, environment)
         status = process.wait()
@@ -199,18 +203,18 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
 
 
 def _worker_spec(
-    strategy: Strategy, known: TrainingContext, folder: str, summarized: bool
+    strategy: Strategy, context: TrainingContext, folder: str, recurring: bool
 ) -> TrialSpec | None:
-    """Workers know of us only when they have something to do or to watch."""
+    """The specification for the workers; ``None`` if they have nothing to do or to watch."""
     spec = TrialSpec(
         "training",
         strategy,
         warmup_steps=0,
         measured_steps=0,
-        classes=known.classes,
-        loss_prediction=known.loss_prediction,
-        expected_step_s=known.expected_step_s,
+        classes=context.classes,
+        loss_prediction=context.loss_prediction,
+        expected_step_s=context.expected_step_s,
         drift_folder=folder,
-        summarized=summarized,
+        summarized=recurring,
     )
-    return spec if beyond_horovod(strategy) or spec.watched or summarized else None
+    return spec if beyond_horovod(strategy) or spec.watched or recurring else None

@@ -1,4 +1,4 @@
-"""What earlier studies know of a job that is about to run."""
+"""The training context of a job, from its earlier studies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 
 
 def training_context(study: StudyRecord, location: str | TraceStore | None) -> TrainingContext:
-    """What the finished study of a job knows of its training, and earlier ones of the same job.
+    """The training context from the finished study of a job and earlier studies of the same job.
 
-    Where another study has found its winner, that one's losses count as well.
+    If the winner was reused from another study, that study's losses are used too.
 
     Args:
-        study: The study whose winner it runs under.
-        location: The store, or where it is, as the user named it.
+        study: The study with the winner that the training uses.
+        location: The store, or its location as the user named it.
     """
     conclusion = Conclusion.of(study)
     expected_s = conclusion.winner_s if conclusion is not None else 0.0
@@ -35,7 +35,7 @@ def training_context(study: StudyRecord, location: str | TraceStore | None) -> T
 
 
 def source_key(conclusion: Conclusion | None, location: str | TraceStore | None) -> tuple[str, ...]:
-    """The job of the study that found the winner, where it was taken over and is still known."""
+    """The job key of the study that a winner was reused from, if the store still has it."""
     if conclusion is None or not conclusion.source:
         return ()
     try:
@@ -49,33 +49,34 @@ def _store(location: str | TraceStore | None) -> TraceStore:
 
 
 def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | None:
-    """The model of the newest study of ``command``; ``None`` without one, or without a store.
+    """The model of the newest study of ``command``; ``None`` without a study or a store.
 
     Args:
-        location: Of the store, as the user named it.
-        command: The training's command, as studies keep it.
+        location: Location of the store, as the user named it.
+        command: The command of the training, as studies store it.
     """
     line = tuple(command)
     try:
         studies = TraceStore(location).studies()
     except StoreError:
-        return None  # the job needs no store
-    known = [s for s in studies if s.task is not None and s.command[-len(line) :] == line]
-    newest = max(known, key=lambda study: study.created_at, default=None)
+        return None  # the job can run without a store
+    own = [s for s in studies if s.task is not None and s.command[-len(line) :] == line]
+    newest = max(own, key=lambda study: study.created_at, default=None)
     return newest.task.model if newest is not None and newest.task is not None else None
 
 
 def predicted_losses(
     location: str | TraceStore | None, job_keys: Collection[str], strategy: Strategy
 ) -> LossPrediction:
-    """The losses of a healthy training of a job, by windows of steps.
+    """Predict the losses of a training of a job, by windows of steps.
 
-    From its newest study in which lossy strategies were judged; without windows if there is none.
+    The prediction uses the newest study of the job in which lossy strategies were judged. It has no
+    windows if there is no such study.
 
     Args:
-        location: The store, or where it is, as the user named it.
-        job_keys: Of the job's studies (``StudyRecord.job_key``).
-        strategy: What the training runs under.
+        location: The store, or its location as the user named it.
+        job_keys: Keys of the job's studies (``StudyRecord.job_key``).
+        strategy: The strategy of the training.
     """
     try:
         store = _store(location)
@@ -83,26 +84,26 @@ def predicted_losses(
         for study in sorted(studies, key=lambda each: each.created_at, reverse=True):
             if study.space is None:
                 continue
-            own = _losses(store, study, strategy) if _may_be_used(study, strategy) else []
+            own = _losses(store, study, strategy) if _admitted(study, strategy) else []
             default = _losses(store, study, study.space.default)
             tolerance = StudySettings.from_json(study.settings).loss_tolerance
             found = predict_losses(default, own, tolerance)
             if found.levels:
                 return found
     except StoreError:
-        pass  # the job needs no store
+        pass  # the job can run without a store
     return LossPrediction()
 
 
-def _may_be_used(study: StudyRecord, strategy: Strategy) -> bool:
-    """Whether a study has found that ``strategy`` may be used."""
+def _admitted(study: StudyRecord, strategy: Strategy) -> bool:
+    """Whether a study has admitted ``strategy`` in its quality test."""
     conclusion = Conclusion.of(study)
     verdicts = () if conclusion is None else conclusion.verdicts
     return any(v.admissible and _same(study, v.strategy, strategy) for v in verdicts)
 
 
 def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[tuple[float, ...]]:
-    """Losses of each trial under ``strategy`` that judged."""
+    """Losses of each quality trial under ``strategy``."""
     return [
         losses
         for trial in store.trials(study.study_id)
@@ -112,8 +113,8 @@ def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[t
 
 
 def _same(study: StudyRecord, one: Strategy, other: Strategy) -> bool:
-    """Whether two strategies train the same model; not where one is outside of the space."""
-    assert study.space is not None, "a study that judged knows its space"
+    """Whether two strategies have the same lossy part; false if one is outside of the space."""
+    assert study.space is not None, "a study with quality trials has a space"
     try:
         return study.space.lossy_part(one) == study.space.lossy_part(other)
     except SpaceError:

@@ -1,7 +1,7 @@
-"""Tuning of one job, from its default trial to the confirmed winner, by real launches.
+"""Tuning of one job by real launches, from its default trial to the confirmed winner.
 
-Every face (the flag, the command, the notebook) calls :func:`tune` and watches it through a
-:class:`Listener`.
+Every user interface (the flag, the command, the notebook) calls :func:`tune` and receives its
+events through a :class:`Listener`.
 """
 
 from __future__ import annotations
@@ -56,20 +56,22 @@ from hvd_autosync.study.unfit import why_unfit
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
 
-#: A finished study of the same task is reused when the default takes about as long as it did.
+#: A finished study of the same task is reused if the step times of the default differ by at most
+#: this factor.
 _SAME_SPEED = 1.3
 _AGAIN = "to tune again: --autosync-reuse never"
-#: Most trials before confirmation where a training under the winner became slower for good.
+#: Maximum number of trials before confirmation if a job is tuned again, because of drift or because
+#: the loss guard abandoned its winner.
 _RETUNE_TRIALS = 8
-#: How often a driver says that it lives, so that no other takes its study for abandoned.
+#: Interval of a driver's heartbeats, which keep others from taking over its study.
 _HEARTBEAT_S = 20.0
 
 
 class TuningInterrupted(KeyboardInterrupt):
-    """Ctrl-C has ended a tuning; all that was measured is in the store.
+    """Ctrl-C has ended a tuning; all measurements are in the store.
 
     Args:
-        study: What was tuned; it can be taken up again.
+        study: The study; it can be resumed.
     """
 
     def __init__(self, study: AskTellStudy) -> None:
@@ -78,41 +80,41 @@ class TuningInterrupted(KeyboardInterrupt):
 
 
 class Listener(Protocol):
-    """Watches a tuning. Every call comes from the thread that tunes and must return soon."""
+    """Receives the events of a tuning, in the thread that tunes. Every call must return soon."""
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
-        """A study was created or taken up again."""
+        """A study was created or resumed."""
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
-        """The links between ranks are being measured, several times a second."""
+        """The links between ranks are being measured; called several times a second."""
 
     def on_ask_start(self, study: AskTellStudy) -> None:
-        """The learner begins to think about the next trial."""
+        """The choice of the next trial begins."""
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """A trial is launched."""
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
-        """A running trial, several times a second."""
+        """A trial is running; called several times a second."""
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
-        """A trial was told to the study."""
+        """The result of a trial was stored."""
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """The study concluded."""
 
     def on_forecast(self, study: AskTellStudy, forecast: Forecast) -> None:
-        """The default was measured, and the tuning goes on: how long it will take."""
+        """The default was measured, so that the duration of the tuning can be forecast."""
 
     def on_notice(self, text: str) -> None:
-        """Something that the user should know."""
+        """A message for the user."""
 
 
 def load_restrictions(path: str | None) -> dict[str, Any]:
     """The space file, parsed and checked; empty without one.
 
     Raises:
-        ConfigurationError: The file cannot be read, is not TOML, or restricts what does not exist.
+        ConfigurationError: The file cannot be read, is not TOML, or has unknown content.
     """
     if path is None:
         return {}
@@ -122,7 +124,7 @@ def load_restrictions(path: str | None) -> dict[str, Any]:
 
 
 def settings_of(options: Options) -> StudySettings:
-    """The part of the options that a study is made of."""
+    """The settings of a study, from the options."""
     return StudySettings(
         trials=options.trials,
         minutes=options.minutes,
@@ -141,10 +143,10 @@ def settings_of(options: Options) -> StudySettings:
 
 
 def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
-    """Identifies a job together with what may be tuned in it, and the Horovod that runs it.
+    """The key of a job with its tunable knobs and its Horovod build.
 
-    For how long, how exactly and with which seed it is tuned makes no difference: a study is
-    reused whatever its trials, minutes, steps, warm-up and seed were.
+    Trials, minutes, steps, warm-up and seed are not part of it, so a study is reused whatever they
+    were.
     """
     build = asdict(horovod_build())
     text = json.dumps(
@@ -154,7 +156,7 @@ def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
 
 
 def tuning_keys(job: Job) -> set[str]:
-    """The keys under which ``job`` may have been tuned, without a space file."""
+    """The keys that ``job`` may have in the store, if it was tuned without a space file."""
     subsets = itertools.chain.from_iterable(
         itertools.permutations(LOSSY_GROUPS, count) for count in range(len(LOSSY_GROUPS) + 1)
     )
@@ -170,26 +172,26 @@ def tune(
     learner: Learner | None = None,
     trains: bool = False,
 ) -> StudyRecord:
-    """Tune ``job`` and return its finished study, its own or a reused one.
+    """Tune ``job`` and return its finished study, which may be a reused one.
 
-    A study of the same job that was interrupted is taken up where it stopped. A winner that the
-    loss guard has ended in a training is not returned again (:mod:`hvd_autosync.study.fallbacks`).
+    An interrupted study of the same job is resumed. A winner that the loss guard abandoned in a
+    training is not returned again (:mod:`hvd_autosync.study.fallbacks`).
 
     Args:
-        job: What is run.
-        options: How.
-        listener: Watches.
-        runner: Runs the trials; warm where it can if ``None``.
-        learner: Proposes strategies; ours if ``None``.
-        trains: Whether the training follows, so that tuning has to pay within it.
+        job: The job.
+        options: The options of the tuning.
+        listener: Receives the events.
+        runner: Runs the trials; ``None``: a warm runner if possible, else a cold one.
+        learner: Proposes strategies; ``None``: our learner.
+        trains: Whether the training follows, so that tuning must pay off within it.
 
     Raises:
-        ConfigurationError: An option or file cannot be used, or ``reuse`` is ``only`` and there
-            is nothing to reuse.
-        DefaultTrialError: The job fails, or cannot be measured, as the user gave it.
-        ShortJobError: It ends by itself too soon.
+        ConfigurationError: An option or file is invalid, or ``reuse`` is ``only`` and there is
+            nothing to reuse.
+        DefaultTrialError: The job fails or cannot be measured under the default strategy.
+        ShortJobError: The job is too short to be tuned.
         StoreError: The store cannot be used.
-        TuningInterrupted: Ctrl-C.
+        TuningInterrupted: Ctrl-C was pressed.
     """
     restrictions = load_restrictions(options.space)
     store = TraceStore(options.store)
@@ -215,7 +217,7 @@ def tune(
         )
     settings = replace(settings_of(options), excluded=excluded)
     if known is not None:
-        # Unless told otherwise it learns from related studies, and so from what won then.
+        # Few trials suffice: by default it learns from related studies, such as the earlier one.
         settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
     study, resumed = _open_study(store, key, job, settings, learner, listener)
@@ -233,19 +235,20 @@ def tune(
             tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
-        with suppress(StoreError):  # this process may live on, as that of a notebook does
+        with suppress(StoreError):  # this process may live on, as in a notebook
             store.let_go(study.study_id)
-        if type(end) is KeyboardInterrupt:  # a display's button has a class of its own
+        if type(end) is KeyboardInterrupt:  # not StopRequested of the widget
             raise TuningInterrupted(study) from None
         raise
 
 
 def _why_again(known: StudyRecord, feasible: StudyRecord) -> str:
-    """Why a job is searched again that was tuned before; empty where it is not.
+    """The reason to tune a job again; empty if its last study can be reused.
 
     Args:
-        known: Its last study.
-        feasible: The same without excluded strategies.
+        known: The last study of the job.
+        feasible: The same study without abandoned strategies
+            (:func:`hvd_autosync.study.fallbacks.without_excluded`).
     """
     if known.drift:
         return known.drift[0]
@@ -282,7 +285,7 @@ def _open_study(
 
 
 def _differing(before: dict[str, Any], now: StudySettings) -> str:
-    """What was set otherwise, for people."""
+    """The settings that differ, for people."""
     own = now.to_json()
     pairs = {name: (value, own.get(name)) for name, value in before.items()}
     texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
@@ -338,13 +341,13 @@ class _Tuning:
                 break
             result = self._run_trial(study, trial)
             study.tell(trial, result)
-            # Before listeners look at the study.
+            # The space must be known before the listener reads the study.
             new = trial.kind == "default" and self._describe(study, result)
             self._listener.on_trial_end(study, trial, result)
             if trial.kind == "default":
                 self._after_default(study, result, new=new)
         conclusion = study.conclusion
-        assert conclusion is not None, "a study that asks for nothing has concluded"
+        assert conclusion is not None, "a study without further requests has a conclusion"
         self._listener.on_study_end(study, conclusion)
         return study.record
 
@@ -371,13 +374,13 @@ class _Tuning:
         return self._runner.run(spec, limits, report)
 
     def _beat(self, study: AskTellStudy) -> None:
-        """Say that this driver lives."""
+        """Send a heartbeat if the last one is old enough."""
         if time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
             self._last_heartbeat = time.monotonic()
             self._store.heartbeat(study.study_id)
 
     def _describe(self, study: AskTellStudy, result: TrialResult) -> bool:
-        """Learn the space from the default trial; whether it was not known before."""
+        """Set task and space from the default trial; return whether they were unknown before."""
         if result.step_time is None or study.record.space is not None:
             return False
         task, space = self.describe(result)
@@ -385,12 +388,15 @@ class _Tuning:
         return True
 
     def _after_default(self, study: AskTellStudy, result: TrialResult, *, new: bool) -> None:
-        """Learn the limits from the default trial, or give its failure back.
+        """Set the limits of trials from the default trial, and reuse a winner of the same task.
 
         Args:
             study: The study.
-            result: Of the trial.
-            new: Whether the study's task is known since just now.
+            result: The result of the trial.
+            new: Whether this trial has just set the task of the study.
+
+        Raises:
+            AutosyncError: The job cannot be tuned, as the trial failed or is too short.
         """
         pays = not (self._trains and new and self._options.expected_hours is None)
         error = why_unfit(result, study.settings, study.record.space, pays=pays)
@@ -398,7 +404,7 @@ class _Tuning:
             reason = {"reason": result.reason or result.status.value}
             self._store.finish(study.study_id, StudyStatus.FAILED, reason, None)
             raise error
-        assert result.step_time is not None, "else it is unfit"
+        assert result.step_time is not None, "why_unfit has checked"
         self._limits = Limits.from_default(result)
         if new and self._options.reuse == "auto" and not study.settings.retune:
             self._reuse(study, result.step_time.mean_s)
@@ -410,7 +416,7 @@ class _Tuning:
                 self._listener.on_forecast(study, expected)
 
     def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
-        """Task and space, from what the default trial showed."""
+        """Task and space, from the result of the default trial."""
         device = result.device or "cpu"
         resources = Resources(self._job.hosts, device, horovod_build(), self._links)
         model = result.profile or ModelProfile(wrapped=False)
@@ -425,7 +431,7 @@ class _Tuning:
         return Task(model, resources), restrict_space(space, self._restrictions)
 
     def _reuse(self, study: AskTellStudy, default_s: float) -> None:
-        """Take the winner of a finished study of the same task, when the default runs alike."""
+        """Reuse the winner of a finished study of the same task, if the default is as fast."""
         task = study.record.task
         assert task is not None, "it was just described"
         known = self._store.find_finished_task(task.fingerprint, study.space.key)
@@ -433,7 +439,7 @@ class _Tuning:
         if known is None or earlier is None or known.drift or known.fallbacks:
             return
         if not task.model.parameters:
-            return  # jobs that reduce by hand all look alike
+            return  # without a profile, all jobs on this cluster would match
         if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
             return
         self._listener.on_notice(
@@ -453,14 +459,14 @@ class _Tuning:
 
 
 def _whole_rounds(strategy: Strategy, steps: int) -> int:
-    """At least ``steps``, in whole rounds of local steps, and enough of these for a step time."""
+    """``steps``, rounded up to whole rounds of local steps and to enough rounds for a step time."""
     schedule = schedule_of(strategy)
     length = 1 if schedule is None else schedule.base
     return length * max(math.ceil(steps / length), MIN_MEASURED_STEPS + 1 if length > 1 else 0)
 
 
 def _classes(task: Task | None, strategy: Strategy) -> Classes:
-    """The classes of parameters that a trial must know, which may be thousands of names."""
+    """The parameter classes for a trial; empty if not needed, as they can be thousands of names."""
     if task is None or not beyond_horovod(strategy):
         return {}
     return parameter_classes(task.model)

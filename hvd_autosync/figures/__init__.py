@@ -65,10 +65,10 @@ class Figures:
         """Step time along one knob, the others as in the best strategy.
 
         Args:
-            knob: Its name.
+            knob: Name of the knob.
 
         Raises:
-            SpaceError: It was not searched.
+            SpaceError: The knob was not searched.
         """
         from hvd_autosync.figures.knobs import slice
 
@@ -78,11 +78,11 @@ class Figures:
         """Expected step time over two knobs, the others as in the best strategy.
 
         Args:
-            a: Name of the knob across.
-            b: Name of the knob upwards.
+            a: Name of the knob on the horizontal axis.
+            b: Name of the knob on the vertical axis.
 
         Raises:
-            SpaceError: One was not searched, or both are the same.
+            SpaceError: A knob was not searched, or both are the same.
         """
         from hvd_autosync.figures.knobs import contour
 
@@ -104,7 +104,7 @@ class Figures:
         """Timeline of one step of a trial: forward, backward, messages, exposed communication.
 
         Args:
-            trial: Its number.
+            trial: Number of the trial.
 
         Raises:
             StudyError: There is no such trial.

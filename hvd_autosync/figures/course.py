@@ -27,7 +27,7 @@ from hvd_autosync.reporting.explain_priors import prior_uses
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.traces import TrialRecord
 
-#: Of strategies that are compared with the default.
+#: Colours of the strategies that are compared with the default.
 _OTHERS = (GREEN, BLUE, ORANGE, PINK, RED)
 
 
@@ -35,8 +35,8 @@ def convergence(evidence: Evidence) -> go.Figure:
     """Step time of each trial, and of the fastest so far."""
     title = "Step time, trial by trial"
     caption = (
-        "Look for a line that has been flat for a while: then more trials would hardly find more. "
-        "Crosses are failed trials. Confirmation measures the best and the default in turn again."
+        "Look for a line that has been flat for a while: then further trials are unlikely to gain. "
+        "Crosses are failed trials. Confirmation measures the best and the default again, in turn."
     )
     told = [trial for trial in evidence.trials if trial.result is not None]
     if not any(math.isfinite(step_ms(trial)) for trial in told):
@@ -113,8 +113,8 @@ def _name(evidence: Evidence, trial: TrialRecord) -> str:
 
 
 def step_times(evidence: Evidence) -> go.Figure:
-    """How the single steps spread, of the default and of those that were confirmed."""
-    title = "Single steps"
+    """Distribution of single steps, of the default and of the confirmed strategies."""
+    title = "Distribution of single steps"
     caption = (
         "Look whether the boxes overlap: a gain smaller than the spread of the steps may be real, "
         "but is hard to notice. Each box is one trial; the line in it is the median."

@@ -19,12 +19,12 @@ from hvd_autosync.traces import StudyRecord, TrialRecord, default_result
 
 @dataclass(frozen=True)
 class Evidence:
-    """A study and all that it knows.
+    """A study with its trials and its learner's problem.
 
     Attributes:
-        study: Its record.
+        study: The record of the study.
         trials: Its trials, in order.
-        problem: What its learner works on; ``None`` before the space is known.
+        problem: The learner's problem; ``None`` before the space is known.
     """
 
     study: StudyRecord
@@ -36,7 +36,7 @@ class Evidence:
         """The search space.
 
         Raises:
-            StudyError: It is not known yet.
+            StudyError: The space is not known yet.
         """
         if self.study.space is None:
             raise StudyError(
@@ -47,23 +47,23 @@ class Evidence:
 
     @property
     def conclusion(self) -> Conclusion | None:
-        """How the study ended, if it has."""
+        """The conclusion of the study; ``None`` if it has not ended."""
         return Conclusion.of(self.study)
 
     @cached_property
     def observations(self) -> list[Observation]:
-        """What a learner sees of the trials."""
+        """The trials as observations of a learner."""
         return observations_of(self.space, self.trials)
 
     @property
     def default_s(self) -> float:
-        """Seconds of a step of the job as it is, in its first trial; NaN when unknown."""
+        """Seconds of a step under the default, in the default trial; NaN if unknown."""
         result = default_result(self.trials)
         return result.step_time.mean_s if result and result.step_time else math.nan
 
     @property
     def best(self) -> Strategy:
-        """The winner; before there is one, the fastest of the exact strategies tried."""
+        """The winner; before the study has ended, the fastest of the tried exact strategies."""
         if self.conclusion is not None:
             return self.conclusion.winner
         measured = [o for o in self.observations if o.measured and self.space.is_exact(o.strategy)]
@@ -71,10 +71,10 @@ class Evidence:
         return self.space.default if fastest is None else fastest.strategy
 
     def trial(self, number: int) -> TrialRecord:
-        """The trial of that number.
+        """The trial with that number.
 
         Raises:
-            StudyError: There is none.
+            StudyError: There is no such trial.
         """
         found = next((trial for trial in self.trials if trial.number == number), None)
         if found is None:
@@ -85,13 +85,13 @@ class Evidence:
         return found
 
     def name(self, strategy: Strategy) -> str:
-        """``strategy`` for people: what it changes."""
+        """``strategy`` as text, for people."""
         space = with_knob_order(self.study, self.trials).space
-        assert space is not None, "a strategy of it is named"
+        assert space is not None, "strategies are complete in a space"
         return space.describe(strategy)
 
 
 def step_ms(trial: TrialRecord) -> float:
-    """Milliseconds of a step in a trial; NaN when it was not measured."""
+    """Milliseconds of a step in a trial; NaN if it was not measured."""
     time_s = trial.result.step_time if trial.result is not None else None
     return math.nan if time_s is None else 1e3 * time_s.mean_s

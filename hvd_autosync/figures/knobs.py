@@ -15,19 +15,19 @@ from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SCALE, dressed, 
 from hvd_autosync.learner.points import can_vary, encode_all
 from hvd_autosync.search_space import CategoricalKnob, Knob, Value
 
-#: Fewest measured trials that a model is fitted to.
+#: Least number of measured trials for a model.
 _FEWEST = 3
 _GRID, _CONTOUR = 41, 25
 _HALF_WIDTH_90 = 1.645
 
 
 def importance(evidence: Evidence) -> go.Figure:
-    """How much each knob matters over the whole space."""
-    title = "What matters here"
+    """Importance of each knob over the whole space."""
+    title = "Importance of knobs"
     caption = (
-        "Look for the few long bars: the other knobs may stay as they are. A bar is the share of "
-        "the spread of step times that is left when all other knobs are known; what knobs do "
-        "together counts for each of them. Knobs that no trial has varied are not shown."
+        "Look for the few long bars: the other knobs matter little. A bar is the share of the "
+        "variance of step times that remains when all other knobs are known; interactions count "
+        "for each knob that takes part. Knobs that no trial has varied are not shown."
     )
     if reason := _too_little(evidence):
         return nothing(title, caption, reason)
@@ -54,17 +54,17 @@ def importance(evidence: Evidence) -> go.Figure:
             hovertemplate="%{y}: %{x:.1%}<br>%{customdata}<extra></extra>",
         )
     )
-    figure.update_xaxes(title="share of the spread", tickformat=".0%", range=[0, 1.1])
+    figure.update_xaxes(title="share of the variance", tickformat=".0%", range=[0, 1.1])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return dressed(figure, title, caption, height=130 + 26 * len(names))
 
 
 def parallel(evidence: Evidence) -> go.Figure:
     """All trials as lines through their values of all knobs, coloured by step time."""
-    title = "All strategies that were measured"
+    title = "Measured strategies"
     caption = (
-        "Look where the dark lines, the fast strategies, gather: there a knob decides. Drag along "
-        "an axis to keep only some of its values."
+        "Look where the dark lines, the fast strategies, meet on an axis: that knob matters. Drag "
+        "along an axis to show only some of its values."
     )
     if reason := _too_little(evidence):
         return nothing(title, caption, reason)
@@ -93,7 +93,7 @@ def parallel(evidence: Evidence) -> go.Figure:
 
 
 def _bar(low: float, high: float) -> dict[str, Any]:
-    """The scale of colours beside a figure of logarithms (to base 10) of milliseconds."""
+    """The colour bar for base-10 logarithms of milliseconds."""
     ticks = np.linspace(low, high, 5)
     return {"title": "ms", "tickvals": ticks, "ticktext": [f"{10**tick:.3g}" for tick in ticks]}
 
@@ -123,8 +123,8 @@ def slice(evidence: Evidence, knob: str) -> go.Figure:
     """Step time along one knob, the others as in the best strategy."""
     title = f"Step time along {knob}"
     caption = (
-        "Look for the lowest place of the band, and whether it is clearly below the ends: the band "
-        "is what the trials leave open (90 %), the other knobs as in the best strategy. Dots are "
+        "Look for the lowest point of the band, and whether it is clearly below the ends. The band "
+        "is the model's 90 % interval, with the other knobs as in the best strategy. Dots are "
         "trials, whose other knobs differ."
     )
     moved = _knob(evidence, knob)
@@ -160,7 +160,7 @@ def slice(evidence: Evidence, knob: str) -> go.Figure:
                 fillcolor="rgba(0, 114, 178, 0.15)",
                 line={"width": 0},
                 hoverinfo="skip",
-                name="90 % of what is left open",
+                name="90 % interval",
             )
         )
         figure.add_trace(go.Scatter(x=x, y=center, line={"color": BLUE}, name="expected"))
@@ -195,7 +195,7 @@ def contour(evidence: Evidence, a: str, b: str) -> go.Figure:
     title = f"Step time over {a} and {b}"
     caption = (
         "Look whether the dark valley is slanted: then the two knobs must be chosen together. The "
-        "colour is what the model expects, the star the best strategy; dots are trials."
+        "colour is the model's mean, the star the best strategy; dots are trials."
     )
     across, up = _knob(evidence, a), _knob(evidence, b)
     if a == b:
@@ -243,7 +243,7 @@ def contour(evidence: Evidence, a: str, b: str) -> go.Figure:
 
 
 def _too_little(evidence: Evidence) -> str:
-    """Why no model can be fitted; empty where one can."""
+    """The reason why no model can be fitted; empty if one can."""
     measured = sum(seen.measured for seen in evidence.observations)
     if measured < _FEWEST:
         return f"{measured} trials have been measured; {_FEWEST} are needed."
@@ -258,10 +258,10 @@ def _model(evidence: Evidence) -> Any:
 
 
 def _knob(evidence: Evidence, name: str) -> Knob:
-    """A knob that was searched.
+    """The searched knob with that name.
 
     Raises:
-        SpaceError: There is none of that name.
+        SpaceError: No searched knob has that name.
     """
     names = [knob.name for knob in evidence.space.knobs]
     if name not in names:
@@ -273,21 +273,21 @@ def _knob(evidence: Evidence, name: str) -> Knob:
 
 
 def _values(knob: Knob, count: int) -> list[Value]:
-    """All choices of a knob, or different values all over its range, rising."""
+    """All choices of a knob, or up to ``count`` values over its range, in rising order."""
     if isinstance(knob, CategoricalKnob):
         return list(knob.choices)
     return list(dict.fromkeys(knob.from_unit(float(at)) for at in np.linspace(0, 1, count)))
 
 
 def _shown(knob: Knob, values: Sequence[Value]) -> list[Value]:
-    """Places on an axis of a knob: names of choices, numbers, MiB for bytes."""
+    """Values of a knob as axis positions: names of choices, numbers, MiB for bytes."""
     if isinstance(knob, CategoricalKnob):
         return [knob.format(value) for value in values]
     return [float(value) / 2**20 if knob.unit == "B" else value for value in values]
 
 
 def _scale(knob: Knob) -> dict[str, Any]:
-    """Options of an axis of a knob."""
+    """Options of the axis of a knob."""
     unit = "MiB" if knob.unit == "B" else knob.unit
     title = f"{knob.name}, {unit}" if unit else knob.name
     if isinstance(knob, CategoricalKnob):

@@ -16,9 +16,9 @@ def pareto(evidence: Evidence) -> go.Figure:
     """Speed against loss, of the lossy strategies that were judged."""
     title = "Speed against loss"
     caption = (
-        "Look along the line from the default to the right: on it no other strategy is both as "
-        "fast and as good. What lies above the grey band is worse by more than is tolerated; what "
-        "lies in it and could not be shown to be as good was refused too."
+        "Look along the line from the default to the right: for each strategy on it, no other one "
+        "is both as fast and as good. Strategies above the grey band exceed the tolerance. Those "
+        "in the band are refused, too, unless they were shown to be as good."
     )
     conclusion = evidence.conclusion
     if conclusion is None or not conclusion.verdicts:
@@ -43,7 +43,7 @@ def pareto(evidence: Evidence) -> go.Figure:
         fillcolor=BLACK,
         opacity=0.08,
         line_width=0,
-        annotation={"text": "what is tolerated", "xanchor": "left"},
+        annotation={"text": "tolerance", "xanchor": "left"},
         annotation_position="bottom left",
     )
     front = [(1.0, 0.0), *((each.speedup, _gap(each)) for each in offers if each.on_front)]

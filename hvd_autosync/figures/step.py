@@ -12,8 +12,8 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.figures.evidence import Evidence, step_ms
 from hvd_autosync.figures.style import BLACK, GREEN, ORANGE, RED, SKY, dressed, nothing
 
-_COMPUTE, _WIRE, _EXPOSED = "computation", "communication", "of it, exposed"
-#: More messages than this are drawn without their names.
+_COMPUTE, _WIRE, _EXPOSED = "computation", "hidden communication", "exposed communication"
+#: Largest number of messages that are drawn with their names.
 _NAMED = 24
 
 
@@ -22,10 +22,10 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
     trial = evidence.trial(number)
     title = f"One step of trial {number}"
     caption = (
-        "Look at the red part, communication that nothing hides: a better strategy makes it "
-        "shorter, and the line, the measured step, moves left. Forward, backward and the arrival "
-        "of gradients were measured in the first trial; the messages are the cost model's, fitted "
-        "to all trials."
+        "Look at the red part, the exposed communication: a better strategy makes it shorter, and "
+        "the green line, the measured step, moves left. Forward, backward and the arrival of "
+        "gradients were measured in the first trial; the messages are predicted by the cost model, "
+        "fitted to all trials."
     )
     task = evidence.study.task
     try:
@@ -34,10 +34,10 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
         model = CostModel(task.model, task.resources)
     except ConfigurationError as error:
         return nothing(title, caption, f"The cost model cannot predict this: {error}.")
-    held = dict(evidence.space.fixed)
-    seen = [({**held, **o.strategy}, o.step_s) for o in evidence.observations if o.measured]
+    fixed = dict(evidence.space.fixed)
+    seen = [({**fixed, **o.strategy}, o.step_s) for o in evidence.observations if o.measured]
     fitted = calibrate(model, [s for s, _ in seen], [s for _, s in seen if s is not None])
-    strategy = {**held, **evidence.space.complete(trial.strategy)}
+    strategy = {**fixed, **evidence.space.complete(trial.strategy)}
     found = step_timeline(model, strategy, fitted.coefficients)
     figure = _drawn(found)
     measured = step_ms(trial)
@@ -55,7 +55,7 @@ def timeline(evidence: Evidence, number: int) -> go.Figure:
 
 
 def _drawn(found: StepTimeline) -> go.Figure:
-    """Bars from the top: forward, backward, then the messages in the order of their sending."""
+    """Bars from top to bottom: forward, backward, then the messages in the order of sending."""
     figure = go.Figure()
     bars = [
         ("forward", 0.0, found.forward_s, "forward"),
@@ -78,7 +78,7 @@ def _drawn(found: StepTimeline) -> go.Figure:
     figure.add_vline(x=1e3 * found.backward_s, line={"color": BLACK, "width": 1, "dash": "dot"})
     if found.local > 1:
         figure.add_annotation(
-            text=f"an average of parameters, once in {found.local} steps",
+            text=f"averaging of parameters, once in {found.local} steps",
             showarrow=False,
             x=1e3 * found.backward_s,
             xanchor="left",

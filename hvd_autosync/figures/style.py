@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, fonts, and a caption that says what to look for."""
+"""The common style of figures: colours, fonts, and captions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from hvd_autosync.util.printable import printable
 
-#: Okabe and Ito's colours, which people who see few colours can tell apart.
+#: The colours of Okabe and Ito, which can be told apart with colour vision deficiency.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
     "#333333",
     "#e69f00",
@@ -33,9 +33,9 @@ KINDS = {
     "confirm": GREEN,
     "horovod-autotune": ORANGE,
 }
-#: What each kind of trial is for, in few words.
+#: The purpose of each kind of trial.
 MEANINGS = {
-    "default": "the job as it is",
+    "default": "default strategy",
     "sobol": "spread over the space",
     "model": "the learner's choice",
     "survey": "survey",
@@ -43,16 +43,16 @@ MEANINGS = {
     "confirm": "confirmation",
     "horovod-autotune": "Horovod's autotune",
 }
-#: From fast to slow; light is slow.
+#: Colour scale from fast (dark) to slow (light).
 SCALE = "Viridis"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _CAPTION_WIDTH = 110
-#: What begins a tag other than those that figures are written with.
+#: The start of a tag, except for the tags that the figures use.
 _FOREIGN_MARKUP = re.compile(r"<(?!/?(?:br|i|extra)/?>)")
 
 
 def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> go.Figure:
-    """``figure`` with its title and, under that, its caption; ``layout.meta`` has both as text."""
+    """Add a title and a caption below it to ``figure``; ``layout.meta`` has both as text."""
     subtitle = "<br>".join(textwrap.wrap(caption, _CAPTION_WIDTH))
     lines = subtitle.count("<br>") + 1
     named = [t for t in figure.data if "showlegend" not in t or t.showlegend is not False]
@@ -88,7 +88,7 @@ def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> g
 
 
 def _harmless(value: Any) -> Any:
-    """``value`` with each text in it printable, and without links: Plotly reads some markup."""
+    """``value`` with printable texts and without links, because Plotly interprets some markup."""
     if isinstance(value, str):
         return printable(_FOREIGN_MARKUP.sub("&lt;", value))
     if isinstance(value, dict):
@@ -99,9 +99,9 @@ def _harmless(value: Any) -> Any:
 
 
 def log_axis(values: Iterable[float]) -> dict[str, Any]:
-    """Options of a logarithmic axis that holds ``values``, with whole numbers at 1, 2 and 5.
+    """Options of a logarithmic axis for ``values``, with ticks at 1, 2 and 5 per decade.
 
-    None, where they are so close to each other that it would have hardly a number.
+    Empty, hence a linear axis, if the values are so close that there would be hardly a tick.
     """
     finite = [value for value in values if 0 < value < math.inf]
     low, high = min(finite), max(finite)
@@ -119,7 +119,7 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
 
 
 def nothing(title: str, caption: str, reason: str) -> go.Figure:
-    """A figure that says why there is nothing to see."""
+    """A figure without data, with the reason as text."""
     figure = go.Figure()
     figure.add_annotation(
         text=reason,
@@ -136,5 +136,5 @@ def nothing(title: str, caption: str, reason: str) -> go.Figure:
 
 
 def wrapped(text: str, width: int = 60) -> str:
-    """``text`` in lines, for what is shown at the pointer."""
+    """``text`` broken into lines, for hover texts."""
     return "<br>".join(textwrap.wrap(text, width))

@@ -47,13 +47,13 @@ class Plan:
     Attributes:
         decision: Its share, and the reason.
         strategy: Its strategy.
-        known: Its training context.
+        context: Its training context.
         number: Number of the run, from 1.
     """
 
     decision: NextShare
     strategy: Strategy
-    known: TrainingContext
+    context: TrainingContext
     number: int
 
 
@@ -86,14 +86,14 @@ def plan(job: Job, options: Options, store: TraceStore) -> Plan:
     base = Strategy() if study is None or study.winner is None else study.winner
     if runs:
         base = runs[0].strategy
-    known = TrainingContext() if study is None else training_context(study, store)
+    context = TrainingContext() if study is None else training_context(study, store)
     # The measured step time does not apply to steps without a barrier, so it is left out.
-    known = TrainingContext(known.classes, known.loss_prediction)
+    context = TrainingContext(context.classes, context.loss_prediction)
     total = next((each.samples for each in reversed(runs) if each.samples), 0)
     if 0 < decision.share < 1 and not total:
         decision = NextShare(1.0, False, _UNCOUNTED)
     strategy = strategy_at(base, decision.share, total)
-    return Plan(decision, strategy, known, len(runs) + 1)
+    return Plan(decision, strategy, context, len(runs) + 1)
 
 
 def strategy_at(base: Strategy, share: float, total: int) -> Strategy:
@@ -127,7 +127,7 @@ def run_recurring(job: Job, options: Options) -> int:
     if options.tune_only or options.dry_run:
         return 0
     began = time.monotonic()
-    ended = run_training(job, next_run.strategy, next_run.known, summarized=True)
+    ended = run_training(job, next_run.strategy, next_run.context, recurring=True)
     seconds = time.monotonic() - began
     run = record_of(job, next_run, ended, seconds)
     if run is None:

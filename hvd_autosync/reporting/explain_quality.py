@@ -13,7 +13,8 @@ from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import TrialRecord
 
-WORDS = {Outcome.ADMITTED: "may be used", Outcome.WORSE: "worse", Outcome.NOT_SHOWN: "not shown"}
+#: The outcomes of judging as text.
+WORDS = {Outcome.ADMITTED: "admitted", Outcome.WORSE: "worse", Outcome.NOT_SHOWN: "not shown"}
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ def failed_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator
     for trial in trials:
         result = trial.result
         if result is not None and result.step_time is None:
-            said = result.stderr_tail.strip().rpartition("\n")[2]
-            reasons = filter(None, [result.status.value, first_line(result.reason), said])
+            output = result.stderr_tail.strip().rpartition("\n")[2]
+            reasons = filter(None, [result.status.value, first_line(result.reason), output])
             yield f"trial {trial.number}: {strategy_text(study, trial.strategy)}"
             yield _below(": ".join(reasons))
 

@@ -75,19 +75,19 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
     study = with_knob_order(study, trials)
     conclusion = Conclusion.of(study)
     yield _head(study)
-    yield from _answer(study, trials, conclusion)
+    yield from _result(study, trials, conclusion)
     if study.task is not None:
         yield Section("Task", (task_table(study.task, trials),))
     if study.space is not None and conclusion is not None:
         if conclusion.winner != study.space.default:
             effects = knob_table(problem_of(store, study, trials), trials, conclusion.winner)
-            yield Section("The winner against the default, knob by knob", (effects,))
+            yield Section("Effect of each knob", (effects,))
         if lost := list(lost_strategies(study.space, trials, conclusion)):
-            yield Section("Why others lost", tuple(lost))
+            yield Section("Other strategies", tuple(lost))
         if conclusion.verdicts:
             take = f"hvd-autosync show {study.study_id} --take ROW > strategy.toml"
             yield Section(
-                "Whether the model stays as good",
+                "Quality of lossy strategies",
                 (
                     *quality_lines(study.space, trials, conclusion),
                     "For a strategy on the Pareto front, no other one is both as fast and as good. "
@@ -96,9 +96,9 @@ def explain(store: TraceStore, study_id: str) -> Iterator[Section]:
                 ),
             )
     if (priors := priors_table(trials)) is not None:
-        yield Section("Learned from", (priors,))
+        yield Section("Priors", (priors,))
     if parts := parts_text(trials):
-        yield Section("Where the time went", (parts,))
+        yield Section("Duration of trials", (parts,))
     if failed := list(failed_trials(study, trials)):
         yield Section("Failed trials", tuple(failed))
     yield from _recipe(study, conclusion)
@@ -112,24 +112,24 @@ def _head(study: StudyRecord) -> Section:
     return Section("", tuple(lines))
 
 
-def _answer(
+def _result(
     study: StudyRecord, trials: list[TrialRecord], conclusion: Conclusion | None
 ) -> Iterator[Section]:
     if conclusion is not None and study.space is not None:
-        yield Section("Answer", tuple(_concluded(study, trials, conclusion)))
+        yield Section("Result", tuple(_concluded(study, trials, conclusion)))
     elif study.status is StudyStatus.RUNNING:
-        told = sum(trial.result is not None for trial in trials)
-        said = (
-            f"None yet: {told} trials have ended. If its driver was stopped, run the same "
+        ended = sum(trial.result is not None for trial in trials)
+        text = (
+            f"None yet: {ended} trials have ended. If its driver was stopped, run the same "
             "horovodrun line to resume it."
         )
-        yield Section("Answer", (said,))
+        yield Section("Result", (text,))
     elif study.status is StudyStatus.FAILED:
         reason = (study.outcome or {}).get("reason", "unknown")
-        yield Section("Answer", (f"None: the study failed: {reason}",))
+        yield Section("Result", (f"None: the study failed: {reason}",))
     else:
-        said = "The best samples by Horovod's own score (which is not a step time):"
-        yield Section("Answer", (said, sample_table(study, trials)))
+        text = "The best samples by Horovod's own score (which is not a step time):"
+        yield Section("Result", (text, sample_table(study, trials)))
 
 
 def _concluded(
@@ -152,8 +152,8 @@ def _concluded(
     yield f"{why}Exploring ended because {conclusion.stopped}."
     for line in study.drift:
         yield Text(printable(f"Since then: {line}."), style="bold yellow")
-    if said := fallback_line(study):
-        yield Text(printable(f"Since then: {said}."), style="bold yellow")
+    if fallback := fallback_line(study):
+        yield Text(printable(f"Since then: {fallback}."), style="bold yellow")
 
 
 def _recipe(study: StudyRecord, conclusion: Conclusion | None) -> Iterator[Section]:

@@ -28,15 +28,15 @@ class PlainProgress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._standing = TuningProgress()
+        self._tuning = TuningProgress()
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.start(study)
+        self._tuning.start(study)
         settings = study.settings
-        again = f" resumes after {len(self._standing.ended)} trials" if resumed else ""
+        again = f" resumes after {len(self._tuning.ended)} trials" if resumed else ""
         limit = f" or {settings.minutes:g} minutes" if settings.minutes is not None else ""
-        fewer = " (fewer where steps are long)" if settings.adaptive_steps else ""
+        fewer = " (fewer if steps are long)" if settings.adaptive_steps else ""
         self._print(
             f"study {study.study_id}{again}: at most {settings.trials} trials{limit}, each with "
             f"{settings.warmup} warm-up steps and {settings.steps} measured steps{fewer}; then "
@@ -45,28 +45,28 @@ class PlainProgress:
         )
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
-        """See :class:`hvd_autosync.engine.tuning.Listener`; prints nothing, as a notice did."""
+        """See :class:`hvd_autosync.engine.tuning.Listener`; a notice was printed already."""
 
     def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.waiting()
+        self._tuning.waiting()
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.begin(study, trial)
+        self._tuning.begin(study, trial)
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`; prints only possible problems."""
-        if hint := self._standing.hint(trial, progress):
+        if hint := self._tuning.hint(trial, progress):
             self._print(hint)
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._print(trial_line(self._standing.end(study, trial, result)))
+        self._print(trial_line(self._tuning.end(study, trial, result)))
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        spent, count = span_text(self._standing.spent_s), len(self._standing.ended)
+        spent, count = span_text(self._tuning.spent_s), len(self._tuning.ended)
         self._print(
             f"study {study.study_id} ended after {count} trial{'s' * (count != 1)} in {spent}: "
             f"{conclusion.stopped}"

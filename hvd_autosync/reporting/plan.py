@@ -62,28 +62,28 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
 
 def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Iterator[RenderableType]:
     """What is known of the space before the trial of the default has profiled the model."""
-    spaces = [restrict_space(s, restrictions) for s in _imaginable_spaces(job, options)]
+    spaces = [restrict_space(s, restrictions) for s in _possible_spaces(job, options)]
     knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}
     names = [knob.name for knob in every_knob() if knob.name in knobs]
     sure = [n for n in names if all(n in (k.name for k in space.knobs) for space in spaces)]
-    held = spaces[0].fixed
-    yield space_table(SearchSpace(tuple(knobs[n] for n in sure), held), "Knobs of this job")
+    fixed = spaces[0].fixed
+    yield space_table(SearchSpace(tuple(knobs[n] for n in sure), fixed), "Knobs of this job")
     if sure != names:
         maybe = [knobs[name] for name in names if name not in sure]
         yield ""
         yield catalogue_table(maybe, "Knobs that depend on the result of the default trial")
-    absent = [k.name for k in every_knob() if k.name not in knobs and k.name not in dict(held)]
+    absent = [k.name for k in every_knob() if k.name not in knobs and k.name not in dict(fixed)]
     if absent:
         yield ""
         yield "Not in this job:"
         yield from (f"  {name} (applies: {applies_when(name)})" for name in absent)
 
 
-def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
+def _possible_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
     """The job's space for models and devices on both sides of each rule, largest model last."""
     build = horovod_build()
     for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
-        for model in _imaginable_models():
+        for model in _possible_models():
             yield build_space(
                 model,
                 Resources(job.hosts, device, build),
@@ -93,7 +93,7 @@ def _imaginable_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
             )
 
 
-def _imaginable_models() -> Iterator[ModelProfile]:
+def _possible_models() -> Iterator[ModelProfile]:
     for count, dtype, sparse in (
         (1, "float16", False),
         (2, "float32", True),
@@ -116,7 +116,7 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
 
     settings = settings_of(options)
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""
-    fewer = " (fewer where steps are long)" if settings.adaptive_steps else ""
+    fewer = " (fewer if steps are long)" if settings.adaptive_steps else ""
     after = "then stop" if options.tune_only else "then run the job with the winner"
     return (
         f"The plan: measure the default strategy; try other strategies, up to {options.trials} "

@@ -69,7 +69,7 @@ def _line(study: StudyRecord, settings: HorovodSettings, strategy: Mapping[str, 
         return f"{shell_line([_PROGRAM, *settings.options])} {_NO_COMMAND}"
     if words[0] != _PROGRAM:
         return ""
-    # Options must precede the command; the first place always does.
+    # Options must precede the command, so they are put first.
     job = Job(options=words[1:], command=(), hosts=(), controller=_controller(words))
     added = launcher_options(job, strategy)[len(job.options) :]
     return shell_line([_PROGRAM, *added, *job.options])
@@ -90,6 +90,6 @@ def _notes(study: StudyRecord, settings: HorovodSettings) -> tuple[str, ...]:
             f"The strategy needs {options} of {_PROGRAM}, or the equivalent of your launcher."
         )
     if study.space is not None and study.space.fixed:
-        held = ", ".join(f"{name} = {value}" for name, value in study.space.fixed)
-        notes.append(f"Keep these values, which your options and environment fixed: {held}.")
+        fixed = ", ".join(f"{name} = {value}" for name, value in study.space.fixed)
+        notes.append(f"Keep these values, which your options and environment fixed: {fixed}.")
     return tuple(notes)

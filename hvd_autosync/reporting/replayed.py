@@ -35,7 +35,7 @@ def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterat
 def differences_table(study: StudyRecord, checks: Sequence[Check]) -> Table:
     """The decisions that differ from the recorded ones."""
     study = with_knob_order(study)
-    assert study.space is not None, "it was asked again"
+    assert study.space is not None, "verification has checked"
     table = plain_table("trial", "kind", "recorded", "now", "distance", "")
     for check in checks:
         now = "" if check.again is None else study.space.describe(check.again)
@@ -56,7 +56,7 @@ def reruns_table(
     """What learners would have found on the recorded measurements: medians over the seeds."""
     from hvd_autosync.engine.replay import default_ms
 
-    assert study.space is not None, "it has answered"
+    assert study.space is not None, "a rerun needs a space"
     base = default_ms(trials)
     count = max(len(each.best_ms) for each in reruns)
     after = [n for n in _AFTER if n < count] + [count]

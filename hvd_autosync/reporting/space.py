@@ -80,8 +80,8 @@ def space_table(space: SearchSpace, title: str) -> Table:
         table.add_row(*_cells(knob, domain_text(knob), when))
     for name, value in space.fixed:
         knob = catalogue_knob(name)
-        held = f"fixed at {knob.format(value)}"
-        table.add_row(*_cells(knob, held, "set by your options or environment"))
+        fixed = f"fixed at {knob.format(value)}"
+        table.add_row(*_cells(knob, fixed, "set by your options or environment"))
     return table
 
 
@@ -123,7 +123,7 @@ def _table(title: str) -> Table:
         padding=(0, 1, 1, 0),
     )
     table.add_column("knob", no_wrap=True)
-    for column in ("values", "what it does"):
+    for column in ("values", "description"):
         table.add_column(column)
     return table
 

@@ -45,17 +45,17 @@ class TerminalProgress:
     def __init__(self, stream: TextIO) -> None:
         console = PrintableConsole(stream)
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
-        self._standing = TuningProgress()
+        self._tuning = TuningProgress()
         self._table: RenderableType = ""
         self._drawn_at = -math.inf
         self._phase = ""
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.start(study)
+        self._tuning.start(study)
         if resumed:
             self._live.console.print(
-                f"study {study.study_id} resumes after {len(self._standing.ended)} trials"
+                f"study {study.study_id} resumes after {len(self._tuning.ended)} trials"
             )
         atexit.register(self.close)
         self._live.start()
@@ -67,19 +67,19 @@ class TerminalProgress:
 
     def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.waiting()
-        self._table = trials_so_far(self._standing.ended)
+        self._tuning.waiting()
+        self._table = trials_so_far(self._tuning.ended)
         self._draw(study, Text("choosing the next strategy"))
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.begin(study, trial)
+        self._tuning.begin(study, trial)
         self._phase = ""
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        if hint := self._standing.hint(trial, progress):
+        if hint := self._tuning.hint(trial, progress):
             self.on_notice(hint)
         due = time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S
         if due or progress.phase != self._phase:
@@ -88,14 +88,14 @@ class TerminalProgress:
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`; drawn with the next trial."""
-        self._standing.end(study, trial, result)
+        self._tuning.end(study, trial, result)
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
+        count, spent = len(self._tuning.ended), span_text(self._tuning.spent_s)
         self._live.update(
             Group(
-                trials_so_far(self._standing.ended),
+                trials_so_far(self._tuning.ended),
                 f"study {study.study_id}: {count} trials in {spent}; {conclusion.stopped}",
             )
         )
@@ -115,12 +115,12 @@ class TerminalProgress:
         self._live.stop()
 
     def _draw(self, study: AskTellStudy, activity: RenderableType) -> None:
-        left_s = self._standing.left_s(study)
+        left_s = self._tuning.left_s(study)
         left = f"about {span_text(left_s)} left" if math.isfinite(left_s) else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(Text(f"study {study.study_id}", style="bold"), Text(left, style="dim"))
         self._live.update(
-            Group(head, activity, one_line(self._standing.best_text(study)), self._table),
+            Group(head, activity, one_line(self._tuning.best_text(study)), self._table),
             refresh=True,
         )
         self._drawn_at = time.monotonic()
@@ -129,16 +129,16 @@ class TerminalProgress:
         self, study: AskTellStudy, trial: Trial, progress: TrialProgress
     ) -> RenderableType:
         """The running trial and its progress."""
-        standing = self._standing
-        round_ = standing.next_round(study, trial)
+        tuning = self._tuning
+        round_ = tuning.next_round(study, trial)
         if round_:
             what = f"confirming, round {round_}: trial {trial.number}"
         elif not explores(trial.kind):
             what = f"judging quality: trial {trial.number}"
         else:
-            count = f"{standing.explored + 1} of at most {standing.most_trials}"
+            count = f"{tuning.explored + 1} of at most {tuning.most_trials}"
             what = f"exploring: trial {trial.number} ({trial.kind}), {count}"
-        line = one_line(f"{what}: {standing.describe(study, trial)}")
+        line = one_line(f"{what}: {tuning.describe(study, trial)}")
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(progress.of or 1, progress.steps, width=_BAR_WIDTH),

@@ -56,7 +56,7 @@ class WidgetProgress:
         import ipywidgets
         from IPython.display import display
 
-        self._standing = TuningProgress()
+        self._tuning = TuningProgress()
         self._drawn_at = -math.inf
         self._stopped = False
         self._title = ""
@@ -90,11 +90,11 @@ class WidgetProgress:
 
     def on_study_start(self, study: AskTellStudy, *, resumed: bool) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.start(study)
+        self._tuning.start(study)
         self._title = self._head.value = f"<b>hvd-autosync</b> study {study.study_id}"
-        self._trials.value = trials_html(self._standing.ended)
+        self._trials.value = trials_html(self._tuning.ended)
         if resumed:
-            self.on_notice(f"resumes after {len(self._standing.ended)} trials")
+            self.on_notice(f"resumes after {len(self._tuning.ended)} trials")
         self._raise_if_stopped(study)
 
     def on_links_progress(self, study: AskTellStudy, progress: TrialProgress) -> None:
@@ -105,19 +105,19 @@ class WidgetProgress:
 
     def on_ask_start(self, study: AskTellStudy) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.waiting()
+        self._tuning.waiting()
         self._draw(study, "choosing the next strategy")
         self._raise_if_stopped(study)
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.begin(study, trial)
+        self._tuning.begin(study, trial)
         self._draw(study, self._running(study, trial, TrialProgress("starting", 0, 0, 0.0)))
         self._raise_if_stopped(study)
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        if hint := self._standing.hint(trial, progress):
+        if hint := self._tuning.hint(trial, progress):
             self.on_notice(hint)
         if time.monotonic() - self._drawn_at >= _REDRAW_EVERY_S:
             self._draw(study, self._running(study, trial, progress))
@@ -125,12 +125,12 @@ class WidgetProgress:
 
     def on_trial_end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        self._standing.end(study, trial, result)
-        self._trials.value = trials_html(self._standing.ended)
+        self._tuning.end(study, trial, result)
+        self._trials.value = trials_html(self._tuning.ended)
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
-        count, spent = len(self._standing.ended), span_text(self._standing.spent_s)
+        count, spent = len(self._tuning.ended), span_text(self._tuning.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
         self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
         self._best.value = f"<b>{printable_html(answer_line(study.record))}</b>"
@@ -167,24 +167,24 @@ class WidgetProgress:
 
     def _draw(self, study: AskTellStudy, activity: str) -> None:
         self._drawn_at = time.monotonic()
-        standing = self._standing
-        left_s = standing.left_s(study)
+        tuning = self._tuning
+        left_s = tuning.left_s(study)
         left = f"about {span_text(left_s)} left" if math.isfinite(left_s) else ""
         self._head.value = f"{self._title} <span style='{_DIM}'>{printable_html(left)}</span>"
         if math.isfinite(left_s):
-            self._bar.value = standing.spent_s / max(standing.spent_s + left_s, 1e-9)
+            self._bar.value = tuning.spent_s / max(tuning.spent_s + left_s, 1e-9)
         self._activity.value = printable_html(activity)
-        self._best.value = printable_html(standing.best_text(study))
+        self._best.value = printable_html(tuning.best_text(study))
 
     def _running(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> str:
-        standing = self._standing
-        round_ = standing.next_round(study, trial)
+        tuning = self._tuning
+        round_ = tuning.next_round(study, trial)
         if round_:
             what = f"confirming, round {round_}"
         else:
             what = f"exploring ({trial.kind})" if explores(trial.kind) else "judging quality"
         steps = f"step {progress.steps} of {progress.of}" if progress.of else progress.phase
-        return f"trial {trial.number}, {what}, {steps}: {standing.describe(study, trial)}"
+        return f"trial {trial.number}, {what}, {steps}: {tuning.describe(study, trial)}"
 
 
 def trials_html(ended: list[EndedTrial]) -> str:

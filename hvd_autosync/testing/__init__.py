@@ -1,7 +1,7 @@
-"""What tests and benchmarks share, here and in projects that extend this one.
+"""Tools for tests and benchmarks, here and in projects that extend this one.
 
-:class:`Testbed` makes several hosts out of one machine; :func:`testbed_missing` says why it
-cannot be used here, for skipping.
+:class:`Testbed` makes several hosts on one machine; :func:`testbed_missing` returns why that is
+impossible here, as the reason to skip a test.
 """
 
 from hvd_autosync.testing.namespaces import TestbedError

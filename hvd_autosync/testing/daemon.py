@@ -1,8 +1,8 @@
-"""A test bed that outlives the command that made it: one process keeps it, others go in.
+"""A test bed that outlives the command that made it, held by a daemon.
 
-The keeper holds the hosts (:class:`~.testbed.Testbed`) until it is told to end or is killed; the
-kernel then ends everything inside. What others need to go in stands in one small file, which says
-itself whether its keeper still lives.
+The daemon holds the hosts (:class:`~.testbed.Testbed`) until it is ended or killed; the kernel then
+ends everything inside. One small file has what other processes need to enter the hosts, and the
+daemon's process id and start time, so that a file of an ended daemon is recognized.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _UP_S, _DOWN_S = 60.0, 15.0
 
 @dataclass(frozen=True)
 class TestbedDaemon:
-    """A test bed that runs.
+    """A running test bed.
 
     Attributes:
-        daemon_pid: Process id of its keeper.
-        started: When the keeper was started, in clock ticks since boot; tells it from a later
-            process with the same id.
+        daemon: Process id of the daemon.
+        started: Start time of the daemon, in clock ticks since boot, which distinguishes it from a
+            later process with the same id.
         hosts: Names of the hosts.
-        pids: For each host a process inside.
-        options: With which ``horovodrun`` uses all hosts.
+        pids: A process id for each host, whose namespaces are the host's.
+        options: Options with which ``horovodrun`` uses all hosts.
     """
 
-    daemon_pid: int
+    daemon: int
     started: int
     hosts: tuple[str, ...]
     pids: tuple[int, ...]
     options: tuple[str, ...]
 
     @property
-    def lives(self) -> bool:
-        """Whether the keeper is still there."""
-        return _started(self.daemon_pid) == self.started
+    def alive(self) -> bool:
+        """Whether the daemon still runs."""
+        return _started(self.daemon) == self.started
 
     def command(self, words: Sequence[str], host: int = 0) -> list[str]:
-        """The command that runs ``words`` on a host; ``horovodrun`` is given all hosts.
+        """Return the command that runs ``words`` on a host; ``horovodrun`` gets all hosts.
 
         Raises:
             TestbedError: There is no such host.
@@ -66,29 +66,31 @@ class TestbedDaemon:
 
 
 def find() -> TestbedDaemon | None:
-    """The test bed that is up, if one is."""
+    """Return the running test bed, or ``None``."""
     try:
         fields = json.loads(_STATE.read_text())
-        kept = TestbedDaemon(
-            fields["daemon_pid"],
+        testbed = TestbedDaemon(
+            fields["daemon"],
             fields["started"],
             *(tuple(fields[name]) for name in ("hosts", "pids", "options")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return kept if kept.lives else None
+    return testbed if testbed.alive else None
 
 
 def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> TestbedDaemon:
-    """Start a keeper, and wait until its hosts are there.
+    """Start a daemon, and wait until its hosts are ready.
 
     Raises:
-        TestbedError: One is up already, or it cannot be made here.
+        TestbedError: A test bed is running already, or cannot be made here.
     """
     if find() is not None:
-        raise TestbedError("a test bed is up", hint="End it first: hvd-autosync testbed down.")
+        raise TestbedError(
+            "a test bed is running already", hint="End it first: hvd-autosync testbed down."
+        )
     plan = json.dumps({"hosts": hosts, "slots": slots, "rates_mbit": list(rates_mbit)})
-    process = subprocess.Popen(
+    daemon = subprocess.Popen(
         run_main("hvd_autosync.testing.daemon", plan),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -97,52 +99,52 @@ def up(hosts: int, slots: int, rates_mbit: Sequence[float | None]) -> TestbedDae
         text=True,
     )
     deadline = time.monotonic() + _UP_S
-    while process.poll() is None and time.monotonic() < deadline:
-        kept = find()
-        if kept is not None and kept.daemon_pid == process.pid:
-            return kept
+    while daemon.poll() is None and time.monotonic() < deadline:
+        testbed = find()
+        if testbed is not None and testbed.daemon == daemon.pid:
+            return testbed
         time.sleep(0.05)
-    process.kill()
-    _, said = process.communicate()
-    reason = said.strip().rpartition("\n")[2] or f"no hosts within {_UP_S:.0f} s"
-    raise TestbedError(f"the test bed does not come up: {reason}", hint="Run as root on Linux.")
+    daemon.kill()
+    _, errors = daemon.communicate()
+    reason = errors.strip().rpartition("\n")[2] or f"no hosts within {_UP_S:.0f} s"
+    raise TestbedError(f"the test bed did not start: {reason}", hint="Run as root on Linux.")
 
 
 def down() -> bool:
-    """End the test bed with everything that runs in it; whether there was one."""
-    kept = find()
-    if kept is not None and os.geteuid() != 0:
+    """End the test bed with everything that runs in it; return whether there was one."""
+    testbed = find()
+    if testbed is not None and os.geteuid() != 0:
         raise TestbedError("the test bed belongs to root", hint="Take it down as root.")
     _STATE.unlink(missing_ok=True)
-    if kept is None:
+    if testbed is None:
         return False
-    os.kill(kept.daemon_pid, signal.SIGTERM)
+    os.kill(testbed.daemon, signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_S
-    while kept.lives and time.monotonic() < deadline:
+    while testbed.alive and time.monotonic() < deadline:
         time.sleep(0.02)
-    if kept.lives:
-        os.kill(kept.daemon_pid, signal.SIGKILL)
+    if testbed.alive:
+        os.kill(testbed.daemon, signal.SIGKILL)
     return True
 
 
-def keep(hosts: int, slots: int, rates_mbit: list[float | None]) -> None:
-    """Be the keeper."""
+def run_daemon(hosts: int, slots: int, rates_mbit: list[float | None]) -> None:
+    """Run a test bed until a signal ends it."""
     with Testbed(hosts, rates_mbit) as bed:
-        kept = TestbedDaemon(
+        testbed = TestbedDaemon(
             os.getpid(),
             _started(os.getpid()),
             bed.hosts,
             bed.pids,
             tuple(bed.horovodrun_options(slots)),
         )
-        passing = _STATE.with_suffix(f".{os.getpid()}")
-        passing.write_text(json.dumps(asdict(kept)))
-        passing.replace(_STATE)
+        temporary = _STATE.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(testbed)))
+        temporary.replace(_STATE)
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 
 def _started(pid: int) -> int:
-    """Start of a process in clock ticks since boot; 0 when it is gone (``proc(5)``, stat 22)."""
+    """Return a process's start in clock ticks since boot; 0 if it has ended (``proc(5)``)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -151,9 +153,9 @@ def _started(pid: int) -> int:
 
 
 def main() -> None:
-    """Be the keeper of the test bed that the argument describes."""
+    """Run the daemon of the test bed that the command's argument describes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
-        keep(**json.loads(sys.argv[1]))
+        run_daemon(**json.loads(sys.argv[1]))
     except TestbedError as error:
         sys.exit(str(error.message))

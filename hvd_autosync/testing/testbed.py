@@ -1,13 +1,13 @@
 """Several hosts on one machine, joined by links of a chosen rate, for tests and benchmarks.
 
 Each host has its own network, name, processes and ``sshd``; the hosts share this machine's files
-and processors. They reach each other and nothing else: their addresses belong to the range for
-benchmarks (RFC 2544), and no route leads out::
+and processors. They can reach only each other: their addresses belong to the range for benchmarks
+(RFC 2544), and there is no route to other networks::
 
     with Testbed(hosts=2, rate_mbit=100) as bed:
         bed.run(["horovodrun", *bed.horovodrun_options(), "--gloo", "python", "train.py"])
 
-It needs root. Nothing remains after it, even when its owner is killed: see
+It needs root. It leaves nothing behind, even if its owner is killed: see
 :mod:`hvd_autosync.testing.namespaces`.
 """
 
@@ -33,13 +33,13 @@ _TOOLS = ("ip", "mount", "nsenter", "ssh", "ssh-keygen", "sshd", "tc", "unshare"
 _TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _FOLDER = "/run/testbed"
 _KEY = f"{_FOLDER}/key"
-#: Hosts number their processes from 1 and share ``/tmp``, where Open MPI names what it leaves by
-#: host and process: a killed one's would stop a later one (PMIx's listener fails to start).
+#: All hosts number processes from 1 and share ``/tmp``, where Open MPI names its files by host and
+#: process. Files of a killed process would stop a later one (PMIx's listener fails to start).
 _ENVIRONMENT = {"PRTE_MCA_prte_tmpdir_base": _FOLDER}
 _SSHD_S = 10.0
-#: Bytes that a link lets through at once: those of this time at its rate, and two frames at least.
+#: Burst of a link: its bytes in this time, and at least two frames.
 _BURST_S, _LEAST_BURST = 1e-3, 3200
-#: A slowed host stops and runs once in so many seconds.
+#: Period in which a slowed host stops and runs once, seconds.
 _SLICE_S = 0.1
 
 _PROBE = (
@@ -53,7 +53,7 @@ mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs tmpfs /dev/shm
 mkdir -p /run/sshd {_FOLDER}/ssh
 """
-#: A root account whose password is locked may not log in by key either, hence its own shadow.
+#: A root account with a locked password cannot log in by key either, hence the separate shadow.
 _START = f"""
 mount --bind {_FOLDER}/hosts /etc/hosts
 mount --bind {_FOLDER}/shadow /etc/shadow
@@ -87,7 +87,7 @@ LogLevel ERROR
 
 @cache
 def testbed_missing() -> str | None:
-    """Why a test bed cannot be made here, or ``None`` when it can."""
+    """Return why a test bed cannot be made here, or ``None`` if it can."""
     if not sys.platform.startswith("linux"):
         return "network namespaces need Linux"
     if os.geteuid() != 0:
@@ -114,11 +114,11 @@ class Testbed:
             One for all, or one for each host.
 
     Attributes:
-        hosts: Their names, ``testhost0`` and so on. Every host resolves all of them.
-        addresses: Their addresses, in the same order.
+        hosts: Names of the hosts, ``testhost0`` and so on. Every host resolves all of them.
+        addresses: Addresses of the hosts, in the same order.
 
     Raises:
-        TestbedError: On entering, when it cannot be made here.
+        TestbedError: The test bed cannot be made here; raised on entering the context.
     """
 
     __test__ = False  # pytest collects classes by their name
@@ -143,7 +143,7 @@ class Testbed:
     def __enter__(self) -> Testbed:
         missing = testbed_missing()
         if missing:
-            raise TestbedError(f"no test bed here: {missing}", hint="Run as root on Linux.")
+            raise TestbedError(f"cannot make a test bed: {missing}", hint="Run as root on Linux.")
         with self._exit as exit_now:
             switch = self._switch = self._open(Box("testbed-switch"))
             _ip(switch, "link add name bridge type bridge", "link set dev bridge up")
@@ -168,7 +168,7 @@ class Testbed:
         return box
 
     def _plug(self, index: int, switch: Box) -> None:
-        """Join a host to the switch, each end of the cable limiting what it sends."""
+        """Connect a host to the switch; each end of the cable limits the rate at which it sends."""
         host, port = self._boxes[index], f"port{index}"
         subprocess.run(
             [
@@ -210,7 +210,7 @@ class Testbed:
         _tool(first, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "testbed", "-f", _KEY)
         key, public = first.read(_KEY), first.read(f"{_KEY}.pub")
         names = [f"{a} {n}" for a, n in zip(self.addresses, self.hosts, strict=True)]
-        # Where Open MPI's daemon on another host finds its programs.
+        # The PATH on which Open MPI's daemon on another host finds its programs.
         path = os.pathsep.join([os.path.dirname(sys.executable), _TOOL_PATH])
         files = {
             "hosts": "\n".join(["127.0.0.1 localhost", *names, ""]),
@@ -244,55 +244,55 @@ class Testbed:
     def run(
         self, command: Sequence[str], *, host: int = 0, **options: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """:func:`subprocess.run` on a host, the first unless told otherwise.
+        """Call :func:`subprocess.run` on a host.
 
         Args:
             command: Program and arguments.
             host: Index of the host.
-            options: Those of :func:`subprocess.run`, ``env`` and ``cwd`` among them.
+            options: Options of :func:`subprocess.run`, including ``env`` and ``cwd``.
         """
         return self._box(host).run(command, **_with_environment(options))
 
     def popen(
         self, command: Sequence[str], *, host: int = 0, **options: Any
     ) -> subprocess.Popen[Any]:
-        """:class:`subprocess.Popen` on a host; what still runs when the test bed ends is killed.
+        """Start a :class:`subprocess.Popen` on a host; the end of the test bed kills it.
 
         Args:
             command: Program and arguments.
             host: Index of the host.
-            options: Those of :class:`subprocess.Popen`, ``env`` and ``cwd`` among them.
+            options: Options of :class:`subprocess.Popen`, including ``env`` and ``cwd``.
         """
         return self._box(host).popen(command, **_with_environment(options))
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """For each host a process whose namespaces are the host's, for ``nsenter --target``."""
+        """A process id for each host, whose namespaces are the host's, for ``nsenter --target``."""
         return tuple(box.pid for box in self._boxes)
 
     def cut_off(self, host: int) -> None:
-        """Pull a host's cable: nothing reaches it, nothing leaves it, and nobody is told."""
+        """Disconnect a host's cable: packets to and from the host are lost without an error."""
         self._set_cable(host, "down")
 
     def bring_back(self, host: int) -> None:
-        """Plug the cable in again."""
+        """Reconnect a host's cable."""
         self._set_cable(host, "up")
 
     def _set_cable(self, host: int, state: str) -> None:
-        self._box(host)  # in a running test bed only
+        self._box(host)  # raises if the test bed is not running
         assert self._switch is not None
         _ip(self._switch, f"link set dev port{host} {state}")
 
     @contextmanager
     def slowed(self, host: int, share: float) -> Iterator[None]:
-        """Meanwhile all processes of a host together get ``share`` of one processor at most.
+        """Limit all processes of a host together to ``share`` of one processor.
 
-        They are stopped and continued many times a second: a quota of a control group would need
-        a hierarchy that this process may write to.
+        They are stopped and continued many times a second, because a quota needs a writable
+        control-group hierarchy.
 
         Args:
             host: Index of the host.
-            share: Above 0, below 1.
+            share: Share of one processor, above 0 and below 1.
         """
         if not 0 < share < 1:
             raise ValueError(f"share must be between 0 and 1, not {share}")
@@ -306,13 +306,13 @@ class Testbed:
             thread.join()
 
     def horovodrun_options(self, slots: int = 1) -> list[str]:
-        """Options with which ``horovodrun``, started on the first host, uses all hosts.
+        """Return the options for ``horovodrun`` on the first host to use all hosts.
 
         Args:
-            slots: Ranks on each host.
+            slots: Number of ranks on each host.
         """
         layout = ",".join(f"{name}:{slots}" for name in self.hosts)
-        # The cache would lie in the user's home, and names of hosts come back in other test beds.
+        # Horovod's cache is in the user's home, and other test beds have the same host names.
         return [
             "-np",
             str(slots * len(self.hosts)),
@@ -350,7 +350,7 @@ def _tool(box: Box, *command: str, text: str = "") -> None:
     if done.returncode:
         raise TestbedError(
             f"{command[0]} failed: {done.stderr.strip()}",
-            hint="Ask testbed_missing() for what this machine lacks.",
+            hint="Call testbed_missing() for what this machine lacks.",
         )
 
 
@@ -359,9 +359,9 @@ def _ip(box: Box, *commands: str) -> None:
 
 
 def _limit(box: Box, interface: str, rate_mbit: float) -> None:
-    """Limit what leaves through ``interface``; up to 200 ms of it may wait.
+    """Limit the rate at which ``interface`` sends, with a queue of up to 200 ms.
 
-    Less, and a burst of one message loses packets: the rate set would not be the rate had.
+    With a shorter queue the burst of one message loses packets, and the rate is below the limit.
     """
     bits_per_s = round(rate_mbit * 1e6)
     burst = max(round(bits_per_s / 8 * _BURST_S), _LEAST_BURST)

@@ -1,8 +1,8 @@
 """Traces: the saved record of every study, enough to resume, compare and replay it.
 
-A study is created in a :class:`TraceStore`, each trial is written down when it is asked and again
-when it is told, and in the end the outcome. Whole studies travel as JSON Lines files, trials
-become tables for notebooks, and the logs of Horovod's own autotuner can be brought in.
+A :class:`TraceStore` records each study, each trial when it is asked for and when it ends, and the
+outcome. Studies can be exported to and imported from JSON Lines files, trials are available as
+tables, and logs of Horovod's own autotuner can be imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A study without what tells whose it is, so that it can be shared.
+"""Anonymous studies, which can be shared.
 
-Kept is what others can learn from: shapes and times of the model, layout and links of the cluster,
-versions, strategies and step times. Gone are command, names of hosts and parameters, output of the
-job, losses, times of day, and the ids of this and other studies.
+Kept: the shapes and times of the model, the layout and links of the cluster, versions, strategies
+and step times. Removed: the command, names of hosts and parameters, output of the job, losses,
+times of day, and the ids of this and other studies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvd_autosync.search_space import Host, ModelProfile, Resources, Task, Trial
 from hvd_autosync.traces.records import DRIFT, FALLBACKS, StudyRecord, TrialRecord, timestamp
 
 _JOB_KEY, _COMMAND = "anonymous", ("horovodrun",)
-#: What a learner said of a trial and does not name other studies.
+#: Entries of a trial's ``info`` that are kept; they do not name other studies.
 _KEPT_INFO = (
     "predicted_step_s",
     "predicted_low_s",
@@ -31,19 +31,19 @@ _KEPT_INFO = (
 
 
 def anonymous_id(study_id: str) -> str:
-    """The id under which a study is shared: always the same, and it does not tell the own one."""
+    """The id under which a study is shared: always the same, and it does not reveal the own id."""
     return hashlib.sha256(study_id.encode()).hexdigest()[:12]
 
 
 def is_anonymous(study: StudyRecord) -> bool:
-    """Whether a study has been shared, and so has no names."""
+    """Whether a study was made anonymous, so that it has no names."""
     return study.job_key == _JOB_KEY
 
 
 def anonymous(
     study: StudyRecord, trials: Sequence[TrialRecord]
 ) -> tuple[StudyRecord, list[TrialRecord]]:
-    """The study and its trials without what tells whose they are; see the module."""
+    """Copies of the study and its trials without identifying data; see the module's docstring."""
     study_id = anonymous_id(study.study_id)
     begun = datetime.fromisoformat(study.created_at)
     earlier = begun - begun.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -51,7 +51,7 @@ def anonymous(
     outcome = study.outcome and {**study.outcome, "reason": ""}
     if outcome:
         outcome.pop(DRIFT, None)  # names hosts
-        if study.fallbacks:  # others can learn which, not when or of what losses
+        if study.fallbacks:  # the strategies are kept, without times and losses
             outcome[FALLBACKS] = [
                 replace(each, reason="", at="").to_json() for each in study.fallbacks
             ]

@@ -1,10 +1,10 @@
 """Import of the log that Horovod's own autotuner writes.
 
 The format follows ``horovod/common/parameter_manager.cc`` of 0.28.1 (``Initialize``,
-``LogParameters``, ``LogBestParameters``): a header, a row per sample, and, when the tuner has come
-to its end, a last row that repeats the best sample without being marked. Flags are 0 or 1, the
-fusion threshold is in MiB, and the score is bytes per microsecond, the median of five
-measurements. Horovod before 0.28 has no column for the torus allreduce.
+``LogParameters``, ``LogBestParameters``): a header and a row per sample. If the tuner has finished,
+an unmarked last row repeats the best sample. Flags are 0 or 1, the fusion threshold is in MiB, and
+the score is bytes per microsecond, the median of five measurements. Horovod before 0.28 has no
+column for the torus allreduce.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Row:
 def import_autotune_log(store: TraceStore, path: str | os.PathLike[str]) -> str:
     """Import one log as a finished study.
 
-    Each sample is a trial without a result, because the log has no step times; its score is in
-    the trial's ``info``. The same log is imported once only.
+    Each sample becomes a trial without a result, because the log has no step times; its score is
+    in the trial's ``info``. If the same log was imported before, nothing is written.
 
     Returns:
-        The study's id, made from the log's content.
+        The study's id, a digest of the log's content.
 
     Raises:
-        TraceFormatError: The file is not such a log; the message names the line.
+        TraceFormatError: The file is not a log of Horovod's autotuner; the message names the line.
         StoreError: The file cannot be read, or the store cannot be written.
     """
     name = os.fspath(path)
@@ -65,7 +65,7 @@ def import_autotune_log(store: TraceStore, path: str | os.PathLike[str]) -> str:
 def _records(
     rows: list[_Row], study_id: str, written_at: str
 ) -> tuple[StudyRecord, list[TrialRecord]]:
-    """The study of a log whose rows are ``rows``."""
+    """The study and trials of a log with these rows."""
     ended = _ends_with_summary(rows)
     samples = rows[:-1] if ended else rows
     best = max(range(len(samples)), key=lambda index: samples[index].score)
@@ -107,7 +107,7 @@ def _records(
 
 
 def _ends_with_summary(rows: list[_Row]) -> bool:
-    """Whether the last row is the tuner's choice: the best sample once more."""
+    """Whether the last row repeats the best sample, as the tuner writes when it has finished."""
     best = max(rows[:-1], key=lambda row: row.score, default=None)
     last = rows[-1]
     return best is not None and (best.strategy, best.score) == (last.strategy, last.score)
@@ -117,7 +117,7 @@ def _read(content: bytes, name: str) -> list[_Row]:
     """The rows of a log.
 
     Raises:
-        TraceFormatError: It is not one.
+        TraceFormatError: The content is not a log of Horovod's autotuner.
     """
     lines = content.decode(errors="replace").splitlines() or [""]
     columns = [column.strip() for column in lines[0].split(",")]
@@ -154,10 +154,10 @@ def _number(text: str) -> float:
 
 
 def _strategy(fields: dict[str, float]) -> Strategy:
-    """The strategy of one row; the unit of the threshold becomes bytes, cut off as Horovod does."""
+    """The strategy of one row, with the threshold in bytes, truncated as Horovod does."""
     threshold_bytes = fields["tensor_fusion_threshold"] * _MIB
     if not math.isfinite(threshold_bytes):
-        raise ValueError(f"{fields['tensor_fusion_threshold']:g} MiB are too many")
+        raise ValueError(f"{fields['tensor_fusion_threshold']:g} MiB is too large")
     values: dict[str, Value] = {
         "cycle_time_ms": fields["cycle_time_ms"],
         "fusion_threshold_bytes": int(threshold_bytes),

@@ -1,7 +1,7 @@
-"""A program of its own: the best strategy for a model, for a worker.
+"""A program that finds the best known strategy for a worker's model.
 
-It reads a question from its input and writes the strategy, as the document of a strategy file, to
-its output; nothing where none is known. Where the store cannot be used it writes the error's
+It reads a request from standard input and writes the strategy, as the document of a strategy file,
+to standard output; nothing if there is none. If the store cannot be used, it writes the error's
 ``message`` and ``hint``. All are JSON.
 """
 
@@ -22,17 +22,17 @@ from hvd_autosync.traces.store import TraceStore
 def best_known(
     store: TraceStore, parameters: Sequence[Sequence[Any]], slots: Sequence[int], device: str
 ) -> dict[str, Any] | None:
-    """The winner of the newest study of a model on a layout of ranks, as a document.
+    """The winner of the newest study of a model on a layout of ranks, as a strategy document.
 
-    One whose steps became slower in training, or that the loss guard has ended, is not taken.
+    Studies with drift or a fallback are skipped.
 
     Args:
-        store: Where studies are.
+        store: The store of the studies.
         parameters: Name, shape and type of each of the model's parameters.
         slots: Ranks per host.
-        device: What they compute on, as studies name it.
+        device: Device of the ranks, as studies name it.
     """
-    # Another optimizer of the same script may hold the rest of the model.
+    # A subset matches: another optimizer of the same script may have the other parameters.
     wanted = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
     for study in sorted(store.studies(), key=lambda each: each.created_at, reverse=True):
         if study.task is None or study.winner is None or study.status is not StudyStatus.FINISHED:
@@ -51,13 +51,13 @@ def best_known(
 
 
 def main() -> None:
-    """Answer one question."""
-    question = json.load(sys.stdin)
-    answer: dict[str, Any] | None
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    response: dict[str, Any] | None
     try:
         store = TraceStore(os.environ.get("HVD_AUTOSYNC_STORE"))
-        answer = best_known(store, question["parameters"], question["slots"], question["device"])
+        response = best_known(store, request["parameters"], request["slots"], request["device"])
     except AutosyncError as error:
-        answer = {"message": error.message, "hint": error.hint}
-    if answer is not None:
-        json.dump(answer, sys.stdout)
+        response = {"message": error.message, "hint": error.hint}
+    if response is not None:
+        json.dump(response, sys.stdout)

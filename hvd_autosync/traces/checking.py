@@ -1,8 +1,8 @@
-"""Strict reading of records that someone else wrote.
+"""Validation of records from files.
 
-A record from a file may come from a damaged disk or from somebody hostile, and its winner ends up
-on a command line. So it must have exactly the fields and types that we write, its numbers must be
-possible, and what it calls by the name of a catalogue knob must be that knob.
+A file may be damaged or malicious, and its winner ends up on a command line. So a record must have
+exactly the fields and types that we write, its numbers must be possible, and a knob with the name
+of a catalogue knob must be that knob.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.records import StudyRecord, TrialRecord, timestamp
 
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
-#: Numbers whose name ends so count or measure something: below zero is impossible.
+#: Numbers whose names end in these cannot be negative.
 _NOT_NEGATIVE = ("_s", "_bytes", "_steps", "slots", "shape")
 _POSITIVE = ("_per_s",)
 _CATALOGUE = {knob.name for knob in CATALOGUE}
@@ -41,7 +41,7 @@ def strict_study(fields: Mapping[str, Any]) -> StudyRecord:
     """The study that :meth:`StudyRecord.to_json` wrote.
 
     Raises:
-        ValueError: It is anything else; the message says what is wrong.
+        ValueError: ``fields`` is not such a study; the message says what is wrong.
     """
     study = _strict(StudyRecord, fields)
     if not _STUDY_ID.fullmatch(study.study_id):
@@ -55,21 +55,26 @@ def strict_study(fields: Mapping[str, Any]) -> StudyRecord:
 
 
 def strict_trial(fields: Mapping[str, Any], study: StudyRecord, number: int) -> TrialRecord:
-    """The trial that :meth:`TrialRecord.to_json` wrote, at its place in its study.
+    """The trial that :meth:`TrialRecord.to_json` wrote.
+
+    Args:
+        fields: The fields of the record.
+        study: The study that the trial must belong to.
+        number: The number that the trial must have.
 
     Raises:
-        ValueError: It is anything else; the message says what is wrong.
+        ValueError: ``fields`` is not such a trial; the message says what is wrong.
     """
     trial = _strict(TrialRecord, fields)
     if (trial.study_id, trial.number) != (study.study_id, number):
         raise ValueError(
-            f"trial {trial.number} of study {trial.study_id!r} stands where trial {number} "
-            f"of study {study.study_id!r} belongs"
+            f"found trial {trial.number} of study {trial.study_id!r} instead of trial {number} "
+            f"of study {study.study_id!r}"
         )
     _check_word("kind", trial.kind)
     _check_time("asked_at", trial.asked_at)
     if (trial.told_at is None) != (trial.result is None):
-        raise ValueError("told_at and result do not go together")
+        raise ValueError("only one of told_at and result is present")
     if trial.told_at is not None:
         _check_time("told_at", trial.told_at)
     check_strategy("strategy", trial.strategy, study.space)
@@ -87,7 +92,7 @@ def _strict(kind: type[_Record], fields: Mapping[str, Any]) -> _Record:
     problem = type_problem(record)
     if problem is not None:
         raise ValueError(problem)
-    # Whatever reading has let pass (a text for a list, unknown fields) is written differently.
+    # Anything that from_json tolerated (text for a list, unknown fields) is written differently.
     for name, value in record.to_json().items():
         if _canonical(value) != _canonical(fields[name]):
             raise ValueError(f"{name} has unknown fields or values of a wrong type")
@@ -99,7 +104,7 @@ def _canonical(value: Any) -> str:
 
 
 def type_problem(value: Any) -> str | None:
-    """What keeps a dataclass that was made from JSON from having the types that it declares."""
+    """Why a dataclass made from JSON has a field of a wrong type; ``None`` if all are right."""
     return _problem(value, type(value), "")
 
 
@@ -109,7 +114,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _problem(value: Any, kind: Any, where: str) -> str | None:
-    """What keeps ``value`` from being of the annotated type ``kind``, or ``None``."""
+    """Why ``value`` is not of the annotated type ``kind``; ``None`` if it is."""
     arguments = get_args(kind)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -130,11 +135,12 @@ def _problem(value: Any, kind: Any, where: str) -> str | None:
         kind is Any
         or (origin is Literal and value in arguments)
         or (kind is float and type(value) in (int, float))
-    ) or (
-        isinstance(kind, type)
-        and isinstance(value, kind)
-        and not is_dataclass(kind)
-        and (kind is not int or type(value) is int)  # a flag is an int to Python, not to us
+        or (
+            isinstance(kind, type)
+            and isinstance(value, kind)
+            and not is_dataclass(kind)
+            and (kind is not int or type(value) is int)  # bool is a subclass of int
+        )
     ):
         return None
     return f"{where or 'a value'}: {value!r:.60} is not of type {getattr(kind, '__name__', kind)}"
@@ -175,10 +181,10 @@ def _check_time(name: str, text: str) -> None:
 
 
 def check_strategy(name: str, strategy: Strategy, space: SearchSpace | None) -> None:
-    """Check that each value is possible for its knob: the catalogue's, or else the space's own.
+    """Check that each value is in its knob's domain: of the catalogue, or else of the space.
 
     Raises:
-        ValueError: One is not.
+        ValueError: A value or a knob is invalid.
     """
     try:
         for knob, value in strategy.items():
@@ -189,7 +195,7 @@ def check_strategy(name: str, strategy: Strategy, space: SearchSpace | None) -> 
 
 
 def _check_space(space: SearchSpace) -> None:
-    """Catalogue knobs may be restricted, not redefined; every knob must work at both its ends."""
+    """Check that catalogue knobs are at most restricted, and that both ends of all knobs work."""
     try:
         for knob in space.knobs:
             if knob.name in _CATALOGUE:

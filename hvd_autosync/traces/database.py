@@ -1,8 +1,7 @@
-"""The database under a store: connections, transactions, the schema's check, errors in our words.
+"""The database of a store: connections, transactions, the check of the schema, error messages.
 
-Connections live for one transaction only. Drivers fork trial processes, and an SQLite connection
-must not be carried across a fork; opening one costs well under a millisecond against trials of
-seconds.
+Each transaction opens a connection of its own, because drivers fork trial processes and an SQLite
+connection must not be used across a fork. Opening one takes well under a millisecond.
 """
 
 from __future__ import annotations
@@ -35,26 +34,29 @@ from hvd_autosync.traces.schema import META, SCHEMA_VERSION, create_tables
 
 _BUSY_TIMEOUT_S = 30
 _USE_ANOTHER = "Use another store, or restore this one from a copy."
-#: Part of a driver's message -> what to do. The first that occurs counts.
+#: Part of a database driver's message -> remedy. The first match counts.
 _REMEDIES = {
-    "locked": "Another process holds the store: let it end, or use another store.",
+    "locked": "Another process has locked the store: wait until it ends, or use another store.",
     "readonly": "Make the file and its folder writable, or use another store.",
     "unable to open": "Make the file and its folder writable, or use another store.",
     "full": "Free some space, or use another store.",
-    # Also what SQLite says where there is no space for its index of the journal.
+    # SQLite also reports this if there is no space for the index of its journal.
     "disk I/O": "Free some space on its disk, or use another store.",
 }
-#: Parts of SQLite's messages about files that are damaged or not what they should be.
+#: Parts of SQLite's messages about files that are damaged or not trace stores.
 _DAMAGE = ("malformed", "not a database", "no such table", "no such column", "has no column")
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """SQLAlchemy logs, with a traceback, what it raises while it closes a connection."""
+    """Whether a log record is not about an interrupt, such as Ctrl-C or SIGTERM.
+
+    SQLAlchemy logs exceptions that occur while it closes a connection, with a traceback.
+    """
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or issubclass(kind, Exception)
 
 
-# Ctrl-C may come at that moment, too; it goes on to whoever waits for it.
+# An interrupt at that moment is still raised, so it need not be logged.
 for _pool in (NullPool, QueuePool):
     logging.getLogger(f"{_pool.__module__}.{_pool.__name__}").addFilter(_is_no_interrupt)
 
@@ -66,9 +68,9 @@ class Database:
         location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
 
     Raises:
-        StoreError: It cannot be opened.
-        TraceFormatError: It is not a trace store, damaged, or of a newer version; it was not
-            changed.
+        StoreError: The database cannot be opened.
+        TraceFormatError: The database is not a trace store, is damaged, or is of a newer version;
+            it was not changed.
     """
 
     def __init__(self, location: str | os.PathLike[str] | None) -> None:
@@ -76,7 +78,7 @@ class Database:
         if self._location.file is not None:
             prepare_file(self._location.file)
         self._engine = _create_engine(self._location)
-        #: Whether the server is waited for when it goes away: not before it was there.
+        #: Whether to wait for a lost server; not before the first connection succeeded.
         self._waits = False
         if not self._has_tables():
             self._create_tables()
@@ -84,12 +86,12 @@ class Database:
 
     @property
     def name(self) -> str:
-        """For messages; without secrets."""
+        """Name of the store for messages, without secrets."""
         return self._location.name
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files that are written, those that SQLite makes for a while among them."""
+        """Files that are written, including SQLite's temporary ones."""
         file = self._location.file
         ends = () if file is None else ("", "-journal", "-wal", "-shm")
         return tuple(f"{file}{end}" for end in ends)
@@ -97,7 +99,7 @@ class Database:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """One consistent view of the database."""
-        with self._own_words(), self._connect(self._engine) as connection:
+        with self._translated_errors(), self._connect(self._engine) as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -105,14 +107,14 @@ class Database:
         """One transaction, committed at the end; in SQLite it excludes other writers at once.
 
         Args:
-            wait: Whether to wait for a server that has gone away.
+            wait: Whether to wait for a lost server.
 
         Raises:
-            LostTransactionError: The server has gone away, and nothing was written.
+            LostTransactionError: The connection was lost, and nothing was written.
         """
         engine = self._engine.execution_options(begin="BEGIN IMMEDIATE")
         with (
-            self._own_words(),
+            self._translated_errors(),
             self._connect(engine, wait=wait) as connection,
             connection.begin() as transaction,
         ):
@@ -130,7 +132,7 @@ class Database:
                     raise _translate(error, error.orig, self._location) from error
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._engine.dispose()
 
     def _connect(self, engine: Engine, *, wait: bool = True) -> Connection:
@@ -144,11 +146,12 @@ class Database:
             raise
 
     def _lost(self, error: DBAPIError) -> LostTransactionError:
-        said = _translate(error, error.orig, self._location)
-        return LostTransactionError(said.message, hint=said.hint)
+        translated = _translate(error, error.orig, self._location)
+        return LostTransactionError(translated.message, hint=translated.hint)
 
     @contextlib.contextmanager
-    def _own_words(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
+        """Translate errors of SQLAlchemy to ours."""
         try:
             yield
         except SQLAlchemyError as error:
@@ -161,7 +164,7 @@ class Database:
             raise _translate(error, cause, self._location) from error
 
     def _has_tables(self) -> bool:
-        """Whether the tables are there and of our version."""
+        """Whether the tables exist, in a version that we can read."""
         with self.reading() as connection:
             return self._check(connection)
 
@@ -181,14 +184,14 @@ class Database:
         if int(version) > SCHEMA_VERSION:
             raise TraceFormatError(
                 f"{self.name} was written by a newer hvd-autosync (schema version {version}; "
-                f"this one knows {SCHEMA_VERSION})",
+                f"this one supports {SCHEMA_VERSION})",
                 hint="Upgrade hvd-autosync, or use another store.",
             )
         return True
 
     def _create_tables(self) -> None:
         if self._location.allows_wal:
-            # Refused while another process is creating the same store, which then sets it.
+            # This fails while another process is creating the same store; that one then sets it.
             with contextlib.suppress(DBAPIError), self._engine.connect() as connection:
                 connection.execution_options(begin=None)
                 connection.exec_driver_sql("PRAGMA journal_mode=WAL")
@@ -197,21 +200,21 @@ class Database:
                 if not self._check(connection):
                     create_tables(connection)
         except StoreError:
-            # Another process has created them at the same moment, where no lock excludes that.
+            # Another process may have created them at the same moment, if no lock prevents that.
             if not self._has_tables():
                 raise
 
 
 def _create_engine(location: Location) -> Engine:
-    """The engine for ``location``; nothing is opened yet."""
+    """The engine for ``location``; it does not open the database yet."""
     try:
         if not location.is_sqlite:
             return create_engine(location.url, poolclass=NullPool)
         return _create_sqlite_engine(location.url)
     except NoSuchModuleError:
         raise StoreError(
-            f"{location.name}: no database is called {location.url.drivername!r}",
-            hint="Use sqlite, postgresql, mysql or another database that SQLAlchemy knows.",
+            f"{location.name}: unknown database {location.url.drivername!r}",
+            hint="Use sqlite, postgresql, mysql or another database that SQLAlchemy supports.",
         ) from None
     except ImportError as error:
         raise StoreError(
@@ -225,11 +228,11 @@ def _create_engine(location: Location) -> Engine:
 def _create_sqlite_engine(url: URL) -> Engine:
     if "timeout" not in url.query:
         url = url.update_query_dict({"timeout": str(_BUSY_TIMEOUT_S)})
-    # Without an isolation level the driver leaves BEGIN to us; its own comes too late to keep
-    # two writers from reading the same number.
+    # Without an isolation level the driver leaves BEGIN to us. Its own BEGIN comes too late: two
+    # writers could read the same number.
     arguments = {"isolation_level": None, "check_same_thread": False}
     if url.database in (None, "", ":memory:"):
-        # A database in memory is its connection: all share one, one at a time.
+        # A database in memory lives in one connection, which is used by one thread at a time.
         engine = create_engine(
             url, connect_args=arguments, poolclass=QueuePool, pool_size=1, max_overflow=0
         )
@@ -246,7 +249,7 @@ def _create_sqlite_engine(url: URL) -> Engine:
 
 
 def _translate(error: Exception, cause: BaseException | None, location: Location) -> StoreError:
-    """The error of a driver in our words."""
+    """Translate the error of a database driver."""
     text = " ".join(str(cause).split())
     if location.url.password is not None:
         text = text.replace(str(location.url.password), "***")

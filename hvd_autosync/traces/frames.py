@@ -33,15 +33,16 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
     """One row per trial of a study, in order.
 
     Args:
-        store: Where the study is.
+        store: The store that contains the study.
         study_id: Its id, the beginning of one, or ``"last"``.
 
     Returns:
-        Columns ``number``; ``kind``; ``status`` (missing when never told); ``step_ms`` and
+        Columns ``number``; ``kind``; ``status`` (missing without a result); ``step_ms`` and
         ``step_ms_error``, mean and standard error of the step time in milliseconds; ``steps``,
-        the number of measured ones; ``steps_per_s``; ``speedup``, how many times faster than
-        the default; ``blocked_share`` of the measured time; ``setup_s`` and ``total_s``, seconds;
-        ``reason``; then one column per knob, missing where a strategy leaves it alone.
+        the number of measured steps; ``steps_per_s``; ``speedup`` over the default;
+        ``blocked_share``, the share of the measured time that was blocked; ``setup_s`` and
+        ``total_s``, seconds; ``reason``; then one column per knob, missing if the strategy does not
+        set it.
 
     Raises:
         StoreError: There is no such study.
@@ -67,11 +68,11 @@ def read_trials(path: str | os.PathLike[str]) -> pd.DataFrame:
         path: A file that ``hvd-autosync traces export`` or ``contribute`` wrote.
 
     Returns:
-        The columns of :func:`trials_frame`, after a first one, ``study``.
+        The columns of :func:`trials_frame`, after a first column ``study``.
 
     Raises:
         TraceFormatError: The file is damaged, of a newer version, or not a trace.
-        StoreError: It cannot be read.
+        StoreError: The file cannot be read.
     """
     store = TraceStore("sqlite://")
     frames = []
@@ -83,7 +84,7 @@ def read_trials(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _knob_column(values: list[Value | None]) -> pd.Series[Any]:
-    """A column that keeps the type of its values beside missing ones."""
+    """A column that keeps the type of its values even if some are missing."""
     types = {type(value) for value in values if value is not None}
     return pd.Series(values, dtype=_DTYPES[types.pop()] if len(types) == 1 else "object")
 
@@ -93,7 +94,7 @@ def _step_time(trial: TrialRecord) -> StepTime | None:
 
 
 def _measures(trial: TrialRecord, default: StepTime | None) -> dict[str, Any]:
-    """The fixed columns of one row; what is missing here is missing in the table."""
+    """The fixed columns of one row; entries that are missing here are missing in the table."""
     row: dict[str, Any] = {"number": trial.number, "kind": trial.kind}
     result, step_time = trial.result, _step_time(trial)
     if result is not None:

@@ -1,4 +1,4 @@
-"""Reading JSON Lines from a file that may be damaged or hostile, with errors that name the line."""
+"""Reading of JSON Lines from a file that may be damaged or malicious; errors name the line."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class LineReader:
         return self._digest.hexdigest()
 
     def at_end(self) -> bool:
-        """Whether no line is left."""
+        """Whether the file ends here."""
         here = self._stream.tell()
         ended = not self._stream.read(1)
         self._stream.seek(here)
         return ended
 
     def error(
-        self, what: str, *, hint: str = "Get the file anew; nothing was imported."
+        self, what: str, *, hint: str = "Get the file again; nothing was imported."
     ) -> TraceFormatError:
-        """The error for the line read last."""
+        """The error for the line that was read last."""
         return TraceFormatError(f"{self._name}, line {self._number}: {what}", hint=hint)
 
     def next_object(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class LineReader:
         if not line.endswith(b"\n"):
             if len(line) == _LONGEST_LINE_BYTES:
                 raise self.error(
-                    f"the line is too long: it has {_LONGEST_LINE_BYTES:,} bytes and more"
+                    f"the line is too long: it has {_LONGEST_LINE_BYTES:,} bytes or more"
                 )
             raise self.error("the file is cut off here")
         self._digest.update(line)
@@ -84,7 +84,7 @@ class LineReader:
         """``read(*arguments)``, with its ``ValueError`` turned into an error that names the line.
 
         Raises:
-            TraceFormatError: ``read`` refused what it was given.
+            TraceFormatError: ``read`` raised a ``ValueError``.
         """
         try:
             return read(*arguments, **keywords)
@@ -110,13 +110,13 @@ def _float(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    # The length first: converting takes time that grows with its square.
+    # The length is checked first, because the time of a conversion grows with its square.
     fits = len(text) <= 20 and abs(int(text)) <= _LARGEST_INTEGER
     return int(text) if fits else _refuse(text)
 
 
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text:.30} is not a number that a trace can hold")
+    raise ValueError(f"{text:.30} is not a number that a trace can contain")
 
 
 def _is_shallow(value: Any, levels: int) -> bool:

@@ -1,6 +1,6 @@
-"""Traces as files: JSON Lines that can be read, compared, mailed and kept under version control.
+"""Trace files, in JSON Lines.
 
-A file holds one study, or several one after the other::
+A file contains one study, or several one after the other::
 
     {"type": "header", "format": "hvd-autosync-trace", "version": 1, "units": {...}}
     {"type": "study", ...}            the fields of a StudyRecord
@@ -30,7 +30,7 @@ from hvd_autosync.traces.store import TraceStore
 
 FORMAT_VERSION = 1
 _GZIP = ".gz"
-#: Of a file, uncompressed. A study of 60 trials with 200 steps on 256 ranks has some 120 MB.
+#: Limit of an uncompressed file. A study of 60 trials with 200 steps on 256 ranks has about 120 MB.
 _LARGEST_BYTES = 256 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _HEADER = {
@@ -54,13 +54,13 @@ def export_study(
     """Write a study to a file that only the user can read, or to an open text stream.
 
     Args:
-        store: Where the study is.
+        store: The store that contains the study.
         study_id: Its id, the beginning of one, or ``"last"``.
-        path_or_stream: The file appears whole or not at all; one that ends in ``.gz`` is
-            compressed.
-        overwrite: Whether a file of that name may be replaced.
-        anonymously: Without what tells whose it is (:mod:`hvd_autosync.traces.anonymous`).
-        others: Ids of studies that come after it in the file, as those that it learned from.
+        path_or_stream: The file, which is written atomically and compressed if its name ends in
+            ``.gz``; or the stream.
+        overwrite: Whether an existing file may be replaced.
+        anonymously: Whether to remove identifying data (:mod:`hvd_autosync.traces.anonymous`).
+        others: Ids of further studies for the same file, such as those that it learned from.
 
     Raises:
         StoreError: There is no such study, the file exists, or it cannot be written.
@@ -92,13 +92,13 @@ def _lines(study: StudyRecord, trials: list[TrialRecord]) -> Iterator[str]:
 
 def _write(path: Path, text: str, overwrite: bool) -> None:
     if os.path.lexists(path) and not overwrite:
-        raise StoreError(f"{path} exists already", hint="Name another file, or allow to overwrite.")
+        raise StoreError(f"{path} exists already", hint="Name another file, or overwrite it.")
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         data = text.encode()
         with open(descriptor, "wb") as stream:
-            # Without the time, so that equal studies are equal files.
+            # Without the time, so that equal studies give equal files.
             stream.write(gzip.compress(data, mtime=0) if path.suffix == _GZIP else data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -113,13 +113,13 @@ def _write(path: Path, text: str, overwrite: bool) -> None:
 
 
 def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]:
-    """Read the studies of a file into ``store``: all of them, or none when anything is wrong.
+    """Read the studies of a file into ``store``: all of them, or none if anything is wrong.
 
-    A file whose name ends in ``.gz`` is uncompressed.
+    A file with a name in ``.gz`` is decompressed.
 
     Returns:
-        The ids of the studies that are new. Those that the store has already are left alone and
-        reported in the log.
+        The ids of the studies that are new. Studies that the store has already are skipped, with a
+        warning in the log.
 
     Raises:
         TraceFormatError: The file is damaged, of a newer version, or not a trace; the message
@@ -135,8 +135,8 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
                 studies.append(_read_study(reader))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise TraceFormatError(
-            f"{os.fspath(path)} cannot be uncompressed: {error}",
-            hint="Get the file anew; nothing was imported.",
+            f"{os.fspath(path)} cannot be decompressed: {error}",
+            hint="Get the file again; nothing was imported.",
         ) from error
     except OSError as error:
         raise StoreError(
@@ -150,10 +150,10 @@ def import_studies(store: TraceStore, path: str | os.PathLike[str]) -> list[str]
 
 
 def _check_size(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that would not fit into memory, before anything of it is kept there.
+    """Check that a file fits into memory, before its content is kept there.
 
     Raises:
-        TraceFormatError: It has, or unpacks to, more than a trace can have.
+        TraceFormatError: The file is too large, as it is or after decompression.
     """
     size = 0
     with _opened(path) as stream:
@@ -163,8 +163,8 @@ def _check_size(path: str | os.PathLike[str]) -> None:
         packed = os.stat(path).st_size
         what = f"unpacks from {packed:,} bytes to" if _is_packed(path) else "has"
         raise TraceFormatError(
-            f"{os.fspath(path)} {what} more than {_LARGEST_BYTES >> 20} MiB, which no trace has",
-            hint="Get the file anew, or export fewer studies into one file; nothing was imported.",
+            f"{os.fspath(path)} {what} more than the limit of {_LARGEST_BYTES >> 20} MiB",
+            hint="Get the file again, or export fewer studies into one file; nothing was imported.",
         )
 
 

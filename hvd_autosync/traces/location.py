@@ -1,4 +1,4 @@
-"""Where a store is: from what the user wrote to a database URL, and a private file for SQLite."""
+"""Location of a store: from the user's text to a database URL, and a private file for SQLite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvd_autosync.errors import StoreError, TraceFormatError
 _SMALLEST_DATABASE_BYTES = 512
 _LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"}
 _CREDENTIALS = re.compile(r"(?<=://).*@")
-#: Parameters of databases that are no secrets; any other may be, or contain one.
+#: Parameters of database URLs that are not secret; all others are masked.
 _HARMLESS = frozenset(
     "application_name cache charset client_encoding collation connect_timeout driver gssencmode "
     "host hostaddr immutable mode nolock options passfile port read_timeout service ssl ssl_ca "
@@ -30,11 +30,11 @@ _MASK = "***"
 
 @dataclass(frozen=True)
 class Location:
-    """One place for traces.
+    """The location of a store.
 
     Attributes:
-        url: The database.
-        file: The SQLite file, as it was named; ``None`` for a server or for memory.
+        url: URL of the database.
+        file: The SQLite file, as it was named; ``None`` for a server or a database in memory.
     """
 
     url: URL
@@ -47,14 +47,14 @@ class Location:
 
     @property
     def name(self) -> str:
-        """For messages: the file, or the URL without anything that may be secret."""
+        """The location for messages: the file, or the URL without possible secrets."""
         if self.file is not None:
             return str(self.file)
         return self.address
 
     @property
     def address(self) -> str:
-        """What to name it by again, as with ``--store``; whatever may be secret is masked."""
+        """The location for ``--store``; possible secrets are masked."""
         if self.file is not None and not self.url.query:
             return str(self.file)
         shown = {k: v if k in _HARMLESS else _MASK for k, v in self.url.query.items()}
@@ -63,10 +63,10 @@ class Location:
 
     @property
     def allows_wal(self) -> bool:
-        """Whether SQLite may keep a write-ahead log: on a disk of this machine only.
+        """Whether SQLite may use a write-ahead log: only on a local disk.
 
-        The log needs memory shared between all who use the file. Home folders of clusters are on
-        network file systems, where drivers on two hosts would destroy it.
+        The log needs memory that is shared between all processes that use the file. On a network
+        file system, as of a cluster's home folders, drivers on two hosts would damage the store.
         """
         if self.file is None:
             return False
@@ -91,7 +91,7 @@ def _default_file() -> Path:
 
 
 def data_folder() -> Path:
-    """Where this user's things are kept: ``hvd-autosync`` under ``$XDG_DATA_HOME``.
+    """The user's data folder: ``hvd-autosync`` under ``$XDG_DATA_HOME``.
 
     Raises:
         StoreError: There is no home folder.
@@ -101,20 +101,20 @@ def data_folder() -> Path:
         data = os.path.expanduser("~/.local/share")
     if not os.path.isabs(data):
         raise StoreError(
-            "there is no home folder to keep traces in",
+            "there is no home folder for the trace store",
             hint="Set HOME or XDG_DATA_HOME, or name a store.",
         )
     return Path(data) / "hvd-autosync"
 
 
 def resolve_location(location: str | os.PathLike[str] | None) -> Location:
-    """The location that the user means.
+    """The location that the user has named.
 
     Args:
         location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
 
     Raises:
-        StoreError: The URL cannot be understood.
+        StoreError: The URL cannot be parsed.
     """
     text = str(_default_file()) if location is None else os.fspath(location)
     if "://" not in text:
@@ -135,14 +135,14 @@ def resolve_location(location: str | os.PathLike[str] | None) -> Location:
 
 
 def prepare_file(file: Path) -> None:
-    """Create ``file`` for the user alone, where there is none, and where a link leads to none.
+    """Create ``file``, readable by the user only, if it does not exist; a link is followed.
 
-    What is there is not opened: closing it would take away the locks that SQLite holds on it in
+    An existing file is not opened: closing it would release the locks that SQLite has on it in
     another thread of this process.
 
     Raises:
-        StoreError: It cannot be created, or is not a file.
-        TraceFormatError: It is too small for a database.
+        StoreError: The file cannot be created, or is not a regular file.
+        TraceFormatError: The file is too small for a database.
     """
     real = Path(os.path.realpath(file))
     try:
@@ -152,7 +152,7 @@ def prepare_file(file: Path) -> None:
         except FileExistsError:
             if not real.is_file():
                 raise OSError(errno.EINVAL, "it is not a regular file") from None
-            # SQLite takes a file of a few bytes for an empty one and would overwrite it.
+            # SQLite treats a file of a few bytes as empty and would overwrite it.
             if 0 < real.stat().st_size < _SMALLEST_DATABASE_BYTES:
                 raise TraceFormatError(
                     f"{file} is not a trace store: it is not an SQLite database",

@@ -1,4 +1,4 @@
-"""Where people name a study: a trace file, or a study of their store."""
+"""Opening of a study that the user names: a trace file, or a study in the store."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from hvd_autosync.traces.store import TraceStore
 
 
 def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecord]:
-    """The study that ``trace`` names, and a store that has it.
+    """The study that ``trace`` names, and a store that contains it.
 
     Args:
-        trace: Path of a trace file, whose first study is meant, or a study's id, the beginning of
-            one, or ``"last"``.
-        location: Of the user's store, where the study is no file; nothing of a file is written
-            there.
+        trace: Path of a trace file, of which the first study is used; or a study's id, the
+            beginning of one, or ``"last"``.
+        location: The user's store, unless ``trace`` is a file; a file is not imported into it.
 
     Raises:
         StoreError: There is no such study, or the store cannot be read.

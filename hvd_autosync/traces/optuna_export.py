@@ -1,4 +1,4 @@
-"""A study as one of Optuna's, so that its dashboard shows it."""
+"""Export of a study to Optuna, for its dashboard."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hvd_autosync.traces.records import StudyRecord, TrialRecord
 
 
 def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str) -> str:
-    """Write a study into a storage of Optuna; its value is the step time in milliseconds.
+    """Write a study to an Optuna storage, with the step time in milliseconds as the objective.
 
     Args:
         study: The study, with its space.
-        trials: Its trials; those that were not told are left out.
-        url: Of the storage, as Optuna takes it: ``sqlite:///optuna.db``.
+        trials: Its trials; those without a result are left out.
+        url: URL of the Optuna storage, such as ``sqlite:///optuna.db``.
 
     Returns:
-        The name of the study there.
+        The name of the Optuna study.
 
     Raises:
         ConfigurationError: Optuna is not installed, or the study has no space.
@@ -35,7 +35,8 @@ def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str
         ) from None
     if study.space is None:
         raise ConfigurationError(
-            f"study {study.study_id} knows no search space", hint="Choose one of --autosync."
+            f"study {study.study_id} has no search space",
+            hint="Choose a study that --autosync has recorded.",
         )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     name = f"hvd-autosync-{study.study_id}"
@@ -51,9 +52,9 @@ def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str
     except optuna.exceptions.DuplicatedStudyError:
         raise StoreError(
             f"{url} has a study {name} already",
-            hint=f"Delete it there: optuna delete-study --storage {url} --study-name {name}",
+            hint=f"Delete it: optuna delete-study --storage {url} --study-name {name}",
         ) from None
-    except Exception as error:  # of whatever database driver the URL names
+    except Exception as error:  # of any database driver
         raise StoreError(
             f"Optuna cannot write to {url}: {error}", hint="Write for example sqlite:///optuna.db."
         ) from error
@@ -61,7 +62,7 @@ def export_to_optuna(study: StudyRecord, trials: Sequence[TrialRecord], url: str
 
 
 def _trial(optuna: Any, study: StudyRecord, trial: TrialRecord) -> Any:
-    assert study.space is not None and trial.result is not None, "the caller has looked"
+    assert study.space is not None and trial.result is not None, "the caller has checked"
     strategy = study.space.complete(trial.strategy)
     knobs = [knob for knob in study.space.knobs if knob.name in strategy]
     time_s = trial.result.step_time

@@ -1,7 +1,8 @@
-"""A database server that goes away for a while: it is waited for, and what it lost is repeated.
+"""Outages of a database server: waiting for it, and repeating lost transactions.
 
-A transaction whose connection ends before its commit was never written, and can be repeated. One
-that was being committed may or may not be; PostgreSQL tells which by the transaction's number.
+If the connection ends before a transaction's commit, nothing was written, and the transaction can
+be repeated. If it ends during the commit, the transaction may have been written; PostgreSQL reports
+this for the transaction's number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 
 from hvd_autosync.errors import StoreError
 
-#: Longest time that a server may be away.
+#: Longest outage that is waited for.
 WAIT_S = 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 
@@ -26,11 +27,11 @@ _R = TypeVar("_R")
 
 
 class LostTransactionError(StoreError):
-    """The connection ended, and nothing of the transaction was written."""
+    """The connection was lost, and nothing of the transaction was written."""
 
 
 def repeated(transaction: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let ``transaction``, which makes one and does nothing else, begin anew when it was lost."""
+    """Decorate a function that runs one transaction, to repeat it if the connection is lost."""
 
     @functools.wraps(transaction)
     def run(*args: _P.args, **keywords: _P.kwargs) -> _R:
@@ -46,14 +47,14 @@ def repeated(transaction: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def connect_again(engine: Engine, name: str) -> Connection:
-    """A connection to a server that was there before; waits for it if need be, and says so once.
+    """Connect to a server; wait for it if it does not answer, and print one message about that.
 
     Args:
-        engine: Connects.
-        name: The store's, for the message.
+        engine: The engine of the database.
+        name: Name of the store, for the message.
 
     Raises:
-        OperationalError: It did not come back.
+        OperationalError: The server did not answer within ``WAIT_S``.
     """
     until = time.monotonic() + WAIT_S
     pause_s = _FIRST_PAUSE_S
@@ -78,19 +79,19 @@ def connect_again(engine: Engine, name: str) -> Connection:
 
 
 def transaction_number(connection: Connection) -> str | None:
-    """What PostgreSQL knows the open transaction by; ``None`` elsewhere."""
+    """The number of the open transaction in PostgreSQL; ``None`` for other databases."""
     if connection.dialect.name != "postgresql":
         return None
     return str(connection.execute(text("SELECT CAST(txid_current() AS text)")).scalar())
 
 
 def was_committed(engine: Engine, number: str, name: str) -> bool | None:
-    """Whether the transaction ``number`` was written, as the server says when it is back.
+    """Whether the transaction ``number`` was written, as the server reports after the outage.
 
-    ``None`` where that cannot be told.
+    ``None`` if that is unknown.
 
     Raises:
-        OperationalError: It did not come back.
+        OperationalError: The server did not answer within ``WAIT_S``.
     """
     query = text("SELECT txid_status(CAST(:number AS bigint))")
     until = time.monotonic() + WAIT_S
@@ -99,5 +100,5 @@ def was_committed(engine: Engine, number: str, name: str) -> bool | None:
             status = connection.execute(query, {"number": number}).scalar()
         if status in ("committed", "aborted"):
             return bool(status == "committed")
-        time.sleep(_FIRST_PAUSE_S)  # the server has not yet noticed that we are gone
+        time.sleep(_FIRST_PAUSE_S)  # the server has not noticed yet that the connection ended
     return None

@@ -1,7 +1,8 @@
-"""Who runs a study: told apart from later processes that happen to have the same number.
+"""The owner of a study: the driver process that runs it.
 
-A driver killed with ``kill -9`` cannot say goodbye. Its study may be taken over only when it is
-surely gone: on the same machine that can be looked up, elsewhere its heartbeats must have stopped.
+A driver that was killed cannot release its study. Another driver may take the study over only if
+the owner is dead: on the same machine its process is looked up; on another machine its heartbeats
+must have stopped. The start time tells the owner from later processes with the same number.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class Owner:
 
     Attributes:
         host: Host name.
-        machine: Which boot of which machine, and which process namespace of it: host names alone
-            repeat (``localhost``, containers).
+        machine: Boot and process namespace of the machine, because host names are not unique
+            (``localhost``, containers).
         pid: Process number.
-        started: When it started, in whatever unit the system counts; only compared.
+        started: Start time, in the unit of the system; only compared.
     """
 
     host: str
@@ -42,15 +43,15 @@ class Owner:
 
     @classmethod
     def nobody(cls) -> Owner:
-        """Who owns what was let go."""
+        """The owner of a released study."""
         return cls("", "", 0, "")
 
     def alive(self, heartbeat_age_s: float) -> bool:
-        """Whether this owner still runs, as far as can be told from here.
+        """Whether this owner still runs, as far as this machine can know.
 
         Args:
-            heartbeat_age_s: Seconds since its last heartbeat; decides on other machines, where
-                the clocks are taken to agree within a small part of the limit.
+            heartbeat_age_s: Seconds since its last heartbeat. It decides for owners on other
+                machines; the clocks are assumed to agree within a small part of the limit.
         """
         if (self.host, self.machine) == (socket.gethostname(), _machine()):
             return _process_start(self.pid) == self.started
@@ -58,7 +59,7 @@ class Owner:
 
 
 def _machine() -> str:
-    """This boot and process namespace; empty where the system does not say."""
+    """This boot and process namespace; empty if the system does not provide them."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -67,9 +68,9 @@ def _machine() -> str:
 
 
 def _process_start(pid: int) -> str | None:
-    """Start of process ``pid``, or ``None`` when it has ended (a zombie has)."""
+    """Start time of process ``pid``; ``None`` if it has ended or is a zombie."""
     if Path("/proc/self/stat").exists():
-        # Not psutil's: that one is in seconds of a clock that may be set while the driver runs.
+        # psutil's start time depends on the clock, which may be set while the driver runs.
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:

@@ -1,10 +1,11 @@
-"""What a trace is made of: one record per study, one per trial, as plain values.
+"""The records of a trace: one per study and one per trial, as plain values.
 
 The life of a study::
 
     create_study -> RUNNING -> FINISHED    it ended as planned, with or without a gain
                             -> FAILED      it could not end as planned
-    a RUNNING study whose driver is dead can be claimed and goes on where it stopped
+
+If the driver of a RUNNING study is dead, another driver can claim and resume the study.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from typing import Any
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space import SearchSpace, Strategy, Task, TrialResult
 
-#: Entry of a finished study's outcome: what ranks said of steps that became slower for good.
+#: Entry of a study's outcome: reports of drift, a lasting slowdown of later trainings.
 DRIFT = "drift"
-#: Another: the strategies that the loss guard has ended in trainings.
+#: Entry of a study's outcome: fallbacks of the loss guard in later trainings.
 FALLBACKS = "fallbacks"
-#: Both are added after the study has ended.
+#: Entries that trainings add to the outcome.
 LATER = (DRIFT, FALLBACKS)
-#: What making a value of JSON raises that others have written.
+#: Exceptions of making values from malformed JSON.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, SpaceError)
 
 
 class StudyStatus(str, enum.Enum):
-    """Where a study stands; see the module's drawing."""
+    """The state of a study; see the module's docstring."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -40,13 +41,13 @@ class StudyStatus(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Fallback:
-    """A training that its loss guard has brought back to steps without loss.
+    """A fallback: the loss guard of a training has switched it to exact steps.
 
     Attributes:
-        strategy: What it ran under before.
-        step: At which of its steps.
-        reason: Why, for people.
-        at: When it was written down, as :func:`timestamp` writes it.
+        strategy: The strategy before.
+        step: The step of the fallback.
+        reason: The reason, for people.
+        at: When it was recorded, as :func:`timestamp` writes it.
     """
 
     strategy: Strategy
@@ -66,15 +67,15 @@ class StudyRecord:
     Attributes:
         study_id: Twelve hexadecimal digits.
         created_at: ISO 8601 with microseconds, UTC.
-        job_key: Identifies the job and what may be tuned in it, whatever its settings.
+        job_key: Identifies the job and what may be tuned in it, independent of the settings.
         command: The ``horovodrun`` line, without secrets.
-        settings: How the study was set up (seed, trials, steps ...), plain JSON.
+        settings: The settings of the study (seed, trials, steps ...), plain JSON.
         versions: Package -> version.
-        status: Where it stands.
-        task: What is tuned; known after the first trial.
-        space: The space that is searched; known after the first trial.
-        outcome: How it ended, plain JSON; ``None`` while running.
-        winner: The strategy to train with; ``None`` while running or when there is none.
+        status: Its state.
+        task: The task; known after the first trial.
+        space: The search space; known after the first trial.
+        outcome: Its outcome, plain JSON; ``None`` while it runs.
+        winner: The strategy to train with; ``None`` while it runs or if there is none.
     """
 
     study_id: str
@@ -91,16 +92,16 @@ class StudyRecord:
 
     @property
     def drift(self) -> tuple[str, ...]:
-        """What ranks of a training under the winner said of steps that became slower for good."""
-        said = (self.outcome or {}).get(DRIFT)
-        return tuple(map(str, said)) if isinstance(said, list) else ()
+        """Reports of drift in trainings under the winner."""
+        entry = (self.outcome or {}).get(DRIFT)
+        return tuple(map(str, entry)) if isinstance(entry, list) else ()
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """The trainings under it that the loss guard has ended its strategy in, oldest first."""
-        said = (self.outcome or {}).get(FALLBACKS)
+        """Fallbacks of the loss guard in trainings under the study's strategies, oldest first."""
+        entry = (self.outcome or {}).get(FALLBACKS)
         found = []
-        for each in said if isinstance(said, list) else ():
+        for each in entry if isinstance(entry, list) else ():
             with contextlib.suppress(*_MALFORMED):
                 found.append(
                     Fallback(
@@ -139,19 +140,20 @@ class StudyRecord:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial: what was asked and, once it has ended, what was told.
+    """One trial: the request and, after its end, the result.
 
     Attributes:
         study_id: The study that it belongs to.
-        number: Counts the trials of a study from 0.
-        kind: Why it was asked: ``"default"``, ``"sobol"``, ``"model"``, ``"quality"`` or
-            ``"confirm"``, or what another learner calls its own; rows of Horovod's own tuner are
+        number: Its number in the study, from 0.
+        kind: Its purpose: ``"default"``, ``"sobol"``, ``"model"``, ``"quality"`` or ``"confirm"``,
+            or a kind of another learner; samples of Horovod's own tuner are
             ``"horovod-autotune"``.
         strategy: The strategy to run under.
-        asked_at: ISO 8601 with microseconds, UTC.
-        told_at: The same; ``None`` exactly when ``result`` is.
-        info: What the learner said when it was asked, plain JSON.
-        result: How it ended; ``None`` when never told (in flight, or lost with its driver).
+        asked_at: When it was asked for; ISO 8601 with microseconds, UTC.
+        told_at: When its result was recorded, in the same format; ``None`` exactly if ``result``
+            is.
+        info: The learner's information on its choice, plain JSON.
+        result: Its result; ``None`` if there is none (running, or lost with its driver).
     """
 
     study_id: str
@@ -182,22 +184,23 @@ class TrialRecord:
         return cls(**{**fields, **converted})
 
     def info_number(self, name: str) -> float:
-        """A number of :attr:`info`; NaN where there is none of that name."""
+        """The number ``name`` in :attr:`info`; NaN if there is none."""
         value = self.info.get(name)
         return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def default_result(trials: Sequence[TrialRecord]) -> TrialResult | None:
-    """What the default gave: the last trial of that kind that was told, else the first trial.
+    """The result of the last default trial that has one; else the result of the first trial.
 
-    A first trial that was lost with its driver is repeated; restrictions that exclude the job as
-    it is make the default another strategy; an imported log has no trial of that kind.
+    There can be several default trials: one that was lost with its driver is repeated, and if
+    restrictions exclude the job's own strategy, the default is another one. An imported log has
+    none.
     """
     told = [t.result for t in trials if t.kind == "default" and t.result is not None]
     return told[-1] if told else trials[0].result if trials else None
 
 
 def timestamp(moment: datetime | None = None) -> str:
-    """``moment`` (default: now) as records write it: texts in this form sort by time."""
+    """``moment`` (default: now) as text, in a format that sorts by time."""
     moment = datetime.now(timezone.utc) if moment is None else moment.astimezone(timezone.utc)
     return moment.isoformat(timespec="microseconds")

@@ -1,4 +1,4 @@
-"""Records to rows and back; each function works inside its caller's transaction."""
+"""Conversion between records and rows; each function runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
 from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS
 
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
-#: Most candidates that the error for an ambiguous id lists.
+#: Largest number of candidates that the error for an ambiguous id lists.
 _LISTED = 8
-#: Fewest trials of a study that others can learn from.
+#: Least number of trials with results of a study that others can learn from.
 _FEWEST_TOLD = 3
 _NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
 
@@ -29,18 +29,17 @@ _NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
 def study_records(
     connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None
 ) -> list[StudyRecord]:
-    """The studies that fulfil all ``conditions``, newest first."""
+    """The studies that meet all ``conditions``, newest first."""
     query = select(*STUDY_COLUMNS).where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
     return [_record(StudyRecord, row) for row in connection.execute(query).mappings()]
 
 
 def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
-    """Id and task of the finished study of each task and space that has measured most.
+    """Id and task of the largest finished study of each task and space.
 
-    Those with the most trials come first, and the newer one of two with as many.
-
-    One that took its winner from another has measured the default alone. What cannot be read is
-    left out.
+    Studies are ordered by the number of trials with results, most first, then newest first.
+    Studies with fewer than three are left out: a study that reused a winner has measured the
+    default only. Studies with an unreadable task are left out too.
     """
     count = func.count(TRIALS.c.told_at).label("count")
     told = select(TRIALS.c.study_id, count).group_by(TRIALS.c.study_id).subquery()
@@ -65,16 +64,16 @@ def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
 
 
 def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -> str:
-    """The full id of a study, which may be too damaged to be read.
+    """The full id of a study; the study itself may be damaged.
 
     Args:
         connection: In the caller's transaction.
-        study_id: Its id, the beginning of one, or ``"last"`` for the newest study: of those that
-            did not fail, if there is one.
-        or_failed: Whether ``"last"`` is the newest, failed or not.
+        study_id: Its id, the beginning of one, or ``"last"`` for the newest study that did not
+            fail; if all failed, the newest one.
+        or_failed: Whether ``"last"`` is the newest study, failed or not.
 
     Raises:
-        StoreError: None fits, or several do.
+        StoreError: No study or several studies match.
     """
     query = select(STUDIES.c.study_id).order_by(*_NEWEST_FIRST)
     if study_id == "last":
@@ -90,8 +89,8 @@ def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -
     if len(found) > 1:
         ids = ", ".join(found[:_LISTED])
         raise StoreError(
-            f"{study_id!r} fits several studies of this store",
-            hint=f"Write more of one of {ids}{' ...' if len(found) > _LISTED else ''}.",
+            f"{study_id!r} matches several studies of this store",
+            hint=f"Give more digits of one of {ids}{' ...' if len(found) > _LISTED else ''}.",
         )
     return found[0]
 
@@ -108,7 +107,7 @@ def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
         raise TraceFormatError(
             f"study {row['study_id']} is damaged in the store: {error}",
-            hint=f"Forget it (hvd-autosync traces delete {row['study_id']}), "
+            hint=f"Delete it (hvd-autosync traces delete {row['study_id']}), "
             "or restore the store from a copy.",
         ) from error
 
@@ -130,7 +129,7 @@ def insert_study(
 
 
 def insert_trial(connection: Connection, trial: TrialRecord) -> None:
-    """Write one trial, told or not."""
+    """Write one trial, with or without a result."""
     connection.execute(TRIALS.insert().values(**trial.to_json()))
 
 
@@ -147,10 +146,10 @@ def next_number(connection: Connection, study_id: str) -> int:
 
 
 def lock_study(connection: Connection, study_id: str) -> RowMapping:
-    """Status and owner of a study; its row is kept from other writers until the transaction ends.
+    """Status and owner of a study; its row is locked until the transaction ends.
 
-    SQLite has no row locks; there the transaction itself excludes other writers. What it says of
-    the job is not looked at: a damaged study must not be harder to delete than a whole one.
+    SQLite has no row locks; there the transaction itself excludes other writers. Other columns are
+    not read, so that a damaged study can be deleted.
 
     Raises:
         StoreError: There is no such study.
@@ -172,12 +171,13 @@ def lock_running(connection: Connection, study_id: str) -> None:
     status = lock_study(connection, study_id)["status"]
     if status != StudyStatus.RUNNING.value:
         raise StoreError(
-            f"study {study_id} has ended ({status}) and cannot change", hint="Start a new study."
+            f"study {study_id} has ended ({status}) and cannot be changed",
+            hint="Start a new study.",
         )
 
 
 def no_study(study_id: str) -> StoreError:
-    """The error for an id that fits nothing."""
+    """The error for an id that matches no study."""
     if study_id == "last":
         return StoreError(
             "this store has no study yet", hint="Run a job with --autosync, or import a trace."
@@ -195,14 +195,14 @@ def has_living_owner(row: RowMapping) -> bool:
 
 
 def interrupted(connection: Connection) -> frozenset[str]:
-    """Studies that have not ended, and whose owner is dead."""
+    """Ids of the studies that have not ended and have a dead owner."""
     query = select(STUDIES.c.study_id, STUDIES.c.owner, STUDIES.c.heartbeat_s)
     found = connection.execute(query.where(STUDIES.c.owner.is_not(None))).mappings()
     return frozenset(row["study_id"] for row in found if not has_living_owner(row))
 
 
 def claim_study(connection: Connection, job_key: str) -> StudyRecord | None:
-    """Make this process the owner of the newest study of the job whose owner is dead."""
+    """Make this process the owner of the job's newest study that has a dead owner."""
     query = (
         select(STUDIES.c.study_id, STUDIES.c.owner, STUDIES.c.heartbeat_s)
         .where(STUDIES.c.job_key == job_key, STUDIES.c.owner.is_not(None))
@@ -217,7 +217,7 @@ def claim_study(connection: Connection, job_key: str) -> StudyRecord | None:
 
 
 def beat(connection: Connection, study_id: str) -> bool:
-    """Renew this process's heartbeat; false when the study is not its own."""
+    """Renew this process's heartbeat; return false if it does not own the study."""
     owner = Owner.current()
     mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == asdict(owner))
     update = STUDIES.update().where(mine).values(**_ownership(owner))
@@ -225,7 +225,7 @@ def beat(connection: Connection, study_id: str) -> bool:
 
 
 def let_go(connection: Connection, study_id: str) -> None:
-    """Leave a study to whoever claims it, where it is this process's own."""
+    """Release a study, if this process owns it, so that any driver can claim it."""
     mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == asdict(Owner.current()))
     nobody = {"owner": asdict(Owner.nobody()), "heartbeat_s": 0.0}
     connection.execute(STUDIES.update().where(mine).values(**nobody))

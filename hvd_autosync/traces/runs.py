@@ -1,4 +1,4 @@
-"""Runs of recurring jobs: records and rows; each function works inside its caller's transaction."""
+"""Runs of recurring jobs: records and rows; each function runs in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from hvd_autosync.traces.schema import RUNS
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run of a recurring job, from its beginning to its end.
+    """One run of a recurring job.
 
     Attributes:
         job_key: Identifies the job.
-        number: Counts its runs from 0.
+        number: Its number among the runs of the job, from 0.
         command: The ``horovodrun`` line, without secrets.
         ended_at: ISO 8601 with microseconds, UTC.
-        strategy: What it ran under.
-        share: Share of its work that was under BSP.
-        metric: What it came to; larger is better. NaN where it failed or diverged.
-        source: Who said so: ``script``, or ``loss``: the negative of its last training losses.
-        seconds: How long it took.
-        samples: Samples of all ranks together; 0 where they could not be counted.
+        strategy: Its strategy.
+        share: Share of its work under BSP.
+        metric: Its metric; larger is better. NaN if it failed or diverged.
+        source: Source of the metric: ``script``, or ``loss``: the negative of its last training
+            losses.
+        seconds: Its duration.
+        samples: Samples of all ranks together; 0 if they could not be counted.
         status: ``completed``, ``diverged`` or ``failed``.
     """
 
@@ -46,14 +47,14 @@ class RunRecord:
     status: str
 
 
-#: How often a number is looked for that no other driver takes at the same moment.
+#: Number of attempts to insert a run, as another driver may take the same number meanwhile.
 _TRIES = 20
 _RESULT = ("share", "metric", "source", "seconds", "samples", "status")
 
 
 def insert_run(connection: Connection, run: RunRecord) -> int:
-    """Write a run as the next of its job; its number."""
-    # Another process may create it at this moment, where no lock excludes that.
+    """Write a run as the next one of its job, and return its number."""
+    # Another process may create the table at this moment, if no lock prevents that.
     with contextlib.suppress(DBAPIError), connection.begin_nested():
         RUNS.create(connection, checkfirst=True)
     query = select(func.max(RUNS.c.number)).where(RUNS.c.job_key == run.job_key)
@@ -81,10 +82,10 @@ def insert_run(connection: Connection, run: RunRecord) -> int:
 
 
 def run_records(connection: Connection, job_key: str | None) -> list[RunRecord]:
-    """The runs of a job, or of all, by job and number.
+    """The runs of a job, or of all jobs, by job and number.
 
     Raises:
-        TraceFormatError: One of them is damaged.
+        TraceFormatError: A run is damaged.
     """
     if not inspect(connection).has_table(RUNS.name):
         return []
@@ -95,7 +96,7 @@ def run_records(connection: Connection, job_key: str | None) -> list[RunRecord]:
 
 
 def delete_runs(connection: Connection, job_key: str) -> int:
-    """Forget the runs of a job; how many they were."""
+    """Delete the runs of a job, and return their number."""
     if not inspect(connection).has_table(RUNS.name):
         return 0
     return int(connection.execute(RUNS.delete().where(RUNS.c.job_key == job_key)).rowcount)
@@ -124,5 +125,5 @@ def _record(row: dict[str, Any]) -> RunRecord:
     except (LookupError, TypeError, ValueError, AttributeError, SpaceError) as error:
         raise TraceFormatError(
             f"run {row['number']} of job {row['job_key']} is damaged in the store: {error!r}",
-            hint=f"Forget them: hvd-autosync recurring --forget {row['job_key']}",
+            hint=f"Delete the job's runs: hvd-autosync recurring {row['job_key']} --forget",
         ) from error

@@ -1,4 +1,4 @@
-"""The tables of a store, in types that every SQL database has; JSON is kept as text."""
+"""The tables of a store, in types that every SQL database has; JSON is stored as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.records import StudyRecord
 
-#: Raised by one with every change of the tables.
+#: Incremented with every change of the tables.
 SCHEMA_VERSION = 1
 
 
@@ -35,7 +35,7 @@ class PlainJson(TypeDecorator[Any]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The column's type: MySQL's TEXT ends at 64 KiB, a trial of many ranks does not."""
+        """The type of the column; MySQL's TEXT, of at most 64 KiB, is too small for many ranks."""
         small = dialect.name in ("mysql", "mariadb")
         return dialect.type_descriptor(LONGTEXT() if small else Text())
 
@@ -50,7 +50,7 @@ class PlainJson(TypeDecorator[Any]):
         except (TypeError, ValueError, RecursionError) as error:
             raise StoreError(
                 f"a value cannot be written to the trace as JSON: {error}",
-                hint="Give finite numbers, text, flags, and lists and dictionaries of them.",
+                hint="Use finite numbers, text, flags, and lists and dictionaries of them.",
             ) from None
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
@@ -63,7 +63,7 @@ class PlainJson(TypeDecorator[Any]):
             return None if value is None else json.loads(value)
         except (ValueError, RecursionError) as error:
             raise TraceFormatError(
-                f"the trace store holds a damaged value: {error}",
+                f"the trace store contains a damaged value: {error}",
                 hint="Restore the store from a copy, or use another store.",
             ) from None
 
@@ -91,7 +91,7 @@ STUDIES = Table(
     Column("space", PlainJson),
     Column("outcome", PlainJson),
     Column("winner", PlainJson),
-    # Not part of the record: what studies are looked up by, and who runs them.
+    # Not part of the record: keys for look-up, and the owner.
     Column("fingerprint", String(12)),
     Column("space_key", String(12)),
     Column("owner", PlainJson),
@@ -119,7 +119,7 @@ CLUSTERS = Table(
     Column("links", PlainJson, nullable=False),
 )
 
-#: Not in stores of earlier versions, which get it when something is written into it.
+#: Stores of earlier versions lack this table; it is created when the first run is written.
 RUNS = Table(
     "hvd_autosync_runs",
     _TABLES,
@@ -131,7 +131,7 @@ RUNS = Table(
     Column("result", PlainJson, nullable=False),
 )
 
-#: Columns of STUDIES that make a study's record.
+#: Columns of STUDIES that form a study's record.
 STUDY_COLUMNS = [STUDIES.c[field.name] for field in fields(StudyRecord)]
 
 

@@ -1,13 +1,14 @@
-"""The store: the only place where studies and trials are written down.
+"""The store of studies and trials.
 
-The contract. Each method is one transaction: when it returns, what it wrote survives ``kill -9``;
-when it raises, nothing was written. Several drivers, and several threads of one, may use a store
-at once. Where the database is a server's that goes away, each method waits for it and begins anew
-(:mod:`hvd_autosync.traces.outage`). A study changes only while it is running, and only its owner,
-the process that created or claimed it, should change it; what later trainings say of it
-(:meth:`TraceStore.keep_drift`, :meth:`TraceStore.keep_fallback`) is added later. Every method
-raises ``StoreError`` when the database fails, and ``TraceFormatError`` when what it holds is
-damaged.
+Each method is one transaction: after it returns, its data survive ``kill -9``; if it raises,
+nothing was written. Several drivers, and several threads of a driver, may use a store at once. If
+the database is on a server and the connection is lost, each method waits for the server and repeats
+its transaction (:mod:`hvd_autosync.traces.outage`).
+
+A study changes only while it runs, and only its owner, the process that created or claimed it,
+should change it. An exception are reports of later trainings (:meth:`TraceStore.keep_drift`,
+:meth:`TraceStore.keep_fallback`). Every method raises ``StoreError`` if the database fails, and
+``TraceFormatError`` if its content is damaged.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class TraceStore:
         location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.
 
     Raises:
-        StoreError: It cannot be opened.
-        TraceFormatError: It is not a trace store, damaged, or of a newer version; it was not
-            changed.
+        StoreError: The database cannot be opened.
+        TraceFormatError: The database is not a trace store, is damaged, or is of a newer version;
+            it was not changed.
     """
 
     def __init__(self, location: str | os.PathLike[str] | None = None) -> None:
@@ -62,16 +63,16 @@ class TraceStore:
 
     @property
     def name(self) -> str:
-        """Where it is, for people; without secrets."""
+        """Its location for people, without secrets."""
         return self._database.name
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files that it writes."""
+        """The files that it writes."""
         return self._database.files
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
     @repeated
@@ -83,7 +84,7 @@ class TraceStore:
         settings: Mapping[str, Any],
         versions: Mapping[str, str],
     ) -> StudyRecord:
-        """Start a study that this process owns; the arguments are those of its record."""
+        """Create a study that this process owns; the arguments are fields of its record."""
         study = StudyRecord(
             secrets.token_hex(6),
             timestamp(),
@@ -99,12 +100,12 @@ class TraceStore:
         )
         with self._database.writing() as connection:
             rows.insert_study(connection, study, (), Owner.current())
-            # Read back, so that everyone sees the settings as JSON leaves them.
+            # Read back, so that the settings are as JSON stores them.
             return rows.study_records(connection, STUDIES.c.study_id == study.study_id)[0]
 
     @repeated
     def describe_task(self, study_id: str, task: Task | None, space: SearchSpace) -> None:
-        """Write down what is tuned, where that is known, and the space that is searched."""
+        """Store the task, if it is known, and the search space."""
         columns = {
             "task": None if task is None else task.to_json(),
             "fingerprint": None if task is None else task.fingerprint,
@@ -117,10 +118,10 @@ class TraceStore:
 
     @repeated
     def ask(self, study_id: str, strategy: Strategy, kind: str, info: Mapping[str, Any]) -> int:
-        """Write down that a trial begins.
+        """Store the beginning of a trial.
 
         Returns:
-            Its number: 0, 1, 2 ... without gaps, also when several processes ask at once.
+            Its number: 0, 1, 2 ... without gaps, even if several processes ask at once.
         """
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
@@ -133,20 +134,20 @@ class TraceStore:
 
     @repeated
     def tell(self, study_id: str, number: int, result: TrialResult) -> None:
-        """Write down how a trial ended.
+        """Store the result of a trial.
 
         Raises:
-            StoreError: It was never asked, or told before.
+            StoreError: There is no such trial, or it has a result already.
         """
         key = (TRIALS.c.study_id == study_id) & (TRIALS.c.number == number)
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
             row = connection.execute(select(TRIALS.c.told_at).where(key)).first()
             if row is None or row.told_at is not None:
-                state = "was never asked" if row is None else "was told already"
+                state = "was never asked for" if row is None else "has a result already"
                 raise StoreError(
                     f"trial {number} of study {study_id} {state}",
-                    hint="Tell each trial once, with the number that asking returned.",
+                    hint="Call tell() once per trial, with the number that ask() returned.",
                 )
             told = {"told_at": timestamp(), "result": result.to_json()}
             connection.execute(TRIALS.update().where(key).values(**told))
@@ -159,10 +160,10 @@ class TraceStore:
         outcome: Mapping[str, Any],
         winner: Strategy | None,
     ) -> None:
-        """End a study; nothing of it can change afterwards but what later trainings say.
+        """End a study; afterwards only reports of later trainings can be added.
 
         Raises:
-            StoreError: It ended before, or ``status`` is not an end.
+            StoreError: The study has ended already, or ``status`` is not a final one.
         """
         if status is StudyStatus.RUNNING:
             raise StoreError(
@@ -177,32 +178,32 @@ class TraceStore:
         }
         with self._database.writing() as connection:
             rows.lock_running(connection, study_id)
-            # A training may have run already, where the tuning was interrupted.
+            # A training may have run already, if the tuning was interrupted.
             (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
             kept = {name: value for name, value in (study.outcome or {}).items() if name in LATER}
             columns["outcome"] = {**kept, **outcome}
             rows.update_study(connection, study_id, columns)
 
     @repeated
-    def keep_drift(self, study_id: str, said: Sequence[str]) -> None:
-        """Write down that a training under a finished study's winner became slower for good.
+    def keep_drift(self, study_id: str, reports: Sequence[str]) -> None:
+        """Store the drift of a training under a finished study's winner.
 
         Args:
             study_id: The study.
-            said: Sentences for people.
+            reports: Sentences for people.
 
         Raises:
             StoreError: There is no such study.
         """
-        self._add(study_id, DRIFT, lambda study: list(said))
+        self._add(study_id, DRIFT, lambda study: list(reports))
 
     @repeated
     def keep_fallback(self, study_id: str, fallback: Fallback) -> None:
-        """Write down that the loss guard has ended a study's strategy in a training.
+        """Store a fallback of the loss guard in a training under a study's strategy.
 
         Args:
             study_id: The study, finished or not.
-            fallback: What happened; its time is that of now.
+            fallback: The fallback; its time is set to now.
 
         Raises:
             StoreError: There is no such study.
@@ -215,7 +216,7 @@ class TraceStore:
         self._add(study_id, FALLBACKS, add)
 
     def _add(self, study_id: str, name: str, entry: Callable[[StudyRecord], list[Any]]) -> None:
-        """Write an entry of a study's outcome, made of the study as it is."""
+        """Set an entry of a study's outcome to ``entry`` of the current study."""
         with self._database.writing() as connection:
             rows.lock_study(connection, study_id)
             (study,) = rows.study_records(connection, STUDIES.c.study_id == study_id, limit=1)
@@ -224,7 +225,7 @@ class TraceStore:
 
     @repeated
     def delete(self, study_id: str) -> None:
-        """Forget a study and its trials.
+        """Delete a study and its trials.
 
         Raises:
             StoreError: There is no such study, or another process is running it.
@@ -242,10 +243,10 @@ class TraceStore:
 
     @repeated
     def add(self, studies: Sequence[tuple[StudyRecord, Sequence[TrialRecord]]]) -> list[str]:
-        """Write whole studies as they are, without an owner: all of them or none.
+        """Store complete studies without an owner: all of them or none.
 
         Returns:
-            The ids of those that were not there yet; identical ones are skipped.
+            The ids of the new studies; studies that are stored already are skipped.
 
         Raises:
             StoreError: A different study has the same id.
@@ -263,31 +264,31 @@ class TraceStore:
                 if _content(*known) != _content(study, trials):
                     raise StoreError(
                         f"a different study {study.study_id} is in the store already",
-                        hint=f"Forget it first: hvd-autosync traces delete {study.study_id}",
+                        hint=f"Delete it first: hvd-autosync traces delete {study.study_id}",
                     )
         return added
 
     @repeated
     def full_id(self, study_id: str, *, or_failed: bool = False) -> str:
-        """The full id of a study, which may be too damaged to be read.
+        """The full id of a study; the study itself may be damaged.
 
         Args:
-            study_id: Its id, the beginning of one, or ``"last"`` for the newest study: of those
-                that did not fail, if there is one.
-            or_failed: Whether ``"last"`` is the newest, failed or not.
+            study_id: Its id, the beginning of one, or ``"last"`` for the newest study that did not
+                fail; if all failed, the newest one.
+            or_failed: Whether ``"last"`` is the newest study, failed or not.
 
         Raises:
-            StoreError: None fits, or several do.
+            StoreError: No study or several studies match.
         """
         with self._database.reading() as connection:
             return rows.full_id(connection, study_id, or_failed=or_failed)
 
     @repeated
     def study(self, study_id: str) -> StudyRecord:
-        """One study; the id may be short as for :meth:`full_id`.
+        """One study; the id may be abbreviated as for :meth:`full_id`.
 
         Raises:
-            StoreError: None fits, or several do.
+            StoreError: No study or several studies match.
         """
         with self._database.reading() as connection:
             same_id = STUDIES.c.study_id == rows.full_id(connection, study_id)
@@ -304,28 +305,28 @@ class TraceStore:
 
     @repeated
     def interrupted(self) -> frozenset[str]:
-        """Ids of studies that have not ended, though nobody runs them any more."""
+        """Ids of studies that have not ended but have a dead owner."""
         with self._database.reading() as connection:
             return rows.interrupted(connection)
 
     @repeated
     def trials(self, study_id: str) -> list[TrialRecord]:
-        """The trials of a study by number; the id may be short as for :meth:`full_id`."""
+        """The trials of a study by number; the id may be abbreviated as for :meth:`full_id`."""
         with self._database.reading() as connection:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
     @repeated
     def finished_tasks(self) -> list[tuple[str, Task]]:
-        """Id and task of the finished study of each task and space that has measured most."""
+        """Id and task of the largest finished study of each task and space."""
         with self._database.reading() as connection:
             return list(rows.finished_tasks(connection))
 
     def find_finished(self, job_key: str) -> StudyRecord | None:
-        """The newest finished study of the very same job, whatever its settings."""
+        """The newest finished study of the same job that has a winner, whatever its settings."""
         return self._newest_finished(job_key=job_key)
 
     def find_finished_task(self, fingerprint: str, space_key: str) -> StudyRecord | None:
-        """The newest finished study of the same task in the same space."""
+        """The newest finished study of the same task and space that has a winner."""
         return self._newest_finished(fingerprint=fingerprint, space_key=space_key)
 
     @repeated
@@ -338,7 +339,7 @@ class TraceStore:
 
     @repeated
     def find_links(self, cluster_key: str) -> Links | None:
-        """The links of a cluster as they were measured last, unless what was written is damaged."""
+        """The last measured links of a cluster; ``None`` if there are none or they are damaged."""
         query = select(CLUSTERS.c.links).where(CLUSTERS.c.cluster_key == cluster_key)
         with self._database.reading() as connection:
             links = connection.execute(query).scalar()
@@ -349,42 +350,42 @@ class TraceStore:
 
     @repeated
     def keep_links(self, cluster_key: str, links: Links) -> None:
-        """Write down what was measured between the ranks, in place of what was before."""
+        """Store the measured links of a cluster, in place of earlier ones."""
         same_key = CLUSTERS.c.cluster_key == cluster_key
         values = {"measured_at": timestamp(), "links": links.to_json()}
         with self._database.writing() as connection:
             if connection.execute(CLUSTERS.update().where(same_key).values(**values)).rowcount:
                 return
-            # Another driver may write the same at this moment; what it measured is as good.
+            # Another driver may store the same links at this moment; its measurement is as good.
             with contextlib.suppress(IntegrityError), connection.begin_nested():
                 connection.execute(CLUSTERS.insert().values(cluster_key=cluster_key, **values))
 
     @repeated
     def keep_run(self, run: RunRecord) -> int:
-        """Write down how a run of a recurring job ended.
+        """Store a run of a recurring job.
 
         Returns:
-            Its number: 0, 1, 2 ... without gaps; that of ``run`` is of no account.
+            Its number: 0, 1, 2 ... without gaps; the number of ``run`` is ignored.
         """
         with self._database.writing() as connection:
             return runs.insert_run(connection, run)
 
     @repeated
     def runs(self, job_key: str | None = None) -> list[RunRecord]:
-        """The runs of a recurring job by number; of all jobs without a key."""
+        """The runs of a recurring job by number; without a key those of all jobs."""
         with self._database.reading() as connection:
             return runs.run_records(connection, job_key)
 
     @repeated
     def forget_runs(self, job_key: str) -> int:
-        """Forget the runs of a recurring job, for its search to begin anew; how many they were."""
+        """Delete the runs of a recurring job, so that its search restarts; return their number."""
         with self._database.writing() as connection:
             return runs.delete_runs(connection, job_key)
 
     def heartbeat(self, study_id: str) -> None:
-        """Show other machines that this process is alive; call it well within 120 s.
+        """Record for other machines that this process is alive; call it well within every 120 s.
 
-        It is left out while the database cannot be reached: a trial may be running meanwhile.
+        If the database cannot be reached, the call does nothing, as a trial may be running.
 
         Raises:
             StoreError: The study does not belong to this process (any more).
@@ -394,38 +395,38 @@ class TraceStore:
             if not rows.beat(connection, study_id):
                 raise StoreError(
                     f"study {study_id} does not belong to this process",
-                    hint="It has ended, or another driver has taken it over: stop this one.",
+                    hint="It has ended, or another driver has taken it over: stop this process.",
                 )
 
     @repeated
     def let_go(self, study_id: str) -> None:
-        """Leave a running study of this process to whoever claims it next, this process included.
+        """Release a running study of this process, so that any driver can claim it.
 
-        A driver that ends need not: the dead own nothing.
+        A driver that exits need not call this, as studies of dead owners can be claimed.
 
         Args:
-            study_id: Its whole id; of a study that this process does not own nothing changes.
+            study_id: Its full id; nothing changes if this process does not own the study.
         """
         with self._database.writing() as connection:
             rows.let_go(connection, study_id)
 
     @repeated
     def claim_resumable(self, job_key: str) -> StudyRecord | None:
-        """Take over the newest running study of this job whose owner is dead.
+        """Take over the newest running study of this job that has a dead owner.
 
-        An imported study has no owner and is never taken over: its driver may live elsewhere.
+        An imported study has no owner and is never taken over: its driver may run elsewhere.
 
         Returns:
-            The study, which this process now owns, or ``None`` when there is none.
+            The study, which this process now owns; ``None`` if there is none.
         """
         with self._database.writing() as connection:
             return rows.claim_study(connection, job_key)
 
 
 def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str, Any]]:
-    """Everything, for comparing: as JSON, because there unknown times (NaN) equal each other.
+    """A study and its trials as JSON for comparison; in JSON, unknown times are equal.
 
-    But for what later trainings said: a copy may have been made before.
+    Reports of later trainings are left out, as another copy may have been made before them.
     """
     outcome = study.outcome and {k: v for k, v in study.outcome.items() if k not in LATER}
     study = replace(study, outcome=outcome)

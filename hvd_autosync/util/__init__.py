@@ -1,1 +1,1 @@
-"""What any room may need, workers included: it imports the standard library alone."""
+"""Helpers for all packages, workers included; they import only the standard library."""

@@ -1,9 +1,9 @@
-"""A port for who proves to know a secret, which strangers can neither block nor exhaust.
+"""A TCP port for peers that prove to know a secret; other clients cannot block or exhaust it.
 
-All connections are waited for at once, in one thread. Each has one deadline for its whole proof,
-however slowly it talks; there are never more than a few without proof, and where there is no room
-for another the one that came first goes, so that a peer that answers at once comes in through a
-crowd. Nothing but :meth:`AuthenticatedPort.close` ends it.
+One thread waits for all connections at once. Each has one deadline for its whole proof, however
+slowly it sends. The number of unauthenticated connections is bounded: a further one replaces the
+oldest, so that a peer that answers at once authenticates even during a flood of connections. Only
+:meth:`AuthenticatedPort.close` ends the port.
 
     port -> peer   nonce (32 bytes)
     peer -> port   proof
@@ -20,31 +20,31 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 NONCE_BYTES = 32
-#: Seconds for a whole proof.
+#: Longest time for a whole proof, seconds.
 HANDSHAKE_S = 30.0
-#: Most connections without proof.
+#: Most unauthenticated connections.
 _MOST = 64
-#: A connection may stay so many seconds before it has to make room for others.
+#: Seconds for which a connection is not replaced by a newer one.
 _ROOM_S = 0.05
-#: Connections that the system keeps until they are looked at, at least.
+#: Smallest number of connections that the system queues until they are accepted.
 _BACKLOG = 1024
-#: Wait of a process that has no descriptors left.
+#: Pause of a process that has no descriptors left.
 _PAUSE_S = 0.1
 
 
 @dataclass
-class _Unauthenticated:
-    """A connection without proof, and what it has said so far."""
+class _PendingPeer:
+    """An unauthenticated connection, and the part of its proof that has arrived."""
 
     connection: socket.socket
     nonce: bytes
     since: float
-    said: bytes = b""
+    received: bytes = b""
 
 
 @dataclass(frozen=True)
 class AuthenticatedPeer:
-    """A connection with its proof; it blocks."""
+    """An authenticated connection, in blocking mode, with its proof."""
 
     connection: socket.socket
     nonce: bytes
@@ -52,13 +52,13 @@ class AuthenticatedPeer:
 
 
 class AuthenticatedPort:
-    """Waits for peers; all methods but :meth:`close` are for one thread.
+    """Listens for peers; all methods except :meth:`close` must be called by one thread.
 
     Args:
-        host: The address to listen on, and only on that.
+        host: The only address to listen on.
         proof_bytes: Length of a proof.
-        proves: Whether a proof fits a nonce.
-        backlog: Connections that the system keeps until they are looked at.
+        proves: Returns whether a proof fits a nonce; arguments: nonce, proof.
+        backlog: Number of connections that the system queues until they are accepted.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class AuthenticatedPort:
         self._listener.setblocking(False)
         self._proof_bytes = proof_bytes
         self._proves = proves
-        #: In the order of their arrival.
-        self._unauthenticated: dict[socket.socket, _Unauthenticated] = {}
+        #: In the order of arrival.
+        self._pending: dict[socket.socket, _PendingPeer] = {}
         self._closed = False
         self._waits = False
 
@@ -80,7 +80,7 @@ class AuthenticatedPort:
         return host, port
 
     def wait(self, most_s: float | None = None) -> AuthenticatedPeer | None:
-        """The next that has proved himself; ``None`` after ``most_s`` seconds, or when closed."""
+        """Return the next authenticated peer; ``None`` after ``most_s`` seconds or when closed."""
         deadline = None if most_s is None else monotonic() + most_s
         self._waits = True
         try:
@@ -93,100 +93,100 @@ class AuthenticatedPort:
     def _next(self, deadline: float | None) -> AuthenticatedPeer | None:
         while not self._closed:
             now = monotonic()
-            self._drop_late(now)
+            self._drop_expired(now)
             if deadline is not None and now >= deadline:
                 return None
             for key in self._ready(now, deadline):
                 if key is self._listener:
                     self._accept()
-                elif (peer := self._listen(key)) is not None:
+                elif (peer := self._receive(key)) is not None:
                     return peer
-        for connection in list(self._unauthenticated):
+        for connection in list(self._pending):
             self._drop(connection)
         return None
 
     def close(self) -> None:
-        """Let nobody in any more, and have :meth:`wait` return; from any thread."""
+        """Close the port and let :meth:`wait` return; may be called from any thread."""
         self._closed = True
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits, as close() does not
-        # Who is about to wait must not find another file under its number.
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes wait(), which close() does not
+        # If wait() runs, it closes the listener itself: its descriptor must not be reused before.
         if not self._waits:
             self._listener.close()
 
     def _ready(self, now: float, deadline: float | None) -> list[socket.socket]:
-        """What can be read; the port itself only while there is room."""
+        """Return the readable sockets; the listener is among them only while there is room."""
         until = [] if deadline is None else [deadline]
-        oldest = next(iter(self._unauthenticated.values()), None)
+        oldest = next(iter(self._pending.values()), None)
         if oldest is not None:
             until.append(oldest.since + HANDSHAKE_S)
-        full = len(self._unauthenticated) >= _MOST
+        full = len(self._pending) >= _MOST
         room = not full or oldest is None or now - oldest.since >= _ROOM_S
         if not room and oldest is not None:
             until.append(oldest.since + _ROOM_S)
         wait_s = max(min(until) - now, 0.0) if until else None
-        # It needs no descriptor of its own, as epoll does.
+        # Unlike epoll, poll needs no descriptor of its own.
         with selectors.PollSelector() as selector, contextlib.suppress(OSError, ValueError):
-            for connection in self._unauthenticated:
+            for connection in self._pending:
                 selector.register(connection, selectors.EVENT_READ)
             if room:
-                selector.register(self._listener, selectors.EVENT_READ)  # fails if closed meanwhile
+                selector.register(self._listener, selectors.EVENT_READ)  # fails if closed
             return [key.fileobj for key, _ in selector.select(wait_s)]  # type: ignore[misc]
         return []
 
     def _accept(self) -> None:
-        if len(self._unauthenticated) >= _MOST:
+        if len(self._pending) >= _MOST:
             self._drop_oldest()
         try:
             connection, _ = self._listener.accept()
-        except BlockingIOError:  # it is gone already
+        except BlockingIOError:  # the client has disconnected already
             return
-        except OSError:  # of descriptors or memory there are none left, or it was closed
+        except OSError:  # no descriptor or memory left, or the port was closed
             if not self._closed and not self._drop_oldest():
                 sleep(_PAUSE_S)
             return
         nonce = os.urandom(NONCE_BYTES)
-        self._unauthenticated[connection] = _Unauthenticated(connection, nonce, monotonic())
+        self._pending[connection] = _PendingPeer(connection, nonce, monotonic())
         connection.setblocking(False)
         try:
             connection.send(nonce)
         except OSError:
             self._drop(connection)
 
-    def _listen(self, connection: socket.socket) -> AuthenticatedPeer | None:
-        """Take what a stranger says."""
-        pending = self._unauthenticated.get(connection)
-        if pending is None:  # it had to make room just now
+    def _receive(self, connection: socket.socket) -> AuthenticatedPeer | None:
+        """Receive a part of a proof; return the peer if the proof is complete and valid."""
+        pending = self._pending.get(connection)
+        if pending is None:  # it was replaced just now
             return None
         try:
-            said = connection.recv(self._proof_bytes - len(pending.said))
+            data = connection.recv(self._proof_bytes - len(pending.received))
         except BlockingIOError:
             return None
         except OSError:
-            said = b""
-        pending.said += said
-        if said and len(pending.said) < self._proof_bytes:
+            data = b""
+        pending.received += data
+        if data and len(pending.received) < self._proof_bytes:
             return None
-        if not said or not self._proves(pending.nonce, pending.said):
+        if not data or not self._proves(pending.nonce, pending.received):
             self._drop(connection)
             return None
-        del self._unauthenticated[connection]
+        del self._pending[connection]
         connection.setblocking(True)
-        return AuthenticatedPeer(connection, pending.nonce, pending.said)
+        return AuthenticatedPeer(connection, pending.nonce, pending.received)
 
-    def _drop_late(self, now: float) -> None:
-        for pending in list(self._unauthenticated.values()):
+    def _drop_expired(self, now: float) -> None:
+        for pending in list(self._pending.values()):
             if now - pending.since < HANDSHAKE_S:
                 break
             self._drop(pending.connection)
 
     def _drop_oldest(self) -> bool:
-        """Whether there was one."""
-        oldest = next(iter(self._unauthenticated), None)
+        """Close the oldest unauthenticated connection; return whether there was one."""
+        oldest = next(iter(self._pending), None)
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
 
     def _drop(self, connection: socket.socket) -> None:
-        del self._unauthenticated[connection]
+        del self._pending[connection]
         connection.close()

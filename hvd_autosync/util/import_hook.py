@@ -1,6 +1,6 @@
-"""Act as soon as a module has been imported, wherever and by whomever.
+"""Runs an action as soon as a module has been imported, by any code.
 
-Only the standard library is imported here: every worker passes through.
+This module imports only the standard library, because every worker loads it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from types import CodeType, ModuleType
 def when_imported(
     name: str, action: Callable[[ModuleType], None], *, run_as_main: str | None = None
 ) -> None:
-    """Call ``action`` with the module ``name`` once it is loaded; now, if it already is.
+    """Call ``action`` with the module ``name`` after its import; at once if it is imported.
 
     Args:
         name: The module's full name.
-        action: What to do with the module.
-        run_as_main: Source to run when the module is executed as a program (``python -m name``)
-            and so never imported under its name.
+        action: Called with the module.
+        run_as_main: Source to run instead of the module if it is executed as a program
+            (``python -m name``), which does not import it under its name.
     """
     loaded = sys.modules.get(name)
     if loaded is not None:
@@ -31,7 +31,7 @@ def when_imported(
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module where the other finders find it."""
+    """Finds one module through the other finders, and replaces its loader."""
 
     def __init__(
         self, name: str, action: Callable[[ModuleType], None], run_as_main: str | None
@@ -56,7 +56,7 @@ class _Finder(MetaPathFinder):
 
 
 class _ActingLoader(Loader):
-    """Executes a module as its own loader does, and acts after it."""
+    """Executes a module with its own loader, and calls the action afterwards."""
 
     def __init__(
         self, inner: Loader, action: Callable[[ModuleType], None], run_as_main: str | None
@@ -69,7 +69,7 @@ class _ActingLoader(Loader):
         return self._inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # From here on the module looks as if we had never been there (inspect, pkgutil, reload).
+        # Restore the module's own loader, for inspect, pkgutil and reload.
         module.__loader__ = self._inner
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
@@ -77,7 +77,7 @@ class _ActingLoader(Loader):
         self._action(module)
 
     def get_code(self, name: str) -> CodeType | None:
-        """Called by ``runpy``, which executes the module as a program."""
+        """Return the code for ``runpy``, which executes the module as a program."""
         if self._run_as_main is not None:
             return compile(self._run_as_main, f"<{name}>", "exec")
         code: CodeType | None = self._inner.get_code(name)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""The log of driver and workers, for who looks for a fault: ``HVD_AUTOSYNC_LOG=debug``.
+"""The log of driver and workers, for debugging: ``HVD_AUTOSYNC_LOG=debug``.
 
-What users must see is printed without it. Each line has the rank and the module that wrote it::
+Messages for users are printed without it. Each line has the rank and the module that wrote it::
 
     hvd-autosync debug [rank 1] runtime.sync.protocols: step 640: ranks stop waiting for each other
 """
@@ -12,35 +12,35 @@ import os
 import sys
 from collections.abc import Mapping
 
-#: Least severe level that is written; nothing is without it.
+#: Variable with the lowest level to write; without it there is no log.
 LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 _PACKAGE = "hvd_autosync"
 
 
 class _Lines(logging.Formatter):
-    def __init__(self, who: str) -> None:
+    def __init__(self, process: str) -> None:
         super().__init__()
-        self._who = who
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         module = record.name.removeprefix(f"{_PACKAGE}.")
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)
-        head = f"hvd-autosync {record.levelname.lower()} [{self._who}] {module}: "
+        head = f"hvd-autosync {record.levelname.lower()} [{self._process}] {module}: "
         return "\n".join(head + line for line in message.splitlines())
 
 
-def start_log(who: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Write the package's log to the error output, if the variable asks for it.
+def start_log(process: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Write the package's log to the error output, if the variable is set.
 
     Args:
-        who: This process, such as ``rank 1`` or ``driver``.
-        environment: Where the variable is looked up.
+        process: Name of this process, such as ``rank 1`` or ``driver``.
+        environment: The environment with the variable.
 
     Raises:
-        ValueError: The variable names no level; says which there are.
+        ValueError: The variable is not a level; the message lists the levels.
     """
     name = environment.get(LOG_VARIABLE, "")
     if not name:
@@ -48,12 +48,12 @@ def start_log(who: str, environment: Mapping[str, str] = os.environ) -> None:
     if name.lower() not in _LEVELS:
         raise ValueError(f"{LOG_VARIABLE} is {name!r}; the levels are {', '.join(_LEVELS)}")
     logger = logging.getLogger(_PACKAGE)
-    if logger.handlers:  # a fork's parent has begun
+    if logger.handlers:  # set up before the fork
         for handler in logger.handlers:
-            handler.setFormatter(_Lines(who))
+            handler.setFormatter(_Lines(process))
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines(who))
+    handler.setFormatter(_Lines(process))
     logger.addHandler(handler)
     logger.setLevel(_LEVELS[name.lower()])
     logger.propagate = False  # a script's own root logger would write each line again

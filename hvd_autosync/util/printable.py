@@ -1,9 +1,9 @@
-"""Text of foreign origin made harmless for a terminal, wherever people see it.
+"""Escapes invisible characters of untrusted text before it is shown.
 
-Traces, names of hosts and parameters, and what a script raises may hold characters that move the
-cursor, colour or hide text, or reverse its order. All that people read passes through
-:func:`printable` or :func:`printable_lines`: commands run inside of :func:`printable_output`,
-which also catches what was forgotten. Traces themselves stay as they are.
+Traces, names of hosts and parameters, and a script's exceptions may hold characters that move the
+cursor, colour or hide text, or reverse its order. All text for people passes through
+:func:`printable` or :func:`printable_lines`. Commands also run inside :func:`printable_output`,
+which catches omissions. Traces themselves stay unchanged.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, TextIO
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _KEPT_IN_LINES = "\n\t"
-#: With these a cell of a spreadsheet begins a formula.
+#: First characters of a formula in a spreadsheet's cell.
 _FORMULA = re.compile(r"[=+\-@]")
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` on one line, with an escape such as ``\u001b`` for each invisible character.
+    r"""Return ``text`` on one line, with an escape such as ``\u001b`` for invisible characters.
 
-    Invisible are controls, formats such as bidirectional overrides, separators, halves of pairs.
-    The escapes are those of JSON and TOML, so that both stay what they are.
+    These are controls, formats such as bidirectional overrides, separators other than the space,
+    surrogates and unassigned characters. The escapes are valid in JSON and TOML.
     """
     if text.isprintable():
         return text
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """``text`` with its ends of lines and tabs, but otherwise as :func:`printable` makes it."""
+    """Escape ``text`` as :func:`printable` does, but keep line ends and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -49,22 +49,22 @@ def _escape(character: str) -> str:
 
 
 def printable_html(text: str) -> str:
-    """``text`` on one line and without markup, for HTML and for Plotly, which reads some of it."""
+    """Return ``text`` on one line and without markup, for HTML and for Plotly."""
     return html.escape(printable(text))
 
 
 def printable_cell(text: str) -> str:
-    """``text`` as a cell of a CSV file, in which no spreadsheet sees a formula."""
+    """Return ``text`` as a cell of a CSV file that no spreadsheet reads as a formula."""
     return printable(f"'{text}" if _FORMULA.match(text) else text)
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """``words`` as one line for a shell; what cannot be printed is written as ``$'...'``."""
+    """Return ``words`` as one line for a shell; unprintable words are quoted as ``$'...'``."""
     return " ".join(shlex.quote(word) if word.isprintable() else _ansi_c(word) for word in words)
 
 
 def _ansi_c(word: str) -> str:
-    """``word`` in the quotes of bash, ksh and zsh that know escapes."""
+    """Quote ``word`` as ``$'...'``, which bash, ksh and zsh read."""
     parts = []
     for c in word:
         if c in "\\'":
@@ -77,13 +77,13 @@ def _ansi_c(word: str) -> str:
 
 
 class _PrintableStream:
-    """Passes text on to a stream, made printable; all else is the stream's own."""
+    """Wraps a stream and escapes the text that is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write ``text``; the number of its characters."""
+        """Write ``text``; return the number of its characters."""
         self.stream.write(printable_lines(text))
         return len(text)
 
@@ -98,9 +98,9 @@ class _PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """Standard output and error of this process, not of those that it starts, made printable.
+    """Escape what this process, without its children, writes to standard output and error.
 
-    A display that moves the cursor itself writes to :func:`raw`, and makes its texts printable.
+    A display that moves the cursor writes to :func:`raw` and escapes its texts itself.
     """
     before = sys.stdout, sys.stderr
     for name, stream in zip(("stdout", "stderr"), before, strict=True):
@@ -113,5 +113,5 @@ def printable_output() -> Iterator[None]:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """The stream below one that :func:`printable_output` has made printable."""
+    """Return the stream inside one that :func:`printable_output` has wrapped."""
     return stream.stream if isinstance(stream, _PrintableStream) else stream

@@ -1,23 +1,23 @@
-"""How our own processes are started: none of them imports from the working directory.
+"""Commands of hvd_autosync's own processes, which do not import from the working directory.
 
-``python -m`` and ``python -c`` put that directory first on ``sys.path``. What lies there is the
-user's, or whoever's may write there: a ``selectors.py`` would run instead of the library's.
+``python -m`` and ``python -c`` put that directory first on ``sys.path``. A file there, such as a
+``selectors.py``, would then run instead of the standard library's, whoever has written it.
 """
 
 from __future__ import annotations
 
 import sys
 
-#: Only where nobody asked for it does the first entry stand for the working directory: ``-P`` and
-#: ``-I`` leave it out, and what PYTHONPATH names is absolute by now.
+#: Removes the entry that Python adds for the working directory. It is "": with ``-P`` and ``-I``
+#: there is none, and entries of PYTHONPATH are absolute by then.
 _LEAVE_OUT = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
 
 
 def run_code(code: str, *arguments: str) -> list[str]:
-    """The command of a Python that runs ``code``, one line, without the working directory."""
+    """Return the command that runs ``code``, one line, without the working directory."""
     return [sys.executable, "-c", f"{_LEAVE_OUT}; {code}", *arguments]
 
 
 def run_main(module: str, *arguments: str) -> list[str]:
-    """The command of a Python that calls ``main()`` of one of our modules."""
+    """Return the command that calls ``main()`` of a module of hvd_autosync."""
     return run_code(f"from {module} import main; main()", *arguments)

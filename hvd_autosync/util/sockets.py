@@ -1,4 +1,4 @@
-"""What every TCP connection of ours needs."""
+"""Helpers for TCP connections."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from time import monotonic
 
 
 def read_exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytes:
-    """The next ``count`` bytes.
+    """Read the next ``count`` bytes.
 
     Args:
         sock: The connection.
-        count: How many.
-        deadline: Latest end of it all, by the monotonic clock; the socket's timeout, which is for
-            each part, is changed.
+        count: Number of bytes.
+        deadline: Time by which all must have arrived, by the monotonic clock; it changes the
+            socket's timeout, which applies to each part alone.
 
     Raises:
-        OSError: The peer is gone, or silent for longer than the socket's timeout.
+        OSError: The peer has closed the connection, or sends nothing within the socket's timeout.
     """
     data = bytearray(count)
     view, filled = memoryview(data), 0
@@ -25,16 +25,16 @@ def read_exactly(sock: socket.socket, count: int, deadline: float | None = None)
             sock.settimeout(time_left(deadline))
         received = sock.recv_into(view[filled:])
         if not received:
-            raise ConnectionError("the peer is gone")
+            raise ConnectionError("the peer has closed the connection")
         filled += received
     return bytes(data)
 
 
 def time_left(deadline: float) -> float:
-    """Seconds to ``deadline``, by the monotonic clock.
+    """Return the seconds until ``deadline``, by the monotonic clock.
 
     Raises:
-        TimeoutError: There are none.
+        TimeoutError: The deadline has passed.
     """
     left_s = deadline - monotonic()
     if left_s <= 0:
@@ -43,7 +43,7 @@ def time_left(deadline: float) -> float:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the peer's silence noticed, as when its host was cut off, within about 25 seconds."""
+    """Let the connection fail about 25 seconds after the peer's host has become unreachable."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -51,10 +51,10 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface of this host.
+    """Return the IPv4 address of a network interface of this host.
 
     Raises:
-        OSError: It has none.
+        OSError: The interface does not exist or has no IPv4 address.
     """
     import psutil
 
@@ -65,10 +65,10 @@ def interface_address(name: str) -> str:
 
 
 def address_towards(host: str) -> str:
-    """The IPv4 address from which this host reaches ``host``; nothing is sent.
+    """Return the IPv4 address from which this host reaches ``host``, without sending anything.
 
     Raises:
-        OSError: There is no way to it.
+        OSError: There is no route to the host.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))

@@ -1,4 +1,4 @@
-"""Standard streams that a program was started without, as by ``2>&-``, opened on nothing."""
+"""Replacements for standard streams that are closed at a program's start, as by ``2>&-``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_standard_streams() -> None:
-    """Put ``/dev/null`` where standard input, output or error is closed.
+    """Open ``/dev/null`` in place of a closed standard input, output or error.
 
-    Else Python has ``None`` for it, which cannot be written to, or which ``print`` takes for
-    standard output; and the next file or socket that is opened gets the number of the stream, and
-    what a child or a library writes there. Called at the start, before anything stays open.
+    Otherwise Python sets the stream to ``None``, which cannot be written to, or which ``print``
+    takes for standard output. Also, the next opened file or socket would get the stream's number,
+    and with it the output of children and libraries. Call this at the start, before other files are
+    opened.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is not None:
@@ -21,7 +22,7 @@ def open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number: those below were closed too and are open by now.
+            # open() returns the lowest free number, which is this one: lower ones are open by now.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
         else:

@@ -1,4 +1,4 @@
-"""Versions of everything that a study's numbers depend on."""
+"""Versions of all software that a study's results depend on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PACKAGES = ("hvd-autosync", "horovod", "torch", "botorch", "gpytorch", "numpy")
-#: Name of the digest of our sources that decide which trial comes next: between two releases the
-#: same version stands for many of them.
+#: Name of the digest of the modules that choose the next trial. The version alone does not identify
+#: them between two releases.
 _SOURCES = "hvd-autosync's sources"
-#: These rooms.
+#: The packages of these modules.
 _DECIDING = ("cost", "learner", "search_space", "study")
 
 
 def versions() -> dict[str, str]:
-    """Package name -> version, for Python and the packages that are installed."""
+    """Return package name -> version, for Python and the installed packages."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def deciding_versions() -> dict[str, str]:
-    """The same, with our sources that decide what is tried."""
+    """Return :func:`versions` with the digest of the modules that choose the next trial."""
     return {**versions(), _SOURCES: _digest()}
 
 
@@ -39,14 +39,14 @@ def _digest() -> str:
 
 
 def digest(package: Path, rooms: Sequence[str]) -> str:
-    """A short digest of all modules of some rooms.
+    """Return a short digest of all modules of some packages.
 
     Args:
-        package: The folder that they are in.
-        rooms: Their names.
+        package: The folder of the packages.
+        rooms: The packages' names.
 
     Raises:
-        FileNotFoundError: There is no such room, or nothing in it.
+        FileNotFoundError: A package is missing or has no modules.
     """
     found = hashlib.sha256()
     for room in rooms:
@@ -59,9 +59,10 @@ def digest(package: Path, rooms: Sequence[str]) -> str:
 
 
 def other_versions(recorded: Mapping[str, str]) -> Iterator[str]:
-    """A line for each package that has another version here than ``recorded`` says.
+    """Yield a line for each package whose version here differs from the recorded one.
 
-    Our sources do not count: what decides is nothing to the step time of what was decided.
+    The digest of the modules that choose trials is left out, because it does not affect the step
+    time of a strategy.
     """
     here = versions()
     for package, version_there in recorded.items():
@@ -70,8 +71,8 @@ def other_versions(recorded: Mapping[str, str]) -> Iterator[str]:
 
 
 def other_deciding_versions(recorded: Mapping[str, str]) -> Iterator[str]:
-    """The same, with a line for our sources that decide what is tried."""
+    """Yield :func:`other_versions` and a line if the modules that choose trials differ."""
     yield from other_versions(recorded)
-    there = recorded.get(_SOURCES, "not written down")
+    there = recorded.get(_SOURCES, "not recorded")
     if there != _digest():
-        yield f"{_SOURCES} that decide were {there}, here they are {_digest()}"
+        yield f"{_SOURCES} that choose trials were {there}, here they are {_digest()}"

@@ -29,7 +29,7 @@ def test_the_answer_comes_first_and_everything_is_there(html: str) -> None:
     order = [
         body.index(words)
         for words in (
-            ">Answer<",
+            ">Result<",
             "10.28x faster",
             ">Figures<",
             "Step time, trial by trial",
@@ -67,7 +67,7 @@ def test_the_command_writes_each_format(tmp_path: Path) -> None:
         done = run(app, ["report", str(TABLE), "-o", f"{out}.{kind}", "--format", kind])
         assert done.exit_code == 0 and done.stdout.strip() == f"{out}.{kind}"
     text = Path(f"{out}.md").read_text()
-    assert "## Answer\n\n10.28x faster" in text and "| large\\_codec | none | topk |" in text
+    assert "## Result\n\n10.28x faster" in text and "| large\\_codec | none | topk |" in text
     everything = json.loads(Path(f"{out}.json").read_text())
     assert everything["best"]["confirmed"] and len(everything["trials"]) == 174
     assert everything["study"]["winner"] == everything["best"]["strategy"]

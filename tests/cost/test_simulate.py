@@ -107,7 +107,7 @@ def test_a_strategy_of_a_file_is_predicted_too(
             ["--hosts", "1"],
             "does not fit the hosts",
         ),
-        ("knobs.large_codec = 'fp16'\nclasses.large = ['nosuch*']", [], "fits no parameter"),
+        ("knobs.large_codec = 'fp16'\nclasses.large = ['nosuch*']", [], "matches no parameter"),
         (
             "knobs.large_codec = 'fp16'\nclasses.large = ['table']",
             [],
@@ -164,7 +164,7 @@ def test_a_study_without_trials_is_refused(
     assert status == 2 and "has no profile of a model" in text
     store.describe_task(study, Task(model, slow_network), build_space(model, slow_network))
     status, text = run(store)
-    assert status == 1 and "has measured nothing" in text
+    assert status == 1 and "has no measured trial" in text
 
 
 def test_what_the_user_and_the_script_decide_stays_so(

@@ -133,7 +133,7 @@ def test_the_horovodrun_on_the_path_is_asked(
     file = program(tmp_path, "horovodrun", 'echo "  --autosync-trials N"')
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     check = doctor.check_plugin()
-    assert (check.severity, check.text) == (Severity.OK, f"active: {file} knows --autosync")
+    assert (check.severity, check.text) == (Severity.OK, f"active: {file} has --autosync")
 
 
 def test_a_horovodrun_of_another_python_fails(

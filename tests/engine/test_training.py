@@ -100,11 +100,9 @@ def test_a_fallback_is_reported_while_the_training_runs(tmp_path: Path) -> None:
         reported: list[tuple[int, str]] = []
         folder = tmp_path / str(late)
         folder.mkdir()
-
-        def on_fallback(step: int, reason: str, reported: list[tuple[int, str]] = reported) -> None:
-            reported.append((step, reason))
-
-        with _watch_for_fallback(str(folder), on_fallback):
+        with _watch_for_fallback(
+            str(folder), lambda step, reason, reported=reported: reported.append((step, reason))
+        ):
             (folder / FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
             if not late:
                 await_true(lambda reported=reported: bool(reported), 20)

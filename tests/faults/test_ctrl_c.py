@@ -75,7 +75,7 @@ def test_once_it_trains_and_twice_it_stops(moments: tuple[str | int, ...], job: 
         assert life.wait() == 0, life.said
         assert life.printed.count(f"trained {STEPS} steps") == 1
         assert "Traceback" not in life.said
-        assert "tuning was ended" in life.said and "the training runs as it is" in life.said
+        assert "tuning was ended" in life.said and "the training runs unchanged" in life.said
         job.await_nothing()
         assert job.temporary_files() == []
         results = job.results()
@@ -165,7 +165,7 @@ def test_once_it_trains_with_what_was_confirmed(
     assert tune_and_train(job, options) == 0
     printed, said = capfd.readouterr()
     assert measured.proven is not None, said
-    assert "with this confirmed, and the training runs with it: " in said
+    assert "the training runs with the confirmed strategy " in said
     (shown,) = (line for line in printed.splitlines() if "under " in line)
     assert json.loads(shown.partition("under ")[2]) == dict(measured.proven)
     (study,) = TraceStore(options.store).studies()

@@ -165,8 +165,8 @@ def test_the_pareto_front_leaves_refused_ones_out(tmp_path: Path) -> None:
             verdicts.append(Verdict(strategy, outcome, loss, 1.0, 0.1, "so it is"))
     study.finish(Conclusion(space.default, "", "", 0.1, verdicts=tuple(verdicts)))
     by_name = {trace.name: trace for trace in study.plot.pareto().data}
-    assert by_name["may be used"].x[0] == pytest.approx(0.1 / 0.06)
-    assert by_name["may be used"].y[0] == pytest.approx(0.05)
+    assert by_name["admitted"].x[0] == pytest.approx(0.1 / 0.06)
+    assert by_name["admitted"].y[0] == pytest.approx(0.05)
     assert by_name["worse"].y[0] == pytest.approx(0.5)
     assert by_name["Pareto front"].x[0] == 1.0
 

@@ -41,7 +41,7 @@ def test_a_message_says_why_a_command_that_is_no_script_runs_cold() -> None:
     driven = Driven("bash", "run.sh")
     assert not driven.warm
     (line,) = driven.said
-    assert "each trial is a fresh launch" in line and "'bash'" in line
+    assert "each as a fresh launch" in line and "'bash'" in line
 
 
 def test_requested_cold_trials_need_no_message() -> None:

@@ -60,7 +60,7 @@ def test_a_trial_that_runs_into_the_end_of_the_minutes_is_cut_short() -> None:
     assert collector.overdue(Limits(total_s=60.0)) == ""
     why = collector.overdue(Limits(total_s=0.0))
     result = collector.result(-9, why)
-    assert result.status is TrialStatus.CUT_SHORT and "minutes" in result.reason
+    assert result.status is TrialStatus.CUT_SHORT and "time limit" in result.reason
     assert result.step_time is not None and result.step_time.steps == 7
 
 

@@ -71,7 +71,7 @@ def test_else_the_nearest_answers(study: AskTellStudy) -> None:
 
 def test_without_trials_there_is_nothing_to_play(store: TraceStore) -> None:
     empty = AskTellStudy.create(SPACE, store=store)
-    with pytest.raises(StudyError, match="no trials to play"):
+    with pytest.raises(StudyError, match="no trials to replay"):
         ReplayRunner(empty.record, empty.history)
 
 

@@ -1,4 +1,4 @@
-"""Reports on a trial's files, as the driver evaluates them, and the trackers of trials."""
+"""The driver's handling of messages about a trial's files, and the trackers of trials."""
 
 import uuid
 from pathlib import Path
@@ -20,12 +20,12 @@ def spec_of(name: str = "t", **fields: object) -> TrialSpec:
     return TrialSpec(name, Strategy(), 3, 10, **fields)  # type: ignore[arg-type]
 
 
-class OneReport:
-    """The files of a trial, with one message about them."""
+class FilesReport:
+    """The files of one trial, after one message about them."""
 
     def __init__(self, **changed: object) -> None:
-        self.said: list[str] = []
-        self.files = TrialFiles(self.said.append)
+        self.printed: list[str] = []
+        self.files = TrialFiles(self.printed.append)
         self.spec = spec_of()
         self.files.variables(self.spec)
         message = {
@@ -54,14 +54,14 @@ def test_each_run_of_a_trial_has_files_of_its_own() -> None:
 
 
 def test_a_refusal_of_a_rank_is_raised() -> None:
-    report = OneReport(type="refused", reason="a: unshare: not here")
+    report = FilesReport(type="refused", reason="a: unshare: not here")
     with pytest.raises(NotPrivateError, match="not here"):
-        report.files.receive(report.collector)
+        report.files.process_messages(report.collector)
 
 
 def test_late_messages_of_an_earlier_run_are_ignored() -> None:
-    report = OneReport(type="refused", reason="late", trial="s")
-    report.files.receive(report.collector)
+    report = FilesReport(type="refused", reason="late", trial="s")
+    report.files.process_messages(report.collector)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_late_messages_of_an_earlier_run_are_ignored() -> None:
 def test_private_files_are_suspected_if_a_report_or_an_error_suggests_it(
     changed: dict[str, object], result: TrialResult, hosts: int, suspicion: str
 ) -> None:
-    report = OneReport(**changed)
-    report.files.receive(report.collector)
+    report = FilesReport(**changed)
+    report.files.process_messages(report.collector)
     found = report.files.suspicion(result, hosts)
     assert suspicion in found and bool(suspicion) == bool(found)
 
 
 def test_a_large_copied_file_is_reported_once() -> None:
-    report = OneReport(copied="/data/a.bin", copied_bytes=12 * 10**9)
+    report = FilesReport(copied="/data/a.bin", copied_bytes=12 * 10**9)
     for _ in range(2):
-        report.files.receive(report.collector)
-    (line,) = report.said
+        report.files.process_messages(report.collector)
+    (line,) = report.printed
     assert "/data/a.bin (12.0 GB)" in line and "reading" in line
 
 
@@ -129,7 +129,7 @@ def test_trackers_are_offline_unless_the_user_says_otherwise(
 
 
 class Refuses:
-    """A runner whose trials need files that are not private."""
+    """A runner whose trials cannot have private files."""
 
     def __init__(self, runner: AutoRunner, ends: list[TrialResult]) -> None:
         self.runner, self.ends, self.private = runner, ends, [True]
@@ -163,7 +163,7 @@ def test_where_no_files_can_be_private_trials_run_watched(
     runner._cold = Refuses(runner, [])  # type: ignore[assignment]
     assert [run(runner), run(runner)] == [TrialStatus.COMPLETED] * 2
     assert runner._cold.private == [True, True, False, False]  # type: ignore[attr-defined]
-    assert "trials have no files of their own: no overlays" in said[0]
+    assert "trial files are not private: no overlays" in said[0]
     runner.close()
 
 
@@ -177,7 +177,7 @@ def test_a_trial_that_fails_may_fail_only_for_that(
     assert run(runner) is again
     blamed = again is TrialStatus.COMPLETED
     assert runner._files.private is not blamed
-    assert any("trials have no files of their own" in line for line in said) is blamed
+    assert any("trial files are not private" in line for line in said) is blamed
     assert run(runner) is TrialStatus.CRASHED
     assert len(runner._cold.private) == 4, "it is asked once"  # type: ignore[attr-defined]
     runner.close()

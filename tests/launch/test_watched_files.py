@@ -130,7 +130,7 @@ def test_what_cannot_be_put_back_stops_the_tuning(folder: Path, change: str) -> 
     watch.files.close()
     assert str(folder / "large") in error.value.message and "--autosync" in error.value.hint
     assert Path("log.txt").read_text() == "first\n", "what can be put back is"
-    shutil.rmtree(Path(watch.said[-1].split()[6].rstrip(":")))
+    shutil.rmtree(Path(watch.said[-1].split()[7].rstrip(":")))
 
 
 def test_folders_that_the_command_names_are_watched(folder: Path, tmp_path: Path) -> None:

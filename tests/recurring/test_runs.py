@@ -42,9 +42,9 @@ class Trainings:
         monkeypatch.setattr(recurring_runs, "run_training", self._run)
 
     def _run(
-        self, job: Job, strategy: Strategy, known: TrainingContext, *, summarized: bool
+        self, job: Job, strategy: Strategy, context: TrainingContext, *, recurring: bool
     ) -> RunOutcome:
-        assert summarized and known.expected_step_s == 0
+        assert recurring and context.expected_step_s == 0
         self.strategies.append(strategy)
         return self._ended.pop(0)
 

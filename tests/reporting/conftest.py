@@ -148,7 +148,7 @@ class Author:
             "sobol",
             {"cycle_time_ms": 0.2},
             status=TrialStatus.CUT_SHORT,
-            reason="its steps so far exclude beating the best",
+            reason="pruned: its steps so far are too slow to beat the best",
         )
         self.trial(
             "model",

@@ -37,12 +37,12 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     """One rendering, because the effects of the knobs take a moment."""
     assert finished.study_id in text.splitlines()[0]
 
-    answer = section(text, "Answer")
+    answer = section(text, "Result")
     assert answer.splitlines()[0].strip().startswith("1.32x faster than the default (90 %")
     assert "50.0 ms per step became 37.9 ms." in answer
     assert "Exploring ended because all 20 trials were used." in answer
 
-    went = section(text, "Where the time went")
+    went = section(text, "Duration of trials")
     assert "A trial took 5.0 s on average: set-up 2.0 s, warm-up 0." in went
 
     task = section(text, "Task")
@@ -51,13 +51,13 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "across   allreduce over 2 ranks: latency 1.20 ms, bandwidth 11.5 MiB/s" in task
     assert "30 % of the step, waiting for communication" in task
 
-    knobs = section(text, "The winner against the default, knob by knob")
+    knobs = section(text, "Effect of each knob")
     effect = re.search(r"buckets +0 +8 +(\S+)x +(\S+)x to (\S+)x +\w", knobs)
     assert effect is not None, knobs
     speedup, low, high = map(float, effect.groups())
     assert speedup > 1 and low < speedup < high
 
-    lost = section(text, "Why others lost")
+    lost = section(text, "Other strategies")
     assert re.search(
         r"buckets=4 *\n +1\.25x \(90 % interval 1\.2\dx to 1\.2\dx\), "
         r"40\.\d ms per step \(predicted 42\.4 ms\): slower than the winner",
@@ -81,7 +81,7 @@ def test_a_winner_that_the_loss_guard_has_ended_is_reported(
     assert finished.winner is not None
     ended = Fallback(finished.winner, 1234, "the loss has risen to 9 from 2")
     store.keep_fallback(finished.study_id, ended)
-    answer = " ".join(section(shown(store), "Answer").split())
+    answer = " ".join(section(shown(store), "Result").split())
     assert "was ended by the loss guard at step 1234 of a training" in answer
     assert "because the loss has risen to 9 from 2" in answer
 
@@ -96,20 +96,20 @@ def test_no_gain_comes_first_and_the_job_stays_as_it_is(
     store: TraceStore, no_gain: StudyRecord
 ) -> None:
     text = shown(store)
-    answer = section(text, "Answer")
+    answer = section(text, "Result")
     assert answer.splitlines()[0].strip() == "No gain found: use the default."
     best = r"The best candidate was buckets=8, .*controller=mpi.*: 0\.9\dx \(90 % interval"
     assert re.search(best, answer)
     assert section(text, "Without hvd_autosync").strip() == "Run the job unchanged."
-    lost = " ".join(section(text, "Why others lost").split())
+    lost = " ".join(section(text, "Other strategies").split())
     assert "confirmation did not show a significant gain over the default" in lost
-    assert "knob by knob" not in text
+    assert "Effect of each knob" not in text
 
 
 def test_a_running_study_has_no_answer_yet(store: TraceStore, author: Any) -> None:
     author.explore()
     text = shown(store)
-    assert "None yet: 6 trials have ended." in section(text, "Answer")
+    assert "None yet: 6 trials have ended." in section(text, "Result")
     assert "crashed" in section(text, "Failed trials")
 
 
@@ -117,7 +117,7 @@ def test_a_failed_study_says_why(store: TraceStore, author: Any) -> None:
     author.trial("default", {}, ranks=(), status=TrialStatus.CRASHED, reason="no such file")
     store.finish(author.study_id, StudyStatus.FAILED, {"reason": "no such file"}, None)
     text = shown(store)
-    assert "None: the study failed: no such file" in section(text, "Answer")
+    assert "None: the study failed: no such file" in section(text, "Result")
     assert "Without hvd_autosync" not in text
 
 
@@ -130,7 +130,7 @@ def test_a_study_that_took_over_a_winner_is_explained(
     outcome = {**finished.outcome, "stopped": "this task was tuned before"}
     store.finish(author.study_id, StudyStatus.FINISHED, outcome, finished.winner)
     text = shown(store, author.study_id)
-    assert "50.0 ms per step became 37.9 ms." in section(text, "Answer")
+    assert "50.0 ms per step became 37.9 ms." in section(text, "Result")
 
 
 def test_samples_of_horovods_own_tuner_are_shown_with_their_score(
@@ -142,7 +142,7 @@ def test_samples_of_horovods_own_tuner_are_shown_with_their_score(
         "tensor_fusion_threshold,score\n0,0,1,5,32,101.5\n0,0,1,2.5,16,203.25\n"
     )
     text = shown(store, import_autotune_log(store, log), width=200)
-    answer = section(text, "Answer")
+    answer = section(text, "Result")
     assert "which is not a step time" in answer
     first, second = (line.split()[:2] for line in answer.splitlines()[2:4])
     assert (first, second) == (["1", "203.2"], ["0", "101.5"])

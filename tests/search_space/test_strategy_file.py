@@ -102,13 +102,13 @@ def test_knobs_that_the_job_decides_are_not_decided_twice() -> None:
 @pytest.mark.parametrize(
     ("knobs", "classes", "named"),
     [
-        ({"embedding_exchange": "rows"}, {"embedding": ("tabel.*",)}, "'tabel.*' fits no param"),
+        ({"embedding_exchange": "rows"}, {"embedding": ("tabel.*",)}, "'tabel.*' matches no param"),
         (
             {"large_codec": "powersgd", "large_rank": 32},
             {"large": ("table.weight",)},
-            "large_rank = 32 is above the rank of table.weight, whose shape is 1000 x 8",
+            "large_rank = 32 is above the rank of table.weight, which has the shape 1000 x 8",
         ),
-        ({"rest_codec": "int8"}, {}, "rest_codec = 'int8' cannot code steps"),
+        ({"rest_codec": "int8"}, {}, "rest_codec = 'int8' cannot encode steps"),
     ],
 )
 def test_the_model_must_fit(

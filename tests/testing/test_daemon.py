@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_autosync.testing import daemon, testbed_missing
+from hvd_autosync.testing import TestbedError, daemon, testbed_missing
 
 pytestmark = [
     pytest.mark.cluster,
@@ -45,7 +45,7 @@ def test_up_run_down() -> None:
     assert "rate 1Gbit" in testbed("run", "--host", "2", "tc", "qdisc", "show").stdout
     assert testbed("run", "sh", "-c", "exit 7").returncode == 7
     again = testbed("up")
-    assert again.returncode == 1 and "a test bed is up" in again.stderr
+    assert again.returncode == 1 and "a test bed is running already" in again.stderr
     assert testbed("down").stdout == "down\n"
     assert testbed("down").stdout == "no test bed was up\n"
     gone = testbed("run", "hostname")
@@ -54,7 +54,7 @@ def test_up_run_down() -> None:
 
 def test_horovodrun_is_given_all_hosts() -> None:
     kept = daemon.TestbedDaemon(1, 1, ("a", "b"), (os.getpid(),) * 2, ("-H", "a:1,b:1"))
-    with pytest.raises(daemon.TestbedError, match="no host 2"):
+    with pytest.raises(TestbedError, match="no host 2"):
         kept.command(["hostname"], host=2)
 
 
@@ -76,10 +76,10 @@ def test_a_killed_daemon_leaves_nothing_and_the_next_comes_up() -> None:
     assert testbed("up").returncode == 0
     first = daemon.find()
     assert first is not None
-    os.kill(first.daemon_pid, signal.SIGKILL)
+    os.kill(first.daemon, signal.SIGKILL)
     assert testbed("up").returncode == 0
     second = daemon.find()
-    assert second is not None and second.daemon_pid != first.daemon_pid
+    assert second is not None and second.daemon != first.daemon
     assert testbed("run", "--host", "1", "hostname").stdout == "testhost1\n"
     assert not any(runs(pid) for pid in first.pids)
 

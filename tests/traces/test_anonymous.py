@@ -118,4 +118,4 @@ def test_a_command_writes_it(
     assert done.exit_code == 0, done.output
     path = tmp_path / done.stdout.strip()
     assert path.suffixes == [".jsonl", ".gz"] and path.exists()
-    assert "Look into it" in done.stderr
+    assert "Check the file" in done.stderr

@@ -115,7 +115,7 @@ def test_the_study_can_be_tabled_exported_and_imported(store: TraceStore, tmp_pa
         (_HEADER + "0,0,0, 1,five,4,1\n", "line 2: .*five"),
         (_HEADER + "0,0,0, 1,5,4,nan\n", "line 2: nan"),
         (_HEADER + "0,0,0, 1,5,1e999,1\n", "line 2"),
-        (_HEADER + "0,0,0, 1,5,1e308,1\n", "line 2: 1e\\+308 MiB are too many"),
+        (_HEADER + "0,0,0, 1,5,1e308,1\n", "line 2: 1e\\+308 MiB is too large"),
         (_HEADER + "0,0,0, 1,5,1e300,1\n", "line 2: knob fusion_threshold_bytes"),
         (_HEADER + "0,0,0, 2,5,4,1\n", "line 2: cache_enabled is 2"),
         (_HEADER + "0,0,0, 1,500,4,1\n", "line 2: knob cycle_time_ms: 500.0 is out of bounds"),

@@ -288,7 +288,7 @@ def test_a_damaged_compressed_file_is_refused(
         "middle": whole[:middle] + bytes(20) + whole[middle + 20 :],
     }
     path.write_bytes(damaged[damage])
-    with pytest.raises(TraceFormatError, match=r"uncompressed|line"):
+    with pytest.raises(TraceFormatError, match=r"decompressed|line"):
         import_studies(other, path)
     assert other.studies() == []
 
@@ -302,7 +302,9 @@ def test_a_file_that_unpacks_to_gigabytes_is_refused_in_little_memory(
     path.write_bytes(member * 256)
     tracemalloc.start()
     try:
-        with pytest.raises(TraceFormatError, match=r"bomb.jsonl.gz .* more than 256 MiB") as caught:
+        with pytest.raises(
+            TraceFormatError, match=r"bomb.jsonl.gz .* the limit of 256 MiB"
+        ) as caught:
             import_studies(other, path)
         assert tracemalloc.get_traced_memory()[1] < 2**23
     finally:

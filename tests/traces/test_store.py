@@ -119,9 +119,9 @@ def test_a_trial_is_told_once(store: TraceStore, create: Create) -> None:
     study_id = create().study_id
     number = store.ask(study_id, Strategy(), "default", {})
     store.tell(study_id, number, TrialResult(TrialStatus.HUNG))
-    with pytest.raises(StoreError, match=f"trial 0 of study {study_id} was told already"):
+    with pytest.raises(StoreError, match=f"trial 0 of study {study_id} has a result already"):
         store.tell(study_id, number, _CRASHED)
-    with pytest.raises(StoreError, match=r"trial 1 .* was never asked"):
+    with pytest.raises(StoreError, match=r"trial 1 .* was never asked for"):
         store.tell(study_id, 1, _CRASHED)
     (trial,) = store.trials(study_id)
     assert trial.result is not None and trial.result.status is TrialStatus.HUNG
@@ -194,7 +194,7 @@ def test_an_ambiguous_prefix_lists_the_candidates(
             f"abc{number:09x}",
             study.study_id,
         )
-    with pytest.raises(StoreError, match="'abc' fits several") as caught:
+    with pytest.raises(StoreError, match="'abc' matches several") as caught:
         store.study("abc")
     assert "abc000000009" in caught.value.hint and caught.value.hint.endswith("....")
     assert store.study("abc000000003").study_id == "abc000000003"

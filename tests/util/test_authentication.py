@@ -47,7 +47,7 @@ def test_peers_come_in_through_a_crowd(port: AuthenticatedPort, manner: str, cro
         for _ in entering:
             admitted = port.wait(20)
             assert admitted is not None and admitted.proof == admitted.nonce
-            assert len(port._unauthenticated) <= authentication._MOST
+            assert len(port._pending) <= authentication._MOST
             admitted.connection.sendall(b"in")
             admitted.connection.close()
         for peer in entering:
@@ -59,11 +59,11 @@ def test_who_talks_slowly_has_no_more_time(
 ) -> None:
     monkeypatch.setattr(authentication, "HANDSHAKE_S", 0.4)
     (_slow,) = crowd(port.address, "drip", 1)
-    while not port._unauthenticated:
+    while not port._pending:
         port.wait(0.05)
-    while port._unauthenticated:  # it says something twenty times a second, and would for 32 bytes
-        (pending,) = port._unauthenticated.values()
-        assert len(pending.said) < NONCE_BYTES
+    while port._pending:  # it says something twenty times a second, and would for 32 bytes
+        (pending,) = port._pending.values()
+        assert len(pending.received) < NONCE_BYTES
         port.wait(0.05)
 
 
@@ -73,7 +73,7 @@ def test_the_clock_of_the_day_sets_no_deadline(
     crowd(port.address, "silent", 1)
     for day in (1e9, 2e9, 0.0):
         monkeypatch.setattr("time.time", lambda day=day: day)
-        assert port.wait(0.1) is None and len(port._unauthenticated) == 1
+        assert port.wait(0.1) is None and len(port._pending) == 1
 
 
 def test_close_ends_the_wait_from_another_thread(port: AuthenticatedPort, crowd: Crowd) -> None:
@@ -83,7 +83,7 @@ def test_close_ends_the_wait_from_another_thread(port: AuthenticatedPort, crowd:
     waiting.start()
     port.close()
     waiting.join(20)
-    assert not waiting.is_alive() and not port._unauthenticated
+    assert not waiting.is_alive() and not port._pending
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(where)
 

@@ -15,7 +15,7 @@ def test_a_trace_names_the_sources_that_decide() -> None:
     assert {**here, **versions.versions()} == here
     assert list(versions.other_deciding_versions(here)) == []
     (line,) = versions.other_deciding_versions(versions.versions())
-    assert line.startswith("hvd-autosync's sources that decide were not written down, here they ")
+    assert line.startswith("hvd-autosync's sources that choose trials were not recorded, here ")
 
 
 def test_other_sources_are_no_reason_to_expect_another_step_time() -> None:
@@ -38,9 +38,8 @@ def test_what_decides_changes_the_digest_and_nothing_else(tmp_path: Path) -> Non
     (copy / "commands" / "cli.py").write_text("pass\n")
     assert digest() == before
     deciding = sorted(path for room in versions._DECIDING for path in (copy / room).rglob("*.py"))
-    assert {"decision.py", "related_studies.py", "gp.py", "knobs.py"} <= {
-        each.name for each in deciding
-    }
+    names = {each.name for each in deciding}
+    assert {"decision.py", "related_studies.py", "gp.py", "knobs.py"} <= names
     for path in deciding:
         with open(path, "a") as file:
             file.write("\n")

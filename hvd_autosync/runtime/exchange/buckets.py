@@ -165,6 +165,21 @@ class FlatBucket(Bucket):
     def send_plainly(self) -> Steps:
         return self._send(self._plain)
 
+    @torch.no_grad()
+    def take_left_out(self) -> None:
+        """Add to the gradients what error feedback has kept of them, which is then zero."""
+        left = None if self.codec is None else self.codec.left_out()
+        if left is None:
+            return
+        begin = 0
+        for parameter in self.parameters:
+            gradient = dense_gradient(parameter).view(-1)
+            if len(self.parameters) == 1:
+                gradient = gradient[self._slice]
+            gradient.add_(left[begin : begin + gradient.numel()])
+            begin += gradient.numel()
+        left.zero_()
+
     def drop_codec(self) -> None:
         """Exchange the gradients uncompressed from now on."""
         if self.codec is not None:

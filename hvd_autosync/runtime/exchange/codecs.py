@@ -58,6 +58,10 @@ class Codec(ABC):
         """What this rank keeps from step to step, to be saved with the optimizer."""
         return {}
 
+    def left_out(self) -> torch.Tensor | None:
+        """What error feedback keeps of this rank's tensors, shape ``(size,)``; a view."""
+        return None
+
     def reset(self) -> None:
         """Reset the state."""
         for tensor in self.state().values():
@@ -215,6 +219,9 @@ class TopK(Codec):
     def sent_bytes(self) -> float:
         return (self.ranks - 1) * 8 * self._count
 
+    def left_out(self) -> torch.Tensor:
+        return self._left_out
+
     def state(self) -> dict[str, torch.Tensor]:
         return {"left_out": self._left_out}
 
@@ -277,6 +284,9 @@ class PowerSGD(Codec):
     def sent_bytes(self) -> float:
         elements = self._left.numel() + self._right.numel()
         return 2 * (self.ranks - 1) / self.ranks * elements * self.like.element_size()
+
+    def left_out(self) -> torch.Tensor:
+        return self._left_out.view(-1)[: self.size]
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"left_out": self._left_out, "right": self._right}

@@ -132,6 +132,12 @@ class Dispatcher:
         """Whether an exchange of this step was started, and the step has not ended."""
         return any(bucket.started for bucket in self.buckets)
 
+    def take_left_out(self) -> None:
+        """Add to all gradients what error feedback has kept of them, which is then zero."""
+        for bucket in self.buckets:
+            if isinstance(bucket, FlatBucket):
+                bucket.take_left_out()
+
     def drop_codecs(self) -> None:
         """Exchange all gradients uncompressed from now on."""
         self._codecs_dropped = True

@@ -17,7 +17,7 @@ from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.planning import Planning
 from hvd_autosync.runtime.state.rank_states import parameters_of
-from hvd_autosync.search_space.exchange_plan import ExchangePlan
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ExchangePlan
 
 
 class Averaging:
@@ -60,9 +60,10 @@ class Averaging:
         def make_buckets(_: Any) -> list[Bucket]:
             return planning.buckets(self._twins, set())
 
-        self.dispatcher = Dispatcher(
-            self._name, make_buckets, planning.plain(self._twins), lambda: None
-        )
+        self._compressed = any(plan.of(each).codec != "none" for each in PARAMETER_CLASSES)
+        #: For averages that are evaluated or saved: whole changes, uncompressed.
+        self._plain = planning.plain(self._twins)
+        self.dispatcher = Dispatcher(self._name, make_buckets, self._plain, lambda: None)
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -70,10 +71,20 @@ class Averaging:
         torch._foreach_copy_(self._anchors, self._data())
 
     @torch.no_grad()
-    def exchange(self) -> None:
-        """Add up the changes of all ranks; a collective."""
+    def exchange(self, *, exact: bool) -> None:
+        """Add up the changes of all ranks; a collective.
+
+        Args:
+            exact: Without a codec, and with what error feedback has kept. A codec may leave out
+                most of the changes of a round: they are sent after later rounds, but an average
+                that is evaluated or saved has no later rounds.
+        """
         torch._foreach_copy_(self._changes, self._data())
         torch._foreach_sub_(self._changes, self._anchors)
+        if exact and self._compressed:
+            self.dispatcher.take_left_out()
+            self.dispatcher.run(bucket.send_plainly() for bucket in self._plain)
+            return
         for twin in self._twins:
             self.dispatcher.arrived(twin)
         self.dispatcher.finish()

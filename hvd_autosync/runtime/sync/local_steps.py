@@ -316,9 +316,8 @@ class LocalSteps(JoinHook):
         self._done = 0
         self.averages += 1
         here = torch.tensor([1, early], dtype=torch.int32)
-        handle = allreduce_async_(here, name=f"{self._name}.end", op=Sum)
-        self._averaging.exchange()
-        synchronize(handle)
+        # Known first: ranks that end a round for different reasons would wait for each other.
+        synchronize(allreduce_async_(here, name=f"{self._name}.end", op=Sum))
         ranks, ended_early = here.tolist()
         if ended_early not in (0, ranks):
             raise ConfigurationError(
@@ -327,6 +326,7 @@ class LocalSteps(JoinHook):
                 hint="Evaluate on all ranks or between epochs, where parameters are equal, or "
                 "leave the schedule knobs out of the strategy.",
             )
+        self._averaging.exchange(exact=early or self._ends_epoch)
         self._averaging.take(ranks)
         if early or self._ends_epoch:
             if self._statistics is None:

@@ -259,6 +259,43 @@ def case_changes_travel_as_the_plan_says():
         assert_close(model.parameters(), expected, rtol=tolerance, atol=tolerance)
 
 
+def case_an_average_at_the_end_of_an_epoch_has_all_that_codecs_left_out():
+    """Gradients do not depend on the parameters here, so the sum of all changes is known."""
+
+    def trained(schedule, plan=None):
+        torch.manual_seed(3)
+        model, optimizer = local(
+            schedule,
+            lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
+            plan=plan,
+            classes={"large": ("weight",)},
+            model=nn.Linear(12, 5),
+        )
+        for number in loader(15):
+            optimizer.zero_grad()
+            model(batch(int(number))).sum().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.05  # the first step is no local one
+            yield model, optimizer
+
+    *_, (expected, _) = trained(None)
+    top = ClassPlan(codec="topk", ratio=0.05)
+    low = ClassPlan(codec="powersgd", rank=1)
+    for plan in (
+        ExchangePlan(large=top, rest=top),
+        ExchangePlan(large=low),
+        ExchangePlan(rest=top),
+    ):
+        for schedule in (Schedule(4), Schedule(100)):
+            kept = []
+            for model, optimizer in trained(schedule, plan):  # noqa: B007 (the last one counts)
+                buckets = optimizer._local._averaging.dispatcher.buckets
+                codecs = [bucket.codec for bucket in buckets if bucket.codec is not None]
+                kept.append(any(codec.left_out().any() for codec in codecs))
+            assert kept[8] == (schedule.base == 4) and not kept[-1], kept
+            assert_close(model.parameters(), expected.parameters(), rtol=1e-5, atol=1e-6)
+
+
 def case_any_layout_of_memory():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     model = model.to(memory_format=torch.channels_last)
