@@ -1,4 +1,4 @@
-"""Whom the model believes before the first trial, and how soon it stops."""
+"""Prior functions before the first trial, and how soon trials outweigh them."""
 
 from __future__ import annotations
 
@@ -179,7 +179,9 @@ def test_advice_that_pays_is_followed(mixed_space: SearchSpace, log_step: LogSte
         seen.append(Observation(suggestion.strategy, math.exp(log_step(suggestion.strategy))))
 
 
-def test_spread_points_say_who_was_dropped(mixed_space: SearchSpace, log_step: LogStep) -> None:
+def test_initial_points_name_the_dropped_sources(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
     seen = [Observation(s, math.exp(log_step(s))) for s in spread(mixed_space, 5, seed=2)]
 
     def unrelated(strategy: Strategy) -> float:
