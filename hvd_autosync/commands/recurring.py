@@ -49,14 +49,15 @@ def recurring(
             "--forget and --export need the key of a job",
             hint="Give the key; hvd-autosync recurring lists the keys.",
         )
-    if job is not None and not traces.runs(job):
+    # Damaged runs cannot be read, but deleted.
+    count = None if job is None else traces.forget_runs(job) if forget else len(traces.runs(job))
+    if count == 0:
         raise StoreError(
             f"this store has no runs of a recurring job {job!r}",
             hint="List the jobs with: hvd-autosync recurring",
         )
     if forget:
-        assert job is not None
-        print(f"deleted {traces.forget_runs(job)} runs of job {job}")
+        print(f"deleted {count} runs of job {job}")
     elif export is not None:
         assert job is not None
         _export(traces, job, export)

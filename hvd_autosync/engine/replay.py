@@ -50,7 +50,7 @@ def play(
     told = [trial for trial in trials if trial.result is not None]
     if study.space is None or not told:
         raise StudyError(
-            f"study {study.study_id} has no trials to play",
+            f"study {study.study_id} has no trials to replay",
             hint="Choose another study; hvd-autosync traces list shows them.",
         )
     store = TraceStore("sqlite://")

@@ -81,7 +81,7 @@ def test_playing_takes_the_time_that_it_took_over_the_speed(recorded: AskTellStu
 
 def test_a_study_that_measured_nothing_is_not_played(store: TraceStore) -> None:
     empty = AskTellStudy.create(SPACE, store=store)
-    with pytest.raises(StudyError, match="no trials to play"):
+    with pytest.raises(StudyError, match="no trials to replay"):
         play(empty.record, [], Watching(), 1.0)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,14 @@ def test_runs_are_exported_simulated_and_forgotten(store: TraceStore, tmp_path: 
     assert "binary" in text and "bayesian" in text and "6 (6 .. 6)" in text
     assert "deleted 5 runs of job abc" in said("abc", "--forget")
     assert store.runs() == []
+
+
+def test_damaged_runs_can_be_forgotten(store: TraceStore, tmp_path: Path) -> None:
+    keep(store, 1.0, 0.9)
+    with sqlite3.connect(tmp_path / "traces.db") as database:
+        database.execute("UPDATE hvd_autosync_runs SET result = '7'")
+    assert "--forget" in said("abc", status=1)
+    assert "deleted 1 runs of job abc" in said("abc", "--forget")
 
 
 def test_what_does_not_exist_is_named(store: TraceStore) -> None:
