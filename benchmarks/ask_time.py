@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from contest.emulator import Emulator
-from contest.imagined import Imagined, problem
+from contest.hypothetical import HypotheticalTask, problem
 
 from hvd_autosync.learner import BayesianLearner, Observation, RandomLearner
 from hvd_autosync.learner.points import encode_all, sobol_points
@@ -101,13 +101,13 @@ def ask_ours_with_priors(seen: Sequence[Observation], seed: int) -> Strategy:
 
 
 @cache
-def large_problem() -> tuple[Imagined, Problem]:
+def large_problem() -> tuple[HypotheticalTask, Problem]:
     """A model of 200 tensors, and five related studies."""
     return problem(200, _SOURCES, _SOURCE_TRIALS)
 
 
 def ask_ours_of_large(seen: Sequence[Observation], seed: int) -> Strategy:
-    """Our learner with all that it can know beforehand of a model of many tensors."""
+    """Our learner with cost model and sources, on a model of many tensors."""
     suggestion = BayesianLearner().suggest(large_problem()[1], seen, seed=seed)
     assert suggestion is not None and suggestion.kind == "model"
     return suggestion.strategy

@@ -5,7 +5,7 @@ For each measured table: the share of pairs of strategies that are ranked as the
 
     default only   the cost model, calibrated to the default's trial alone
     20 trials      calibrated to 20 random strategies, on all others; the median of 20 draws
-    learner, 20    our learner's model with the cost model as its first expert, likewise
+    learner, 20    our learner's model with the cost model as its prior function, likewise
     linear, 20     AutoSync's 12-feature linear ranker, trained on the same 20 strategies
     linear, 40     trained on 40
     ceiling        what a perfect model could reach, by the noise of repeated measurements
@@ -26,7 +26,7 @@ import numpy as np
 from command_line import new_parser
 from contest.autosync_ranker import LinearRanker
 from contest.emulator import Emulator, concordance
-from contest.imagined import Imagined
+from contest.hypothetical import HypotheticalTask
 from rich.console import Console
 from rich.table import Table
 
@@ -71,8 +71,10 @@ class Judge:
         self, seen: Sequence[Strategy], log_step: FloatArray, others: Sequence[Strategy]
     ) -> FloatArray:
         """By our learner's model."""
-        told = [Observation(s, float(np.exp(y))) for s, y in zip(seen, log_step, strict=True)]
-        return fit(Problem(self._table.space, self._table.task), told).predict(others)[0]
+        observations = [
+            Observation(s, float(np.exp(y))) for s, y in zip(seen, log_step, strict=True)
+        ]
+        return fit(Problem(self._table.space, self._table.task), observations).predict(others)[0]
 
     def linear(
         self, seen: Sequence[Strategy], log_step: FloatArray, others: Sequence[Strategy]
@@ -163,7 +165,7 @@ def accuracy(folder: Path, draws: int) -> None:
 
 def speed(strategies: int, tensors: int) -> None:
     """Print the time of a prediction of many strategies."""
-    task = Imagined(tensors)
+    task = HypotheticalTask(tensors)
     points = sobol_points(task.space, strategies, 0)
     times = []
     for _ in range(7):

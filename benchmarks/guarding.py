@@ -116,7 +116,7 @@ class Known:
         return QualityCheck(default, [knobs], trials, lambda *_: knobs, tolerance=_TOLERANCE)
 
     def verdict(self, name: str, judgement: int) -> Verdict | None:
-        """What a study says of it; ``None`` while it needs more trials."""
+        """The verdict of a study; ``None`` while it needs more trials."""
         check = self.check(name, judgement)
         verdicts = check.verdicts() if check.next() is None else []
         return verdicts[0] if verdicts else None

@@ -13,11 +13,11 @@ that stand in the output file already are not played again. Where no other table
 transfer changes nothing: the form without it plays, and its games stand under both names.
 
 What is fair, and what is not: a fifth of each table was chosen by our cost model, so the emulated
-optimum may lie where that looked; a related task speaks through 20 of its strategies, as many as a
-study of a user has. Peers are told the space without its conditions. Regret is that of the best
-strategy that was tried, so nobody has to recognize it. "liar" is a related task of the same knobs
-that says the opposite of the truth, "stranger" one that says what is true of other strategies: what
-they cost is the price of negative transfer.
+optimum may lie where that looked; a related task has 20 of its strategies, as many as a study of a
+user. Peers get the space without its conditions. Regret is that of the best
+strategy that was tried, so no contestant has to recognize it. "adversarial" is a related task of
+the same knobs whose step times are inverted, "unrelated" one whose step times belong to other
+strategies: what they cost is the price of negative transfer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from command_line import new_parser
-from contest.contestants import CONTESTANTS, MISLED
+from contest.contestants import CONTESTANTS, WITH_WRONG_SOURCE
 from contest.emulator import Emulator
 from rich.console import Console
 from rich.table import Table
@@ -44,7 +44,14 @@ from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.study.related_studies import LEAST_SIMILAR, MOST_RELATED
 
-ALL = {**CONTESTANTS, **MISLED}
+ALL = {**CONTESTANTS, **WITH_WRONG_SOURCE}
+#: Names in files of earlier versions -> names today.
+_RENAMED = {
+    "ours: gp + liar": "ours: gp + adversarial",
+    "ours: gp + stranger": "ours: gp + unrelated",
+    "ours: gp + cost + liar": "ours: gp + cost + adversarial",
+    "ours: gp + cost + stranger": "ours: gp + cost + unrelated",
+}
 #: Forms with transfer, and what each plays where no table is related: the very same games.
 _ALONE = {"ours": "ours: gp + cost", "ours: gp + transfer": "ours: gp"}
 #: Where the tables are.
@@ -70,7 +77,7 @@ def emulators(folder: str) -> dict[str, Emulator]:
 
 @lru_cache
 def related_to(folder: str, name: str) -> tuple[Source, ...]:
-    """What the most similar of the other tasks have taught."""
+    """The most similar of the other tasks, as sources."""
     table, found = emulators(folder)[name], []
     for other in emulators(folder).values():
         alike = similarity(other.task, table.task)
@@ -229,7 +236,12 @@ def read(path: str) -> list[Row]:
     opened = gzip.open if path.endswith(".gz") else open
     with opened(path, "rt", newline="", encoding="utf-8") as file:
         return [
-            {**row, "seed": int(row["seed"]), "trial": int(row["trial"])}
+            {
+                **row,
+                "contestant": _RENAMED.get(row["contestant"], row["contestant"]),
+                "seed": int(row["seed"]),
+                "trial": int(row["trial"]),
+            }
             for row in csv.DictReader(file)
         ]
 
@@ -249,13 +261,13 @@ def installed(names: Sequence[str]) -> list[str]:
 
 
 def picture(rows: Sequence[Row], path: str) -> None:
-    """Draw the games into a file, but for those of who is misled."""
+    """Draw the games into a file, except those with a wrong source."""
     from contest.curves import draw
 
     curves = {
         key: [[float(row["best_regret"]) for row in game] for game in many]
         for key, many in games(rows).items()
-        if key[0] not in MISLED
+        if key[0] not in WITH_WRONG_SOURCE
     }
     draw(curves, path)
     print(f"wrote {path}")

@@ -3,7 +3,7 @@
 The task of a measured table is run again: its search space and its related tasks are the table's,
 but every trial is a real job on hosts that this machine imitates. All contestants take turns trial
 by trial, so that a disturbance meets them all; Horovod's autotune then gets as many steps as each
-of them had. What each found, its fastest trial, is measured anew in rounds, every time with a
+of them had. What each found, its fastest trial, is measured again in rounds, every time with a
 fresh launch; only these measurements are in the table.
 
     python benchmarks/learners_live.py --table vgg-100mbit-codec

@@ -13,8 +13,9 @@ its own, of steps and of whole trainings, of one kind:
 
 ``spread`` is the standard deviation of a pair's mean difference, in tolerances. A cell judges
 single candidates; the rows named "study" judge six that are all worse by one tolerance, beside the
-same default, until one is admitted. Beside our rule stands the former one: admitted is who is above
-the default of one seed by no more than two deviations of three seeds and 1 % of the loss.
+same default, until one is admitted. The former rule is shown beside ours: it admits a candidate
+that is above the default of one seed by no more than two deviations of three seeds and 1 % of the
+loss.
 
     python benchmarks/noninferiority.py
     python benchmarks/noninferiority.py --trainings 200 --output noninferiority.csv
@@ -115,7 +116,7 @@ class Trainings:
 
 
 def judge(trainings: Trainings, candidates: int) -> list[Verdict]:
-    """What is said of some candidates, judged in turn until one is admitted."""
+    """The verdicts on candidates, judged in turn until one is admitted."""
     names = [Strategy({"large_codec": str(number)}) for number in range(candidates)]
     trials: list[QualityTrial] = []
 

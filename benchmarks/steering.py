@@ -1,7 +1,7 @@
 """Does a study find a lossy strategy that may be used, or judge what is fast and bad?
 
 Whole studies with ``--autosync-allow codec,schedule``, with the learner, the test of losses and the
-confirmation as they are; only the cluster is imagined. A step takes what the cost model says of a
+confirmation as they are; only the cluster is simulated. A step takes what the cost model says of a
 task that was measured once (``traces/``), times a smooth error that the study does not know; losses
 fall, and lie above the default's by what each lossy knob adds, in tolerances, times how little the
 training bears. Seeds of a training differ, and pairs by half a tolerance.
@@ -203,7 +203,7 @@ def show(output: str) -> None:
     """Print the table of a file of studies."""
     with open(output) as file:
         rows = list(csv.DictReader(file))
-    table = Table(title="imagined studies that allow codec and schedule, means over seeds")
+    table = Table(title="simulated studies that allow codec and schedule, means over seeds")
     for column in (
         "task",
         "bears",

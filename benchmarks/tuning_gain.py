@@ -2,7 +2,7 @@
 
 Every tuner tunes the same job: a recipe from Horovod's documentation (which costs nothing),
 Horovod's own autotune, random search, and ``horovodrun --autosync``, whose number of steps the
-others get too. Then all their strategies and Horovod's default are measured anew, in turn, round
+others get too. Then all their strategies and Horovod's default are measured again, in turn, round
 by round, with fresh launches of the job. What the tuners themselves saw does not count.
 
     python benchmarks/tuning_gain.py --quick
@@ -137,7 +137,7 @@ def parse_args() -> argparse.Namespace:
         "--controller",
         choices=("gloo", "mpi", "any"),
         default="gloo",
-        help="what horovodrun is told; any: nothing, so that --autosync may choose",
+        help="option for horovodrun; any: none, so that --autosync may choose",
     )
     more(
         "--allow",

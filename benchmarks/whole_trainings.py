@@ -1,4 +1,4 @@
-"""Does what is tuned make whole trainings shorter, and are their models as good?
+"""Are whole trainings under the tuned strategies shorter, and their models as good?
 
 Four trainings are tuned between two hosts, which this machine imitates (``hvd_autosync.testing``;
 needs root), at two rates: once with exact strategies only, once with ``--autosync-allow
@@ -11,10 +11,10 @@ elsewhere 1 % of what the default's metric has come from.
     python benchmarks/whole_trainings.py --examples digits --rates 100 --seeds 1
     python benchmarks/whole_trainings.py --show whole.csv
 
-Of each candidate that was judged is told what the former rule would have said: admitted is who is
+For each judged candidate the result of the former rule is shown, too: it admits a candidate that is
 above the default of one seed by no more than two deviations of three seeds and 1 % of the loss.
 
-A file that exists already is gone on with. About 20 minutes for each example and rate, judging
+An existing output file is continued. About 20 minutes for each example and rate, judging
 included; leave the machine alone meanwhile.
 """
 

@@ -1,8 +1,8 @@
 """Does every model on every network need a strategy of its own?
 
 Takes the winners that ``tuning_gain.py`` has written down, and trains every workload under each of
-them: its own, those of other workloads on the same network, and its own of other networks. What a
-strategy says of a class of parameters that a model has not is without effect there.
+them: its own, those of other workloads on the same network, and its own of other networks. Knobs of
+a class of parameters that a model does not have are without effect there.
 
     python benchmarks/tuning_gain.py --settings 100mbit --workloads ncf,vgg,bert --output gain.csv
     python benchmarks/winners.py gain.csv --output winners.csv

@@ -8,7 +8,7 @@
         hvd_autosync.tune("python train.py", np=2, on_trial_end=log_trial)
 
 As a program it writes a study that has ended, by its id, the file of its trace, or ``last``, to
-where MLflow is told to write (``MLFLOW_TRACKING_URI``):
+where MLflow writes (``MLFLOW_TRACKING_URI``):
 
     python examples/mlflow_callback.py last
 """

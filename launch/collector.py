@@ -224,8 +224,8 @@ class Collector:
     ) -> tuple[TrialStatus, str, str]:
         """Return the trial's status, the reason, and the output that shows it."""
         ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
-        if len(ends) == self.world_size and set(ends) <= {"steps", "hopeless", "probe"}:
-            if "hopeless" in ends:
+        if len(ends) == self.world_size and set(ends) <= {"steps", "pruned", "probe"}:
+            if "pruned" in ends:
                 reason = "pruned: its steps so far are too slow to beat the best"
                 return TrialStatus.CUT_SHORT, reason, self._tail.whole()
             return TrialStatus.COMPLETED, "", self._tail.whole()

@@ -106,7 +106,7 @@ class TrialSpec:
         expected_step_s: Step time of a real training, as tuning measured it, seconds; 0: unknown.
         drift_folder: The driver's folder. If it exists on a rank's host, rank 0 reports there that
             steps are slower, and any rank reports a fallback of the loss guard.
-        tallied: Whether rank 0 also writes the run report of a real training there.
+        summarized: Whether rank 0 also writes the run report of a real training there.
         adaptive_steps: Whether to measure fewer steps if those of the warm-up are long.
         key: Key that authenticates the trial's messages (:mod:`hvd_autosync.runtime.driver.wire`).
     """
@@ -123,7 +123,7 @@ class TrialSpec:
     loss_prediction: LossPrediction = LossPrediction()
     expected_step_s: float = 0.0
     drift_folder: str = ""
-    tallied: bool = False
+    summarized: bool = False
     adaptive_steps: bool = False
     key: str = field(default_factory=lambda: os.urandom(16).hex(), repr=False)
 

@@ -106,32 +106,32 @@ def slow_network() -> Resources:
 
 @pytest.fixture
 def crowd() -> Iterator[Callable[..., list[socket.socket]]]:
-    """``crowd(address, manner, count)``: strangers who connect to a port, until the test ends.
+    """``crowd(address, manner, count)``: unauthenticated connections to a port until the test ends.
 
-    ``silent`` ones say nothing, ``garbage`` comes in plenty from each, and those who ``drip`` send
-    a byte now and then.
+    By ``manner``: ``silent`` ones send nothing, ``garbage`` ones send random bytes, and ``drip``
+    ones send a byte now and then.
     """
-    strangers: list[socket.socket] = []
+    connections: list[socket.socket] = []
     over = threading.Event()
     drips: list[threading.Thread] = []
 
-    def say(stranger: socket.socket, text: bytes) -> None:
+    def say(connection: socket.socket, text: bytes) -> None:
         with contextlib.suppress(OSError):  # not connected yet, or not any more
-            stranger.send(text)
+            connection.send(text)
 
     def drip(those: list[socket.socket]) -> None:
         while not over.wait(0.05):
-            for stranger in those:
-                say(stranger, b"x")
+            for connection in those:
+                say(connection, b"x")
 
     def come(address: tuple[str, int], manner: str, count: int) -> list[socket.socket]:
         those = [socket.socket() for _ in range(count)]
-        strangers.extend(those)
-        for stranger in those:
-            stranger.setblocking(False)
-            stranger.connect_ex(address)
+        connections.extend(those)
+        for connection in those:
+            connection.setblocking(False)
+            connection.connect_ex(address)
             if manner == "garbage":
-                say(stranger, os.urandom(4096))
+                say(connection, os.urandom(4096))
         if manner == "drip":
             drips.append(threading.Thread(target=drip, args=(those,), daemon=True))
             drips[-1].start()
@@ -141,8 +141,8 @@ def crowd() -> Iterator[Callable[..., list[socket.socket]]]:
     over.set()
     for thread in drips:
         thread.join()
-    for stranger in strangers:
-        stranger.close()
+    for connection in connections:
+        connection.close()
 
 
 @dataclass

@@ -154,8 +154,8 @@ def plant_lossy_winner(job: Job) -> str:
     return planted.study_id
 
 
-def check_that_the_guard_is_heard(job: Job, script: tuple[str, ...]) -> None:
-    """The record is in the store, and the next run takes what was proven beside that winner."""
+def check_that_a_fallback_is_recorded(job: Job, script: tuple[str, ...]) -> None:
+    """The fall-back is in the store, and the next run uses another confirmed strategy."""
     study_id = plant_lossy_winner(job)
     broken = job.run(*script)
     assert broken.returncode == 0 and "trained 140 steps" in broken.stdout, broken.stderr
@@ -220,7 +220,7 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
 
     path = job.folder / "trace.jsonl"
     export_study(job.store, study.study_id, path)
-    check_that_the_guard_is_heard(job, script)
+    check_that_a_fallback_is_recorded(job, script)
     job.store_path = job.folder / "another.db"
     replayed = job.run("--status", "3", options=("--gloo", "--autosync-replay", str(path)))
     assert replayed.returncode == 1, "horovodrun says so of a training that ends with 3"
@@ -345,8 +345,8 @@ def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job
     assert done.returncode == 0, done.stderr
     (finished,) = job.store.studies()
     assert (finished.study_id, finished.status) == (study.study_id, StudyStatus.FINISHED)
-    told = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]
-    assert told[: len(kept)] == kept
+    measured = [t.to_json() for t in job.store.trials(study.study_id) if t.result is not None]
+    assert measured[: len(kept)] == kept
 
 
 def test_a_dry_run_launches_nothing(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""What comes from strangers is data: changed inputs are refused or accepted, and nothing else.
+"""Untrusted input is data: changed inputs are refused or accepted, and nothing else happens.
 
 Traces, autotune logs, space files, and what arrives at the control port and in a job's output are
 changed at random, thousands of times, from a seed. A refusal is one of our own errors. What is
@@ -178,7 +178,7 @@ class _Watch:
         if cls.folder is None or threading.current_thread() is not threading.main_thread():
             return
         if event in _FORBIDDEN:
-            raise AssertionError(f"{event}{arguments!r:.200} while reading what a stranger wrote")
+            raise AssertionError(f"{event}{arguments!r:.200} while reading untrusted input")
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             path, flags = os.fsdecode(arguments[0]), arguments[2]
             writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
@@ -647,7 +647,7 @@ def test_messages_in_a_jobs_output(inputs: range, tmp_path: Path) -> None:
 
 
 def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
-    """A line that was changed is no message, or says what it said: nobody else has the key.
+    """A changed line is no message, or still the same one: only the rank has the key.
 
     What a script prints beside it, and what a launcher puts before it, changes nothing.
     """
@@ -669,9 +669,9 @@ def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
         decoder = MessageDecoder(spec.key, 2)
         with harmless(tmp_path, number):
             for each in line.split(b"\n"):
-                _, told = decoder.feed(b"[1]<stderr>:" + each + b"\n")
-                if told is not None:
-                    rank, message = told
+                _, decoded = decoder.feed(b"[1]<stderr>:" + each + b"\n")
+                if decoded is not None:
+                    rank, message = decoded
                     assert rank < 2 and json.dumps(message) in known
                     complete += 1
     assert 0 < complete < len(inputs) / 4
@@ -681,7 +681,7 @@ def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
 
 
 def test_control_messages(inputs: range, tmp_path: Path) -> None:
-    """A stranger does not know the secret: nothing of what he sends may come through."""
+    """No message of a client without the secret may be accepted."""
     secret, others = b"s" * 32, b"o" * 32
     order = b'{"type": "run", "trial": "t", "spec": "{}", "environment": {"A": "b"}}'
     for number in range(len(inputs) // 10):  # each needs a connection

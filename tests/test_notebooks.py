@@ -111,12 +111,12 @@ def test_the_widget_moves_and_stop_stops(kernel: Any, tmp_path: Path) -> None:
     page.listen(lambda: "STATUS" in page.text)
     assert "STATUS running" in page.text, page.text
     assert "stopped; run the same call again to resume" in page.shown()
-    told = int(page.text.split()[-1])
+    before = int(page.text.split()[-1])
     client.execute(cell)  # goes on, in the same kernel
     again = Page(client)
     again.listen(lambda: "resumes after" in again.shown())
     again.listen(lambda: "STATUS finished" in again.text, 240)
-    assert int(again.text.split()[-1]) > told
+    assert int(again.text.split()[-1]) > before
 
 
 def test_an_interrupt_of_the_kernel_stops_cleanly(kernel: Any, tmp_path: Path) -> None:

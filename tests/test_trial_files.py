@@ -35,7 +35,7 @@ def tune_and_train(
     options: str = "",
     status: int = 0,
 ) -> str:
-    """What was said, by a job that has its files in ``folder/run``."""
+    """The output of a job that has its files in ``folder/run``."""
     (folder / "run").mkdir(exist_ok=True)
     words = [
         *before,

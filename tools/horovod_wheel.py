@@ -146,14 +146,14 @@ def alone(lock: Path) -> Iterator[None]:
 
 
 def provide(folder: Path, parts: Parts) -> None:
-    """Install from the cache, or build; a cached wheel that does not work is built anew."""
+    """Install from the cache, or build; a cached wheel that does not work is built again."""
     wheel = next(folder.glob("horovod-*.whl"), None)
     if wheel:
         print(f"installing Horovod from {wheel}", flush=True)
         trouble = install(wheel, parts)
         if trouble is None:
             return
-        print(f"the cached wheel does not work here; it is built anew ({trouble})", flush=True)
+        print(f"the cached wheel does not work here; it is built again ({trouble})", flush=True)
         wheel.unlink()
     print(f"building Horovod {HOROVOD_VERSION} once (3 to 10 minutes) as {folder.name}", flush=True)
     wheel = build(folder, parts)

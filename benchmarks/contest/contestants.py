@@ -1,7 +1,7 @@
-"""Who competes: our learner in four forms, the same misled on purpose, and peers.
+"""Contestants: our learner in four forms, the same with a wrong related task, and peers.
 
-Each is a class that is started once per game and then asked and told. All get the same default as
-their first trial, the same space (their own way of saying it), and the same measurements.
+Each is a class that is created once per game. All get the same default as their first trial, the
+same space (in their own notation), and the same measurements.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Contestant(Protocol):
         ...
 
 
-#: Makes a contestant for a table, with what other tables have taught, from a seed.
+#: Creates a contestant for a table, from the related tables as sources and a seed.
 Start = Callable[[Emulator, tuple[Source, ...], int], Contestant]
-#: From the truth to what is told instead of it.
-Lie = Callable[[FloatArray, np.random.Generator], FloatArray]
+#: From the true logarithms of the step times to wrong ones.
+Distort = Callable[[FloatArray, np.random.Generator], FloatArray]
 
 
 class Ours:
     """A learner of this project.
 
     Args:
-        learner: It.
-        problem: What it is told beforehand.
+        learner: The learner.
+        problem: Its problem.
         seed: Of the game.
     """
 
@@ -76,36 +76,36 @@ def ours(*, cost: bool, transfer: bool) -> Start:
     return start
 
 
-def misled(lie: Lie, *, cost: bool) -> Start:
+def with_wrong_source(distort: Distort, *, cost: bool) -> Start:
     """Our learner with one related task, whose step times are not those that were measured.
 
     Args:
-        lie: From logarithms of the step times, ``(n,)``, to those that are told instead.
+        distort: From logarithms of the step times, ``(n,)``, to those that the source has instead.
         cost: Whether it has a cost model.
     """
 
     def start(table: Emulator, _: tuple[Source, ...], seed: int) -> Contestant:
         truth = table.small_study(20)
         log_step = np.array([seen.log_step for seen in truth])
-        told = np.exp(lie(log_step, np.random.default_rng(seed)))
-        lies = tuple(
+        wrong = np.exp(distort(log_step, np.random.default_rng(seed)))
+        observations = tuple(
             Observation(seen.strategy, float(step_s))
-            for seen, step_s in zip(truth, told, strict=True)
+            for seen, step_s in zip(truth, wrong, strict=True)
         )
         task = table.task if cost else None
-        liar = Source("liar", task, table.space, lies, 0.9)
-        return Ours(BayesianLearner(), Problem(table.space, task, (liar,), steps=25), seed)
+        source = Source("wrong", task, table.space, observations, 0.9)
+        return Ours(BayesianLearner(), Problem(table.space, task, (source,), steps=25), seed)
 
     return start
 
 
-def opposite(log_step: FloatArray, _: np.random.Generator) -> FloatArray:
-    """What is fast is said to be slow."""
+def adversarial(log_step: FloatArray, _: np.random.Generator) -> FloatArray:
+    """An adversarial source: a fast strategy is slow there."""
     return 2 * log_step.mean() - log_step
 
 
-def shuffled(log_step: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """The step times of other strategies: a task that has nothing to do with this one."""
+def unrelated(log_step: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """An unrelated source: each strategy has the step time of another."""
     return rng.permutation(log_step)
 
 
@@ -430,10 +430,10 @@ CONTESTANTS: dict[str, Start] = {
     "ours": ours(cost=True, transfer=True),
 }
 
-#: Ours with a related task that is wrong: what such a task costs.
-MISLED: dict[str, Start] = {
-    "ours: gp + liar": misled(opposite, cost=False),
-    "ours: gp + stranger": misled(shuffled, cost=False),
-    "ours: gp + cost + liar": misled(opposite, cost=True),
-    "ours: gp + cost + stranger": misled(shuffled, cost=True),
+#: Ours with a related task that is wrong: the cost of negative transfer.
+WITH_WRONG_SOURCE: dict[str, Start] = {
+    "ours: gp + adversarial": with_wrong_source(adversarial, cost=False),
+    "ours: gp + unrelated": with_wrong_source(unrelated, cost=False),
+    "ours: gp + cost + adversarial": with_wrong_source(adversarial, cost=True),
+    "ours: gp + cost + unrelated": with_wrong_source(unrelated, cost=True),
 }

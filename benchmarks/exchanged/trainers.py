@@ -21,7 +21,7 @@ class Trainer:
     """A model and its distributed optimizer.
 
     Args:
-        name: Told apart from other trainers of the same job by it.
+        name: Distinguishes it from other trainers of the same job.
         workload: The model.
         plan: How its gradients travel; ``None``: by Horovod's own optimizer.
         protocol: Whether ranks wait for each other; ``None``: in every step.

@@ -1,1 +1,1 @@
-"""The parts of ``tuning_gain.py``: what is trained, who tunes, the match, and the tables."""
+"""The parts of ``tuning_gain.py``: the workloads, the tuners, the match, and the tables."""

@@ -1,4 +1,4 @@
-"""Who competes: the default, a recipe, Horovod's autotune, random search, and us.
+"""The tuners: the default, a recipe, Horovod's autotune, random search, and us.
 
 Ours goes first; the others get as many steps as it used, confirmation included.
 """
@@ -56,9 +56,9 @@ class Contender:
     """A strategy that goes into the final measurement.
 
     Attributes:
-        name: Who found it.
-        strategy: What it sets.
-        cost: What finding it cost.
+        name: The tuner that found it.
+        strategy: Its knobs.
+        cost: The cost of finding it.
     """
 
     name: str

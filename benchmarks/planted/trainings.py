@@ -83,7 +83,7 @@ def digits(seed: int) -> Training:
 
 
 def random_labels(seed: int) -> Training:
-    """The same network, with labels drawn anew for each batch: nothing can be learnt."""
+    """The same network, with random labels for each batch: nothing can be learnt."""
     training = digits(seed)
     dice = torch.Generator().manual_seed(2 * seed + hvd.rank())
 

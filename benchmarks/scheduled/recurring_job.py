@@ -1,4 +1,4 @@
-"""A short training on handwritten digits that says what it came to; an ordinary Horovod script."""
+"""A short training on handwritten digits that reports its outcome; an ordinary Horovod script."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _resident_bytes() -> int:
 
 
 def _queued() -> int:
-    """Operations of Horovod's that nobody has waited for, and messages of ours on their way."""
+    """Number of Horovod operations not waited for, and of our messages in flight."""
     handles = sys.modules["horovod.torch.mpi_ops"]._handle_map
     endpoint_module = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
     endpoints: list[Any] = [] if endpoint_module is None else list(endpoint_module._endpoints)

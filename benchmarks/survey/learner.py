@@ -58,13 +58,13 @@ class SurveyLearner:
 def _promising(problem: Problem, observations: Sequence[Observation], seed: int) -> Strategy | None:
     """One of the untried strategies that are fastest by the cost model."""
     space = problem.space
-    expert = cost_model_prior(space, problem.task, observations)
-    if expert is None:
+    prior = cost_model_prior(space, problem.task, observations)
+    if prior is None:
         return None
     rng = np.random.default_rng([seed, len(observations)])
     tried = keys(encode_all(space, [seen.strategy for seen in observations]))
     pool = distinct(sobol_points(space, _LOOKED_AT, int(rng.integers(2**31))), tried)
-    best = np.argsort(expert.expected(pool), kind="stable")[:20]
+    best = np.argsort(prior.expected(pool), kind="stable")[:20]
     return space.decode(pool[rng.choice(best)]) if len(best) else None
 
 

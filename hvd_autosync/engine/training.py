@@ -215,6 +215,6 @@ def _worker_spec(
         loss_prediction=context.loss_prediction,
         expected_step_s=context.expected_step_s,
         drift_folder=folder,
-        tallied=recurring,
+        summarized=recurring,
     )
     return spec if beyond_horovod(strategy) or spec.watched or recurring else None

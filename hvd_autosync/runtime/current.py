@@ -1,4 +1,4 @@
-"""The worker context: what this process was told to do. Importing it costs nothing."""
+"""The worker context: the settings of this process. Importing it costs nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ losses: Losses | None = None
 def in_trial() -> bool:
     """Whether this process belongs to a trial of the tuner, not to the real training.
 
-    Use it for what a script does once per run and should not do in trials, such as sending a mail
+    Use it for what a script does once per run and should not do in trials, such as sending an email
     or starting a run of an experiment tracker. What a training step costs must not depend on it.
     """
     return trial

@@ -365,7 +365,7 @@ def test_the_doctor_fails_when_a_check_does(monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-def test_the_doctor_is_told_hosts_ssh_and_store(
+def test_the_doctor_gets_hosts_ssh_and_store(
     store: TraceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = checks(monkeypatch)

@@ -117,7 +117,7 @@ def test_options_that_say_what_to_run_imply_the_flag(
     assert launch.parse_args().autosync is starts
 
 
-def test_a_torch_that_cannot_be_imported_is_said_without_a_traceback(
+def test_a_torch_that_cannot_be_imported_is_reported_without_a_traceback(
     horovodrun: str, tmp_path: Path
 ) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12 is missing')")

@@ -77,7 +77,7 @@ def test_a_switch_takes_the_mean_of_its_phases(
     bsp, never, quarter, always = cost.predict([{}, *switched])
     assert always == bsp != never
     assert quarter == pytest.approx(0.25 * bsp + 0.75 * never)
-    # A share without a phase that it is of means nothing, nor does one of nobody knows what.
+    # A share has no effect without its phase or without the number of samples.
     unknown = cost.predict([{"sync_share": 0.25}, {**ASP, "sync_share": 0.25}])
     assert unknown.tolist() == [bsp, bsp]
 

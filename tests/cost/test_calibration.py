@@ -35,7 +35,7 @@ def test_it_finds_what_made_the_times(model: ModelProfile, slow_network: Resourc
     assert found.coefficients.byte == pytest.approx(true.byte, abs=0.05)
 
 
-def test_nothing_seen_leaves_what_was_believed(
+def test_without_trials_the_posterior_is_the_prior(
     model: ModelProfile, slow_network: Resources
 ) -> None:
     found = calibrate(CostModel(model, slow_network), [], [])

@@ -133,12 +133,12 @@ def test_looks_slow_processors_down(model: ModelProfile, slow_network: Resources
     assert 0 < on_gpus[2] - on_gpus[4] < (seconds[2] - seconds[4]) / 5
 
 
-def test_agreeing_anew_never_pays(model: ModelProfile, slow_network: Resources) -> None:
-    """Though looks are rarer then, nobody is the faster for it."""
+def test_a_disabled_response_cache_never_pays(model: ModelProfile, slow_network: Resources) -> None:
+    """The background loop has fewer cycles without it, but no strategy is faster."""
     others = [{}, {"cycle_time_ms": 0.1}, {"local_steps": 16}, {"buckets": 4}, {"protocol": "asp"}]
     cost = CostModel(model, slow_network)
-    anew = cost.predict([{**each, "cache_capacity": 0} for each in others])
-    assert (anew >= cost.predict(others)).all()
+    uncached = cost.predict([{**each, "cache_capacity": 0} for each in others])
+    assert (uncached >= cost.predict(others)).all()
 
 
 def test_coefficients_scale_their_part(model: ModelProfile, slow_network: Resources) -> None:

@@ -23,9 +23,9 @@ def test_more_hosts_take_longer_for_nothing_and_as_long_for_bytes(slow_network: 
 def test_the_same_layout_has_the_same_network(slow_network: Resources) -> None:
     same = hypothetical_resources(slow_network, 2, 2).links
     for name in ("overall", "across", "within"):
-        imagined, measured = getattr(same, name), getattr(slow_network.links, name)
-        assert imagined.bus_bytes_per_s == pytest.approx(measured.bus_bytes_per_s), name
-        assert imagined.latency_s == pytest.approx(measured.latency_s), name
+        estimated, measured = getattr(same, name), getattr(slow_network.links, name)
+        assert estimated.bus_bytes_per_s == pytest.approx(measured.bus_bytes_per_s), name
+        assert estimated.latency_s == pytest.approx(measured.latency_s), name
 
 
 def test_a_slower_message_takes_longer(slow_network: Resources) -> None:

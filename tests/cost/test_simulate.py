@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_named(store: TraceStore, words: list[str], named
     assert status != 0 and named in text
 
 
-def test_a_network_that_nobody_has_measured_is_asked_for(
+def test_an_unmeasured_network_must_be_given(
     tmp_path: Path, model: ModelProfile, slow_network: Resources
 ) -> None:
     one_host = replace(slow_network, hosts=(Host("a", 2),))

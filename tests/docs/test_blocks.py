@@ -53,7 +53,7 @@ COMMANDS = re.compile(
 )
 _TITLE = re.compile(r'title="([^"]+)"')
 _INCLUDED = re.compile(r'^--8<-- "(.+)"$', re.M)
-_REMARK = re.compile(r"<!--\s*(not run|says|setup):\s*(.*?)\s*-->", re.S)
+_NOTE = re.compile(r"<!--\s*(not run|says|setup):\s*(.*?)\s*-->", re.S)
 #: Runs blocks of Python in one namespace, that of a main module, as scripts and notebooks have.
 _INTERPRETER = """
 import json, sys, traceback
@@ -71,14 +71,14 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Block:
-    """One fence, with the remarks that stand above it."""
+    """One fence, with the notes in the comment above it."""
 
     page: Path
     line: int
     language: str
     title: str
     text: str
-    remarks: dict[str, str]
+    notes: dict[str, str]
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -87,22 +87,22 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """The blocks of a page, in order."""
     found: list[Block] = []
-    remarks: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for token in MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8")):
         line = token.map[0] + 1 if token.map else 0
         if token.type == "html_block":
-            remarks = dict(_REMARK.findall(token.content))
+            notes = dict(_NOTE.findall(token.content))
         elif token.type == "fence":
             language, _, rest = token.info.strip().partition(" ")
             title = _TITLE.search(rest)
             text = title[1] if title else ""
             content = _INCLUDED.sub(lambda m: (ROOT / m[1]).read_text(), token.content)
-            found.append(Block(page, line, language, text, content, remarks))
-            remarks = {}
+            found.append(Block(page, line, language, text, content, notes))
+            notes = {}
         elif token.type == "code_block":
             found.append(Block(page, line, "indented", "", token.content, {}))
         elif token.nesting == 0:
-            remarks = {}
+            notes = {}
     return found
 
 
@@ -119,17 +119,17 @@ def test_every_block_says_what_it_is(page: Path) -> None:
         assert block.language in (*SHELL, *PYTHON, *DATA), f"{block}: {block.language!r}"
         if block.language == "text":
             assert not COMMANDS.search(block.text), f"{block} is a shell's, and says text"
-        assert block.remarks.get("not run", "reason"), f"{block} does not say why it is not run"
+        assert block.notes.get("not run", "reason"), f"{block} does not say why it is not run"
 
 
-def test_remarks_are_read_and_a_wrong_command_line_is_noticed(tmp_path: Path) -> None:
+def test_notes_are_read_and_a_wrong_command_line_is_noticed(tmp_path: Path) -> None:
     page = ROOT / "docs" / "never-written.md"
     text = "<!-- not run: no\nhosts -->\n```bash\nhorovodrun -np 2 --autosync python t.py\n```\n"
     written = tmp_path / "page.md"
     written.write_text(f'{text}\nwords\n\n```toml title="a.toml"\nx = 1\n```\n')
     one, two = blocks_of(written)
-    assert one.remarks == {"not run": "no\nhosts"} and one.language == "bash" and one.line == 3
-    assert (two.title, two.remarks) == ("a.toml", {})
+    assert one.notes == {"not run": "no\nhosts"} and one.language == "bash" and one.line == 3
+    assert (two.title, two.notes) == ("a.toml", {})
     wrong = [
         "horovodrun -np 2 --autosync --autosync-trails 3 python t.py",
         "horovodrun -np 2 --autosync-trials 3 python t.py",
@@ -147,7 +147,7 @@ def test_remarks_are_read_and_a_wrong_command_line_is_noticed(tmp_path: Path) ->
 @pytest.mark.parametrize("page", _names(PAGES))
 def test_what_is_not_run_parses(page: Path) -> None:
     for block in ALL[page]:
-        if block.language in SHELL and "not run" in block.remarks:
+        if block.language in SHELL and "not run" in block.notes:
             for line in lines_of(block.text):
                 check_line(block, line)
         elif block.language in PYTHON:
@@ -165,7 +165,7 @@ def test_strategies_that_no_block_runs_are_read() -> None:
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """The command lines of a block, continued ones in one piece, prompts and remarks left out."""
+    """The command lines of a block, continued ones in one piece, without prompts and comments."""
     for line in text.replace("\\\n", " ").splitlines():
         line = line.removeprefix("$ ").strip()
         if line and not line.startswith("#"):
@@ -282,16 +282,16 @@ class Reader:
 
     def read(self, block: Block) -> None:
         """Do what a block says."""
-        if "setup" in block.remarks:
-            self._execute(block.remarks["setup"], f"setup of {block}")
+        if "setup" in block.notes:
+            self._execute(block.notes["setup"], f"setup of {block}")
         if block.title:
             (self.folder / block.title).write_text(block.text)
         elif block.language in SHELL:
             said = self._shell(block)
-            assert block.remarks.get("says", "") in said, f"{block} did not say it:\n{said}"
+            assert block.notes.get("says", "") in said, f"{block} did not say it:\n{said}"
         elif block.language in PYTHON:
             said = self._execute(block.text, str(block))
-            assert block.remarks.get("says", "") in said, f"{block} did not say it:\n{said}"
+            assert block.notes.get("says", "") in said, f"{block} did not say it:\n{said}"
 
     def _shell(self, block: Block) -> str:
         """Run lines in a shell, which leaves its variables and its folder to the next one."""
@@ -316,20 +316,26 @@ class Reader:
 
     def _execute(self, code: str, name: str) -> str:
         if self._python is None:
-            answers, told = os.pipe()
+            answers, writing = os.pipe()
             # Workers' standard output is theirs; what the block prints is read from a file.
             with self._said.open("w") as said:
                 self._python = subprocess.Popen(
-                    ["bash", "-c", f'exec "$0" -u -c "$1" 3>&{told}', sys.executable, _INTERPRETER],
+                    [
+                        "bash",
+                        "-c",
+                        f'exec "$0" -u -c "$1" 3>&{writing}',
+                        sys.executable,
+                        _INTERPRETER,
+                    ],
                     cwd=self._where,
                     env=self._environment,
                     text=True,
-                    pass_fds=[told],
+                    pass_fds=[writing],
                     stdin=subprocess.PIPE,
                     stdout=said,
                     stderr=subprocess.STDOUT,
                 )
-            os.close(told)
+            os.close(writing)
             self._answers = os.fdopen(answers)
         begin = self._said.stat().st_size
         assert self._python.stdin is not None
@@ -377,7 +383,7 @@ def reader(tuned: tuple[Path, Path], tmp_path: Path) -> Iterator[Reader]:
 
 
 def _is_run(block: Block) -> bool:
-    return block.language in (*SHELL, *PYTHON) and "not run" not in block.remarks
+    return block.language in (*SHELL, *PYTHON) and "not run" not in block.notes
 
 
 RUN = [page for page in PAGES if any(map(_is_run, ALL[page]))]

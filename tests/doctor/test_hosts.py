@@ -89,7 +89,7 @@ def test_a_host_that_resolves_itself_to_loopback_is_found_by_asking_it(
     assert "/etc/hosts of loop" in checks["name on loop"].remedy
 
 
-def test_a_host_that_ssh_does_not_reach_fails_with_what_ssh_said() -> None:
+def test_a_host_that_ssh_does_not_reach_fails_with_the_message_of_ssh() -> None:
     checks = found("driver", "gone")
     assert checks["ssh gone"].text == "ssh: no route to host"
     assert checks["ssh gone"].severity is Severity.FAIL
@@ -126,7 +126,7 @@ def test_localhost_among_several_hosts_has_its_own_remedy(monkeypatch: pytest.Mo
     assert "write this machine's own name" in check.remedy
 
 
-def test_a_host_without_this_package_is_told_to_install_it() -> None:
+def test_the_hint_for_a_host_without_this_package_is_to_install_it() -> None:
     check = found("driver", "bare")["package on bare"]
     assert (check.severity, check.text) == (
         Severity.FAIL,

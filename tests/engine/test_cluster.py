@@ -91,13 +91,13 @@ def test_other_hosts_are_measured_too(store: TraceStore) -> None:
     assert probe.runs == runs == 4
 
 
-def test_measuring_again_replaces_what_was_known(store: TraceStore) -> None:
+def test_measuring_again_replaces_the_stored_links(store: TraceStore) -> None:
     probe = Probe()
     first, second = ask(store, probe), ask(store, probe, remeasure=True)
     assert first != second == ask(store, probe)
 
 
-def test_links_that_cannot_be_measured_are_told_and_tried_again(store: TraceStore) -> None:
+def test_links_that_cannot_be_measured_are_reported_and_tried_again(store: TraceStore) -> None:
     said: list[str] = []
     assert ask(store, Probe(fails=True), said=said) == Links()
     assert "rank 1 was killed by SIGKILL" in said[-1]

@@ -45,7 +45,7 @@ def recorded(store: TraceStore) -> AskTellStudy:
 
 
 class Watching:
-    """Writes down what a listener is told."""
+    """Records the calls of a listener."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, Any]] = []
@@ -102,7 +102,7 @@ def test_another_seed_asks_others(store: TraceStore, recorded: AskTellStudy) -> 
 def test_what_was_lost_is_not_known_to_later_questions(
     store: TraceStore, recorded: AskTellStudy
 ) -> None:
-    """A trial in flight when its driver died: nobody was told, and it was asked for again."""
+    """A trial in flight when its driver died: it has no result, and was asked for again."""
     trials = recorded.history
     lost = replace(trials[2], result=None, told_at=None)
     again = [replace(t, number=t.number + 1) for t in trials[2:]]

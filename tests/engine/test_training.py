@@ -94,16 +94,16 @@ def await_true(condition: Callable[[], bool], limit_s: float) -> None:
         time.sleep(0.1)
 
 
-def test_the_end_of_a_strategy_is_heard_while_the_training_runs(tmp_path: Path) -> None:
-    """Who listens may be killed before it is over; what is written at its very end counts, too."""
+def test_a_fallback_is_reported_while_the_training_runs(tmp_path: Path) -> None:
+    """Also when the file is written just before the end of the watch."""
     for late in (False, True):
-        heard: list[tuple[int, str]] = []
+        reported: list[tuple[int, str]] = []
         folder = tmp_path / str(late)
         folder.mkdir()
         with _watch_for_fallback(
-            str(folder), lambda step, reason, heard=heard: heard.append((step, reason))
+            str(folder), lambda step, reason, reported=reported: reported.append((step, reason))
         ):
             (folder / FALLBACK_FILE).write_text('{"step": 96, "reason": "it rises"}')
             if not late:
-                await_true(lambda heard=heard: bool(heard), 20)
-        assert heard == [(96, "it rises")]
+                await_true(lambda reported=reported: bool(reported), 20)
+        assert reported == [(96, "it rises")]

@@ -284,11 +284,11 @@ def test_where_steps_are_long_trials_have_fewer(
         tune(job, options, listener, runner=runner, trains=True)
     assert asked[0] == (given.get("warmup", 10), 40)
     assert asked[1] == expected
-    ((_, told),) = (call.args for call in listener.on_forecast.mock_calls)
-    assert told.trial_s == pytest.approx(4.0 + step_s * sum(expected))
-    assert told.trials == 19 and told.trains
-    assert told.low_s == pytest.approx((19 + 6) * told.trial_s)
-    assert told.high_s == pytest.approx((19 + 24) * told.trial_s)
+    ((_, forecast),) = (call.args for call in listener.on_forecast.mock_calls)
+    assert forecast.trial_s == pytest.approx(4.0 + step_s * sum(expected))
+    assert forecast.trials == 19 and forecast.trains
+    assert forecast.low_s == pytest.approx((19 + 6) * forecast.trial_s)
+    assert forecast.high_s == pytest.approx((19 + 24) * forecast.trial_s)
 
 
 def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_ctrl_c_says_which_study_it_has_ended(tmp_path: Path) -> None:
     assert store.claim_resumable(study.job_key) is not None, "it was let go"
 
 
-def test_who_begins_anew_under_other_settings_is_told(tmp_path: Path) -> None:
+def test_a_new_study_because_of_other_settings_is_reported(tmp_path: Path) -> None:
     job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
     runner, listener = MagicMock(), MagicMock()
     runner.run.side_effect = Launched

@@ -90,7 +90,7 @@ class Life:
 
     @property
     def said(self) -> str:
-        """All that it has said."""
+        """All of its output so far."""
         return "".join(self.lines)
 
     @property

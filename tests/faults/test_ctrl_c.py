@@ -47,7 +47,7 @@ def has_come(life: Life, moment: str | int) -> bool:
 
 
 def interrupted(job: Job, moment: str | int) -> Life:
-    """A driver whose Ctrl-C was pressed at a moment: what it has said, or trials that ended."""
+    """A driver whose Ctrl-C was pressed at a moment: its output, or the trials that ended."""
     life = job.start(
         "--steps", str(STEPS), trials=16, options=("--autosync-transfer=never",), trains=True
     )

@@ -29,7 +29,7 @@ MEANS: dict[str, list[tuple[list[signal.Signals], int]]] = {
     "handled": [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGINT] * 2, 130)],
     "SIGKILL": [([signal.SIGKILL], -9)],
 }
-#: What the driver has said before it is stopped, or how many trials have ended.
+#: Output of the driver after which it is stopped, or the number of ended trials.
 MOMENTS = ("", "tuning", "links", 0, 1, 1, 1, 2, 2, 3)
 SOME_MOMENTS = ("", "links", 1, 2)
 

@@ -1,4 +1,4 @@
-"""The store or the clock fails: the user is told, and nothing that was measured is lost."""
+"""The store or the clock fails: a message says so, and no measurement is lost."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 
 
-#: Those that stand for the rest: a rank that ends, one that does not, one that does harm.
+#: These stand for the rest: a rank that ends, one that does not, and one that floods the output.
 NARROW = (("crash", "auto"), ("stop", "cold"), ("flood", "auto"))
-# Cold launches are each other's strangers: three faults stand for the rest there.
+# Cold launches share no state: three faults stand for the rest there.
 WIDE = {*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("disk", "cold")} - {*NARROW}
 
 
@@ -182,12 +182,12 @@ from hvd_autosync.search_space import Strategy, TrialSpec
 options, command = json.loads(sys.argv[1])
 words = [*options, "--gloo", *command]
 job, _ = read_job(parse_words(words), words)
-runner, told = WarmRunner(job, user_script(job.command)), False
+runner, reported = WarmRunner(job, user_script(job.command)), False
 
 def progress(state):
-    global told
-    if state.phase == "measuring" and not told:
-        told = True
+    global reported
+    if state.phase == "measuring" and not reported:
+        reported = True
         print("measuring", flush=True)
 
 for steps in (100_000, 10):

@@ -1,4 +1,4 @@
-"""When trials are warm, when cold, and what the user is told."""
+"""When trials are warm or cold, and the messages about it."""
 
 import sys
 import uuid
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 
 
 class Driven:
-    """A runner with what it said."""
+    """A runner with its messages."""
 
     def __init__(self, *words: str, controller: str | None = "gloo", cold: bool = False) -> None:
         options = ("-np", "2", *([f"--{controller}"] if controller else []))
@@ -37,20 +37,20 @@ class Driven:
         return self.runner._warm._servers
 
 
-def test_a_command_that_is_no_script_is_told_why_it_runs_cold() -> None:
+def test_a_message_says_why_a_command_that_is_no_script_runs_cold() -> None:
     driven = Driven("bash", "run.sh")
     assert not driven.warm
     (line,) = driven.said
     assert "each as a fresh launch" in line and "'bash'" in line
 
 
-def test_who_asks_for_cold_trials_is_told_nothing() -> None:
+def test_requested_cold_trials_need_no_message() -> None:
     driven = Driven(sys.executable, str(SCRIPT), cold=True)
     assert not driven.warm and driven.said == []
 
 
 class Ends:
-    """A runner whose trials end as they are told to, one after the other."""
+    """A runner whose trials end with the given results, one after the other."""
 
     def __init__(self, *statuses: TrialStatus) -> None:
         self.left = list(statuses)

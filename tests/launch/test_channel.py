@@ -1,4 +1,4 @@
-"""Control messages over a real socket, from friends and from strangers."""
+"""Control messages over a real socket, authenticated and unauthenticated."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ import pytest
 
 from hvd_autosync.launch import channel
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender, new_secret
-from hvd_autosync.util import authentication as admission
+from hvd_autosync.util import authentication
 
 SECRET = new_secret()
 
@@ -72,15 +72,15 @@ def forged(text: bytes, mac: bytes = b"\0" * 32) -> bytes:
         struct.pack("!I", 2**32 - 1) * 99,
     ],
 )
-def test_strangers_are_dropped_and_the_driver_still_gets_in(
+def test_unauthenticated_clients_are_dropped_and_the_driver_still_gets_in(
     receiver: ControlReceiver, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(receiver.accept, 10)
-        stranger = socket.create_connection(where)
-        stranger.sendall(said)
-        stranger.close()
+        client = socket.create_connection(where)
+        client.sendall(said)
+        client.close()
         with monkeypatch.context() as patch, pytest.raises(ChannelError):
             patch.setattr(channel, "_HANDSHAKE_S", 0.1)
             ControlSender(where, new_secret())
@@ -91,7 +91,7 @@ def test_strangers_are_dropped_and_the_driver_still_gets_in(
 def test_one_who_says_nothing_holds_nobody_up_for_long(
     receiver: ControlReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(authentication, "HANDSHAKE_S", 0.2)
     where = address(receiver)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(receiver.accept, 10)
@@ -107,19 +107,19 @@ def test_one_who_says_nothing_holds_nobody_up_for_long(
 def test_a_crowd_keeps_no_driver_out(
     receiver: ControlReceiver, manner: str, crowd: Callable[..., list[socket.socket]]
 ) -> None:
-    """It comes last, and is let in long before any stranger's time is over."""
+    """The driver connects last, and is accepted long before the others time out."""
     where = address(receiver)
-    strangers = crowd(where, manner, 300)
+    crowd_connections = crowd(where, manner, 300)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(receiver.accept, admission.HANDSHAKE_S - 5)
+        first = pool.submit(receiver.accept, authentication.HANDSHAKE_S - 5)
         sender = ControlSender(where, SECRET)
         sender.send({"type": "run"})
         assert first.result() == {"type": "run"}
-    for stranger in strangers:  # nobody else is kept
-        stranger.setblocking(True)
-        stranger.settimeout(20)
+    for client in crowd_connections:  # nobody else is kept
+        client.setblocking(True)
+        client.settimeout(20)
         with contextlib.suppress(ConnectionError):
-            while stranger.recv(4096):
+            while client.recv(4096):
                 pass
     sender.send({"n": 1})
     assert receiver.receive() == {"n": 1}
@@ -180,9 +180,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("attack", ["replay", "change", "reorder", "none"])
-def test_what_was_said_cannot_be_said_again_or_otherwise(
-    receiver: ControlReceiver, attack: str
-) -> None:
+def test_messages_cannot_be_replayed_or_changed(receiver: ControlReceiver, attack: str) -> None:
     wire = Wire(address(receiver))
     with ThreadPoolExecutor() as pool:
         first = pool.submit(receiver.accept, 10)

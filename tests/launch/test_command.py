@@ -23,7 +23,7 @@ def trial() -> None:
 
 
 @pytest.mark.parametrize("start", [trial, lambda: run_training(JOB, Strategy())])
-def test_an_environment_that_is_too_large_is_said(
+def test_an_environment_that_is_too_large_is_reported(
     start: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LARGE", uuid.uuid4().hex * 5000)

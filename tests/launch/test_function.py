@@ -38,7 +38,7 @@ def test_the_same_call_is_the_same_command(tmp_path: Path) -> None:
     assert "write-" in one[-1] and (Path(one[-1]).stat().st_mode & 0o077) == 0
 
 
-def test_what_cannot_be_sent_is_said(tmp_path: Path) -> None:
+def test_functions_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
 
     def train() -> None:

@@ -57,7 +57,7 @@ class Trial:
         )
 
     def run(self, *command: str, **order: object) -> tuple[str, str, Message]:
-        """Output, error output, and what was told of the files."""
+        """Output, error output, and the report on the files."""
         process = self.start(0, *command, **order)
         out, err = process.communicate(timeout=60)
         return out, err, *[m for m in messages(err) if m["type"] in ("files", "refused")]
@@ -119,9 +119,9 @@ def test_what_a_script_does_to_files_is_gone_with_it(
     (tmp_path / "log.txt").write_text("first\n")
     before = snapshot(tmp_path)
     for _ in range(2):  # nor does the next trial see anything of it
-        out, err, told = trial().run("sh", "-c", SHELL)
+        out, err, report = trial().run("sh", "-c", SHELL)
         assert out == f"deep\nfirst\nmore\n{tmp_path}\n", err
-        assert told["files"] >= 3 and not told["full"]
+        assert report["files"] >= 3 and not report["full"]
     assert snapshot(tmp_path) == before
 
 
@@ -212,11 +212,11 @@ def test_what_is_to_be_kept_is_kept(trial: Callable[[], Trial], tmp_path: Path) 
     assert (tmp_path / "log").read_text() == "1\n"
 
 
-def test_what_does_not_fit_is_told(trial: Callable[[], Trial], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_reported(trial: Callable[[], Trial], tmp_path: Path) -> None:
     line = "dd if=/dev/zero of=data bs=1M count=20 2>&1"
-    out, _, told = trial().run("sh", "-c", line, limit_bytes=8 << 20)
+    out, _, report = trial().run("sh", "-c", line, limit_bytes=8 << 20)
     assert "No space left on device" in out
-    assert told["full"] and told["limit_bytes"] == 8 << 20
+    assert report["full"] and report["limit_bytes"] == 8 << 20
     assert not (tmp_path / "data").exists()
 
 
@@ -224,8 +224,8 @@ def test_a_file_that_is_copied_to_be_written_is_named(
     trial: Callable[[], Trial], tmp_path: Path
 ) -> None:
     (tmp_path / "data").write_bytes(bytes(3 << 20))
-    *_, told = trial().run("sh", "-c", "cat data > new; printf x >> data")
-    assert (told["copied"], told["copied_bytes"]) == (str(tmp_path / "data"), (3 << 20) + 1)
+    *_, report = trial().run("sh", "-c", "cat data > new; printf x >> data")
+    assert (report["copied"], report["copied_bytes"]) == (str(tmp_path / "data"), (3 << 20) + 1)
 
 
 def test_a_rank_that_is_killed_leaves_nothing(trial: Callable[[], Trial], tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_rank_that_is_killed_leaves_nothing(trial: Callable[[], Trial], tmp_pa
     assert process.stdout is not None and process.stdout.readline() == "there\n"
     process.kill()
     _, err = process.communicate(timeout=60)
-    assert [told["files"] for told in messages(err)] == [1]
+    assert [report["files"] for report in messages(err)] == [1]
     assert list(tmp_path.iterdir()) == []
     assert one.name not in Path("/proc/net/unix").read_text()
 
@@ -312,9 +312,9 @@ def test_what_another_users_script_does_to_files_is_gone_with_it(
         shutil.chown(path, USER, USER)
     before = snapshot(folder)
     for _ in range(2):
-        out, err, told = users_trial().run("sh", "-c", SHELL)
+        out, err, report = users_trial().run("sh", "-c", SHELL)
         assert out == f"deep\nfirst\nmore\n{folder}\n", err
-        assert told["files"] >= 3
+        assert report["files"] >= 3
     assert snapshot(folder) == before
     keep = folder.parent / "home" / "keep"
     users_trial().run("sh", "-c", "echo more >> log.txt", keep=str(keep))

@@ -135,7 +135,7 @@ def test_loader_processes_end_with_the_trial(run: Run) -> None:
         "no step",
     ],
 )
-def test_failures_are_told_apart(
+def test_failures_are_distinguished(
     run: Run, script_arguments: list[str], status: TrialStatus, reason: str
 ) -> None:
     result = run(*script_arguments)
@@ -168,7 +168,7 @@ def test_a_flood_of_output_changes_nothing(run: Run) -> None:
     assert len(result.stderr_tail) < 40_000
 
 
-def test_a_hopeless_trial_is_cut_short_on_all_ranks(run: Run) -> None:
+def test_a_pruned_trial_is_cut_short_on_all_ranks(run: Run) -> None:
     result = run(measured_steps=500, prune_above_s=1e-6)
     assert result.status is TrialStatus.CUT_SHORT
     assert len({len(rank.step_s) for rank in result.ranks}) == 1

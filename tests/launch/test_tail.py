@@ -8,7 +8,7 @@ def tail_of(*lines: str) -> Tail:
     return tail
 
 
-def test_lines_are_told_apart_by_rank_and_keep_their_order() -> None:
+def test_lines_are_separated_by_rank_and_keep_their_order() -> None:
     tail = tail_of(
         "[1]<stderr>:one",
         "launching",
@@ -23,7 +23,7 @@ def test_lines_are_told_apart_by_rank_and_keep_their_order() -> None:
     assert tail.whole() == "one\nlaunching\ntwo\nthree\nfour"
 
 
-def test_a_rank_is_still_heard_when_others_write_a_thousand_lines() -> None:
+def test_the_lines_of_a_rank_stay_when_others_write_a_thousand_lines() -> None:
     tail = tail_of("[7]<stderr>:RuntimeError: no memory", *["[0]<stderr>:and so on"] * 1000)
     assert tail.of([7]) == "RuntimeError: no memory"
     assert tail.of([0]).count("\n") < 100

@@ -53,19 +53,19 @@ def test_each_run_of_a_trial_has_files_of_its_own() -> None:
     assert FILES_VARIABLE not in files.variables(spec_of(probe=(Host("a", 1),)))
 
 
-def test_a_rank_that_refuses_is_heard() -> None:
+def test_a_refusal_of_a_rank_is_raised() -> None:
     report = FilesReport(type="refused", reason="a: unshare: not here")
     with pytest.raises(NotPrivateError, match="not here"):
         report.files.process_messages(report.collector)
 
 
-def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
+def test_late_messages_of_an_earlier_run_are_ignored() -> None:
     report = FilesReport(type="refused", reason="late", trial="s")
     report.files.process_messages(report.collector)
 
 
 @pytest.mark.parametrize(
-    ("told", "result", "hosts", "suspicion"),
+    ("changed", "result", "hosts", "suspicion"),
     [
         ({"full": 1}, CRASHED, 1, "more than the 1024 MiB"),
         ({}, CRASHED, 2, "do not see each other's files"),
@@ -95,16 +95,16 @@ def test_what_an_earlier_run_left_to_say_is_of_no_account() -> None:
     ],
     ids=["full", "hosts", "nothing written", "one host", "read-only", "renamed", "of others"],
 )
-def test_private_files_are_suspected_where_something_speaks_for_it(
-    told: dict[str, object], result: TrialResult, hosts: int, suspicion: str
+def test_private_files_are_suspected_if_a_report_or_an_error_suggests_it(
+    changed: dict[str, object], result: TrialResult, hosts: int, suspicion: str
 ) -> None:
-    report = FilesReport(**told)
+    report = FilesReport(**changed)
     report.files.process_messages(report.collector)
     found = report.files.suspicion(result, hosts)
     assert suspicion in found and bool(suspicion) == bool(found)
 
 
-def test_a_large_file_that_is_copied_is_said_once() -> None:
+def test_a_large_copied_file_is_reported_once() -> None:
     report = FilesReport(copied="/data/a.bin", copied_bytes=12 * 10**9)
     for _ in range(2):
         report.files.process_messages(report.collector)

@@ -26,7 +26,7 @@ def test_a_script_with_its_arguments() -> None:
     assert found.arguments == ("-m", "x", "--lr", "1")
 
 
-def test_options_of_the_interpreter_are_told_from_those_of_the_script() -> None:
+def test_options_of_the_interpreter_are_separated_from_those_of_the_script() -> None:
     found = user_script([PYTHON, "-u", "-W", "ignore", "-Xdev", "train.py", "-v"])
     assert found.options == ("-u", "-W", "ignore", "-Xdev")
     assert found.arguments == ("-v",)

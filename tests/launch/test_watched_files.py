@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Watch:
-    """A watch with what it said."""
+    """A watch with its messages."""
 
     def __init__(self, *command: str, **settings: object) -> None:
         self.said: list[str] = []
@@ -151,7 +151,7 @@ def test_folders_that_the_command_names_are_watched(folder: Path, tmp_path: Path
     assert named == [str(folder), *outside], "not the folder above the working directory"
 
 
-def test_what_is_too_much_is_told(folder: Path) -> None:
+def test_too_many_files_are_reported(folder: Path) -> None:
     (folder / "many").mkdir()
     for number in range(20):
         (folder / "many" / str(number)).touch()

@@ -23,7 +23,7 @@ from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
 from hvd_autosync.runtime.optimizer import tuned
 from hvd_autosync.search_space import Host, Strategy, TrialSpec, TrialStatus
-from hvd_autosync.testing import daemon as keeper
+from hvd_autosync.testing import daemon
 from hvd_autosync.util.program import run_code
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
@@ -73,8 +73,8 @@ def runs_on(
     return sent
 
 
-def keeper_command(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What starts the keeper of a test bed, here with a plan that it refuses."""
+def daemon_command(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command that starts the daemon of a test bed, here with a plan that it refuses."""
     started: list[list[str]] = []
 
     def popen(words: list[str], **options: object) -> object:
@@ -82,9 +82,9 @@ def keeper_command(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise InterruptedError
 
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(keeper, "find", lambda: None)
+        patch.setattr(daemon, "find", lambda: None)
         patch.setattr(subprocess, "Popen", popen)
-        keeper.up(0, 1, [])
+        daemon.up(0, 1, [])
     return started[0]
 
 
@@ -98,7 +98,7 @@ def test_no_program_of_ours_imports_from_the_working_directory(
         "look-up": (tuned._LOOK_UP, question, 0),
         "sweep": (shlex.split(sweep[0]), "", 0),
         "version": (shlex.split(version[0]), "", 0),
-        "keeper": (keeper_command(monkeypatch), "", 1),
+        "daemon": (daemon_command(monkeypatch), "", 1),
     }
     for name, (words, said, status) in programs.items():
         done = subprocess.run(words, input=said, text=True, capture_output=True)

@@ -46,7 +46,7 @@ def test_local_search_improves_on_the_pool(
     assert searched[1] > unsearched[1]
 
 
-def test_only_rivals_are_to_be_improved_on(
+def test_only_incumbents_are_to_be_improved_on(
     mixed_space: SearchSpace, seen: list[Observation]
 ) -> None:
     surrogate = fit(Problem(mixed_space), seen)
@@ -54,9 +54,9 @@ def test_only_rivals_are_to_be_improved_on(
     incumbents = np.ones(len(tried), dtype=bool)
     incumbents[np.argsort(surrogate.mean_at(tried))[:5]] = False
     beside_all = propose(surrogate, tried, tried[:0], seed=0)
-    beside_rivals = propose(surrogate, tried, tried[:0], seed=0, incumbents=incumbents)
-    assert beside_all is not None and beside_rivals is not None
-    assert beside_rivals[1] > beside_all[1] + 0.5
+    beside_incumbents = propose(surrogate, tried, tried[:0], seed=0, incumbents=incumbents)
+    assert beside_all is not None and beside_incumbents is not None
+    assert beside_incumbents[1] > beside_all[1] + 0.5
 
 
 def test_pending_points_repel(mixed_space: SearchSpace, seen: list[Observation]) -> None:

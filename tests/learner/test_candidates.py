@@ -57,5 +57,5 @@ def test_a_lucky_default_does_not_end_the_matter(tiny_space: SearchSpace) -> Non
     assert worth_confirming(Problem(tiny_space), [], default, 2) == []
 
 
-def test_nothing_measured_is_nobody(mixed_space: SearchSpace) -> None:
+def test_without_measurements_there_are_no_candidates(mixed_space: SearchSpace) -> None:
     assert best_tried(Problem(mixed_space), [Observation(mixed_space.default, None)], 3) == []

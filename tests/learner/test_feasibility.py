@@ -8,7 +8,7 @@ from hvd_autosync.learner.points import encode_all, sobol_points
 from hvd_autosync.search_space import SearchSpace
 
 
-def test_what_fails_is_told_from_what_runs(mixed_space: SearchSpace) -> None:
+def test_failing_strategies_are_separated_from_others(mixed_space: SearchSpace) -> None:
     """A choice that always fails is learned from ten failures among thirty trials."""
 
     def fails(strategy: object) -> bool:

@@ -19,7 +19,7 @@ def strategies(space: SearchSpace, count: int, seed: int = 0) -> list[Strategy]:
     return [space.decode(point) for point in sobol_points(space, count, seed)]
 
 
-def test_it_predicts_with_an_honest_error(
+def test_predictions_have_calibrated_errors(
     mixed_space: SearchSpace, log_step: Callable[[Strategy], float], tell: Tell
 ) -> None:
     surrogate = fit(Problem(mixed_space), [tell(s) for s in strategies(mixed_space, 60)])
@@ -66,7 +66,7 @@ def test_repetitions_make_sure(mixed_space: SearchSpace, tell: Tell) -> None:
     assert often < 0.8 * once
 
 
-def test_what_is_known_to_be_noisy_is_believed_less(mixed_space: SearchSpace) -> None:
+def test_a_noisy_observation_has_less_weight(mixed_space: SearchSpace) -> None:
     problem = Problem(mixed_space)
     outlier, _other = strategies(mixed_space, 2)
     rest = [Observation(s, 1.0, 0.01) for s in strategies(mixed_space, 10, seed=3)]

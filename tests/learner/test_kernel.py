@@ -66,20 +66,20 @@ def test_every_parameter_has_a_gradient_and_a_prior() -> None:
     assert len(list(kernel.named_priors())) == len(list(kernel.parameters()))
 
 
-def test_experts_are_believed_within_their_deviations() -> None:
-    """Their part of the covariance is that of a linear model with normal weights."""
+def test_prior_functions_add_the_covariance_of_their_weights() -> None:
+    """Their part of the covariance is that of a linear model with Gaussian weights."""
     x = torch.cat([inputs(2, 2), torch.randn(12, 2, dtype=torch.float64)], dim=-1)
     deviations = torch.tensor([0.3, 0.5], dtype=torch.float64)
     kernel, plain = MixedKernel(2, 2, deviations), MixedKernel(2, 2)
-    heard = x[:, 4:] * deviations
-    expected = plain(x[:, :4]).to_dense() + heard @ heard.T
+    basis = x[:, 4:] * deviations
+    expected = plain(x[:, :4]).to_dense() + basis @ basis.T
     assert torch.allclose(kernel(x).to_dense(), expected)
     assert torch.allclose(kernel(x, diag=True), expected.diagonal())
     batched = kernel(x.reshape(4, 3, 6), x).to_dense()
     assert torch.allclose(batched.reshape(12, 12), expected)
 
 
-def test_the_mean_is_what_experts_say_times_their_weights() -> None:
+def test_the_mean_is_the_weighted_sum_of_the_basis_functions() -> None:
     x = torch.cat([inputs(2, 1), torch.randn(12, 2, dtype=torch.float64)], dim=-1)
     mean = PriorMean(torch.tensor([1.0, 0.25], dtype=torch.float64))
     assert torch.allclose(mean(x), x[:, 3] + 0.25 * x[:, 4])

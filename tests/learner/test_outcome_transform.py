@@ -10,50 +10,50 @@ from hvd_autosync.learner.outcome_transform import OutcomeTransform
 from hvd_autosync.search_space import Strategy
 
 
-def told(*steps: float) -> OutcomeTransform:
+def transform(*steps: float) -> OutcomeTransform:
     seen = [Observation(Strategy(), step, 0.0) for step in steps]
     return OutcomeTransform.of(seen, np.empty((len(seen), 0)), np.empty(0), np.empty(0), 0.25)
 
 
 def explained(design_matrix: list[float], weight: float) -> OutcomeTransform:
-    """Three step times, and an expert who says this of them."""
+    """The transform of three step times, with a prior function that predicts them."""
     seen = [Observation(Strategy(), step, 0.0) for step in (0.1, 0.2, 0.4)]
-    said = np.array(design_matrix)[:, np.newaxis]
-    return OutcomeTransform.of(seen, said, np.array([weight]), np.array([0.4]), 0.1)
+    basis = np.array(design_matrix)[:, np.newaxis]
+    return OutcomeTransform.of(seen, basis, np.array([weight]), np.array([0.4]), 0.1)
 
 
-def test_what_experts_explain_is_no_spread() -> None:
+def test_what_prior_functions_explain_is_no_spread() -> None:
     right = explained(np.log([1.0, 2.0, 4.0]).tolist(), 1.0)
     assert right.center == pytest.approx(math.log(0.1))
-    assert right.scale < 0.1 < told(0.1, 0.2, 0.4).scale
+    assert right.scale < 0.1 < transform(0.1, 0.2, 0.4).scale
 
 
-def test_who_is_contradicted_does_not_widen_the_unit() -> None:
-    """One who says the opposite of the truth leaves no more open than one who is not heard."""
-    liar = explained((-np.log([1.0, 2.0, 4.0])).tolist(), 0.9)
-    assert liar.scale < told(0.1, 0.2, 0.4).scale
+def test_an_adversarial_source_does_not_widen_the_unit() -> None:
+    """The residual scale with an anti-correlated source is no larger than without it."""
+    adversarial = explained((-np.log([1.0, 2.0, 4.0])).tolist(), 0.9)
+    assert adversarial.scale < transform(0.1, 0.2, 0.4).scale
 
 
 def test_what_weights_leave_open_is_in_the_unit() -> None:
-    """As many weights as there are trials explain everything, and yet the unit is as it was."""
+    """The unit stays the same even if there are as many weights as trials."""
     rng = np.random.default_rng(0)
     scales = []
     for _ in range(200):
-        said = rng.normal(0, 0.4, (6, 7))
-        log_step = said @ rng.normal(0, 0.5, 7) + rng.normal(0, 0.12, 6)
+        basis = rng.normal(0, 0.4, (6, 7))
+        log_step = basis @ rng.normal(0, 0.5, 7) + rng.normal(0, 0.12, 6)
         seen = [Observation(Strategy(), math.exp(value), 0.0) for value in log_step]
-        scales.append(OutcomeTransform.of(seen, said, np.zeros(7), np.full(7, 0.5), 0.12).scale)
+        scales.append(OutcomeTransform.of(seen, basis, np.zeros(7), np.full(7, 0.5), 0.12).scale)
     assert np.sqrt(np.mean(np.square(scales))) == pytest.approx(0.12, rel=0.1)
 
 
 def test_the_unit_follows_the_spread() -> None:
-    narrow = told(*np.exp(np.full(40, -1.0)))
-    wide = told(*np.exp(np.random.default_rng(0).normal(0, 2, 40)))
+    narrow = transform(*np.exp(np.full(40, -1.0)))
+    wide = transform(*np.exp(np.random.default_rng(0).normal(0, 2, 40)))
     assert narrow.scale < 0.06
     assert wide.scale == pytest.approx(2, rel=0.3)
 
 
 def test_a_unit_of_time_only_moves_the_center() -> None:
-    seconds, milliseconds = told(0.1, 0.3), told(100.0, 300.0)
+    seconds, milliseconds = transform(0.1, 0.3), transform(100.0, 300.0)
     assert milliseconds.scale == pytest.approx(seconds.scale)
     assert milliseconds.center - seconds.center == pytest.approx(math.log(1000))

@@ -19,16 +19,16 @@ from hvd_autosync.search_space.knobs import categorical_knob, float_knob, intege
 
 
 def row_by_row(space: SearchSpace, points: np.ndarray) -> np.ndarray:
-    """What snapping means."""
+    """The definition of discretizing."""
     return encode_all(space, [space.decode(point) for point in points])
 
 
-def test_snapping_decodes_and_encodes_each_row(mixed_space: SearchSpace) -> None:
+def test_discretizing_decodes_and_encodes_each_row(mixed_space: SearchSpace) -> None:
     points = np.random.default_rng(0).random((200, mixed_space.dimension))
     assert np.array_equal(discretize(mixed_space, points), row_by_row(mixed_space, points))
 
 
-def test_snapped_points_are_strategies_and_back(mixed_space: SearchSpace) -> None:
+def test_discretized_points_are_strategies_and_back(mixed_space: SearchSpace) -> None:
     points = sobol_points(mixed_space, 64, seed=1)
     strategies = [mixed_space.decode(point) for point in points]
     assert keys(encode_all(mixed_space, strategies)) == keys(points)

@@ -29,7 +29,7 @@ def test_fixed_knobs_stay(mixed_space: SearchSpace) -> None:
     assert len(one_knob_away(SearchSpace((codec,)), np.zeros((1, 1)), (0.1,))) == 0
 
 
-def test_the_pool_is_snapped_and_distinct_and_follows_from_the_seed(
+def test_the_pool_is_discretized_and_distinct_and_follows_from_the_seed(
     mixed_space: SearchSpace,
 ) -> None:
     default = encode_all(mixed_space, [mixed_space.default])

@@ -1,4 +1,4 @@
-"""Whom the model believes before the first trial, and how soon it stops."""
+"""Prior functions before the first trial, and how soon trials outweigh them."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def test_physics_is_believed_before_any_trial(task: Task, space: SearchSpace) -> None:
-    """From the default's time alone the model ranks strategies as the cost model does."""
+def test_the_cost_model_ranks_strategies_before_any_trial(task: Task, space: SearchSpace) -> None:
+    """With only the default's time the model ranks strategies as the cost model does."""
     seconds = CostModel(task.model, task.resources).predict
     some = spread(space, 100)
     seen = [Observation(space.default, float(seconds([space.default])[0]))]
-    with_physics = fit(Problem(space, task), seen).predict(some)[0]
-    assert rank_correlation(with_physics, seconds(some)) > 0.95
-    assert with_physics == pytest.approx(np.log(seconds(some)), abs=0.15)
+    with_cost_model = fit(Problem(space, task), seen).predict(some)[0]
+    assert rank_correlation(with_cost_model, seconds(some)) > 0.95
+    assert with_cost_model == pytest.approx(np.log(seconds(some)), abs=0.15)
     assert abs(rank_correlation(fit(Problem(space), seen).predict(some)[0], seconds(some))) < 0.7
 
 
-def test_with_physics_the_first_proposal_is_a_good_one(task: Task, space: SearchSpace) -> None:
+def test_with_a_cost_model_the_first_proposal_is_good(task: Task, space: SearchSpace) -> None:
     seconds = CostModel(task.model, task.resources).predict
     seen = [Observation(space.default, float(seconds([space.default])[0]))]
     suggestion = BayesianLearner().suggest(Problem(space, task), seen, seed=0)
@@ -75,7 +75,7 @@ def test_with_physics_the_first_proposal_is_a_good_one(task: Task, space: Search
     assert seconds([suggestion.strategy])[0] < 1.05 * best
 
 
-def test_wrong_physics_does_no_lasting_harm(task: Task, space: SearchSpace) -> None:
+def test_a_wrong_cost_model_does_no_lasting_harm(task: Task, space: SearchSpace) -> None:
     """Step times are the opposite of what the cost model says."""
     cost = CostModel(task.model, task.resources)
 
@@ -92,7 +92,7 @@ def test_wrong_physics_does_no_lasting_harm(task: Task, space: SearchSpace) -> N
     assert errors[0] < 1.25 * errors[1]
 
 
-def test_trials_teach_the_factors_of_the_cost_model(task: Task, space: SearchSpace) -> None:
+def test_trials_calibrate_the_cost_model(task: Task, space: SearchSpace) -> None:
     """A cluster that is slower in one way; the intervals count no trial twice."""
     slow = Coefficients(latency=0.8, byte=-0.2, rest=0.5)
     cost = CostModel(task.model, task.resources)
@@ -101,8 +101,8 @@ def test_trials_teach_the_factors_of_the_cost_model(task: Task, space: SearchSpa
     seen = [Observation(s, float(t), 0.01 * t) for s, t in zip(tried, times, strict=True)]
     mean, deviation = fit(Problem(space, task), seen).predict(unseen)
     error = np.abs(mean - np.log(cost.predict(unseen, slow)))
-    untaught = np.log(cost.predict(unseen) / cost.predict(unseen, slow))
-    assert np.sqrt((error**2).mean()) < 0.5 * untaught.std()
+    uncalibrated = np.log(cost.predict(unseen) / cost.predict(unseen, slow))
+    assert np.sqrt((error**2).mean()) < 0.5 * uncalibrated.std()
     assert (error < 1.645 * deviation).mean() > 0.8
 
 
@@ -119,13 +119,13 @@ def test_without_measurements_there_is_no_cost_model(
     assert cost_model_prior(space, None, []) is None
 
 
-def test_where_nothing_travels_the_cost_model_says_nothing(task: Task, space: SearchSpace) -> None:
+def test_without_traffic_the_cost_model_is_constant(task: Task, space: SearchSpace) -> None:
     alone = replace(task.resources, hosts=(Host("a", 1),), links=Links())
     problem = Problem(space, replace(task, resources=alone))
     assert fit(problem, [Observation(space.default, 0.1)]).priors == ()
 
 
-def test_the_mean_alone_is_the_posterior_mean_with_experts_too(
+def test_the_mean_alone_is_the_posterior_mean_with_prior_functions_too(
     task: Task, space: SearchSpace
 ) -> None:
     tried = spread(space, 12)
@@ -179,7 +179,9 @@ def test_advice_that_pays_is_followed(mixed_space: SearchSpace, log_step: LogSte
         seen.append(Observation(suggestion.strategy, math.exp(log_step(suggestion.strategy))))
 
 
-def test_spread_points_say_who_was_dropped(mixed_space: SearchSpace, log_step: LogStep) -> None:
+def test_initial_points_name_the_dropped_sources(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
     seen = [Observation(s, math.exp(log_step(s))) for s in spread(mixed_space, 5, seed=2)]
 
     def unrelated(strategy: Strategy) -> float:
@@ -220,8 +222,10 @@ def test_a_task_that_helps_is_kept(mixed_space: SearchSpace, log_step: LogStep) 
     assert helped < 0.5 * alone
 
 
-def test_of_a_source_only_what_physics_leaves_open_is_heard(task: Task, space: SearchSpace) -> None:
-    """A twin on a cluster with a faster network whose trials are just what physics says."""
+def test_of_a_source_only_the_residual_of_the_cost_model_is_used(
+    task: Task, space: SearchSpace
+) -> None:
+    """The source is the same task with a faster network; its cost model predicts its trials."""
     links = task.resources.links
     fast = Links(Link(4, 2e-3, 12.5e7 / 1.5), links.within, Link(2, 1e-3, 12.5e7))
     twin = Task(task.model, Resources(task.resources.hosts, "cpu", task.resources.build, fast))
@@ -235,39 +239,39 @@ def test_of_a_source_only_what_physics_leaves_open_is_heard(task: Task, space: S
     assert [prior.name for prior in fit(without, default).priors] == ["twin"]
 
 
-def test_who_contradicts_physics_is_hardly_believed_before_trials_agree(
+def test_a_source_that_contradicts_the_cost_model_starts_with_a_small_weight(
     task: Task, space: SearchSpace
 ) -> None:
-    """A source like the target, whose step times are far from what physics says."""
-    physics = CostModel(task.model, task.resources).predict
+    """A source like the target, whose step times are far from the cost model's."""
+    predict = CostModel(task.model, task.resources).predict
     tried = spread(space, 30)
-    seen = tuple(Observation(s, float(t) ** -3) for s, t in zip(tried, physics(tried), strict=True))
+    seen = tuple(Observation(s, float(t) ** -3) for s, t in zip(tried, predict(tried), strict=True))
     some = spread(space, 100, seed=4)
-    for known in (task, None):  # with a cost model of its own, and with ours taken off
-        problem = Problem(space, task, (Source("liar", known, space, seen, 0.9),))
+    for known in (task, None):  # with its own cost model; with the target's subtracted
+        problem = Problem(space, task, (Source("adversarial", known, space, seen, 0.9),))
         surrogate = fit(problem, [Observation(space.default, 1.0)])
-        liar = surrogate.priors[-1]
-        assert liar.name == "liar" and 0 < liar.prior_mean[0] < 0.3 * 0.9
-        assert liar.prior_std == (0.4,)
-        assert rank_correlation(surrogate.predict(some)[0], physics(some)) > 0.9
+        prior = surrogate.priors[-1]
+        assert prior.name == "adversarial" and 0 < prior.prior_mean[0] < 0.3 * 0.9
+        assert prior.prior_std == (0.4,)
+        assert rank_correlation(surrogate.predict(some)[0], predict(some)) > 0.9
 
 
-def test_what_is_plausible_is_believed_as_it_was(space: SearchSpace) -> None:
-    """So is who says up to twice of what is usual; beyond that the square of the ratio counts."""
+def test_the_weight_of_a_plausible_source_stays(space: SearchSpace) -> None:
+    """Up to twice the usual spread; beyond that the square of the ratio is the factor."""
 
-    def saying(height: float) -> PriorFunction:
+    def varying(height: float) -> PriorFunction:
         return PriorFunction(
             "x", lambda points: height * (points[:, :1] > 0.5), (0.8,), (0.4,), (0.8,)
         )
 
-    unit = float(saying(1.0).basis(sobol_points(space, 64, 0)).std())
+    unit = float(varying(1.0).basis(sobol_points(space, 64, 0)).std())
     for height, share in ((0.05, 1.0), (0.2, 1.0), (0.4, 0.25), (1.0, 0.04)):
-        believed = discount_implausible(space, saying(height / unit), 0.1)
-        assert believed.prior_mean == believed.map_weights == pytest.approx((0.8 * share,))
+        discounted = discount_implausible(space, varying(height / unit), 0.1)
+        assert discounted.prior_mean == discounted.map_weights == pytest.approx((0.8 * share,))
 
 
-def test_physics_does_not_count_twice(task: Task, space: SearchSpace) -> None:
-    """A source whose links were not measured has no cost model: ours is taken off."""
+def test_the_cost_model_does_not_count_twice(task: Task, space: SearchSpace) -> None:
+    """A source with unmeasured links has no cost model: the target's is subtracted."""
     tried = spread(space, 40)
     seconds = CostModel(task.model, task.resources).predict(tried)
     seen = tuple(Observation(s, float(t)) for s, t in zip(tried, seconds, strict=True))

@@ -49,24 +49,27 @@ def sources(space: SearchSpace, tasks: dict[str, LogStep]) -> tuple[Source, ...]
     return tuple(found)
 
 
-def heard(
+def sources_used(
     space: SearchSpace, log_step: LogStep, tasks: dict[str, LogStep], trials: int
 ) -> list[str]:
+    """Names of the sources that are used after so many trials."""
     tried = [space.decode(point) for point in sobol_points(space, trials, seed=2)]
     seen = [Observation(s, math.exp(log_step(s))) for s in tried]
     problem = Problem(space, sources=sources(space, tasks))
     return [prior.name for prior in fit(problem, seen).priors]
 
 
-def test_two_that_say_the_same_wrong_thing_do_not_cover_each_other(
+def test_two_sources_with_the_same_error_are_both_dropped(
     mixed_space: SearchSpace, log_step: LogStep
 ) -> None:
     tasks = {"wrong": unrelated, "wrong too": unrelated, "right": log_step}
-    assert heard(mixed_space, log_step, tasks, 8) == ["right"]
+    assert sources_used(mixed_space, log_step, tasks, 8) == ["right"]
 
 
-def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step: LogStep) -> None:
-    """The weights of those that were dropped go to the others."""
+def test_the_remaining_source_is_used_as_if_alone(
+    mixed_space: SearchSpace, log_step: LogStep
+) -> None:
+    """The weights of the dropped sources go to the others."""
     tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 8, seed=2)]
     seen = [Observation(s, math.exp(log_step(s))) for s in tried]
     both = sources(mixed_space, {"right": log_step, "wrong": unrelated})
@@ -79,10 +82,10 @@ def test_who_is_left_is_believed_as_if_alone(mixed_space: SearchSpace, log_step:
     assert np.array_equal(together.mean_at(unseen), alone.mean_at(unseen))
 
 
-def test_what_was_asked_for_in_vain_is_no_design(
+def test_a_dropped_source_costs_two_more_initial_points(
     mixed_space: SearchSpace, log_step: LogStep
 ) -> None:
-    """Two more points are spread over the space than where nobody was ever heard."""
+    """Two more initial points are tried than without any source."""
     points = [mixed_space.decode(point) for point in sobol_points(mixed_space, 9, seed=2)]
     others = [point for point in points if point != mixed_space.default]
     wrong = sources(mixed_space, {"wrong": unrelated})
@@ -98,32 +101,34 @@ def test_what_was_asked_for_in_vain_is_no_design(
     assert [kind(count, wrong) for count in (5, 6)] == ["sobol", "model"]
 
 
-def test_a_liar_is_soon_heard_the_other_way_round(
+def test_an_adversarial_source_soon_gets_a_negative_weight(
     mixed_space: SearchSpace, log_step: LogStep
 ) -> None:
-    """Who says the opposite of the truth knows as much as who says the truth."""
+    """An anti-correlated source is as informative as a correct one."""
     tried = [mixed_space.decode(point) for point in sobol_points(mixed_space, 5, seed=2)]
     seen = [Observation(s, math.exp(log_step(s))) for s in tried]
-    liar = sources(mixed_space, {"liar": lambda strategy: -3 * log_step(strategy)})
+    adversarial = sources(mixed_space, {"adversarial": lambda strategy: -3 * log_step(strategy)})
     unseen = sobol_points(mixed_space, 60, seed=3)
     truth = np.array([log_step(mixed_space.decode(point)) for point in unseen])
-    alone, misled = (fit(Problem(mixed_space, sources=some), seen) for some in ((), liar))
-    agrees = [np.corrcoef(model.mean_at(unseen), truth)[0, 1] for model in (alone, misled)]
+    alone, transferred = (
+        fit(Problem(mixed_space, sources=some), seen) for some in ((), adversarial)
+    )
+    agrees = [np.corrcoef(model.mean_at(unseen), truth)[0, 1] for model in (alone, transferred)]
     assert agrees[1] > max(agrees[0], 0.8)
 
 
-@pytest.mark.parametrize("lie", ["opposite", "unrelated"])
-def test_a_misleading_source_costs_two_trials_at_most(
-    mixed_space: SearchSpace, log_step: LogStep, lie: str
+@pytest.mark.parametrize("kind", ["adversarial", "unrelated"])
+def test_negative_transfer_costs_two_trials_at_most(
+    mixed_space: SearchSpace, log_step: LogStep, kind: str
 ) -> None:
-    """After two trials more, medians of five seeds are as near to the optimum."""
-    said = {"opposite": lambda strategy: -3 * log_step(strategy), "unrelated": unrelated}[lie]
-    cold, misled = (
+    """After two more trials the medians of five seeds are as near to the optimum."""
+    wrong = {"adversarial": lambda strategy: -3 * log_step(strategy), "unrelated": unrelated}[kind]
+    cold, transferred = (
         [regrets(mixed_space, log_step, some, seed) for seed in range(5)]
-        for some in ((), sources(mixed_space, {lie: said}))
+        for some in ((), sources(mixed_space, {kind: wrong}))
     )
     for trials in (8, 12):
-        after = statistics.median(game[trials + 2] for game in misled)
+        after = statistics.median(game[trials + 2] for game in transferred)
         assert after <= statistics.median(game[trials] for game in cold) + 0.02
 
 
@@ -142,14 +147,14 @@ def regrets(
     return best
 
 
-def test_two_trials_say_nothing_against_anybody(
+def test_two_trials_are_too_few_to_drop_a_source(
     mixed_space: SearchSpace, log_step: LogStep
 ) -> None:
-    assert heard(mixed_space, log_step, {"wrong": unrelated}, 2) == ["wrong"]
+    assert sources_used(mixed_space, log_step, {"wrong": unrelated}, 2) == ["wrong"]
 
 
-def test_who_has_nothing_to_say_is_no_expert(mixed_space: SearchSpace, log_step: LogStep) -> None:
-    assert heard(mixed_space, log_step, {"flat": lambda _: 0.0}, 2) == []
+def test_a_constant_prior_function_is_dropped(mixed_space: SearchSpace, log_step: LogStep) -> None:
+    assert sources_used(mixed_space, log_step, {"flat": lambda _: 0.0}, 2) == []
     flat = PriorFunction(
         "flat", lambda points: np.full((len(points), 1), 0.3), (1.0,), (0.3,), (1.0,)
     )
@@ -157,7 +162,7 @@ def test_who_has_nothing_to_say_is_no_expert(mixed_space: SearchSpace, log_step:
     assert drop_constant(SearchSpace(()), [flat]) == []
 
 
-def test_experts_on_one_matter_share_their_weight() -> None:
+def test_prior_functions_of_one_basis_share_their_weight() -> None:
     priors = [
         PriorFunction(str(w), lambda points: points[:, :1], (w,), (0.4,), (w,))
         for w in (0.9, 0.6, 0.5)

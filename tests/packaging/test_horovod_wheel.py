@@ -87,7 +87,7 @@ def test_nccl_is_used_where_nvcc_and_headers_are(
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_cached_wheel_that_fails_is_built_anew(
+def test_cached_wheel_that_fails_is_built_again(
     cached: bool,
     wheels: ModuleType,
     tmp_path: Path,
@@ -109,7 +109,7 @@ def test_cached_wheel_that_fails_is_built_anew(
     monkeypatch.setattr(wheels, "install", install)
     wheels.provide(tmp_path, parts(wheels))
     assert installed == ["horovod-old.whl"] * cached + ["horovod-new.whl"]
-    assert ("built anew (it lacks gloo)" in capsys.readouterr().out) == cached
+    assert ("built again (it lacks gloo)" in capsys.readouterr().out) == cached
     assert not (tmp_path / "horovod-old.whl").exists()
 
 

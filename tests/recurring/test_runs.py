@@ -1,4 +1,4 @@
-"""Recurring jobs: what a run is told, what it says, and what the store keeps of it."""
+"""Recurring jobs: input, output and stored record of a run."""
 
 from __future__ import annotations
 
@@ -231,12 +231,12 @@ def run_job(horovodrun: str, store: Path, *words: str) -> subprocess.CompletedPr
 def test_a_real_job_says_what_it_came_to_and_goes_on(horovodrun: str, tmp_path: Path) -> None:
     """Also where the script ends without the end of Python."""
     store = tmp_path / "traces.db"
-    told = []
+    schedules = []
     for _ in range(2):
         done = run_job(horovodrun, store, "--metric", "0.25")
         assert done.returncode == 0, done.stderr
-        told.append(json.loads(done.stdout[done.stdout.index("{") :].splitlines()[0]))
-    assert told == [{}, {"protocol": "asp", "sync_share": 0.5, "total_samples": 960}]
+        schedules.append(json.loads(done.stdout[done.stdout.index("{") :].splitlines()[0]))
+    assert schedules == [{}, {"protocol": "asp", "sync_share": 0.5, "total_samples": 960}]
     kept = TraceStore(store).runs()
     assert [(each.share, each.metric, each.source) for each in kept] == [
         (1.0, 0.25, "script"),

@@ -18,7 +18,7 @@ EFFECTS = [
 ]
 
 
-def test_factors_on_the_step_time_are_told_as_speedups(
+def test_factors_on_the_step_time_are_shown_as_speedups(
     author: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     author.explore()
@@ -38,8 +38,8 @@ def test_factors_on_the_step_time_are_told_as_speedups(
     assert controller[-2:] == ["not", "significant"]
     assert cycle == "cycle_time_ms 1 ms 5 ms 0.80x 0.77x to 0.83x hurts".split()
 
-    problem, observations, told_winner = given
-    assert (problem.space, told_winner) == (author.space, winner)
+    problem, observations, given_winner = given
+    assert (problem.space, given_winner) == (author.space, winner)
     assert len(observations) == 6
     assert observations[0].strategy == author.space.default
     assert observations[0].step_s == pytest.approx(0.05, rel=0.01)

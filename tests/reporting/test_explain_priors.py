@@ -24,18 +24,18 @@ def shown(trials: list[TrialRecord]) -> list[str]:
 
 
 def test_priors_and_the_trials_that_used_them() -> None:
-    related = [["helped", 0.83], ["misled", 0.4], ["silent", 0.2]]
+    related = [["helped", 0.83], ["unrelated", 0.4], ["constant", 0.2]]
     lines = shown(
         [
             trial(0, "default"),
-            trial(1, "model", related=related, priors=["cost model", "helped", "misled"]),
-            trial(2, "model", related=related, priors=["cost model", "helped", "misled"]),
+            trial(1, "model", related=related, priors=["cost model", "helped", "unrelated"]),
+            trial(2, "model", related=related, priors=["cost model", "helped", "unrelated"]),
             trial(
                 3,
                 "model",
                 related=related,
                 priors=["cost model", "helped"],
-                dropped=[["misled", 1.234]],
+                dropped=[["unrelated", 1.234]],
             ),
             trial(4, "confirm"),
         ]
@@ -43,21 +43,21 @@ def test_priors_and_the_trials_that_used_them() -> None:
     assert lines[1:] == [
         "cost model 1 to 3",
         "study helped 0.83 1 to 3",
-        "study misled 0.40 1 to 2, then rejected by cross-validation "
+        "study unrelated 0.40 1 to 2, then rejected by cross-validation "
         "(leave-one-out score +1.2 without it)",
-        "study silent 0.20 none: constant over this space, or rejected by cross-validation",
+        "study constant 0.20 none: constant over this space, or rejected by cross-validation",
     ]
 
 
 @pytest.mark.parametrize(
     "info", [{}, {"priors": 3, "related": "no"}, {"priors": [], "related": []}]
 )
-def test_nobody_is_no_table(info: dict[str, Any]) -> None:
+def test_without_priors_there_is_no_table(info: dict[str, Any]) -> None:
     assert priors_table([trial(0, "default"), trial(1, "model", **info)]) is None
     assert priors_table([]) is None
 
 
-def test_what_a_stranger_wrote_does_no_harm() -> None:
+def test_malformed_info_is_tolerated() -> None:
     lines = shown(
         [
             trial(

@@ -75,7 +75,7 @@ def test_a_study_explained(text: str, finished: StudyRecord) -> None:
     assert "\nbuckets = 8\n" in recipe and "\ncycle_time_ms = 5.0\n" in recipe
 
 
-def test_a_winner_that_the_loss_guard_has_ended_is_told(
+def test_a_winner_that_the_loss_guard_has_ended_is_reported(
     store: TraceStore, finished: StudyRecord
 ) -> None:
     assert finished.winner is not None
@@ -92,7 +92,7 @@ def test_lines_to_be_copied_are_never_cut(store: TraceStore, finished: StudyReco
     assert line.endswith("-np 4 -H a:2,b:2 python train.py --token '***'")
 
 
-def test_no_gain_is_said_first_and_the_job_stays_as_it_is(
+def test_no_gain_comes_first_and_the_job_stays_as_it_is(
     store: TraceStore, no_gain: StudyRecord
 ) -> None:
     text = shown(store)

@@ -75,7 +75,7 @@ def spoil(fields: dict[str, Any], accepts: Callable[[dict[str, Any]], object]) -
 
 
 #: Places of strategies and knobs: there the catalogue allows its own words only, so that a knob
-#: of the stranger's own, below, holds the text.
+#: added below, ``OWN``, holds the text.
 _FIXED = {"space", "winner", "strategy"}
 OWN = {
     "kind": "categorical",
@@ -110,7 +110,7 @@ def hostile(
     ended = {"strategy": fields["winner"], "step": 7, "reason": EVIL, "at": EVIL}
     outcome[FALLBACKS] = [EVIL, {"strategy": EVIL}, {**ended, "step": EVIL}, ended]
     changed = strict_study(fields)
-    told = []
+    records = []
     for trial in trials:
         own: dict[str, Any] = json.loads(json.dumps(trial.to_json()))
         if trial.number < _SPOILED:
@@ -118,14 +118,14 @@ def hostile(
         if own["strategy"] == {"cycle_time_ms": 20.0}:
             own["strategy"][OWN["name"]] = OWN["choices"][1]
         own["info"] |= {"priors": [EVIL], "related": [[EVIL, 0.5]], "dropped": [[EVIL, 1.0]]}
-        told.append(strict_trial(own, changed, trial.number))
+        records.append(strict_trial(own, changed, trial.number))
     assert Conclusion.of(changed) is not None
-    return changed, told
+    return changed, records
 
 
 @dataclass(frozen=True)
-class Stranger:
-    """What a stranger has sent."""
+class HostileStudy:
+    """Files from an untrusted source."""
 
     folder: Path
     study: StudyRecord
@@ -149,17 +149,16 @@ class Stranger:
 
 
 @pytest.fixture
-def stranger(
+def hostile_study(
     finished: StudyRecord, store: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Stranger:
+) -> HostileStudy:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "20000")  # so that escapes stay whole
     monkeypatch.setenv("HVD_AUTOSYNC_STORE", str(tmp_path / "store.db"))
     words = ["--autosync", *LINE]
     job, options = read_job(parse_words(words), words)
     key = tuning_key(job, options, {})
-    told = store.trials(finished.study_id)
-    study, trials = hostile(finished, told, job_key=key)
+    study, trials = hostile(finished, store.trials(finished.study_id), job_key=key)
     with closing(TraceStore(tmp_path / "store.db")) as own:
         own.add([(study, trials)])
         own.keep_run(
@@ -178,14 +177,14 @@ def stranger(
             )
         )
         export_study(own, study.study_id, tmp_path / f"{study.study_id}.jsonl")
-    return Stranger(tmp_path, study, trials)
+    return HostileStudy(tmp_path, study, trials)
 
 
 #: A job that is tuned already.
 LINE = ["-np", "2", "--gloo", "true"]
 _ARGUMENT = EVIL.replace("\0", "")  # the system ends arguments there
 #: Lines of each command; a new command must be put here.
-LINES: dict[str, Callable[[Stranger], list[list[str]]]] = {
+LINES: dict[str, Callable[[HostileStudy], list[list[str]]]] = {
     "tune": lambda s: [["--autosync-reuse", "only", *LINE], ["-np", "2", "--gloo", _ARGUMENT]],
     "run": lambda s: [
         ["--strategy", s.file("bad.toml", f"[knobs]\n{json.dumps(EVIL)} = 1"), *LINE]
@@ -237,15 +236,15 @@ def test_no_command_is_forgotten() -> None:
 
 #: What becomes of one of the characters, and that in a line for a shell.
 _ESCAPED = ("\\u202e", "\\xe2\\x80\\xae")
-#: Commands that show what the stranger wrote, and do not only refuse it.
+#: Commands that show the texts of the study instead of refusing it.
 _SHOW = {"space", "show", "traces list", "traces show", "replay", "report", "recurring"}
 
 
 @pytest.mark.slow
-def test_what_commands_print_is_printable(stranger: Stranger) -> None:
+def test_what_commands_print_is_printable(hostile_study: HostileStudy) -> None:
     for command, lines in LINES.items():
-        heard = False
-        for line in lines(stranger):
+        escaped = False
+        for line in lines(hostile_study):
             done = CliRunner().invoke(cli.app, [*command.split(), *line])
             ended = done.exception is None or isinstance(done.exception, SystemExit)
             assert ended, (command, line, done.exception)
@@ -254,16 +253,16 @@ def test_what_commands_print_is_printable(stranger: Stranger) -> None:
                 assert not bad, (command, line, bad)
                 begun = {each.split()[0] for each in shown.splitlines() if each.strip()}
                 assert "FORGED" not in begun or _ARGUMENT in line, (command, line)
-            heard |= done.exit_code == 0 and any(each in done.output for each in _ESCAPED)
-        assert heard or command not in _SHOW, (command, done.output)
+            escaped |= done.exit_code == 0 and any(each in done.output for each in _ESCAPED)
+        assert escaped or command not in _SHOW, (command, done.output)
 
 
-def test_a_trace_that_is_exported_again_is_the_same(stranger: Stranger) -> None:
-    again = stranger.folder / "again.jsonl"
-    with closing(TraceStore(stranger.store)) as store:
-        export_study(store, stranger.study.study_id, again)
-        assert store.study(stranger.study.study_id) == stranger.study
-    assert again.read_bytes() == Path(stranger.trace).read_bytes()
+def test_a_trace_that_is_exported_again_is_the_same(hostile_study: HostileStudy) -> None:
+    again = hostile_study.folder / "again.jsonl"
+    with closing(TraceStore(hostile_study.store)) as store:
+        export_study(store, hostile_study.study.study_id, again)
+        assert store.study(hostile_study.study.study_id) == hostile_study.study
+    assert again.read_bytes() == Path(hostile_study.trace).read_bytes()
 
 
 class Tags(HTMLParser):
@@ -284,8 +283,8 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.slow
-def test_the_page_has_no_element_of_the_strangers(stranger: Stranger) -> None:
-    found = page(Study.load(stranger.trace))
+def test_the_page_has_no_element_of_the_hostile_study(hostile_study: HostileStudy) -> None:
+    found = page(Study.load(hostile_study.trace))
     elements = Tags(found).elements
     assert {tag for tag, _ in elements} == set(
         "html head meta title style script body header h1 h2 h3 p code section figure div table tr "
@@ -300,12 +299,12 @@ def test_the_page_has_no_element_of_the_strangers(stranger: Stranger) -> None:
     assert "&lt;a href" in figures or "\\u0026lt;a href" in figures
 
 
-def test_the_widget_has_no_element_of_the_strangers(stranger: Stranger) -> None:
+def test_the_widget_has_no_element_of_the_hostile_study(hostile_study: HostileStudy) -> None:
     shown: list[str] = []
     widget = WidgetProgress()
     for each in (widget._head, widget._activity, widget._best, widget._trials, widget._notices):
         each.observe(lambda change: shown.append(change["new"]), "value")
-    play(stranger.study, stranger.trials, widget, math.inf)
+    play(hostile_study.study, hostile_study.trials, widget, math.inf)
     widget.on_notice(EVIL)
     widget.close()
     assert any("\\u202e" in value for value in shown)
@@ -316,21 +315,21 @@ def test_the_widget_has_no_element_of_the_strangers(stranger: Stranger) -> None:
 
 
 class Terminal(io.StringIO):
-    """A terminal that writes down what it is told."""
+    """A terminal that records what is written to it."""
 
     def isatty(self) -> bool:
         return True
 
 
 def test_the_display_moves_the_cursor_itself_only(
-    stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+    hostile_study: HostileStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "20000")
     terminal = Terminal()
     display = TerminalProgress(terminal)
     with printable_output():
-        play(stranger.study, stranger.trials, display, math.inf)
+        play(hostile_study.study, hostile_study.trials, display, math.inf)
         display.on_notice(EVIL)
     display.close()
     shown = terminal.getvalue()

@@ -36,7 +36,7 @@ def test_trials_show_times_speedups_and_how_they_ended(store: Any, finished: Stu
     assert "crashed: rank 1 exited with status 3" in lines[3]
 
 
-def test_a_trial_that_was_never_told_says_so(store: Any, author: Any) -> None:
+def test_a_trial_without_a_result_is_shown_as_such(store: Any, author: Any) -> None:
     store.ask(author.study_id, author.space.default, "default", {})
     (line,) = rows(trials_table(author.record, store.trials(author.study_id)))
     assert "no result" in line

@@ -25,7 +25,7 @@ def test_the_first_line_says_what_will_be_done(author: Any, lines: list[str]) ->
     assert f"study {author.study_id}: at most 20 trials, each with 10 warm-up steps" in lines[0]
 
 
-def test_a_trial_is_told_with_number_kind_step_time_speedup_and_strategy(lines: list[str]) -> None:
+def test_a_trial_is_shown_with_number_kind_step_time_speedup_and_strategy(lines: list[str]) -> None:
     assert re.fullmatch(r"hvd-autosync: trial 0 \(default\): 50\.\d ± 0\.\d ms per step", lines[1])
     assert re.fullmatch(
         r"hvd-autosync: trial 1 \(sobol\): 40\.\d ± 0\.\d ms per step, 1\.2\dx against the "
@@ -41,7 +41,7 @@ def test_trials_that_did_not_complete_say_how_they_ended(lines: list[str]) -> No
     )
 
 
-def test_the_confirmation_is_told_by_rounds(lines: list[str]) -> None:
+def test_the_confirmation_is_shown_by_rounds(lines: list[str]) -> None:
     assert "trial 6 (confirm, round 1): 50." in lines[7] and lines[7].endswith(": default")
     assert "trial 11 (confirm, round 3): 3" in lines[12]
     assert "buckets=8" in lines[12]
@@ -58,7 +58,7 @@ def test_a_resumed_study_says_so(author: Any) -> None:
     assert f"study {author.study_id} resumes after 6 trials" in stream.getvalue()
 
 
-def test_a_set_up_that_is_most_of_a_trial_is_told(author: Any) -> None:
+def test_a_set_up_that_is_most_of_a_trial_is_reported(author: Any) -> None:
     stream = io.StringIO()
     listener = author.listener = PlainProgress(stream)
     listener.on_study_start(author.study, resumed=False)

@@ -52,7 +52,7 @@ def test_the_space_file_counts(store: Any, tmp_path: Path) -> None:
     assert "2 ms to 9 ms" in printed(JOB, store, space=str(file))
 
 
-def test_gpus_are_imagined_where_the_build_could_use_them(
+def test_gpus_are_assumed_where_the_build_could_use_them(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = HorovodBuild("0.28.1", gloo=True, mpi=True, nccl=True)

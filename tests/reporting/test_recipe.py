@@ -86,7 +86,7 @@ def test_a_study_without_a_line_leaves_room_for_one(finished: StudyRecord) -> No
     assert line == "horovodrun --mpi YOUR-OPTIONS YOUR-COMMAND"
 
 
-def test_another_launcher_keeps_its_line_and_is_told_the_option(
+def test_another_launcher_keeps_its_line_and_gets_the_option(
     new_author: Callable[..., Any],
 ) -> None:
     found = recipe(new_author(command=("srun", "python", "t.py")).record, WINNER)

@@ -13,7 +13,7 @@ from hvd_autosync.study.values import Trial
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -135,8 +135,8 @@ def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -
     standing = TuningProgress()
     standing.start(author.study)
     default = author.space.default
-    agenda = {"stopped": "all trials were used", "candidates": [{}, {}]}
-    number = author.store.ask(author.study_id, default, "confirm", agenda)
+    info = {"stopped": "all trials were used", "candidates": [{}, {}]}
+    number = author.store.ask(author.study_id, default, "confirm", info)
     standing.begin(author.study, Trial(number, "confirm", default))
     if resumed:
         author.store.tell(author.study_id, number, author.study.history[0].result)

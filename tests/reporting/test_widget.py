@@ -1,4 +1,4 @@
-"""The widget without its page, which ``tests/test_jupyterlab.py`` has: when Stop is heeded."""
+"""The Stop button of the widget, without its page (``tests/test_jupyterlab.py`` has that)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRESS = TrialProgress("measuring", 0, 0, 3.0)
 
 
 @pytest.mark.parametrize("during", ["links", "ask", "trial"])
-def test_stop_is_heeded_whatever_runs(
+def test_stop_takes_effect_in_every_phase(
     during: str, author: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = {

@@ -75,7 +75,7 @@ def test_sizes_have_binary_units(size: float, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_what_is_unknown_is_said_to_be() -> None:
+def test_unknown_values_are_shown_as_unknown() -> None:
     assert speedup_text(math.nan) == "-"
     assert interval_text(0.0, math.inf) == "unknown after one round"
     assert evidence_text(Comparison(Strategy(), 1.2, 0.0, math.inf, 1)).endswith(", 1 round")
@@ -101,13 +101,15 @@ def test_without_a_gain_the_answer_is_the_default_and_why() -> None:
 
 
 def test_a_forecast_says_what_a_trial_takes_and_how_it_can_be_ended() -> None:
-    told = Forecast(70.0, 60.0, 19, 0.0, 1750.0, 3010.0, 36000.0, trains=True)
-    text = forecast_text(told)
+    forecast = Forecast(70.0, 60.0, 19, 0.0, 1750.0, 3010.0, 36000.0, trains=True)
+    text = forecast_text(forecast)
     assert text.startswith("each trial about 70 s (60 s of it before the end of the first step)")
     assert "at most 19 more trials and 3 to 8 rounds of confirmation: 29 min to 50 min" in text
     assert "in a training of 10 h" in text
     assert text.endswith("Ctrl-C ends tuning and trains with the best confirmed strategy")
-    plain = forecast_text(replace(told, setup_s=5.0, trains=False, high_s=1750.0, judging_s=500.0))
+    plain = forecast_text(
+        replace(forecast, setup_s=5.0, trains=False, high_s=1750.0, judging_s=500.0)
+    )
     assert plain.startswith(
         "each trial about 70 s; at most 19 more trials, at most 8 min of quality trials"
     )

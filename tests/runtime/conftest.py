@@ -1,4 +1,4 @@
-"""Starts worker scripts, alone or under ``horovodrun``, and reads what they said."""
+"""Starts worker scripts, alone or under ``horovodrun``, and reads their messages."""
 
 from __future__ import annotations
 

@@ -53,20 +53,20 @@ GROUPS = {
             "cases_local_steps",
             "cases_guard",
             "cases_drift",
-            "cases_no_mail",
+            "cases_no_messages",
         ),
         ("gloo", "mpi"),
         (
             "cases_exactness",
             "cases_measuring",
             "cases_state",
-            "cases_no_mail",
+            "cases_no_messages",
             "case_rounds_are_those_of_local_sgd",
             "case_a_loss_that_rises_ends_a_codec",
         ),
     ),
     "exchanges": Group(
-        ("cases_exchanges", "cases_owners", "cases_deferral", "cases_reaching"),
+        ("cases_exchanges", "cases_owners", "cases_deferred_updates", "cases_reaching"),
         ("gloo", "four ranks"),
         (
             "case_momentum",
@@ -87,7 +87,7 @@ GROUPS = {
     ),
     "two levels": Group(("cases_two_levels",), ("two levels",), slow=True),
     "added levels": Group(("cases_added_levels",), ("two levels",)),
-    "mail": Group(("cases_mail",), ("gloo", "mpi"), ("cases_mail",)),
+    "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
     "phases": Group(("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)),
     "stragglers": Group(
         ("cases_stragglers",), ("gloo", "mpi"), ("case_others_go_on_without_a_straggler",)

@@ -1,4 +1,4 @@
-"""A short training that says what it came to, or does not, and writes what it was told to do."""
+"""A short training that reports its outcome, or does not, and prints its schedule."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""A small Horovod training that can be told to misbehave; knows nothing of us."""
+"""A small Horovod training, independent of hvd_autosync, with options that make it fail."""
 
 import argparse
 import math

@@ -34,7 +34,7 @@ def cosine(steps: int, warmup: int, peak: float) -> list[float]:
         (RESNET, 4, 0.25, 12_539, 20.09, 47_564, [259, 314, 404, 571, 990, 2876]),
     ],
 )
-@pytest.mark.parametrize("told", [True, False], ids=["warm-up told", "warm-up seen"])
+@pytest.mark.parametrize("given", [True, False], ids=["warm-up given", "warm-up seen"])
 def test_published_schedules(
     recipe: tuple[int, int, float],
     base: int,
@@ -43,10 +43,10 @@ def test_published_schedules(
     volume: float,
     grows_at: int,
     last: list[int],
-    told: bool,
+    given: bool,
 ) -> None:
     steps, warmup, _ = recipe
-    schedule = Schedule(base, 2, alpha, warmup=warmup if told else None)
+    schedule = Schedule(base, 2, alpha, warmup=warmup if given else None)
     lengths = list(rounds(schedule, cosine(*recipe)))
     assert (len(lengths), round(100 * len(lengths) / steps, 2)) == (count, volume)
     assert lengths[-6:] == last

@@ -214,7 +214,7 @@ def test_children_must_follow_their_parents() -> None:
         SearchSpace((child,))
 
 
-def test_complete_fills_defaults_and_names_strangers(
+def test_complete_fills_defaults_and_names_unknown_knobs(
     model: ModelProfile, one_host: Resources
 ) -> None:
     space = build_space(model, one_host)

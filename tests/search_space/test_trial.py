@@ -88,10 +88,10 @@ def test_the_time_of_a_step_is_the_mean_of_its_round() -> None:
     """Every fourth step waits for the average; what follows the last whole round is left out."""
     steps = (9.0, 1.0, 1.0, 1.0, *(0.1, 0.1, 0.1, 0.5) * 6, 0.1, 0.1)
     report = RankReport(0, "a", steps)
-    told = TrialResult(TrialStatus.COMPLETED, ranks=(report,), warmup_steps=4, round_steps=4)
-    assert told.step_time is not None
-    assert told.step_time.mean_s == pytest.approx(0.2) and told.step_time.steps == 6
-    assert TrialResult.from_json(told.to_json()) == told
+    result = TrialResult(TrialStatus.COMPLETED, ranks=(report,), warmup_steps=4, round_steps=4)
+    assert result.step_time is not None
+    assert result.step_time.mean_s == pytest.approx(0.2) and result.step_time.steps == 6
+    assert TrialResult.from_json(result.to_json()) == result
     spec = TrialSpec("t", Strategy({"local_steps": 4}))
     assert spec.round_steps == 4 and TrialSpec("t", Strategy()).round_steps == 1
 

@@ -120,8 +120,8 @@ def test_nothing_is_decided_while_measurements_run() -> None:
     assert Confirmation(default, [other], slower).next() is None
     running = [*slower[:-1], Measurement(other, None, running=True)]
     assert Confirmation(default, [other], running).next() == default
-    nothing_told = [replace(m, time=None, running=True) for m in slower]
-    assert Confirmation(default, [other], nothing_told).next() == default
+    without_times = [replace(m, time=None, running=True) for m in slower]
+    assert Confirmation(default, [other], without_times).next() == default
     more = [*slower, *(Measurement(default, t) for t in times(*[1] * 9))]
     assert Confirmation(default, [other], more).comparisons()[0].rounds == 3
 

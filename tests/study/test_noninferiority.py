@@ -1,4 +1,4 @@
-"""Whether a candidate's loss is at most a tolerance above the default's, told from noisy pairs."""
+"""The test whether a candidate's loss is at most a tolerance above the default's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_noise_does_not_open_the_door(spread: float) -> None:
     assert admitted <= 10 and FALSE_ADMISSIONS / MOST_JUDGED * 400 < 10
 
 
-def test_what_is_as_good_is_admitted_where_it_can_be_told() -> None:
+def test_a_strategy_as_good_is_admitted_given_enough_pairs() -> None:
     assert outcomes(0.0, 0.1)[Outcome.ADMITTED] == 400
     assert outcomes(0.0, 1.0)[Outcome.ADMITTED] >= 0.75 * 400  # 0.83 in the mean
     noisy = outcomes(0.0, 4.0)
@@ -62,7 +62,7 @@ def test_what_is_clearly_worse_ends_early_and_is_called_so() -> None:
     assert found(2.0, 0.1, 0).pairs < min(LOOKS)
 
 
-def test_what_cannot_be_told_is_not_called_worse() -> None:
+def test_an_undecided_strategy_is_not_called_worse() -> None:
     said = outcomes(TOLERANCE, 0.5)
     assert said[Outcome.NOT_SHOWN] >= 0.95 * 400
     assert None not in said  # the last look ends it

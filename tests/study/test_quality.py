@@ -1,4 +1,4 @@
-"""Whether a lossy strategy is as good: what is tried, in which order, and what is said of it."""
+"""Judging lossy strategies: which trials are made, in which order, and the verdicts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_default_comes_first_then_pairs_of_one_candidate_after_the_other() -
 
 
 def test_seeds_of_the_default_are_shared_and_added_when_they_are_needed() -> None:
-    """Where it cannot be told with the first seeds, both sides get more, in turn."""
+    """If the first seeds do not decide, both sides get more, in turn."""
 
     def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
         apart = 0.012 * (-1) ** seed if strategy == FAST else 0.0
@@ -215,7 +215,7 @@ def test_nothing_lossy_nothing_to_judge() -> None:
     assert judging.asked == [] and judging.verdicts == []
 
 
-def test_nobody_worth_judging_costs_no_trial() -> None:
+def test_without_further_candidates_no_trial_is_made() -> None:
     assert QualityCheck(DEFAULT, [FAST], [], lambda untried, verdicts: None).next() is None
 
 
@@ -232,14 +232,14 @@ def test_more_steps_in_the_same_time_count_where_that_is_the_goal() -> None:
     assert "+0.1" in in_time.reason or "+0.2" in in_time.reason
 
 
-def test_without_losses_nobody_is_judged() -> None:
+def test_without_losses_no_strategy_is_judged() -> None:
     judging = Judging(lambda strategy, seed: (), [FAST, SAFE])
     assert judging.asked == [(DEFAULT, 1)]
     assert [v.admissible for v in judging.verdicts] == [False, False]
     assert "hvd_autosync.report" in judging.verdicts[0].reason
 
 
-def test_losses_of_the_default_that_are_no_numbers_judge_nobody() -> None:
+def test_losses_of_the_default_that_are_no_numbers_judge_no_strategy() -> None:
     def train(strategy: Strategy, seed: int) -> tuple[float, ...]:
         losses = noisy(1.0, seed)
         return (*losses[:-1], math.inf) if (strategy, seed) == (DEFAULT, 2) else losses

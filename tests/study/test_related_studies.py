@@ -79,7 +79,7 @@ def test_the_most_similar_come_first_and_one_per_task(store: TraceStore, task: T
 
 
 def test_each_space_of_a_task_has_a_study_to_learn_from(store: TraceStore, task: Task) -> None:
-    """Two at most, those that have measured most, so that other tasks are heard, too."""
+    """Two per task at most, those with most trials, so that other tasks are used too."""
     exact = tuned(store, task, 3, transfer=False)
     others = []
     for allow, trials in ((("codec",), 3), (("order",), 2)):

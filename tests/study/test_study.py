@@ -302,9 +302,9 @@ def test_a_job_outside_the_space_is_measured_but_not_learnt_from(tmp_path: Path)
         ("default", space.default),
     ]
     assert all(seen.strategy for seen in observations_of(space, trials))
-    told = trials[1].result
-    assert told is not None and told.step_time is not None
-    assert conclusion.default_s == told.step_time.mean_s
+    result = trials[1].result
+    assert result is not None and result.step_time is not None
+    assert conclusion.default_s == result.step_time.mean_s
     assert float(conclusion.winner["cycle_time_ms"]) >= 20
 
 
@@ -318,10 +318,10 @@ def test_a_fast_strategy_that_ruins_the_loss_has_failed(
         assert trial is not None
         report = RankReport(0, "", (0.1,) * 10, (), (*losses, math.nan) if diverges else losses)
         one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
-    told = one.history[1].result
-    assert told is not None
-    assert (told.status is TrialStatus.DIVERGED) == (not default_diverges)
-    assert (told.step_time is None) == (not default_diverges)
+    result = one.history[1].result
+    assert result is not None
+    assert (result.status is TrialStatus.DIVERGED) == (not default_diverges)
+    assert (result.step_time is None) == (not default_diverges)
 
 
 def test_the_default_comes_first_then_sobol_then_the_model(tmp_path: Path) -> None:
@@ -459,14 +459,14 @@ def test_a_space_that_is_not_described_is_named(tmp_path: Path) -> None:
         one.ask()
 
 
-def test_only_open_trials_can_be_told(tmp_path: Path) -> None:
+def test_only_open_trials_accept_results(tmp_path: Path) -> None:
     one = study(tmp_path)
     trial = one.ask()
     assert trial is not None
     one.tell(trial, [0.1] * 20)
-    for stranger in (trial, Trial(99, "model", Strategy())):
+    for other in (trial, Trial(99, "model", Strategy())):
         with pytest.raises(StudyError, match="not open"):
-            one.tell(stranger, [0.1] * 20)
+            one.tell(other, [0.1] * 20)
 
 
 def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
@@ -483,7 +483,7 @@ def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
     assert finish(one, job) is not None
 
 
-def test_only_slow_exploration_is_hopeless(tmp_path: Path) -> None:
+def test_only_slow_exploration_is_pruned(tmp_path: Path) -> None:
     one = study(tmp_path)
     default = one.ask()
     assert default is not None and math.isinf(one.prune_above_s(default))
@@ -524,6 +524,6 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
     assert again.strategy == lost.strategy and again.number == 5
     resumed.tell(again, SimulatedJob(seed=1).steps(again.strategy))
     finish(resumed, SimulatedJob(seed=1))
-    told = [t for t in resumed.history if t.result is not None]
-    assert [t.strategy for t in told[:4]] == before
+    measured = [t for t in resumed.history if t.result is not None]
+    assert [t.strategy for t in measured[:4]] == before
     assert traces.study(record.study_id).status is StudyStatus.FINISHED

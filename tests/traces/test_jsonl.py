@@ -76,7 +76,7 @@ def test_an_export_to_a_stream_is_the_same_text(
     assert stream.getvalue() == file.read_text()
 
 
-def test_an_export_is_private_and_replaces_only_when_told(
+def test_an_export_is_private_and_replaces_only_on_request(
     store: TraceStore, finished: StudyRecord, file: Path
 ) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -275,7 +275,7 @@ def test_a_compressed_file_is_imported_too(
 
 
 @pytest.mark.parametrize("damage", ["cut", "plain", "middle"])
-def test_a_damaged_compressed_file_is_told(
+def test_a_damaged_compressed_file_is_refused(
     store: TraceStore, finished: StudyRecord, other: TraceStore, tmp_path: Path, damage: str
 ) -> None:
     path = tmp_path / "study.jsonl.gz"

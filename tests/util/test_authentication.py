@@ -1,4 +1,4 @@
-"""A port with real sockets: peers come in, strangers neither stay nor stand in the way."""
+"""A port with real sockets: peers are accepted, unauthenticated connections are dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvd_autosync.util import authentication as admission
+from hvd_autosync.util import authentication
 from hvd_autosync.util.authentication import NONCE_BYTES, AuthenticatedPort
 from hvd_autosync.util.sockets import read_exactly
 
@@ -47,7 +47,7 @@ def test_peers_come_in_through_a_crowd(port: AuthenticatedPort, manner: str, cro
         for _ in entering:
             admitted = port.wait(20)
             assert admitted is not None and admitted.proof == admitted.nonce
-            assert len(port._pending) <= admission._MOST
+            assert len(port._pending) <= authentication._MOST
             admitted.connection.sendall(b"in")
             admitted.connection.close()
         for peer in entering:
@@ -57,7 +57,7 @@ def test_peers_come_in_through_a_crowd(port: AuthenticatedPort, manner: str, cro
 def test_who_talks_slowly_has_no_more_time(
     port: AuthenticatedPort, monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
-    monkeypatch.setattr(admission, "HANDSHAKE_S", 0.4)
+    monkeypatch.setattr(authentication, "HANDSHAKE_S", 0.4)
     (_slow,) = crowd(port.address, "drip", 1)
     while not port._pending:
         port.wait(0.05)
@@ -77,7 +77,7 @@ def test_the_clock_of_the_day_sets_no_deadline(
 
 
 def test_close_ends_the_wait_from_another_thread(port: AuthenticatedPort, crowd: Crowd) -> None:
-    crowd(port.address, "silent", admission._MOST + 10)
+    crowd(port.address, "silent", authentication._MOST + 10)
     where = port.address
     waiting = threading.Thread(target=port.wait)
     waiting.start()

@@ -120,8 +120,8 @@ def test_the_streams_are_given_back_after_an_error() -> None:
 
 
 def test_an_error_says_what_a_script_wrote_in_its_lines() -> None:
-    error = AutosyncError("it fails:\nTraceback\x1b[2J\n\tline\u202e", hint="Mend it\x07.")
-    assert str(error) == "it fails:\nTraceback\\u001b[2J\n\tline\\u202e\n  Mend it\\u0007."
+    error = AutosyncError("it fails:\nTraceback\x1b[2J\n\tline\u202e", hint="Fix it\x07.")
+    assert str(error) == "it fails:\nTraceback\\u001b[2J\n\tline\\u202e\n  Fix it\\u0007."
 
 
 def test_texts_of_a_console_are_printable_in_tables_and_lines() -> None:

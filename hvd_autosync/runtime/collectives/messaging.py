@@ -43,7 +43,7 @@ def check_messaging(name: str) -> None:
     Raises:
         AutosyncError: Some rank cannot; raised on all ranks.
     """
-    _on_all(_needed, f"mail.{name}.check")
+    _on_all(_needed, f"messages.{name}.check")
 
 
 def _needed() -> None:
@@ -69,7 +69,7 @@ def open_endpoint(name: str, on_message: MessageHandler) -> Endpoint:
         AutosyncError: Some rank cannot open its endpoint, or cannot reach another rank; raised on
             all ranks.
     """
-    name = f"mail.{name}"
+    name = f"messages.{name}"
     transport = _over_mpi(name) if mpi_enabled() else _over_zmq(name)
     endpoint = Endpoint(rank(), size(), transport, on_message)
     try:

@@ -173,7 +173,7 @@ class ZmqTransport:
         """Close all connections, after at most a second for what is queued."""
         for each in (self._in, self._out):
             each.disable_monitor()
-        self._context.destroy(linger=_FLUSH_TIMEOUT_MS)
+        self._context.destroy(_FLUSH_TIMEOUT_MS)
         self._connections.clear()
 
     def forget(self) -> None:

@@ -21,7 +21,7 @@ Messages of a trial, by ``"type"``:
 - ``refused``: a rank ends because its files cannot be private: ``trial, reason``.
 - ``files``: what a trial wrote on a host: ``trial, host, files, bytes, limit_bytes``, ``full`` (0
   or 1), ``copied, copied_bytes`` (the largest file that was there before, and its size).
-- ``end``: the rank ends the run: ``cause`` (``steps``, ``hopeless``, ``script`` or ``probe``),
+- ``end``: the rank ends the run: ``cause`` (``steps``, ``pruned``, ``script`` or ``probe``),
   ``peak_memory_bytes``.
 
 Messages of fork servers, with a key of their own: ``server``, ``exit``, see

@@ -74,7 +74,9 @@ class ZeroStep:
         self._fetched = fetched
 
     def vote(self, *, in_step: bool) -> None:
-        """Start the vote on who makes the step; before waiting for what was sent in this step.
+        """Start the vote on whether only owners make the step.
+
+        It must be called before waiting for the exchanges of this step.
 
         Ranks may reach the same step in different ways: one uses its gradients before, others do
         not.

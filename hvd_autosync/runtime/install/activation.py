@@ -66,7 +66,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
 
         current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
         os.register_at_fork(after_in_child=current.forget_run)
-    if spec.tallied and current.run_summary is None:
+    if spec.summarized and current.run_summary is None:
         from hvd_autosync.runtime.trial.run_summary import RunSummary  # trials do not need it
 
         if current.losses is None:

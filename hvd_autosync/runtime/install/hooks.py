@@ -38,7 +38,7 @@ def install(spec: TrialSpec) -> None:
         _start_log()
     current.began_at = time.monotonic()
     current.trial = spec.measured_steps > 0
-    needed = current.trial or spec.watched or spec.tallied
+    needed = current.trial or spec.watched or spec.summarized
     if not needed and not beyond_horovod(spec.strategy):
         return
     # Duplicated before the script can redirect or close its standard error.

@@ -37,7 +37,7 @@ class Epochs:
     """The epochs of one optimizer's training.
 
     Args:
-        sync_points: Told to average when the epoch of a training loader ends, and when another
+        sync_points: Averages when the epoch of a training loader ends, and when another
             loader's begins meanwhile, as for an evaluation.
 
     Attributes:

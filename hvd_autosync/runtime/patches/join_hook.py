@@ -57,7 +57,7 @@ def watch_join() -> None:
         last = join(device)
         own = dict(_JOIN_HOOKS)
         # Some ranks may still hold hooks of dropped optimizers, others not.
-        all_numbers = [json.loads(text) for text in gather_texts(json.dumps([*own]), "joiners")]
+        all_numbers = [json.loads(text) for text in gather_texts(json.dumps([*own]), "join hooks")]
         for number in sorted(set(own).intersection(*all_numbers)):
             own[number].all_joined()
         return last

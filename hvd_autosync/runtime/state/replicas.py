@@ -108,12 +108,12 @@ def _rates(optimizer: Any) -> Rates:
     }
 
 
-def _take_rates(optimizer: Any, told: Rates) -> None:
+def _take_rates(optimizer: Any, rates: Rates) -> None:
     own = _schedulers(optimizer)
-    if len(own) == len(told["schedulers"]):
-        for scheduler, counts in zip(own, told["schedulers"], strict=True):
+    if len(own) == len(rates["schedulers"]):
+        for scheduler, counts in zip(own, rates["schedulers"], strict=True):
             vars(scheduler).update(counts)
-    for group, rate in zip(optimizer.param_groups, told["rates"], strict=True):
+    for group, rate in zip(optimizer.param_groups, rates["rates"], strict=True):
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
         else:

@@ -1,4 +1,4 @@
-"""Batch split: divides each batch of all ranks anew, by the ranks' speeds.
+"""Batch split: divides each batch of all ranks by the ranks' speeds.
 
 Torch's ``DistributedSampler`` gives rank r of n every n-th sample of an order that all ranks know,
 from the r-th on. So batch k of all ranks together is a slice of that order, which can be split at

@@ -121,7 +121,7 @@ class DynamicBatching:
         ]
 
     def voted(self, votes: Sequence[Sequence[float]]) -> None:
-        """Take all ranks' votes, and split batches anew where that pays off."""
+        """Take all ranks' votes, and change the batch split where that pays off."""
         self._votes += 1
         speeds, planned, begun, kinds, decided = zip(*votes, strict=True)
         batches = self._own()

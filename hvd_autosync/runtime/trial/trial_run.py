@@ -171,7 +171,7 @@ class TrialRun:
     def _vote(self) -> None:
         measured = self.recorder.step_s[self._spec.warmup_steps :]
         if ending.vote_prune(measured, self._spec.prune_above_s):
-            self.leave("hopeless")
+            self.leave("pruned")
 
     def _shorten(self) -> None:
         """Measure fewer steps if they are long.

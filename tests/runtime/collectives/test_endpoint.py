@@ -1,4 +1,4 @@
-"""Mailboxes over ZeroMQ: several in one process, and beside processes that end in some way."""
+"""Message endpoints over ZeroMQ: several in one process, and with a peer process that ends."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ import pytest
 zmq = pytest.importorskip("zmq")
 
 from hvd_autosync.errors import AutosyncError  # noqa: E402
-from hvd_autosync.runtime.collectives import transport_zmq as mail_zmq  # noqa: E402
+from hvd_autosync.runtime.collectives import transport_zmq  # noqa: E402
 from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler  # noqa: E402
 from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport  # noqa: E402
 
-PEER = Path(__file__).parents[1] / "workers" / "mail_peer.py"
+PEER = Path(__file__).parents[1] / "workers" / "messages_peer.py"
 #: More than any wait here takes on a busy machine.
 LONG_S = 60.0
 Messages = list["queue.SimpleQueue[tuple[int, bytes, bytes]]"]
@@ -41,7 +41,7 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def failure(endpoint: Endpoint) -> str:
-    """What ``check`` raises, as soon as it does."""
+    """What ``check`` raises, once it raises."""
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         try:
@@ -53,7 +53,7 @@ def failure(endpoint: Endpoint) -> str:
 
 
 def in_turn(messages: Messages) -> Callable[[int, int, bytes, memoryview], None]:
-    """Keeps what each rank gets."""
+    """A message handler that keeps what each rank receives."""
 
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         messages[own].put((source, head, bytes(body)))
@@ -95,7 +95,7 @@ def close_all(opened: list[Endpoint]) -> None:
     assert not any(each._thread.is_alive() for each in opened)
 
 
-def test_letters_arrive_in_order_each_once_and_from_whom_they_are() -> None:
+def test_messages_arrive_once_in_order_and_with_their_source() -> None:
     messages: Messages = [queue.SimpleQueue() for _ in range(3)]
     with endpoints(3, in_turn(messages)) as opened:
 
@@ -120,7 +120,7 @@ def test_letters_arrive_in_order_each_once_and_from_whom_they_are() -> None:
     assert all(each.empty() for each in messages)
 
 
-def test_large_letters_both_ways_at_once() -> None:
+def test_large_messages_both_ways_at_once() -> None:
     size, chosen = 50 * 2**20, random.Random(5)
     bodies = [bytearray(chosen.randbytes(2**20) * 50) for _ in range(2)]
     arrived: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
@@ -178,7 +178,7 @@ def test_close_delivers_all_messages_and_the_replies_to_them() -> None:
             boxes[0].send(1, b"late")
 
 
-def test_a_failure_is_known_everywhere_and_nothing_is_heeded_after_it() -> None:
+def test_a_failure_is_known_everywhere_and_nothing_is_handled_after_it() -> None:
     messages: Messages = [queue.SimpleQueue() for _ in range(3)]
 
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
@@ -200,7 +200,7 @@ def test_a_failure_is_known_everywhere_and_nothing_is_heeded_after_it() -> None:
         opened[0].send(1, b"dropped")
 
 
-def test_close_tells_of_a_failure_that_nobody_has_been_told() -> None:
+def test_close_raises_a_failure_that_check_has_not_raised() -> None:
     def on_message(own: int, source: int, head: bytes, body: memoryview) -> None:
         raise KeyError("no such parameter")
 
@@ -229,10 +229,10 @@ def test_a_rank_that_does_not_close_is_not_waited_for() -> None:
         ("a rank of another job", "it rejects this rank's key"),
     ],
 )
-def test_who_has_another_ranks_place_is_told_apart(
+def test_a_listener_in_place_of_a_rank_is_reported(
     listener: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mail_zmq, "_HANDSHAKE_MS", 500)
+    monkeypatch.setattr(transport_zmq, "_HANDSHAKE_MS", 500)
     with contextlib.ExitStack() as opened:
         own, other = ZmqTransport("127.0.0.1"), ZmqTransport("127.0.0.1")
         opened.callback(other.end)
@@ -255,24 +255,23 @@ def test_who_has_another_ranks_place_is_told_apart(
 
 
 @pytest.mark.parametrize("key", ["none", "own", "a rank's public one"])
-def test_a_stranger_gets_nothing(key: str) -> None:
+def test_an_unauthenticated_client_gets_nothing(key: str) -> None:
     messages: Messages = [queue.SimpleQueue() for _ in range(2)]
     with endpoints(2, in_turn(messages)) as opened, zmq.Context() as context:
         endpoint, server = json.loads(opened[1]._transport.endpoint_info)
-        stranger = context.socket(zmq.DEALER)
-        stranger.linger = 0
+        client = context.socket(zmq.DEALER)
         if key != "none":
             public, secret = zmq.curve_keypair()
             if key != "own":
                 public = json.loads(opened[0]._transport.endpoint_info)[1].encode()
-            stranger.curve_publickey, stranger.curve_secretkey = public, secret
-            stranger.curve_serverkey = server.encode()
-        monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-        stranger.connect(endpoint)
-        stranger.send_multipart([b"Lforged", b""])
-        assert monitor.poll(LONG_S * 1000)  # sent away
-        stranger.disable_monitor()
-        stranger.close()
+            client.curve_publickey, client.curve_secretkey = public, secret
+            client.curve_serverkey = server.encode()
+        monitor = client.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        client.connect(endpoint)
+        client.send_multipart([b"Lforged", b""])
+        assert monitor.poll(LONG_S * 1000)  # rejected
+        client.disable_monitor()
+        client.close(0)
         host, port = endpoint.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port))) as noise:
             noise.sendall(random.Random(3).randbytes(5000))
@@ -283,7 +282,7 @@ def test_a_stranger_gets_nothing(key: str) -> None:
 
 
 class Peer:
-    """Rank 1 of two in a process of its own, which ends as told; rank 0 is here."""
+    """Rank 1 of two in a process of its own, which ends on command; rank 0 is here."""
 
     def __init__(self, manner: str) -> None:
         self.process = subprocess.Popen(
@@ -335,7 +334,7 @@ def test_a_killed_rank_is_named_even_if_it_leaves_a_child(peer: Callable[[str], 
         os.kill(child, 0)  # lives
     finally:
         os.kill(child, signal.SIGKILL)
-    killed.endpoint.close()  # waits for nobody, and says nothing that is known
+    killed.endpoint.close()  # waits for no rank, and does not raise a failure again
     assert not killed.endpoint._thread.is_alive()
 
 
@@ -356,7 +355,7 @@ def test_a_rank_that_ends_without_closing_ends(
     assert other.process.wait(LONG_S) == status
 
 
-def test_a_rank_ends_whose_heed_hangs(peer: Callable[[str], Peer]) -> None:
+def test_a_rank_ends_whose_message_handler_hangs(peer: Callable[[str], Peer]) -> None:
     other = peer("hang")
     other.endpoint.send(1, b"hang")
     assert other.messages.get(timeout=LONG_S) == (1, b"hanging")
@@ -386,21 +385,23 @@ def test_a_forked_child_has_no_endpoint_and_harms_none() -> None:
 
 
 @pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
-def test_letters_arrive_beside_a_crowd_of_which_few_stay(
+def test_messages_arrive_beside_a_crowd_of_which_few_stay(
     manner: str, crowd: Callable[..., list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mail_zmq, "_MAX_UNAUTHENTICATED", 8)
-    monkeypatch.setattr(mail_zmq, "_GRACE_S", 0.05)
+    monkeypatch.setattr(transport_zmq, "_MAX_UNAUTHENTICATED", 8)
+    monkeypatch.setattr(transport_zmq, "_GRACE_S", 0.05)
     messages: Messages = [queue.SimpleQueue() for _ in range(2)]
     with endpoints(2, in_turn(messages)) as opened:
         transport: Any = opened[0]._transport
         host, _, port = json.loads(transport.endpoint_info)[0].removeprefix("tcp://").partition(":")
-        strangers = crowd((host, int(port)), manner, 100)
+        crowd_connections = crowd((host, int(port)), manner, 100)
 
         def few() -> bool:
             opened[1].send(0, b"through the crowd")
             assert messages[0].get(timeout=LONG_S) == (1, b"through the crowd", b"")
-            return sum(map(still_there, strangers)) <= 8 and len(transport._connections) <= 10
+            return (
+                sum(map(still_there, crowd_connections)) <= 8 and len(transport._connections) <= 10
+            )
 
         until(few)
         assert len(transport._unauthenticated) <= 8
@@ -408,10 +409,10 @@ def test_letters_arrive_beside_a_crowd_of_which_few_stay(
             each.check()
 
 
-def still_there(stranger: socket.socket) -> bool:
+def still_there(connection: socket.socket) -> bool:
     """Whether the other side has not hung up."""
     try:
-        while said := stranger.recv(4096):
+        while said := connection.recv(4096):
             pass
         return bool(said)
     except BlockingIOError:
@@ -425,16 +426,16 @@ import queue, resource, sys, time
 from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport
 from hvd_autosync.runtime.collectives.endpoint import Endpoint
 
-transport, heard = ZmqTransport("127.0.0.1"), queue.SimpleQueue()
+transport, received = ZmqTransport("127.0.0.1"), queue.SimpleQueue()
 print(transport.endpoint_info, flush=True)
 transport.connect(0, [transport.endpoint_info, sys.stdin.readline()])
-box = Endpoint(0, 2, transport, lambda *message: heard.put(message))
+endpoint = Endpoint(0, 2, transport, lambda *message: received.put(message))
 while not transport._connections:
     time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 print("poor", flush=True)
-box.await_connections(60)
-print(heard.get(timeout=60)[:2], flush=True)
+endpoint.await_connections(60)
+print(received.get(timeout=60)[:2], flush=True)
 """
 
 
@@ -457,9 +458,9 @@ def test_a_rank_with_few_descriptors_is_reached_beside_a_crowd(
         host, _, port = json.loads(endpoint_info)[0].removeprefix("tcp://").partition(":")
         crowd((host, int(port)), "silent", 200)
         transport.connect(1, [endpoint_info, transport.endpoint_info])
-        box = Endpoint(1, 2, transport, lambda *message: None)
-        box.await_connections(LONG_S)
-        box.send(0, b"hello")
+        endpoint = Endpoint(1, 2, transport, lambda *message: None)
+        endpoint.await_connections(LONG_S)
+        endpoint.send(0, b"hello")
         assert process.stdout.readline() == "(1, b'hello')\n"
     with contextlib.suppress(AutosyncError):
-        box.close()
+        endpoint.close()

@@ -1,4 +1,4 @@
-"""Mailboxes in jobs that end; what they do meanwhile is in ``workers/cases_mail.py``."""
+"""Message endpoints in jobs that end; ``workers/cases_messages.py`` has the other cases."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import pytest
 
 @pytest.mark.cluster
 def test_a_killed_rank_is_named(launch: Callable[..., Any]) -> None:
-    job = launch("mail_killed.py")
+    job = launch("messages_killed.py")
     assert job.status != 0
-    assert "told: rank 1 is gone: its connection broke" in job.output
+    assert "raised: rank 1 is gone: its connection broke" in job.output

@@ -19,7 +19,7 @@ def test_a_rank_leaves_when_nothing_is_under_way_and_ends_when_all_leave() -> No
     assert not protocol.is_over({1}) and protocol.is_over({2})
 
 
-def test_thanks_for_a_goodbye_are_no_thanks_for_a_failure() -> None:
+def test_an_ack_of_a_fin_is_no_ack_of_a_failure() -> None:
     protocol = ShutdownProtocol(range(3))
     protocol.received(ACK, 1)
     protocol.failed()

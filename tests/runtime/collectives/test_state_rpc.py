@@ -1,4 +1,4 @@
-"""The port that answers for a rank's state, beside strangers, without a job."""
+"""The state server of a rank, with unauthenticated clients, without a job."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def test_a_rank_with_few_descriptors_answers_as_long_as_it_lives(make: Make, cro
         where = process.stdout.readline().decode().strip()
         asking = make(1, [where], b"")
         host, _, port = where.partition(":")
-        strangers = crowd((host, int(port)), "silent", 200)
+        crowd_connections = crowd((host, int(port)), "silent", 200)
         deadline = time.monotonic() + 60
         while len(os.listdir(f"/proc/{process.pid}/fd")) < 60:
             assert time.monotonic() < deadline, "the crowd is not large enough"
             time.sleep(0.01)
         assert asking.fetch_all() == [b"poor"]
-        for stranger in strangers:
-            stranger.close()
+        for connection in crowd_connections:
+            connection.close()
         assert asking.fetch_all() == [b"poor"]

@@ -91,7 +91,7 @@ def test_news_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.cluster
-def test_a_rank_that_nobody_hears_ends_itself(start_worker: StartWorker) -> None:
+def test_a_rank_without_a_driver_ends_itself(start_worker: StartWorker) -> None:
     worker = start_worker("train.py", "--loader", "--step-s", "0.01", measured_steps=10**6)
     assert worker.stdout is not None and worker.stderr is not None
     lines = iter(worker.stdout.readline, b"")

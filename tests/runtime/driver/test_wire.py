@@ -47,7 +47,7 @@ def test_parts_of_ranks_may_interleave_and_come_in_any_order() -> None:
     assert sorted(complete) == [(0, MESSAGE), (1, MESSAGE)]
 
 
-def test_the_scripts_own_lines_are_told_apart() -> None:
+def test_the_scripts_own_lines_are_no_messages() -> None:
     assert MessageDecoder(KEY, 8).feed(b"loss 0.5\n") == (False, None)
 
 
@@ -99,7 +99,7 @@ def test_a_message_counts_once_and_under_its_own_key_only() -> None:
     assert decoder.feed(line) == (True, None)
 
 
-def test_a_rank_that_the_job_has_not_is_not_heard() -> None:
+def test_messages_of_a_rank_beyond_the_job_are_dropped() -> None:
     (line,) = lines_of(HELLO)
     assert MessageDecoder(KEY, 4).feed(line) == (True, (3, HELLO))
     assert MessageDecoder(KEY, 3).feed(line) == (True, None)

@@ -43,7 +43,7 @@ class Training:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
-    """What was said since the last call."""
+    """The lines printed since the last call."""
     return lambda: [
         line.removeprefix("hvd-autosync: ") for line in capsys.readouterr().err.splitlines()
     ]
@@ -65,7 +65,7 @@ def test_steady_steps_are_no_news(
     assert said() == [] and list(tmp_path.iterdir()) == []
 
 
-def test_slower_steps_are_said_once_by_rank_0_and_written_down(
+def test_slower_steps_are_reported_once_by_rank_0_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     training = Training(tmp_path, monkeypatch)
@@ -142,7 +142,7 @@ def test_what_passes_is_not_for_good(
     assert said() == []
 
 
-def test_a_training_that_is_slow_from_its_beginning_is_told_from_tuning(
+def test_a_training_that_is_slow_from_its_beginning_is_compared_with_tuning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     Training(tmp_path, monkeypatch, expected_s=0.05).windows(20)
@@ -159,7 +159,7 @@ def test_windows_last_long_enough(
     assert said() == []
 
 
-def test_without_the_drivers_folder_it_is_said_all_the_same(
+def test_slower_steps_are_reported_without_the_drivers_folder_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     Training(tmp_path / "elsewhere", monkeypatch).windows(30, waiting=0.14)

@@ -1,4 +1,4 @@
-"""What a rank hears when it asks for the best known strategy and the store cannot be used."""
+"""Errors of the look-up of the best known strategy when the store cannot be used."""
 
 from pathlib import Path
 

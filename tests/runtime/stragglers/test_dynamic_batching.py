@@ -190,7 +190,7 @@ def test_a_slow_rank_has_smaller_batches_after_three_votes_and_keeps_them() -> N
     assert lengths(ours) == [8] * 4
 
 
-def test_the_user_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_message_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     ours = job(2, 800, 8)
     for rank, seconds in zip(ours, (1.0, 3.0), strict=True):
         rank.step(seconds)
@@ -226,7 +226,7 @@ def test_batches_that_workers_already_have_stay_as_they_are(workers: tuple[int, 
     assert sizes == [[4, 4]] * ahead + [[6, 2]] * 2
 
 
-def test_ranks_that_missed_votes_begin_anew_together() -> None:
+def test_ranks_that_missed_votes_start_again_together() -> None:
     ours = job(2, 800, 8)
     for rank, seconds in zip(ours, (1.0, 3.0), strict=True):
         rank.step(seconds)

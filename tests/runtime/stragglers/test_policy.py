@@ -21,7 +21,7 @@ def test_only_greedy_has_to_look_whether_it_is_still_there(policy: str) -> None:
     assert noticed(policy).present is (policy == "greedy")
 
 
-def test_without_a_barrier_the_straggler_sets_the_pace_of_windows() -> None:
+def test_without_a_barrier_the_steps_of_the_straggler_count_for_windows() -> None:
     """However many steps the others make meanwhile, or none at all."""
     stragglers = noticed("greedy")
     for _ in range(3):

@@ -16,7 +16,7 @@ Launch = Callable[..., Any]
 
 
 def worker_pids(output: str) -> list[int]:
-    """Ranks and what they started, as the script said."""
+    """Process ids of ranks and their children, as the script printed them."""
     lines = [line.split("pids")[1] for line in output.splitlines() if "pids" in line]
     return [int(pid) for line in lines for pid in line.split()]
 
@@ -59,7 +59,7 @@ def test_all_ranks_end_after_the_steps(launch: Launch) -> None:
 
 
 @pytest.mark.cluster
-def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
+def test_pruned_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     job = launch(
         "train.py",
         "--manual",
@@ -79,7 +79,7 @@ def test_hopeless_run_of_a_script_that_marks_its_steps(launch: Launch) -> None:
     ]
     assert {len(steps) for steps in measured} == {justified[0]}
     for rank in (0, 1):
-        assert job.of_type("end", rank)[0]["cause"] == "hopeless"
+        assert job.of_type("end", rank)[0]["cause"] == "pruned"
     profile = job.of_type("profile")[0]["profile"]
     assert not profile["wrapped"] and profile["parameters"] == []
     assert profile["backward_s"] > 0
@@ -101,7 +101,7 @@ def test_ranks_with_uneven_data(launch: Launch) -> None:
 
 @pytest.mark.mpi
 def test_mpi_that_the_script_initialized(launch: Launch) -> None:
-    job = launch("train.py", "--mpi4py", "--mail", "--loader", under="mpi", profile=True)
+    job = launch("train.py", "--mpi4py", "--endpoint", "--loader", under="mpi", profile=True)
     assert job.status == 0, job.output
     assert "finalize" not in job.output
     assert [len(job.joined("step_s", rank)) for rank in (0, 1)] == [24, 24]

@@ -95,7 +95,7 @@ def test_nothing_is_written_where_the_driver_is_elsewhere(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loss_that_is_no_number_is_said(training: Training) -> None:
+def test_a_loss_that_is_no_number_is_recorded(training: Training) -> None:
     training.steps(3, loss=float("nan"))
     training.run_summary.write()
     assert training.said()["loss"] != training.said()["loss"]

@@ -23,7 +23,7 @@ class Spy:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.votes: list[int] = []
-        self.hopeless = False
+        self.prune = False
         self.most_steps = 0
 
     def start(self, rank: int, news: Callable[[], Any]) -> None:
@@ -41,7 +41,7 @@ class Spy:
 
     def vote(self, step_s: list[float], above_s: float) -> bool:
         self.votes.append(len(step_s))
-        return self.hopeless
+        return self.prune
 
 
 def make_optimizer(*names: str) -> Any:
@@ -110,13 +110,13 @@ def test_votes_every_eight_measured_steps(start: Start, spy: Spy) -> None:
     assert spy.votes == [8, 16, 24]
 
 
-def test_ends_when_all_find_it_hopeless(start: Start, spy: Spy) -> None:
+def test_ends_when_all_ranks_vote_to_prune(start: Start, spy: Spy) -> None:
     run, optimizer = start(warmup_steps=3, measured_steps=40, prune_above_s=1.0), Stepping()
-    spy.hopeless = True
+    spy.prune = True
     with pytest.raises(Left):
         for _ in range(100):
             run.optimizer_stepped(optimizer)
-    assert spy.messages[-1]["cause"] == "hopeless"
+    assert spy.messages[-1]["cause"] == "pruned"
     assert len(spy.messages[-2]["step_s"]) == 11
 
 

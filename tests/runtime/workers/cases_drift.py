@@ -48,7 +48,7 @@ def case_steps_as_fast_as_tuning_measured():
     assert watched(100.0, WINDOW * 12) == ("", [])
 
 
-def case_a_rank_that_becomes_slow_is_told_from_those_that_wait():
+def case_a_rank_that_becomes_slow_is_distinguished_from_those_that_wait():
     """By twice what its steps took before, however busy this machine is."""
     slow, begins = 1, WINDOW * 6
     began = []

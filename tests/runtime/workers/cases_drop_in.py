@@ -80,12 +80,12 @@ def case_strategies_that_cannot_work_are_refused():
             wrap(mlp(), strategy=knobs)
 
 
-def case_knobs_of_the_launch_are_told_of():
+def case_knobs_of_the_launch_are_reported():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wrap(mlp(), strategy={"cycle_time_ms": 7.5, "buckets": 2})
-    told = [w for w in caught if "HOROVOD_CYCLE_TIME=7.5" in str(w.message)]
-    assert bool(told) == (hvd.rank() == 0)
+    warned = [w for w in caught if "HOROVOD_CYCLE_TIME=7.5" in str(w.message)]
+    assert bool(warned) == (hvd.rank() == 0)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ CODED = ExchangePlan(rest=ClassPlan(codec="int8"))
 
 @contextlib.contextmanager
 def real_training():
-    """As outside of a trial; what is said meanwhile."""
+    """As outside of a trial; collects the messages."""
     before, current.run = current.run, None
     losses, current.losses = current.losses, Losses()
     planned._GUARDS.clear()

@@ -164,7 +164,7 @@ def case_no_known_end_no_local_steps():
         assert not optimizer._local.running
 
 
-def case_a_script_whose_passes_have_no_known_end_is_told_so():
+def case_a_script_whose_epochs_have_no_known_end_gets_a_message():
     """Once; also where the schedule asks for local steps late in the training only."""
     for schedule in (Schedule(4), Schedule(1, 2, 0.05)):
         model, optimizer = local(schedule)
@@ -173,8 +173,8 @@ def case_a_script_whose_passes_have_no_known_end_is_told_so():
                 if number == 100:
                     optimizer.param_groups[0]["lr"] = 0.02
                 step(model, optimizer, number)
-        told = said.getvalue().count("no epoch end seen yet")
-        assert told == (hvd.rank() == 0), told
+        count = said.getvalue().count("no epoch end seen yet")
+        assert count == (hvd.rank() == 0), count
 
 
 def case_no_collective_waits_with_the_states_locked():

@@ -107,14 +107,14 @@ def case_profile():
     assert all(0 < seconds < profile.backward_s for seconds in ready)
 
 
-def case_hopeless_needs_all_ranks():
+def case_pruning_needs_all_ranks():
     slow, fast = [0.2] * 8, [0.1] * 8
     assert ending.vote_prune(slow, 0.15)
     assert not ending.vote_prune(fast, 0.15)
     assert not ending.vote_prune(slow if hvd.rank() == 0 else fast, 0.15)
 
 
-def case_hopeless_allows_for_noise():
+def case_pruning_allows_for_noise():
     noisy = [0.1, 0.3, 0.12, 0.25, 0.11, 0.35, 0.1, 0.3]
     assert sum(noisy) / 8 > 0.15
     assert not ending.vote_prune(noisy, 0.15)
@@ -130,7 +130,7 @@ def case_as_many_steps_as_the_mean_of_all_ranks_needs():
         hvd.join()
 
 
-def case_hopeless_while_a_rank_has_joined():
+def case_no_pruning_while_a_rank_has_joined():
     if hvd.rank() == 0:
         hvd.join()
     else:

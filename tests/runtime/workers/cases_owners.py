@@ -307,7 +307,7 @@ def case_a_state_in_the_midst_of_a_step_is_refused():
         step(model, distributed, number)
     distributed.zero_grad()
     model(batch(2)).pow(2).mean().backward()
-    for _ in range(3000):  # of 0.01 s: the census may come late
+    for _ in range(3000):  # of 0.01 s: the participation check may come late
         if distributed._dispatcher.busy:
             break
         time.sleep(0.01)

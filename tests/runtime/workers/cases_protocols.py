@@ -243,7 +243,7 @@ def case_samples_are_counted_where_a_sampler_makes_batches():
     assert ran.index(True) in range(10, 17) and ran[-1], ran
 
 
-def case_a_script_whose_samples_cannot_be_counted_is_told_so():
+def case_a_script_whose_samples_cannot_be_counted_gets_a_message():
     for protocol in (
         Protocol("asp", share=0.5, total=1000),
         Protocol("asp", share=0.5, total=1000, async_first=True),
@@ -254,8 +254,8 @@ def case_a_script_whose_samples_cannot_be_counted_is_told_so():
                 for number in loader(20):
                     step(model, optimizer, number)
             assert optimizer._protocols.running == protocol.async_first
-        told = said.getvalue().count("samples of this training cannot be counted")
-        assert told == (hvd.rank() == 0), said.getvalue()
+        count = said.getvalue().count("samples of this training cannot be counted")
+        assert count == (hvd.rank() == 0), said.getvalue()
 
 
 def case_local_steps_come_back_with_the_barrier():
@@ -405,16 +405,16 @@ def case_a_checkpoint_has_what_all_owners_have():
         assert_close(model.parameters(), again.parameters(), rtol=1e-5, atol=1e-6)
 
 
-def case_states_are_told_in_the_middle_of_a_step():
+def case_states_are_served_in_the_middle_of_a_step():
     model, optimizer = phases(ASP)
     passes(model, optimizer, 5)
-    told = []
+    answers = []
     hook = optimizer.register_step_pre_hook(
-        lambda *_: told.append(decode_entries(optimizer._protocols._answer()))
+        lambda *_: answers.append(decode_entries(optimizer._protocols._answer()))
     )
     passes(model, optimizer, 3)
     hook.remove()
-    assert told and all(told) and optimizer._protocols.running
+    assert answers and all(answers) and optimizer._protocols.running
 
 
 def case_a_learning_rate_is_divided_where_ranks_do_not_wait():

@@ -6,7 +6,7 @@ import io
 
 import horovod.torch as hvd
 import torch
-from cases_deferral import IN_BUCKETS, LATE, make, waits
+from cases_deferred_updates import IN_BUCKETS, LATE, make, waits
 from common import assert_identical, batch, mlp, raises, sgd
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -389,14 +389,14 @@ def case_scripts_whose_reading_is_not_seen():
     compare(NEVER_WAIT)
 
 
-def case_what_never_waits_is_said():
+def case_parameters_that_never_wait_are_reported():
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         compare((CompiledLate, AveragedData, Traced))
     lines = said.getvalue().splitlines()
-    told = ["torch.compile compiles", "also part of other tensors", "torch.jit makes"]
-    expected = told if hvd.rank() == 0 else []
-    assert [any(text in line for line in lines) for text in told] == [bool(expected)] * 3, lines
+    reasons = ["torch.compile compiles", "also part of other tensors", "torch.jit makes"]
+    expected = reasons if hvd.rank() == 0 else []
+    assert [any(text in line for line in lines) for text in reasons] == [bool(expected)] * 3, lines
     assert len([line for line in lines if "also part" in line]) == (hvd.rank() == 0)
 
 

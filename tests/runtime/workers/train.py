@@ -1,4 +1,4 @@
-"""A training for the tests of a run's end: endless unless told otherwise.
+"""A training for the tests of a run's end: endless without --steps.
 
 Prints ``pids ...`` of itself and of the processes it started, ``planned ...`` of its optimizer,
 and ``done`` when it reaches its own end.
@@ -17,7 +17,7 @@ parser.add_argument("--loader", action="store_true", help="load data in forked p
 parser.add_argument("--fork", action="store_true", help="fork a child that steps too")
 parser.add_argument("--close-stderr", action="store_true")
 parser.add_argument("--mpi4py", action="store_true", help="initialize MPI before Horovod")
-parser.add_argument("--mail", action="store_true", help="have an endpoint open at the end")
+parser.add_argument("--endpoint", action="store_true", help="have an endpoint open at the end")
 parser.add_argument("--uneven", action="store_true", help="epochs of 3 and 5 steps, then join")
 parser.add_argument("--fail", action="store_true", help="end with an exception")
 parser.add_argument("--step-s", type=float, default=0.0, help="extra seconds per step")
@@ -68,7 +68,7 @@ torch.manual_seed(hvd.rank())
 if args.close_stderr:
     sys.stderr.flush()
     os.close(2)
-if args.mail:
+if args.endpoint:
     from hvd_autosync.runtime.collectives.messaging import open_endpoint
 
     endpoint = open_endpoint("train", lambda *message: None)

@@ -20,4 +20,4 @@ try:
         endpoint.check()
         time.sleep(0.01)
 except AutosyncError as error:
-    print("told:", error.message, flush=True)
+    print("raised:", error.message, flush=True)

@@ -1,4 +1,4 @@
-"""Rank 1 of two, not one of Horovod's: prints its endpoint info, reads both, ends as told."""
+"""Rank 1 of two, not one of Horovod's: prints its endpoint info, reads both, ends on command."""
 
 import json
 import os

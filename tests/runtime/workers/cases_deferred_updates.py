@@ -1,4 +1,4 @@
-"""Steps that wait for the next forward: whoever reaches for a parameter finds it stepped."""
+"""Deferred updates: a parameter is updated before anything reads it in the next forward."""
 
 import copy
 import io

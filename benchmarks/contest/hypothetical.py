@@ -1,4 +1,4 @@
-"""A task of many tensors that nobody has measured: its step times are those of the cost model."""
+"""A hypothetical task of many tensors: its step times are those of the cost model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from hvd_autosync.search_space import (
 _NOISE = 0.02
 
 
-class Imagined:
+class HypotheticalTask:
     """One task, two ranks on each of two hosts.
 
     Args:
-        tensors: Of its model.
-        bytes_per_s: What a ring among all ranks reduces.
+        tensors: Number of tensors of its model.
+        bytes_per_s: Bus bandwidth of a ring among all ranks.
     """
 
     def __init__(self, tensors: int, bytes_per_s: float = 1e7) -> None:
@@ -55,15 +55,15 @@ class Imagined:
         return Observation(strategy, float(self.cost.predict([strategy])[0]) * math.exp(noise))
 
     def source(self, name: str, trials: int) -> Source:
-        """What a study of so many trials has taught."""
+        """A study of so many trials of this task, as a source."""
         points = sobol_points(self.space, trials, len(name))
         seen = tuple(self.measure(self.space.decode(p), i) for i, p in enumerate(points))
         return Source(name, self.task, self.space, seen, 0.9)
 
 
-def problem(tensors: int, related: int, trials: int) -> tuple[Imagined, Problem]:
-    """A task, and what a learner is told of it: studies of the same on other networks."""
-    here = Imagined(tensors)
-    others = [Imagined(tensors, 1e7 * 1.5 ** (k + 1)) for k in range(related)]
+def problem(tensors: int, related: int, trials: int) -> tuple[HypotheticalTask, Problem]:
+    """A task, and its problem: the sources are studies of it on other networks."""
+    here = HypotheticalTask(tensors)
+    others = [HypotheticalTask(tensors, 1e7 * 1.5 ** (k + 1)) for k in range(related)]
     sources = tuple(other.source(f"study {k}", trials) for k, other in enumerate(others))
     return here, Problem(here.space, here.task, sources)

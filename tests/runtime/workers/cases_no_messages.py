@@ -1,4 +1,4 @@
-"""Messages where nobody has prepared for them."""
+"""Message endpoints in a process that did not prepare for them."""
 
 import unittest
 

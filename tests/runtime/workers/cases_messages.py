@@ -1,4 +1,4 @@
-"""Messages between ranks, over what the job's controller brings."""
+"""Messages between ranks, over the transport of the job's controller."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def case_order_and_sizes_with_everyone_at_once():
         endpoint.check()
 
 
-def case_letters_pass_while_ranks_wait_in_collectives_and_compute():
+def case_messages_pass_while_ranks_wait_in_collectives_and_compute():
     with opened("beside") as (endpoint, messages):
         other = (hvd.rank() + 1) % hvd.size()
         for number in range(30):
@@ -101,7 +101,7 @@ def case_several_endpoints_and_uneven_ends():
             threading.Event().wait(0.2)  # closes later than the other
 
 
-def case_a_failure_of_heed_is_known_on_all_ranks():
+def case_a_failure_of_on_message_is_known_on_all_ranks():
     def on_message(source, head, body):
         if head == b"bad":
             raise KeyError("no such parameter")
@@ -120,7 +120,7 @@ def case_a_failure_of_heed_is_known_on_all_ranks():
     hvd.barrier()
 
 
-def case_forked_children_are_no_concern_of_an_endpoint():
+def case_forked_children_do_not_use_the_endpoint():
     with opened("forking") as (endpoint, messages):
         pid = os.fork()
         if pid == 0:

@@ -1,4 +1,4 @@
-"""A stranger's study is shown, or refused with a word about which study it is."""
+"""A damaged study is listed as such, or refused with a message that names it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hvd_autosync.traces import StudyRecord
         {"stopped": ...},
     ],
 )
-def test_a_conclusion_that_is_none(finished: StudyRecord, change: dict[str, Any]) -> None:
+def test_a_damaged_conclusion(finished: StudyRecord, change: dict[str, Any]) -> None:
     assert finished.outcome is not None and Conclusion.of(finished) is not None
     outcome = {k: v for k, v in {**finished.outcome, **change}.items() if v is not ...}
-    stranger = replace(finished, outcome=outcome)
+    damaged = replace(finished, outcome=outcome)
     with pytest.raises(TraceFormatError, match=finished.study_id) as caught:
-        Conclusion.of(stranger)
+        Conclusion.of(damaged)
     assert "traces delete" in caught.value.hint
-    table = studies_table([stranger])
+    table = studies_table([damaged])
     assert list(table.columns[3].cells) == ["damaged"]
 
 
