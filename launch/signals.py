@@ -1,4 +1,4 @@
-"""Deferral of signals during a block of code."""
+"""Signals that are deferred during a block of code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def signals_deferred() -> Iterator[None]:
     """Defer SIGINT, SIGTERM and SIGHUP to the end of the block.
 
     Blocking them is not enough: the kernel gives a signal to any thread that does not block it, and
-    Python then handles it in the main thread. Other threads need no deferral, because Python
+    Python then handles it in the main thread. Other threads defer nothing, because Python
     handles no signals there.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -118,7 +118,7 @@ class Check:
         same: Whether both are equal, including the kind of trial.
         distance: Distance of both: each categorical knob that differs counts 1, each numeric knob
             the difference as a share of its range.
-        note: A remark on the difference; else empty.
+        note: A note on the difference; else empty.
     """
 
     number: int
