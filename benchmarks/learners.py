@@ -293,7 +293,13 @@ def main() -> None:
     unknown = set(args.contestants.split(",")) - set(ALL)
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(ALL)}")
-    names = [n for n in emulators(args.tables) if not args.only or n in args.only.split(",")]
+    wanted = set(args.only.split(",")) if args.only else set(emulators(args.tables))
+    if wanted - set(emulators(args.tables)):
+        parser.error(
+            f"unknown tables: {', '.join(sorted(wanted - set(emulators(args.tables))))}; known are "
+            f"{', '.join(emulators(args.tables))}"
+        )
+    names = [name for name in emulators(args.tables) if name in wanted]
     if args.check:
         for name in names:
             print(name, emulators(args.tables)[name].quality(), flush=True)
