@@ -12,7 +12,7 @@ from typing import Any
 from hvd_autosync.api.results import Study
 from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.options import Options, as_text, variable_name
-from hvd_autosync.engine.preflight import check_command, check_hosts
+from hvd_autosync.engine.preflight import check_command, check_hosts, start_driver_log
 from hvd_autosync.engine.tuning import Listener, TuningInterrupted
 from hvd_autosync.engine.tuning import tune as tune_job
 from hvd_autosync.errors import ConfigurationError
@@ -80,6 +80,7 @@ def tune(
         KeyboardInterrupt: The kernel was interrupted. All measurements are in the store.
     """
     open_standard_streams()  # a daemon may have closed them
+    start_driver_log()
     words = _words(command, args, kwargs or {})
     job, chosen = _job(words, np, hosts, options, settings)
     check_command(job)

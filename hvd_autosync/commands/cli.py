@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from hvd_autosync.commands.common import (
     mention_failed,
     open_store,
 )
+from hvd_autosync.util.log import LOG_VARIABLE
 from hvd_autosync.util.streams import open_standard_streams
 
 app = typer.Typer(
@@ -47,6 +49,10 @@ def options(
     ] = False,
 ) -> None:
     """Options of the command itself."""
+    if LOG_VARIABLE in os.environ:
+        from hvd_autosync.engine.preflight import start_driver_log
+
+        start_driver_log()
 
 
 jobs.add_commands(app)

@@ -75,6 +75,13 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+def test_a_wrong_level_of_the_log_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_AUTOSYNC_LOG", "loud")
+    done = CliRunner().invoke(cli.app, ["traces", "list"])
+    assert done.exit_code == 2
+    assert "'loud'; the levels are debug, info, warning" in done.output
+
+
 def test_help_comes_fast_and_without_the_heavy_libraries() -> None:
     """In half a second where adding up a million squares takes a sixteenth of one."""
     program = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, GradientBucket
 from hvd_autosync.runtime.exchange.exchanges import Steps
 
+_LOG = logging.getLogger(__name__)
 #: Makes the buckets from the parameters, in the order in which their gradients arrived.
 MakeBuckets = Callable[[Sequence[torch.nn.Parameter]], list[Bucket]]
 #: Pause between two polls of exchanges that cannot continue yet.
@@ -162,6 +164,8 @@ class Dispatcher:
             return self._plain
         self.buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
         self._first_arrivals.clear()
+        sizes = [bucket.size_bytes for bucket in self.buckets]
+        _LOG.debug("%d buckets of %d bytes", len(sizes), sum(sizes))
         self._participation.needed = any(bucket.needs_all for bucket in self.buckets)
         for place, bucket in enumerate(self.buckets):
             self._place[bucket] = place

@@ -9,6 +9,7 @@ no rank ever waits for it::
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from typing import Any
@@ -24,6 +25,7 @@ from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.search_space.trial import LOSS_WINDOW, LossPrediction
 
+_LOG = logging.getLogger(__name__)
 #: Windows between two snapshots: more than the test of a loss takes.
 _SNAPSHOT_EVERY = 8
 
@@ -153,6 +155,7 @@ class Guard(JoinHook):
     def take_snapshot(self, optimizer: Any) -> None:
         """Copy parameters, which are equal on all ranks, with states and statistics."""
         self._snapshots.take(self.step, optimizer)
+        _LOG.debug("step %d: snapshot taken", self.step)
 
     def restore(self, optimizer: Any) -> int:
         """Restore the last snapshot known to be healthy; returns its step."""
@@ -180,6 +183,7 @@ class Guard(JoinHook):
         # Of the last two complete windows, the sum of the first has arrived.
         window = max(self.step // LOSS_WINDOW - 2, 0)
         mean = loss / count
+        _LOG.debug("window %d: mean loss %.6g of %d losses", window, mean, count)
         wrong = self._envelope.accepts(mean, window)
         if not wrong:
             taken = self._snapshots.steps

@@ -11,6 +11,7 @@ start, gradients are exchanged in every step as without a schedule::
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import weakref
 from typing import Any
@@ -28,6 +29,7 @@ from hvd_autosync.runtime.state.rank_states import RankStates, States
 from hvd_autosync.runtime.sync.averaging import Averaging, moments
 from hvd_autosync.search_space.schedule import Schedule
 
+_LOG = logging.getLogger(__name__)
 #: Parallel steps between two votes on whether local steps can begin.
 _VOTE_EVERY = 8
 #: In a round of H steps, the first H / this are near the average that it began with.
@@ -310,6 +312,7 @@ class LocalSteps(JoinHook):
     def _begin_round(self) -> None:
         assert self._proposal is not None
         self._length, self._ends_epoch = self._proposal.agreed()
+        _LOG.debug("step %d: a round of %d steps begins", self.step, self._length)
         self._proposal = None
 
     def _end_round(self, *, early: bool) -> None:
