@@ -240,7 +240,7 @@ class Collector:
         return TrialStatus.ENDED_EARLY, f"the script ended {made}", self._tail.whole()
 
 
-def _read(read: Callable[[Any], _Value], message: Any) -> _Value | None:
+def _read(read: Callable[[Any], _Value], message: object) -> _Value | None:
     """Return ``read(message)``; ``None`` if there is no message or it is malformed."""
     try:
         value = None if message is None else read(message)

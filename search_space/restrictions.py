@@ -66,7 +66,7 @@ def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpa
     return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job and unmoved)
 
 
-def _restricted(knob: Knob, table: Any) -> Knob:
+def _restricted(knob: Knob, table: object) -> Knob:
     """Return ``knob`` under the restrictions of one table of the file."""
     if not isinstance(table, Mapping):
         raise SpaceError(

@@ -97,7 +97,7 @@ def _check_conditions(strategy: Strategy) -> None:
                 )
 
 
-def _members(name: str, names: Any) -> tuple[str, ...]:
+def _members(name: str, names: object) -> tuple[str, ...]:
     if name not in PARAMETER_CLASSES or name == REST:
         known = ", ".join(c for c in PARAMETER_CLASSES if c != REST)
         raise SpaceError(

@@ -31,7 +31,7 @@ def extend_launcher(launcher: ModuleType) -> None:
     extend_parser(launcher)
     run_unchanged: Callable[[argparse.Namespace], Any] = launcher._run
 
-    def run(arguments: argparse.Namespace) -> Any:
+    def run(arguments: argparse.Namespace) -> object:
         if not getattr(arguments, "autosync", False):
             return run_unchanged(arguments)
         sys.exit(guarded(lambda: autosync(arguments, sys.argv[1:])))

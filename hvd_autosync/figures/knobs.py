@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,6 +14,9 @@ from hvd_autosync.figures.evidence import Evidence
 from hvd_autosync.figures.style import BLACK, BLUE, GREEN, RED, SCALE, dressed, log_axis, nothing
 from hvd_autosync.learner.points import can_vary, encode_all
 from hvd_autosync.search_space import CategoricalKnob, Knob, Value
+
+if TYPE_CHECKING:
+    from hvd_autosync.learner.surrogate import Surrogate
 
 #: Least number of measured trials for a model.
 _FEWEST = 3
@@ -250,7 +253,7 @@ def _too_little(evidence: Evidence) -> str:
     return "" if evidence.space.dimension else "This job has no knob to tune."
 
 
-def _model(evidence: Evidence) -> Any:
+def _model(evidence: Evidence) -> Surrogate:
     from hvd_autosync.learner import fit
 
     assert evidence.problem is not None, "the space is known"

@@ -87,7 +87,7 @@ def dressed(figure: go.Figure, title: str, caption: str, height: int = 420) -> g
     return go.Figure(_harmless(parts), _harmless(figure.layout.to_plotly_json()))
 
 
-def _harmless(value: Any) -> Any:
+def _harmless(value: object) -> object:
     """``value`` with printable texts and without links, because Plotly interprets some markup."""
     if isinstance(value, str):
         return printable(_FOREIGN_MARKUP.sub("&lt;", value))

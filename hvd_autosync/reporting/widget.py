@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.closing import answer_line
@@ -21,6 +21,8 @@ from hvd_autosync.study.values import Conclusion, Trial
 from hvd_autosync.util.printable import printable_html
 
 if TYPE_CHECKING:
+    import ipywidgets
+
     from hvd_autosync.study.forecast import Forecast
     from hvd_autosync.study.study import AskTellStudy
 
@@ -152,7 +154,7 @@ class WidgetProgress:
             self._head.value = self._title
             self._activity.value = "stopped; run the same call again to resume"
 
-    def _pressed(self, button: Any) -> None:
+    def _pressed(self, button: ipywidgets.Button) -> None:
         self._stopped = True
         button.disabled, button.description = True, "Stopping ..."
 

@@ -242,7 +242,7 @@ def _verdict(fields: dict[str, Any]) -> Verdict:
     return Verdict(**{**fields, **numbers})
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Strategy):
         return dict(value)
     if isinstance(value, Outcome):

@@ -305,7 +305,7 @@ def _exists(dotted: str) -> bool:
     return True
 
 
-def _instances_have(cls: Any, name: str) -> bool:
+def _instances_have(cls: type, name: str) -> bool:
     """Whether a class declares an attribute of its instances, or a method of it mentions one."""
     for each in cls.__mro__:
         methods = (value for value in vars(each).values() if isinstance(value, FunctionType))
