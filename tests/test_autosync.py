@@ -269,9 +269,13 @@ def test_mpi_works_the_same(job: Job) -> None:
 @pytest.mark.parametrize(
     ("script", "named"),
     [
-        (["--fault", "crash"], "deliberate crash at step -1"),
+        pytest.param(["--fault", "crash"], "deliberate crash at step -1", marks=pytest.mark.wide),
         (["--fault", "crash", "--at", "5", "--rank", "1"], "deliberate crash at step 5"),
-        (["--fault", "exit", "--at", "5", "--rank", "1"], "rank 1 exited with status 7"),
+        pytest.param(
+            ["--fault", "exit", "--at", "5", "--rank", "1"],
+            "rank 1 exited with status 7",
+            marks=pytest.mark.wide,
+        ),
     ],
 )
 def test_a_job_that_fails_by_itself_is_given_back(job: Job, script: list[str], named: str) -> None:
@@ -289,8 +293,18 @@ def test_a_job_that_fails_by_itself_is_given_back(job: Job, script: list[str], n
     ("script", "trained", "named"),
     [
         (["--by-hand"], 60, r"without a single step .* it runs untuned.*hvd_autosync.step\(\)"),
-        (["--steps", "6"], 6, "ended after 6 steps; at least 8 are needed .* it runs untuned"),
-        (["--steps", "9"], 9, "ended by itself after 9 steps, .* it runs untuned"),
+        pytest.param(
+            ["--steps", "6"],
+            6,
+            "ended after 6 steps; at least 8 are needed .* it runs untuned",
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            ["--steps", "9"],
+            9,
+            "ended by itself after 9 steps, .* it runs untuned",
+            marks=pytest.mark.wide,
+        ),
     ],
 )
 def test_a_job_that_is_too_short_runs_untuned(

@@ -14,6 +14,8 @@ nbclient = pytest.importorskip("nbclient")
 jupyter_client = pytest.importorskip("jupyter_client")
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
+#: Those that stand for the others.
+IN_BRIEF = ("01_tune", "03_replay")
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 pytestmark = [pytest.mark.notebook, pytest.mark.cluster, pytest.mark.slow]
 
@@ -23,7 +25,13 @@ def test_there_are_four() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.stem in IN_BRIEF else pytest.mark.wide, id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 def test_notebooks_run_whole(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     stored = [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]

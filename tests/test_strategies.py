@@ -165,7 +165,12 @@ def test_a_killed_training_goes_on_with_its_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "die_at", "passed"), [("asp", 40, 1), ("ssp", 60, 2), ("asp", 100, 4)]
+    ("kind", "die_at", "passed"),
+    [
+        ("asp", 40, 1),
+        pytest.param("ssp", 60, 2, marks=pytest.mark.wide),
+        pytest.param("asp", 100, 4, marks=pytest.mark.wide),
+    ],
 )
 def test_a_training_that_is_killed_goes_on_in_its_phase(
     kind: str, die_at: int, passed: int, tmp_path: Path

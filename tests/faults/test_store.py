@@ -86,6 +86,7 @@ def test_another_process_locks_the_store(job: Job) -> None:
     goes_on(job, job.results(), trials=8)
 
 
+@pytest.mark.wide
 def test_a_lock_that_ends_in_time_goes_unnoticed(job: Job) -> None:
     life = job.start(trials=4)
     assert life.until(lambda: life.trials >= 1), life.said
@@ -105,6 +106,7 @@ def test_a_truncated_store_is_refused_and_left_as_it_is(job: Job) -> None:
     assert digest(job.store_path) == before
 
 
+@pytest.mark.wide
 def test_a_store_that_is_truncated_meanwhile(job: Job) -> None:
     life = job.start(trials=8)
     assert life.until(lambda: life.trials >= 2), life.said
@@ -145,6 +147,7 @@ def test_two_studies_at_once(job: Job, same: bool) -> None:
         assert all(trial.result is not None for trial in trials)
 
 
+@pytest.mark.wide
 def test_the_clock_jumps(job: Job, tmp_path: Path) -> None:
     """A week ahead and a year back, for the driver."""
     library, clock = tmp_path / "clock_jump.so", tmp_path / "clock"

@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 
 
 #: These stand for the rest: a rank that ends, one that does not, and one that floods the output.
-NARROW = (("crash", "auto"), ("stop", "cold"), ("flood", "auto"))
+NARROW = (("crash", "auto"), ("stop", "cold"))
 # Cold launches share no state: three faults stand for the rest there.
 WIDE = {*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("disk", "cold")} - {*NARROW}
 

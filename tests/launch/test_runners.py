@@ -48,7 +48,15 @@ def processes_that_mention(word: str) -> list[int]:
     return found
 
 
-@pytest.fixture(params=[ColdRunner, warm], ids=["cold", "warm"])
+#: For tests whose cold form does not stand for others.
+MOSTLY_WARM = [
+    pytest.param(ColdRunner, marks=pytest.mark.wide, id="cold"),
+    pytest.param(warm, id="warm"),
+]
+BOTH = pytest.mark.parametrize("run", [ColdRunner, warm], indirect=True, ids=["cold", "warm"])
+
+
+@pytest.fixture(params=MOSTLY_WARM)
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs trials of the tiny script; each call with other arguments has a runner of its own."""
     runners: dict[Job, TrialRunner] = {}
@@ -66,6 +74,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     assert set(processes_that_mention(SCRIPT.name)) <= before
 
 
+@BOTH
 def test_a_trial_measures_every_step_on_every_rank(run: Run) -> None:
     assert_everything_measured(run(profile=True))
 
@@ -114,7 +123,12 @@ def test_loader_processes_end_with_the_trial(run: Run) -> None:
     ("script_arguments", "status", "reason"),
     [
         (["--fault", "crash"], TrialStatus.CRASHED, "^rank 0 raised RuntimeError: deliberate"),
-        (["--fault", "crash", "--at", "5"], TrialStatus.CRASHED, "raised RuntimeError: deliberate"),
+        pytest.param(
+            ["--fault", "crash", "--at", "5"],
+            TrialStatus.CRASHED,
+            "raised RuntimeError: deliberate",
+            marks=pytest.mark.wide,
+        ),
         (
             ["--fault", "crash", "--at", "5", "--rank", "1"],
             TrialStatus.CRASHED,
@@ -145,13 +159,18 @@ def test_failures_are_distinguished(
         assert "deliberate crash" in result.stderr_tail
 
 
+@BOTH
 def test_what_was_measured_before_the_scripts_end_counts(run: Run) -> None:
     result = run("--steps", "9")
     assert result.step_time is not None and result.step_time.steps == 6
 
 
 @pytest.mark.parametrize(
-    ("at", "setup_s", "reason"), [("-1", 15, "no step within 15 s"), ("5", 60, "after step")]
+    ("at", "setup_s", "reason"),
+    [
+        pytest.param("-1", 15, "no step within 15 s", marks=pytest.mark.wide),
+        ("5", 60, "after step"),
+    ],
 )
 def test_a_hang_is_ended_at_its_limit(run: Run, at: str, setup_s: float, reason: str) -> None:
     began = time.monotonic()
@@ -176,7 +195,10 @@ def test_a_pruned_trial_is_cut_short_on_all_ranks(run: Run) -> None:
 
 
 @pytest.mark.parametrize("run", [warm], indirect=True, ids=["warm"])
-@pytest.mark.parametrize("fault", ["exit", "kill", "crash", "hang"])
+@pytest.mark.parametrize(
+    "fault",
+    ["hang", *(pytest.param(each, marks=pytest.mark.wide) for each in ("exit", "kill", "crash"))],
+)
 def test_a_trial_that_fails_does_not_touch_the_next(run: Run, fault: str) -> None:
     arguments = ("--fault", fault, "--at", "5", "--rank", "1", "--under", "HOROVOD_CYCLE_TIME=13.0")
     limits = Limits(setup_s=60, silence_s=10)  # for the healthy trials on a busy machine, too
