@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.exchange_plan import matrix_shape
 from hvd_autosync.search_space.trial import LossPrediction
 from hvd_autosync.study.loss_prediction import predict_losses
 from hvd_autosync.study.noninferiority import Outcome
@@ -159,6 +160,20 @@ def _held_out(row: Row) -> float:
     return value if math.isfinite(value) else math.inf
 
 
+def _classes(planted: Planted, model: Any) -> dict[str, list[str]]:
+    """The class ``large``: all parameters on which the planted codec works."""
+    if not any(knob.startswith("large_") for knob in planted.knobs):
+        return {}
+    rank = int(planted.knobs.get("large_rank", 0))
+    return {
+        "large": [
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.dim() < 2 or min(matrix_shape(parameter.shape)) >= rank
+        ]
+    }
+
+
 class Bench:
     """Trains on all ranks what is missing of one job.
 
@@ -229,7 +244,7 @@ class Bench:
             training.optimizer,
             training.model.named_parameters(),
             strategy=planted.knobs,
-            classes={"large": ["*"]} if any(k.startswith("large_") for k in planted.knobs) else {},
+            classes=_classes(planted, training.model),
         )
         if not guarded:
             optimizer._guard = None
