@@ -116,7 +116,7 @@ def work(
             trainer = Trainer(f"{model}.{number}", MODELS[model], plan, protocol)
             phases = getattr(trainer.optimizer, "_protocols", None)
             if how is not None and how[1]:
-                phases.looked_at()
+                phases.script_uses_gradients()
             begun = None if phases is None else Timed(phases, "_begin")
             waits = Timed(
                 *((trainer.optimizer, "synchronize") if phases is None else (phases, "exchange"))

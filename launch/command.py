@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.launch.job import Job, python_environment
+from hvd_autosync.launch.job import Job, job_environment
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, worker_environment
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
@@ -149,7 +149,7 @@ def launcher_environment(
     strategy: Mapping[str, Value], spec: TrialSpec | None = None
 ) -> dict[str, str]:
     """Return the launcher's environment: the user's, the strategy's, and the trial's, if any."""
-    environment = python_environment() | strategy_environment(strategy)
+    environment = job_environment() | strategy_environment(strategy)
     if spec is not None:
         environment |= worker_environment(spec)
     environment["PATH"] = search_path()

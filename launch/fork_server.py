@@ -1,9 +1,10 @@
 """The fork server: started once per slot, it forks a child for every warm trial.
 
 It imports torch and Horovod once, never initializes Horovod, and has no threads, so that its
-children start as a fresh process would after these imports. The driver (:mod:`..launch.warm`) sends
-its orders through :mod:`..launch.channel`. The server answers with messages in the job's output
-(:mod:`..runtime.driver.wire`), as the ranks of a trial do:
+children start as a fresh process would after these imports. The driver
+(:mod:`hvd_autosync.launch.warm`) sends its orders through :mod:`hvd_autosync.launch.channel`. The
+server answers with messages in the job's output (:mod:`..runtime.driver.wire`), as the ranks of a
+trial do:
 
 - ``server``: it listens: ``address, port, secret, rendezvous``.
 - ``exit``: a trial's processes have ended: ``trial, status`` (negative: a signal's number).

@@ -58,8 +58,8 @@ class ForkServers:
         self._name = f"servers-{uuid.uuid4().hex}"
         self._key = os.urandom(16).hex()
         self._decoder = MessageDecoder(self._key, job.world_size)
-        self._hellos: dict[int, Message] = {}
-        self._hello_arrived = threading.Condition()
+        self._server_messages: dict[int, Message] = {}
+        self._arrived = threading.Condition()
         self._collector: Collector | None = None
         self._tail = Tail(job.world_size)
         self._controls: dict[int, ControlSender] = {}
@@ -85,7 +85,7 @@ class ForkServers:
     @property
     def rendezvous_address(self) -> str:
         """The driver's address on the job's network, as Horovod's launcher chose it."""
-        return str(self._hellos[0]["rendezvous"])
+        return str(self._server_messages[0]["rendezvous"])
 
     @property
     def name(self) -> str:
@@ -146,19 +146,19 @@ class ForkServers:
     def _read(self, stream: IO[bytes]) -> None:
         for line in lines_of(stream):
             self._take_line(line)
-        with self._hello_arrived:
-            self._hello_arrived.notify_all()
+        with self._arrived:
+            self._arrived.notify_all()
 
     def _take_line(self, line: bytes) -> None:
         """Process a line of output, from a server or from the trial that it runs."""
         collector = self._collector
-        with self._hello_arrived:
+        with self._arrived:
             is_message, complete = self._decoder.feed(line)
             if complete is None and collector is None and not is_message:
                 self._tail.add(line)
             elif complete is not None and complete[1]["type"] == "server":
-                self._hellos[complete[0]] = complete[1]
-                self._hello_arrived.notify_all()
+                self._server_messages[complete[0]] = complete[1]
+                self._arrived.notify_all()
         if collector is None:
             return
         if complete is None:
@@ -169,20 +169,24 @@ class ForkServers:
     def _connect(self, waiting: Callable[[], None]) -> None:
         ranks = range(self._job.world_size)
         deadline = time.monotonic() + START_S
-        with self._hello_arrived:
-            while len(self._hellos) < len(ranks) and self.alive and time.monotonic() < deadline:
+        with self._arrived:
+            while (
+                len(self._server_messages) < len(ranks)
+                and self.alive
+                and time.monotonic() < deadline
+            ):
                 waiting()
-                self._hello_arrived.wait(_POLL_S)
+                self._arrived.wait(_POLL_S)
         if not self.alive:  # its last output may still be on its way
             for reader in self._readers:
                 reader.join(_LAST_OUTPUT_S)
-        with self._hello_arrived:
-            missing = [str(rank) for rank in ranks if rank not in self._hellos]
+        with self._arrived:
+            missing = [str(rank) for rank in ranks if rank not in self._server_messages]
             if missing:
                 last_line = self._tail.whole().strip().rpartition("\n")[2]
                 reason = f": {last_line}" if last_line else ""
                 raise ForkServersError(f"no fork server for rank {', '.join(missing)}{reason}")
-        for rank, hello in sorted(self._hellos.items()):
+        for rank, hello in sorted(self._server_messages.items()):
             try:
                 self._controls[rank] = ControlSender(
                     (hello["address"], hello["port"]), bytes.fromhex(hello["secret"])

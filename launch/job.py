@@ -174,6 +174,6 @@ def assign_hosts(hosts: str, num_proc: int, *, exact: bool = False) -> tuple[Hos
     return tuple(slots)
 
 
-def python_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def job_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environment`` as the job gets it, without the size of this terminal."""
     return {k: v for k, v in environment.items() if k not in {"COLUMNS", "LINES"}}

@@ -84,7 +84,9 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
     """
     words = (os.fsencode(source), os.fsencode(target), kind.encode() or None)
     data = os.fsencode(options) or None
-    _check(_libc.mount(*words, ctypes.c_ulong(flags), data), f"mounting {kind} on {target}")
+    _check(
+        _libc.mount(*words, ctypes.c_ulong(flags), data), f"mounting {kind or source} on {target}"
+    )
 
 
 def bind(source: str, target: str) -> None:

@@ -1,10 +1,11 @@
 """Private files of trials: nobody else sees what a trial writes, and it is discarded afterwards.
 
 All ranks of a trial on one host run in one mount namespace, in which every writable place is an
-overlay (:mod:`..launch.mounts`): the ranks see each other's files, and no other process does. The
-first rank creates the namespace; a small process (:mod:`..launch.files_daemon`) passes it to the
-others and reports the written files to the driver at the end. The namespace is found by the name of
-an abstract socket, so that hosts with network namespaces of their own count as separate hosts.
+overlay (:mod:`hvd_autosync.launch.mounts`): the ranks see each other's files, and no other process
+does. The first rank creates the namespace; a small process
+(:mod:`hvd_autosync.launch.files_daemon`) passes it to the others and reports the written files to
+the driver at the end. The namespace is found by the name of an abstract socket, so that hosts with
+network namespaces of their own count as separate hosts.
 
 Overlays are tested by mounting them. If they are not possible, the rank reports the reason and ends
 before the script starts.
@@ -111,11 +112,11 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         kept = _kept_folder(order)
         shared = shared_paths(os.environ, _text("/proc/net/unix"))
         mounts = read_mounts(_text("/proc/self/mountinfo"))
-        foreign = namespaces.unshare_mounts()
+        locked = namespaces.unshare_mounts()
         namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
         namespaces.mount("hvd-autosync", stage, "tmpfs", options=f"size={limit},mode=700")
-        userxattr = not namespaces.in_first_user_namespace()
-        if userxattr:
+        foreign = not namespaces.in_first_user_namespace()
+        if foreign:
             _check_overlays(stage)
         os.mkdir(f"{stage}/root")
         layers = kept or stage
@@ -125,8 +126,8 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
             os.path.dirname(os.path.dirname(kept)),
             f"{stage}/root",
             layers,
-            foreign=userxattr,
-            locked=foreign,
+            foreign=foreign,
+            locked=locked,
             places=_places(),
         )
         root.build()

@@ -1,6 +1,6 @@
 """Separates the files of trials from later trials and from the training: the driver's part.
 
-A trial's files are private if the system allows it (:mod:`..launch.private_files`).
+A trial's files are private if the system allows it (:mod:`hvd_autosync.launch.private_files`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The warm trial runner: each trial is forked from processes with torch and Horovod imported.
 
 A trial takes its own steps, the script's own set-up and a few tenths of a second, without the
-seconds of a launch and of the imports of torch and Horovod. See :mod:`..launch.fork_server`.
+seconds of a launch and of the imports of torch and Horovod. See
+:mod:`hvd_autosync.launch.fork_server`.
 """
 
 from __future__ import annotations

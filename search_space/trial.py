@@ -98,13 +98,14 @@ class TrialSpec:
             own end without measuring (the real training).
         profile: Whether to record the model's profile during warm-up.
         prune_above_s: End the run if the step time is confidently above this, seconds.
-        classes: Class of parameters -> names of its parameters (:mod:`exchange_plan`).
+        classes: Class of parameters -> names of its parameters
+            (:mod:`hvd_autosync.search_space.exchange_plan`).
         probe: Hosts between whose ranks to measure the link, instead of running the script.
         seed: Seed of all random numbers (:mod:`hvd_autosync.runtime.patches.seeds`); 0: the
             script's own.
         loss_prediction: Predicted losses of the first windows of a real training.
         expected_step_s: Step time of a real training, as tuning measured it, seconds; 0: unknown.
-        drift_folder: The driver's folder. If it exists on a rank's host, rank 0 reports there that
+        driver_folder: The driver's folder. If it exists on a rank's host, rank 0 reports there that
             steps are slower, and any rank reports a fallback of the loss guard.
         summarized: Whether rank 0 also writes the run report of a real training there.
         adaptive_steps: Whether to measure fewer steps if those of the warm-up are long.
@@ -122,7 +123,7 @@ class TrialSpec:
     seed: int = 0
     loss_prediction: LossPrediction = LossPrediction()
     expected_step_s: float = 0.0
-    drift_folder: str = ""
+    driver_folder: str = ""
     summarized: bool = False
     adaptive_steps: bool = False
     key: str = field(default_factory=lambda: os.urandom(16).hex(), repr=False)

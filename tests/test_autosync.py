@@ -155,7 +155,7 @@ def plant_lossy_winner(job: Job) -> str:
 
 
 def check_that_a_fallback_is_recorded(job: Job, script: tuple[str, ...]) -> None:
-    """The fall-back is in the store, and the next run uses another confirmed strategy."""
+    """The fallback is in the store, and the next run uses another confirmed strategy."""
     study_id = plant_lossy_winner(job)
     broken = job.run(*script)
     assert broken.returncode == 0 and "trained 140 steps" in broken.stdout, broken.stderr

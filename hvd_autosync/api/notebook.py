@@ -68,7 +68,8 @@ def tune(
             resumes it.
         settings: The options of ``--autosync`` without that prefix: ``trials``, ``minutes``,
             ``steps``, ``warmup``, ``allow``, ``space``, ``store``, ``reuse``, ``transfer``,
-            ``runner``, ``seed``, ``expected_hours``, ``quality_steps``.
+            ``runner``, ``seed``, ``expected_hours``, ``quality_steps``, ``quality_minutes``,
+            ``loss_tolerance``, ``goal``, ``keep_trial_files`` (docs/flag.md).
 
     Returns:
         The finished study; after Stop the study so far, which the next call resumes.

@@ -134,12 +134,12 @@ def _rerun(
     seeds: int,
 ) -> None:
     from hvd_autosync.engine.replay import rerun
-    from hvd_autosync.learner.registry import named
+    from hvd_autosync.learner.registry import learner_spec
     from hvd_autosync.reporting.replayed import reruns_table
     from hvd_autosync.study.stage_budget import explored
 
     for name in learners:
-        named(name)  # raises for unknown names before the long computation
+        learner_spec(name)  # raises for unknown names before the long computation
     count = trials or len(explored(recorded))
     found = []
     for name in learners:

@@ -83,7 +83,7 @@ class Columns:
         """Return the share of the work under BSP, shape ``(c,)``.
 
         It is 1 if there is a share but the total work is unknown
-        (:class:`search_space.protocol.Protocol`).
+        (:class:`hvd_autosync.search_space.protocol.Protocol`).
         """
         share, known = self.numbers("sync_share"), self.numbers("total_samples") > 0
         always = (self.words("protocol") == "bsp") | ((share > 0) & ~known)

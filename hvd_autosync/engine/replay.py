@@ -15,7 +15,7 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.replay import ReplayRunner, distances
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.learner import BayesianLearner, Observation
-from hvd_autosync.learner.registry import named
+from hvd_autosync.learner.registry import learner_spec
 from hvd_autosync.search_space import SearchSpace, Strategy, TrialResult, TrialSpec
 from hvd_autosync.study.decision import Decision, TrialRequest
 from hvd_autosync.study.study import AskTellStudy, problem_of
@@ -252,7 +252,7 @@ def rerun(
         ConfigurationError: No learner has that name, or its library is not installed.
         StudyError: No trial was measured.
     """
-    chosen = named(learner)
+    chosen = learner_spec(learner)
     asked = chosen.make()
     explored = [t for t in trials if t.kind != "confirm"]
     runner = ReplayRunner(study, explored)

@@ -84,13 +84,13 @@ class RunOutcome:
         status: The exit status of ``horovodrun``; 128 plus the number of the signal, if one ended
             or stopped it.
         drift: Rank 0's report of drift, if rank 0 is on this host; else empty.
-        outcome: Rank 0's report on a run of a recurring job, if rank 0 is on this host.
+        report: Rank 0's report on a run of a recurring job, if rank 0 is on this host.
         stopped: Whether a signal stopped it, such as Ctrl-C.
     """
 
     status: int
     drift: str = ""
-    outcome: RunReport | None = None
+    report: RunReport | None = None
     stopped: bool = False
 
 
@@ -133,7 +133,7 @@ def run_training(
         with contextlib.suppress(OSError):  # no drift was reported
             drift = Path(folder, DRIFT_FILE).read_text()
             return RunOutcome(status, drift, outcome, stopped)
-    return RunOutcome(status, outcome=outcome, stopped=stopped)
+    return RunOutcome(status, report=outcome, stopped=stopped)
 
 
 @contextlib.contextmanager
@@ -214,7 +214,7 @@ def _worker_spec(
         classes=context.classes,
         loss_prediction=context.loss_prediction,
         expected_step_s=context.expected_step_s,
-        drift_folder=folder,
+        driver_folder=folder,
         summarized=recurring,
     )
     return spec if beyond_horovod(strategy) or spec.watched or recurring else None

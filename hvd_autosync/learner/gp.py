@@ -73,9 +73,10 @@ def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
     The last fits are cached, because proposing, stopping and choosing candidates need the same
     one; a fitted surrogate never changes.
 
-    The fit does not fail on unusual data. Failed trials are ignored (:mod:`feasibility` learns from
-    them). If the hyperparameters cannot be optimized, the mode of their prior is used. Without
-    observations the result is the prior around one second.
+    The fit does not fail on unusual data. Failed trials are ignored
+    (:mod:`hvd_autosync.learner.feasibility` learns from them). If the hyperparameters cannot be
+    optimized, the mode of their prior is used. Without observations the result is the prior around
+    one second.
 
     Raises:
         SpaceError: An observed strategy does not lie in the problem's space.

@@ -2,7 +2,8 @@
 
 A prior function predicts the logarithm of the step time over that of the default, as a weighted sum
 of its basis functions. Each weight has a Gaussian prior, which the trials of the task update
-(:mod:`gp`): a prior function that is wrong for this task soon has little influence.
+(:mod:`hvd_autosync.learner.gp`): a prior function that is wrong for this task soon has little
+influence.
 
 ``n``: number of points; ``d``: dimension of the space; ``m``: basis functions of one prior
 function; ``e``: basis functions of all prior functions.

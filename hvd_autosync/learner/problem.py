@@ -22,7 +22,8 @@ class Source:
         task: The task; ``None`` if it is not known.
         space: The space that was searched.
         observations: The outcomes of its trials.
-        similarity: Its similarity to the target, from 0 to 1 (:mod:`similarity`).
+        similarity: Its similarity to the target, from 0 to 1
+            (:mod:`hvd_autosync.learner.similarity`).
     """
 
     study_id: str

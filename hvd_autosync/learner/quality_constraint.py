@@ -28,7 +28,8 @@ from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 _SENSITIVITY, _RESIDUAL, _PER_HARSHNESS, _NOISE = 0.6, 0.4, 0.3, 0.4
 #: Length scale of a numeric knob as a share of its range, and rate of a categorical knob.
 _SCALE, _RATE = 0.4, 0.7
-#: Violations are clipped to this and to :data:`.harshness.MOST`: others carry no more information.
+#: Violations are clipped to this and to :data:`hvd_autosync.learner.harshness.MOST`: others carry
+#: no more information.
 _LEAST = -2.0
 
 

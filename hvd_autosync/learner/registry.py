@@ -62,8 +62,8 @@ LEARNERS = {
 }
 
 
-def named(name: str) -> LearnerSpec:
-    """Return the learner of that name.
+def learner_spec(name: str) -> LearnerSpec:
+    """Return the specification of the learner of that name.
 
     Raises:
         ConfigurationError: No learner has this name.

@@ -24,7 +24,8 @@ from hvd_autosync.learner.prior_functions import PriorFunction
 FEWEST_TO_JUDGE = 3
 #: Least rise of the leave-one-out score, a log density, for which sources are dropped.
 _CLEARLY = 0.5
-#: Prior variance of the model's constant, in the model's unit (:class:`PriorMean`).
+#: Prior variance of the model's constant, in the model's unit
+#: (:class:`hvd_autosync.learner.kernel.PriorMean`).
 _CONSTANT_VARIANCE = 1.0
 
 

@@ -1,11 +1,12 @@
 """Constrained Bayesian search for the share: the fastest that keeps the target with confidence.
 
 The time of a run is linear in the share, T(f) = f T_bsp + (1 - f) T_async, known after two runs.
-:mod:`curve` gives the probability that a share keeps the target. A share is accepted if that is
-high enough. The next share to try maximizes the time saved over the accepted one, times the
-probability that the share keeps the target: constrained expected improvement (Gardner et al.,
-"Bayesian Optimization with Inequality Constraints", ICML 2014) with a known objective. The search
-ends if the maximum is too small, if runs are no faster with less BSP, or after a number of runs.
+:mod:`hvd_autosync.recurring.curve` gives the probability that a share keeps the target. A share is
+accepted if that is high enough. The next share to try maximizes the time saved over the accepted
+one, times the probability that the share keeps the target: constrained expected improvement
+(Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014) with a known
+objective. The search ends if the maximum is too small, if runs are no faster with less BSP, or
+after a number of runs.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def run_recurring(job: Job, options: Options) -> int:
 
 def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRecord | None:
     """Return the record of a run; ``None`` if the run does not count for its share."""
-    report = ended.outcome or RunReport()
+    report = ended.report or RunReport()
     metric, source, status = math.nan, "script", "completed"
     if report.metric is not None:
         metric = report.metric
@@ -156,7 +156,7 @@ def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRec
     elif (report.metric is None and report.loss is None) or not _was_tried(plan, report):
         return None
     elif report.fell_back or not math.isfinite(metric):
-        # After a fall-back the final metric belongs to the exact strategy, not to this share.
+        # After a fallback the final metric belongs to the exact strategy, not to this share.
         metric, status = math.nan, "diverged"
     return RunRecord(
         job.key,
@@ -191,7 +191,7 @@ def _was_tried(plan: Plan, report: RunReport) -> bool:
 def _why_not(plan: Plan, ended: RunOutcome) -> str:
     if _was_stopped(ended):
         return "it was stopped"
-    if ended.outcome is not None and not _was_tried(plan, ended.outcome):
+    if ended.report is not None and not _was_tried(plan, ended.report):
         return (
             "all of its steps were synchronous. A DistributedOptimizer with compression, groups or "
             "a process set always is, and other ones are until every rank has seen an epoch end"

@@ -84,7 +84,7 @@ def _use_text(prior: PriorUse, last: int) -> str:
 
 
 def _asked(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that the model chose, and random ones after a prior was dropped."""
+    """The trials that the model chose, and Sobol points after a prior was dropped."""
     return [trial for trial in trials if trial.kind == "model" or _dropped(trial)]
 
 

@@ -81,7 +81,7 @@ class PlainProgress:
         self._print(text)
 
     def close(self) -> None:
-        """Do nothing; :class:`TerminalProgress` restores the terminal here."""
+        """Do nothing; the terminal was not changed."""
 
     def _print(self, line: str) -> None:
         print(f"{PREFIX}: {printable(line)}", file=self._stream, flush=True)

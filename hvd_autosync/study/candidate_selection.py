@@ -67,16 +67,17 @@ class CandidateSelection:
     Args:
         problem: The input of the learner.
         observations: The outcomes of the trials so far.
-        pruned: Strategies that are never chosen, as those of :func:`pruned`.
+        excluded: Strategies that are never chosen: those that the loss guard has ended, and those
+            of :func:`pruned`.
     """
 
     def __init__(
         self,
         problem: Problem,
         observations: Sequence[Observation],
-        pruned: Collection[Strategy] = (),
+        excluded: Collection[Strategy] = (),
     ) -> None:
-        self._pruned = pruned
+        self._excluded = excluded
         self._problem = problem
         self._observations = observations
         self._space = problem.space
@@ -94,7 +95,7 @@ class CandidateSelection:
             len(self._observations),
             self._surrogate,
         )
-        worth = [strategy for strategy in worth if strategy not in self._pruned]
+        worth = [strategy for strategy in worth if strategy not in self._excluded]
         exact = [strategy for strategy in worth if self._space.is_exact(strategy)]
         lossy = itertools.takewhile(lambda strategy: not self._space.is_exact(strategy), worth)
         return [*lossy, *exact[:_MOST_CONFIRMED]]

@@ -1,6 +1,6 @@
 """Winners that the loss guard abandoned in a training; they are not used again.
 
-The record of a fall-back is stored with the study of the winner. The next run of the job uses the
+The record of a fallback is stored with the study of the winner. The next run of the job uses the
 next best strategy that was proven faster in that study. If there is none, the job is tuned again,
 once, without the excluded strategies; after that it runs the default.
 """
@@ -76,7 +76,7 @@ def without_excluded(study: StudyRecord, excluded: Collection[Strategy]) -> Stud
 
 
 def fallback_line(study: StudyRecord) -> str:
-    """Describe the last fall-back of a study's winner, for people; empty if there was none."""
+    """Describe the last fallback of a study's winner, for people; empty if there was none."""
     last = next(reversed(study.fallbacks), None)
     if last is None:
         return ""

@@ -33,14 +33,15 @@ class StudySettings:
         quality_minutes: Largest number of minutes of all quality trials.
         loss_tolerance: Allowed loss of a lossy strategy above the default's, as a share of the
             decrease of the default's loss.
-        goal: Whether losses are compared after equal steps or equal time (``options.GOALS``).
+        goal: Whether losses are compared after equal steps or equal time (``"steps"`` or
+            ``"time-to-loss"``).
         allow: Allowed groups of lossy knobs.
         seed: Seed of all random choices.
         transfer: Whether finished studies of related tasks are used.
         expected_hours: Expected hours of the training; tuning must pay within them.
-        adaptive_steps: Whether trials have fewer steps if steps are long.
         retune: Whether the job is tuned again, because the winner of an earlier study was slower in
             a training or was abandoned there by the loss guard.
+        adaptive_steps: Whether trials have fewer steps if steps are long.
         excluded: The strategies that the loss guard ended in trainings of the job; none can win.
     """
 

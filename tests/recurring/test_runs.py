@@ -50,7 +50,7 @@ class Trainings:
 
 
 def came_to(metric: float, samples: int = 960) -> RunOutcome:
-    return RunOutcome(0, outcome=RunReport(metric, 0.5, samples, 60, without_barrier=True))
+    return RunOutcome(0, report=RunReport(metric, 0.5, samples, 60, without_barrier=True))
 
 
 def test_each_run_tries_the_next_share(
@@ -102,7 +102,7 @@ def test_other_knobs_are_the_winners_of_before_and_stay(
 def test_a_run_that_fails_is_below_the_target_and_its_status_is_ours(
     monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Trainings(monkeypatch, came_to(0.9), RunOutcome(3, outcome=RunReport(0.95, 0.1, 100, 5)))
+    Trainings(monkeypatch, came_to(0.9), RunOutcome(3, report=RunReport(0.95, 0.1, 100, 5)))
     run_recurring(JOB, options)
     assert run_recurring(JOB, options) == 3
     last = TraceStore(options.store).runs(JOB.key)[-1]
@@ -115,7 +115,7 @@ def test_a_run_that_was_stopped_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, options: Options, status: int, stopped: bool
 ) -> None:
     said = RunReport(0.9, 0.1, 100, 5)
-    Trainings(monkeypatch, RunOutcome(status, outcome=said, stopped=stopped))
+    Trainings(monkeypatch, RunOutcome(status, report=said, stopped=stopped))
     assert run_recurring(JOB, options) == status
     assert TraceStore(options.store).runs(JOB.key) == []
 
@@ -143,7 +143,7 @@ def test_without_samples_every_run_is_under_bsp_alone(
 def test_the_training_loss_stands_for_a_metric_that_nobody_says(
     options: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Trainings(monkeypatch, RunOutcome(0, outcome=RunReport(None, 0.25, 960, 60)))
+    Trainings(monkeypatch, RunOutcome(0, report=RunReport(None, 0.25, 960, 60)))
     run_recurring(JOB, options)
     (run,) = TraceStore(options.store).runs(JOB.key)
     assert (run.metric, run.source) == (-0.25, "loss")
@@ -152,7 +152,7 @@ def test_the_training_loss_stands_for_a_metric_that_nobody_says(
 
 def test_metrics_of_two_kinds_are_not_compared(options: Options) -> None:
     next_run = plan(JOB, options, TraceStore(options.store))
-    by_loss = record_of(JOB, next_run, RunOutcome(0, outcome=RunReport(None, 0.25, 960, 60)), 1.0)
+    by_loss = record_of(JOB, next_run, RunOutcome(0, report=RunReport(None, 0.25, 960, 60)), 1.0)
     by_script = record_of(JOB, next_run, came_to(0.9), 1.0)
     assert by_loss is not None and by_script is not None
     assert [each.metric for each in outcomes_of([by_loss, by_script])] == [0.9]
@@ -161,7 +161,7 @@ def test_metrics_of_two_kinds_are_not_compared(options: Options) -> None:
 def test_a_share_that_was_not_tried_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waited = RunOutcome(0, outcome=RunReport(0.9, 0.5, 960, 60))
+    waited = RunOutcome(0, report=RunReport(0.9, 0.5, 960, 60))
     trainings = Trainings(monkeypatch, waited, waited, waited)
     for _ in range(3):
         run_recurring(JOB, options)
@@ -173,7 +173,7 @@ def test_a_share_that_was_not_tried_is_not_counted(
 def test_a_metric_that_is_no_number_is_a_divergence(options: Options) -> None:
     next_run = plan(JOB, options, TraceStore(options.store))
     rescued = RunReport(0.95, 0.25, 960, 60, fell_back=True)
-    run = record_of(JOB, next_run, RunOutcome(0, outcome=rescued), 1.0)
+    run = record_of(JOB, next_run, RunOutcome(0, report=rescued), 1.0)
     assert run is not None and run.status == "diverged" and math.isnan(run.metric)
     run = record_of(JOB, next_run, came_to(math.nan), 1.0)
     assert run is not None and run.status == "diverged"

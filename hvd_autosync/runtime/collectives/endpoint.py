@@ -106,7 +106,7 @@ class Endpoint:
         self._post(to, _MESSAGE + head, octets)
 
     def check(self) -> None:
-        """Return if there is no failure; for threads that wait for a message.
+        """Check that there is no failure; for threads that wait for a message.
 
         Raises:
             AutosyncError: A rank is gone, or ``on_message`` has failed on some rank.

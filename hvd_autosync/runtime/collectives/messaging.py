@@ -35,7 +35,7 @@ def prepare_messaging() -> None:
 
 
 def check_messaging(name: str) -> None:
-    """Return if this job can open message endpoints; a collective, after ``hvd.init()``.
+    """Check that this job can open message endpoints; a collective, after ``hvd.init()``.
 
     Args:
         name: The name that :func:`open_endpoint` will be called with, much later.

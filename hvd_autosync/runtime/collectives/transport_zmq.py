@@ -52,10 +52,10 @@ _CLOSED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 def check_build() -> None:
-    """Return if this libzmq can encrypt connections.
+    """Check that this libzmq can encrypt connections.
 
     Raises:
-        OSError: This libzmq has no CURVE.
+        zmq.ZMQError: This libzmq has no CURVE.
     """
     zmq.curve_keypair()
 

@@ -43,7 +43,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     _LOG.debug("strategy %s, %d measured steps", dict(spec.strategy), spec.measured_steps)
     current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
     current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
-    current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.drift_folder
+    current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.driver_folder
     # Scripts may also import it from its defining module.
     for owner in (module, horovod_optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
@@ -64,7 +64,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     if spec.watched and current.watch is None:
         from hvd_autosync.runtime.measure.drift import DriftWatch  # trials do not need it
 
-        current.watch = DriftWatch(spec.expected_step_s, spec.drift_folder, spec.round_steps)
+        current.watch = DriftWatch(spec.expected_step_s, spec.driver_folder, spec.round_steps)
         os.register_at_fork(after_in_child=current.forget_run)
     if spec.summarized and current.run_summary is None:
         from hvd_autosync.runtime.trial.run_summary import RunSummary  # trials do not need it
@@ -72,7 +72,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)
-        current.run_summary = RunSummary(current.losses, spec.drift_folder)
+        current.run_summary = RunSummary(current.losses, spec.driver_folder)
         atexit.register(current.run_summary.write)
         os.register_at_fork(after_in_child=current.forget_run)
     if sender is None or current.run is not None:

@@ -55,7 +55,7 @@ def install(spec: TrialSpec) -> None:
 
 
 def _start_log() -> None:
-    """What is no level the driver has refused; a training needs no log."""
+    """Start this rank's log; the driver has refused invalid levels, which are ignored here."""
     from hvd_autosync.util.log import start_log
 
     with contextlib.suppress(ValueError):

@@ -87,7 +87,7 @@ class DriftWatch:
     ) -> None:
         self._expected_s, self._folder, self._round_steps = expected_s, folder, round_steps
         self._clock, self._window_s = clock, window_s
-        self._counting = StepClassifier()
+        self._classifier = StepClassifier()
         self._steps, self._waited = 0, 0.0
         self._round_began = self._window_began = clock()
         #: For each round of the window, per step: total time, and time without waiting.
@@ -103,12 +103,12 @@ class DriftWatch:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if self._counting.is_step(optimizer):
+        if self._classifier.is_step(optimizer):
             self._end_step()
 
     def mark(self) -> None:
         """The script marks the end of a step; it may wait anywhere, because it reduces by hand."""
-        self._counting.marked = True
+        self._classifier.marked = True
         self._reported_own = True
         self._end_step()
 

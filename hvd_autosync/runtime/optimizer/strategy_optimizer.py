@@ -390,7 +390,7 @@ def _has_hooks(self: Any) -> bool:
 
 def _synchronize(self: Any) -> None:
     if self._protocols is not None and not self._in_step:
-        self._protocols.looked_at()
+        self._protocols.script_uses_gradients()
     _settle_owed(self)
     if self._protocols is not None and self._protocols.running:
         pass  # gradients are not reduced

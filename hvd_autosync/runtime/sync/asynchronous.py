@@ -83,7 +83,7 @@ class Asynchronous:
         self._missing: dict[ServerBucket, set[torch.nn.Parameter]] = {}
         #: Bucket and owner -> version of the parameters that this rank has.
         self._versions: dict[tuple[int, int], int] = {}
-        self._owned: ParameterServer | None = None
+        self._server: ParameterServer | None = None
         self.segment = 0
         self._awaited = 0
         #: Segment and clock of the step that has begun.
@@ -103,7 +103,7 @@ class Asynchronous:
     @property
     def staleness(self) -> dict[int, int]:
         """Staleness of this rank's shards, as of :class:`ParameterServer`."""
-        return {} if self._owned is None else dict(self._owned.staleness)
+        return {} if self._server is None else dict(self._server.staleness)
 
     def begin(self) -> None:
         """Begin the first segment; on all ranks, with equal parameters and states."""
@@ -114,14 +114,14 @@ class Asynchronous:
             self._optimizer.state.pop(parameter, None)
         self._versions.clear()
         with self._changed:
-            self._owned = ParameterServer(shares, size(), self._protocol, summed=self._summed)
+            self._server = ParameterServer(shares, size(), self._protocol, summed=self._summed)
         self.begin_next_segment()
 
     def begin_next_segment(self) -> None:
         """Begin another segment from the servers' parameters; on all ranks, once all drained."""
-        assert self._owned is not None, "it has begun"
+        assert self._server is not None, "it has begun"
         with self._changed:
-            self._owned.begin_segment()
+            self._server.begin_segment()
             self.segment += 1
             self._changed.notify_all()
         self.clock = 0
@@ -130,7 +130,7 @@ class Asynchronous:
     def end(self) -> None:
         """Give up the shards and their states; on all ranks, after all have drained."""
         with self._changed:
-            self._owned = None
+            self._server = None
 
     def send(self, to: int, message: PeerMessage) -> None:
         """Send a message of another kind, named by its ``kind``."""
@@ -186,9 +186,9 @@ class Asynchronous:
         Raises:
             AutosyncError: As of :meth:`check`.
         """
-        assert self._owned is not None, "it has begun"
+        assert self._server is not None, "it has begun"
         with self._changed:
-            while not self._owned.all_drained:
+            while not self._server.all_drained:
                 self._changed.wait(_LOOK_S)
                 self._endpoint.check()
 
@@ -205,7 +205,7 @@ class Asynchronous:
     def entries(self) -> list[Entry]:
         """The optimizer states of this rank's shards, as they are between two steps."""
         with self._changed:
-            shares = [] if self._owned is None else self._owned.shares
+            shares = [] if self._server is None else self._server.shares
             return [entry for share in shares for entry in share.entries(self._places)]
 
     def _begin_step(self) -> None:
@@ -276,7 +276,7 @@ class Asynchronous:
             self._on_other_message(source, message)
 
     def _on_message_as_owner(self, source: int, message: PeerMessage, body: memoryview) -> None:
-        owned = self._owned
+        owned = self._server
         assert owned is not None, "owners receive nothing after the last segment"
         if message["kind"] == _PULL:
             self._answer(source, message["bucket"], message["version"])
@@ -301,8 +301,8 @@ class Asynchronous:
 
     def _answer(self, to: int, bucket: int, version: int) -> None:
         """Send this rank's share, without values if the asking rank has this version."""
-        assert self._owned is not None, "called with it"
-        share = self._owned.shares[bucket]
+        assert self._server is not None, "called with it"
+        share = self._server.shares[bucket]
         # A copy: the next gradient may come before this is sent.
         values = None if version == share.version else share.values.clone()
         self._send(to, {"kind": _PULLED, "bucket": bucket, "version": share.version}, values)

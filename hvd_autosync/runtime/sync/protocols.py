@@ -1,7 +1,7 @@
 """Phases of a training: steps that all ranks make together (BSP), and steps without a barrier.
 
 All ranks change the phase at once. From BSP they do so after a vote in some step. Without a barrier
-they do so only where all of them stop: at the end of an epoch, or when rank 0 has received them to.
+they do so only where all of them stop: at the end of an epoch, or when rank 0 has told them to.
 What a script evaluates or saves after an epoch is the same on all ranks::
 
     BSP ... | vote: begin | steps without a barrier | meet: epoch ended on all ranks, or stop | ...
@@ -153,7 +153,7 @@ class Protocols(JoinHook):
         elif self._asynchronous is None:
             self._order[parameter] = None  # the first step's order, others change nothing
 
-    def looked_at(self) -> None:
+    def script_uses_gradients(self) -> None:
         """The script uses gradients itself: from now on they are pushed after it is done."""
         self._script_uses_gradients = True
 

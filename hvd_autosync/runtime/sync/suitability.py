@@ -19,7 +19,7 @@ _stepped: deque[weakref.ref[Any]] = deque(maxlen=2)
 
 
 def check_alone(phases: Any, protocol: Protocol) -> None:
-    """Return if optimizers do not step in turn; called after each step.
+    """Check that optimizers do not step in turn; called after each step.
 
     Args:
         phases: Those of the optimizer that has made a step.
@@ -39,7 +39,7 @@ def check_alone(phases: Any, protocol: Protocol) -> None:
 
 
 def check_balance(protocol: Protocol, *, local_steps: bool, passes_per_step: int) -> None:
-    """Return if ranks may have batches of different sizes.
+    """Check that ranks may have batches of different sizes.
 
     Args:
         protocol: The protocol.
@@ -66,7 +66,7 @@ def check_balance(protocol: Protocol, *, local_steps: bool, passes_per_step: int
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Return if parameter servers can step an optimizer of our class.
+    """Check that parameter servers can step an optimizer of our class.
 
     Raises:
         ConfigurationError: They cannot.

@@ -40,7 +40,7 @@ class RunSummary:
 
     def __init__(self, losses: Losses, folder: str, clock: Callable[[], float] = monotonic) -> None:
         self._losses, self._folder, self._clock = losses, folder, clock
-        self._counting = StepClassifier()
+        self._classifier = StepClassifier()
         self._epochs = Epochs(self)
         self._steps = self._seen = 0
         #: For the last windows: sum of losses, on their device, and number of losses.
@@ -68,12 +68,12 @@ class RunSummary:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if self._counting.is_step(optimizer):
+        if self._classifier.is_step(optimizer):
             self._end_step()
 
     def mark(self) -> None:
         """The script marks the end of a step."""
-        self._counting.marked = True
+        self._classifier.marked = True
         self._end_step()
 
     def outcome(self, metric: float) -> None:

@@ -58,7 +58,7 @@ class TrialRun:
         # Weak, so that optimizers that the script drops are collected.
         self._optimizers: list[weakref.ref[Any]] = []
         self._owned: list[frozenset[str]] = []
-        self._counting = StepClassifier()
+        self._classifier = StepClassifier()
         self._begun = False
         self._steps = 0
         self._last_step = spec.warmup_steps + spec.measured_steps
@@ -93,14 +93,14 @@ class TrialRun:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if self._counting.is_step(optimizer):
+        if self._classifier.is_step(optimizer):
             self._end_step()
 
     def mark(self) -> None:
         """The script marks the end of a step; from the first mark on only marks are counted."""
         if not self._begun:
             self._begin()
-        first, self._counting.marked = not self._counting.marked, True
+        first, self._classifier.marked = not self._classifier.marked, True
         # The step that the first mark ends may have been counted at its optimizer's step.
         if not first or not self.recorder.step_s:
             self._end_step()

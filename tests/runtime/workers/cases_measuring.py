@@ -18,7 +18,7 @@ def case_steps_and_waiting():
     slept_s, count = 0.2, 4
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counting = StepClassifier()
+    RUN._classifier = StepClassifier()
     recorder = RUN.recorder
     hvd.barrier()
     recorder.restart_clock()
@@ -43,7 +43,7 @@ def case_second_optimizer_is_part_of_the_step():
     model, other = mlp(), nn.Linear(12, 1)
     first = wrap(OURS, model)
     second = wrap(OURS, other, named_parameters=other.named_parameters(prefix="other"))
-    RUN._counting = StepClassifier()
+    RUN._classifier = StepClassifier()
     before = len(RUN.recorder.step_s)
     for step in range(3):
         for network, distributed in ((model, first), (other, second), (other, second)):
@@ -56,7 +56,7 @@ def case_second_optimizer_is_part_of_the_step():
 def case_losses():
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counting = StepClassifier()
+    RUN._classifier = StepClassifier()
     RUN.recorder.take_news(wait_for_device=True)
     expected = []
     for step in range(3):
@@ -71,7 +71,7 @@ def case_losses():
 def case_scaled_losses():
     model = mlp()
     distributed = wrap(OURS, model)
-    RUN._counting = StepClassifier()
+    RUN._classifier = StepClassifier()
     RUN.recorder.take_news(wait_for_device=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     loss = model(batch(0)).pow(2).mean()
