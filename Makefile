@@ -64,7 +64,7 @@ test-oldest: ## the same with the lowest versions that setup.cfg allows, in .ven
 	@PIP_CONSTRAINT=$(CURDIR)/$(OLDEST)/constraints.txt \
 	  $(MAKE) --no-print-directory VENV=$(OLDEST) test-functions
 
-lint: dev ## check style, types and the floors of the house
+lint: dev ## check style, types and the layers of the packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy

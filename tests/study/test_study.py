@@ -501,8 +501,8 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
         import os, signal
         from test_study import SPACE, SimulatedJob, StudySettings
         from hvd_autosync.study.related_studies import observations_of
-        from hvd_autosync.study.study import Study
-        study = Study.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
+        from hvd_autosync.study.study import AskTellStudy
+        study = AskTellStudy.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
         job = SimulatedJob()
         for _ in range(4):
             trial = study.ask()
