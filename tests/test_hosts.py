@@ -34,7 +34,7 @@ LAYOUTS = [
     (2, 2, "gloo"),
     pytest.param(3, 1, "gloo", marks=pytest.mark.wide),
     pytest.param(2, 2, "mpi", marks=[pytest.mark.mpi, pytest.mark.wide]),
-    pytest.param(3, 1, "mpi", marks=pytest.mark.mpi),
+    pytest.param(3, 1, "mpi", marks=[pytest.mark.mpi, pytest.mark.wide]),
 ]
 
 

@@ -77,6 +77,7 @@ def test_a_script_that_resumes_begins_at_its_beginning(tmp_path: Path, horovodru
     assert "trial files are not private" not in said
 
 
+@pytest.mark.wide
 def test_a_shells_script_too_in_fresh_launches(tmp_path: Path, horovodrun: str) -> None:
     (tmp_path / "run.sh").write_text(
         f"touch started; {sys.executable} {SCRIPT} .; status=$?; rm -f started; exit $status\n"

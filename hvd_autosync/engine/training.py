@@ -18,7 +18,13 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
-from hvd_autosync.search_space.trial import DRIFT_FILE, FALLBACK_FILE, OUTCOME_FILE, LossPrediction
+from hvd_autosync.search_space.trial import (
+    DRIFT_FILE,
+    FALLBACK_FILE,
+    OUTCOME_FILE,
+    RUNNING_FILES,
+    LossPrediction,
+)
 
 #: Delay of a forwarded signal. A SIGTERM to the whole process group also reaches the launcher
 #: directly. A second one at the same moment would interrupt the launcher's handler inside
@@ -128,12 +134,17 @@ def run_training(
         spec = _worker_spec(strategy, context or TrainingContext(), folder, recurring)
         if folder and on_fallback is not None and beyond_horovod(strategy):
             stack.enter_context(_watch_for_fallback(folder, on_fallback))
-        status, stopped = _run(job, strategy, launcher_environment(strategy, spec))
+        status, number = _run(job, strategy, launcher_environment(strategy, spec))
+        # Horovod's launcher may lose the status of a rank that it ends: two of its threads wait for
+        # it (``terminate_executor_shell_and_children`` in horovod/runner/common/util/
+        # safe_shell_exec.py), and the one that comes second takes it for 0.
+        if number and not status and folder and any(Path(folder).glob(f"{RUNNING_FILES}.*")):
+            status = 128 + number
         outcome = RunReport.read(folder) if recurring and folder else None
         with contextlib.suppress(OSError):  # no drift was reported
             drift = Path(folder, DRIFT_FILE).read_text()
-            return RunOutcome(status, drift, outcome, stopped)
-    return RunOutcome(status, report=outcome, stopped=stopped)
+            return RunOutcome(status, drift, outcome, bool(number))
+    return RunOutcome(status, report=outcome, stopped=bool(number))
 
 
 @contextlib.contextmanager
@@ -166,8 +177,8 @@ def _watch_for_fallback(folder: str, on_fallback: OnFallback) -> Iterator[None]:
         thread.join()
 
 
-def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int, bool]:
-    """Run the job; return its exit status, and whether a signal arrived meanwhile."""
+def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int, int]:
+    """Run the job; return its exit status, and the first signal that arrived meanwhile, or 0."""
     process: subprocess.Popen[bytes] | None = None
     signals = []
 
@@ -199,7 +210,7 @@ def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int
             signal.signal(number, handler)
     if status and signals:
         status = 128 + signals[0]
-    return status if status >= 0 else 128 - status, bool(signals)
+    return status if status >= 0 else 128 - status, signals[0] if signals else 0
 
 
 def _worker_spec(

@@ -9,13 +9,17 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from hvd_autosync.engine.training import _watch_for_fallback
+from hvd_autosync.engine import training
+from hvd_autosync.engine.training import _watch_for_fallback, run_training
+from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.sweep import processes_of
-from hvd_autosync.search_space.trial import FALLBACK_FILE
+from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.search_space.trial import FALLBACK_FILE, RUNNING_FILES
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
@@ -92,6 +96,30 @@ def await_true(condition: Callable[[], bool], limit_s: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it did not come true in {limit_s} s"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("still_running", "expected"), [(True, 143), (False, 0)])
+def test_a_status_that_horovods_launcher_has_lost(
+    monkeypatch: pytest.MonkeyPatch, still_running: bool, expected: int
+) -> None:
+    """The training of ranks that a signal ended did not succeed; one that handled it did."""
+    folders = []
+    spec_of = training._worker_spec
+
+    def spec(*arguments: Any) -> Any:
+        folders.append(arguments[2])
+        return spec_of(*arguments)
+
+    def run(*_: object) -> tuple[int, int]:
+        if still_running:
+            Path(folders[0], f"{RUNNING_FILES}.17").touch()
+        return 0, signal.SIGTERM
+
+    monkeypatch.setattr(training, "_worker_spec", spec)
+    monkeypatch.setattr(training, "_run", run)
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
+    ended = run_training(job, Strategy({"buckets": 2}))
+    assert (ended.status, ended.stopped) == (expected, True)
 
 
 def test_a_fallback_is_reported_while_the_training_runs(tmp_path: Path) -> None:

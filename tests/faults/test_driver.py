@@ -41,7 +41,10 @@ def has_come(life: Life, moment: str | int) -> bool:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("means", MEANS)
+@pytest.mark.parametrize(
+    "means",
+    [pytest.param(means, marks=[] if means == "SIGKILL" else pytest.mark.wide) for means in MEANS],
+)
 @pytest.mark.parametrize(
     "moments",
     [

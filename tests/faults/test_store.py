@@ -80,7 +80,7 @@ def test_another_process_locks_the_store(job: Job) -> None:
     other = sqlite3.connect(job.store_path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     try:
-        fails(life, "locked", "let it end, or use another store")
+        fails(life, "locked", "wait until it ends, or use another store")
     finally:
         other.close()
     goes_on(job, job.results(), trials=8)

@@ -46,10 +46,15 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 
 
-#: These stand for the rest: a rank that ends, one that does not, and one that floods the output.
-NARROW = (("crash", "auto"), ("stop", "cold"))
+#: These stand for the rest: a rank that ends, and one that does not.
+NARROW = (("crash", "auto"), ("hang", "auto"))
 # Cold launches share no state: three faults stand for the rest there.
-WIDE = {*((fault, "auto") for fault in FAULTS), ("kill", "cold"), ("disk", "cold")} - {*NARROW}
+WIDE = {
+    *((fault, "auto") for fault in FAULTS),
+    ("stop", "cold"),
+    ("kill", "cold"),
+    ("disk", "cold"),
+} - {*NARROW}
 
 
 @pytest.mark.parametrize(

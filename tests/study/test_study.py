@@ -502,7 +502,8 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
         from test_study import SPACE, SimulatedJob, StudySettings
         from hvd_autosync.study.related_studies import observations_of
         from hvd_autosync.study.study import AskTellStudy
-        study = AskTellStudy.create(SPACE, store={store!r}, settings=StudySettings(trials=9), job_key="j")
+        settings = StudySettings(trials=9)
+        study = AskTellStudy.create(SPACE, store={store!r}, settings=settings, job_key="j")
         job = SimulatedJob()
         for _ in range(4):
             trial = study.ask()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
+from pathlib import Path
 from types import ModuleType
 
 from horovod.torch import functions as horovod_functions
@@ -24,7 +26,7 @@ from hvd_autosync.runtime.trial.trial_run import TrialRun
 from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.protocol import protocol_of
 from hvd_autosync.search_space.schedule import schedule_of
-from hvd_autosync.search_space.trial import TrialSpec
+from hvd_autosync.search_space.trial import RUNNING_FILES, TrialSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         )
 
         prepare_messaging()
+    if spec.driver_folder:
+        _mark_running(spec.driver_folder)
     if spec.watched and current.watch is None:
         from hvd_autosync.runtime.measure.drift import DriftWatch  # trials do not need it
 
@@ -86,3 +90,18 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     join = leaving_join(mpi_ops.join, current.run)
     for owner in (module, mpi_ops):
         vars(owner)["join"] = join
+
+
+def _mark_running(folder: str) -> None:
+    """Have a file in the driver's folder until this process ends by itself, not by a signal."""
+    own = os.getpid()
+    marker = Path(folder, f"{RUNNING_FILES}.{own}")
+
+    def unmark() -> None:
+        if os.getpid() == own:  # not in a fork of the script's
+            marker.unlink(missing_ok=True)
+
+    with contextlib.suppress(OSError):  # the driver is on another host
+        if not marker.exists():
+            marker.touch()
+            atexit.register(unmark)
