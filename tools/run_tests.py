@@ -27,7 +27,6 @@ _BESIDE = (
     "tests/docs",
     "tests/engine",
     "tests/faults/test_driver.py",
-    "tests/faults/test_store.py",
     "tests/recurring",
     "tests/test_autosync.py",
     "tests/test_jupyterlab.py",

@@ -49,8 +49,8 @@ class LossEnvelope:
         #: Mean of the highest window of the beginning, and the lowest level.
         self._beginning, self._lowest = -math.inf, math.inf
         self._last = 0.0
-        #: Sum and number of squared differences of neighboring windows.
-        self._squares, self._pairs = 0.0, 0
+        #: Sum, largest and number of squared differences of neighboring windows.
+        self._squares, self._largest, self._pairs = 0.0, 0.0, 0
         #: Sum of the excess of averages over their replicas, and number of such losses.
         self._jumps, self._jumped = 0.0, 0.0
 
@@ -69,7 +69,9 @@ class LossEnvelope:
         wrong = self._as_predicted(mean, window) or self._not_risen(mean)
         if not wrong:
             if self._recent:
-                self._squares += (mean - self._last) ** 2
+                square = (mean - self._last) ** 2
+                self._squares += square
+                self._largest = max(self._largest, square)
                 self._pairs += 1
             self._recent.append(mean)
             self._last = mean
@@ -140,5 +142,8 @@ class LossEnvelope:
         """Standard deviation of a window's mean.
 
         It is estimated from differences of neighboring windows, so that a falling loss is no noise.
+        The largest one is left out: the steep fall of the first windows is none either.
         """
-        return math.sqrt(self._squares / (2 * self._pairs)) if self._pairs else 0.0
+        if self._pairs < 2:
+            return 0.0
+        return math.sqrt(max(self._squares - self._largest, 0.0) / (2 * (self._pairs - 1)))

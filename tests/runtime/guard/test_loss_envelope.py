@@ -108,6 +108,14 @@ def jumping(jump: float, windows: int) -> int:
     return windows
 
 
+def test_the_steep_fall_of_the_first_windows_is_no_noise() -> None:
+    """Windows of a language model, and what it had lost after an average of tiny top-k."""
+    envelope = LossEnvelope()
+    for window, mean in enumerate((4.41, 3.10, 2.89, 2.80, 2.90, 2.71, 2.78, 2.71)):
+        assert not envelope.accepts(mean, window)
+    assert "risen" in envelope.accepts(3.96, 8)
+
+
 def test_an_average_is_compared_with_its_replicas_over_all_rounds() -> None:
     assert jumping(3.0, 50) == 3  # what is noise is known then
     assert 4 < jumping(0.3, 50) < 40, "no single one of them is out of the ordinary"
