@@ -43,9 +43,8 @@ DRIFT_FILE = "drift"
 OUTCOME_FILE = "outcome"
 #: File in the driver's folder in which a rank on that host reports a fallback of the loss guard.
 FALLBACK_FILE = "fallback"
-#: Files in the driver's folder: a rank on that host has one, by its process id, until it ends by
-#: itself.
-RUNNING_FILES = "running"
+#: File in the driver's folder that exists once a rank on that host has ended by itself.
+ENDED_FILE = "ended"
 #: Number of steps over which the loss guard averages losses.
 LOSS_WINDOW = 32
 _TRIM = 0.1

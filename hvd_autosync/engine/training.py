@@ -20,9 +20,9 @@ from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.search_space.trial import (
     DRIFT_FILE,
+    ENDED_FILE,
     FALLBACK_FILE,
     OUTCOME_FILE,
-    RUNNING_FILES,
     LossPrediction,
 )
 
@@ -137,8 +137,9 @@ def run_training(
         status, number = _run(job, strategy, launcher_environment(strategy, spec))
         # Horovod's launcher may lose the status of a rank that it ends: two of its threads wait for
         # it (``terminate_executor_shell_and_children`` in horovod/runner/common/util/
-        # safe_shell_exec.py), and the one that comes second takes it for 0.
-        if number and not status and folder and any(Path(folder).glob(f"{RUNNING_FILES}.*")):
+        # safe_shell_exec.py), and the one that comes second takes it for 0. A script that handles
+        # the signal ends by itself.
+        if number and not status and spec and folder and not Path(folder, ENDED_FILE).exists():
             status = 128 + number
         outcome = RunReport.read(folder) if recurring and folder else None
         with contextlib.suppress(OSError):  # no drift was reported

@@ -19,7 +19,7 @@ from hvd_autosync.engine.training import _watch_for_fallback, run_training
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.sweep import processes_of
 from hvd_autosync.search_space import Host, Strategy
-from hvd_autosync.search_space.trial import FALLBACK_FILE, RUNNING_FILES
+from hvd_autosync.search_space.trial import ENDED_FILE, FALLBACK_FILE
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
@@ -98,9 +98,9 @@ def await_true(condition: Callable[[], bool], limit_s: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(("still_running", "expected"), [(True, 143), (False, 0)])
+@pytest.mark.parametrize(("by_itself", "expected"), [(False, 143), (True, 0)])
 def test_a_status_that_horovods_launcher_has_lost(
-    monkeypatch: pytest.MonkeyPatch, still_running: bool, expected: int
+    monkeypatch: pytest.MonkeyPatch, by_itself: bool, expected: int
 ) -> None:
     """The training of ranks that a signal ended did not succeed; one that handled it did."""
     folders = []
@@ -111,8 +111,8 @@ def test_a_status_that_horovods_launcher_has_lost(
         return spec_of(*arguments)
 
     def run(*_: object) -> tuple[int, int]:
-        if still_running:
-            Path(folders[0], f"{RUNNING_FILES}.17").touch()
+        if by_itself:
+            Path(folders[0], ENDED_FILE).touch()
         return 0, signal.SIGTERM
 
     monkeypatch.setattr(training, "_worker_spec", spec)

@@ -26,7 +26,7 @@ from hvd_autosync.runtime.trial.trial_run import TrialRun
 from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.protocol import protocol_of
 from hvd_autosync.search_space.schedule import schedule_of
-from hvd_autosync.search_space.trial import RUNNING_FILES, TrialSpec
+from hvd_autosync.search_space.trial import ENDED_FILE, TrialSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
 
         prepare_messaging()
     if spec.driver_folder:
-        _mark_running(spec.driver_folder)
+        _report_end(spec.driver_folder)
     if spec.watched and current.watch is None:
         from hvd_autosync.runtime.measure.drift import DriftWatch  # trials do not need it
 
@@ -92,16 +92,14 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
         vars(owner)["join"] = join
 
 
-def _mark_running(folder: str) -> None:
-    """Have a file in the driver's folder until this process ends by itself, not by a signal."""
+def _report_end(folder: str) -> None:
+    """Have a file in the driver's folder once this process ends by itself, not by a signal."""
     own = os.getpid()
-    marker = Path(folder, f"{RUNNING_FILES}.{own}")
 
-    def unmark() -> None:
-        if os.getpid() == own:  # not in a fork of the script's
-            marker.unlink(missing_ok=True)
+    def report() -> None:
+        # The driver may be on another host, and a fork of the script's is no rank.
+        with contextlib.suppress(OSError):
+            if os.getpid() == own:
+                Path(folder, ENDED_FILE).touch()
 
-    with contextlib.suppress(OSError):  # the driver is on another host
-        if not marker.exists():
-            marker.touch()
-            atexit.register(unmark)
+    atexit.register(report)
