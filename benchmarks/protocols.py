@@ -114,7 +114,7 @@ def work(
             plan = None if how is None else ExchangePlan()
             protocol = None if how is None else how[0]
             trainer = Trainer(f"{model}.{number}", MODELS[model], plan, protocol)
-            phases = getattr(trainer.optimizer, "_protocols", None)
+            phases = getattr(trainer.optimizer, "_phases", None)
             if how is not None and how[1]:
                 phases.script_uses_gradients()
             begun = None if phases is None else Timed(phases, "_begin")
@@ -143,7 +143,7 @@ def _begin(trainer: Any, steps: int) -> None:
 
     for _ in DataLoader(range(max(steps, 16)), batch_size=None):  # type: ignore[arg-type]
         trainer.step()
-    assert trainer.optimizer._protocols.running
+    assert trainer.optimizer._phases.running
 
 
 def show(output: str) -> None:

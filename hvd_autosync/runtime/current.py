@@ -82,7 +82,7 @@ def average(optimizer: Any) -> None:
     Args:
         optimizer: The wrapped optimizer.
     """
-    for part in (getattr(optimizer, "_local", None), getattr(optimizer, "_protocols", None)):
+    for part in (getattr(optimizer, "_local", None), getattr(optimizer, "_phases", None)):
         if part is not None:
             part.average_for_script()
 

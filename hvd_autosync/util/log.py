@@ -2,7 +2,7 @@
 
 Messages for users are printed without it. Each line has the rank and the module that wrote it::
 
-    hvd-autosync debug [rank 1] runtime.sync.protocols: step 640: ranks stop waiting for each other
+    hvd-autosync debug [rank 1] runtime.sync.phases: step 640: ranks stop waiting for each other
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ PRIVATE_NAMES = (
         (
             "runtime/measure/profiler.py",
             "runtime/optimizer/strategy_optimizer.py",
-            "runtime/sync/protocols.py",
+            "runtime/sync/phases.py",
         ),
         "Horovod's optimizer, four methods of which a strategy replaces",
     ),

@@ -13,8 +13,8 @@ def fall_back_to_exact(self: Any) -> None:
         self._guard.about_to_join()  # nothing would wait for what it has sent
     self._guard, self._exact = None, True
     self._dispatcher.drop_codecs()
-    if self._protocols is not None:
-        self._protocols.stop()
+    if self._phases is not None:
+        self._phases.stop()
     if current.run_summary is not None:
         current.run_summary.fell_back = True
     current.watch = None  # longer steps are expected now

@@ -42,11 +42,11 @@ class LossGuardHandler:
         if not self._warned and optimizer._local is not None and optimizer._local.round_steps:
             self._warned = True
             _warn_of_long_rounds(guard, optimizer._local.round_steps)
-        local, protocols = optimizer._local, optimizer._protocols
-        parts = [each for each in (protocols, local) if each is not None]
+        local, phases = optimizer._local, optimizer._phases
+        parts = [each for each in (phases, local) if each is not None]
         equal = all(each.replicas_in_sync for each in parts)
         near = local is not None and local.near_average
-        average = equal or (near and (protocols is None or protocols.replicas_in_sync))
+        average = equal or (near and (phases is None or phases.replicas_in_sync))
         step = parts[0].step if parts else None
         if not guard.stepped(current.losses, step, average=average):
             self.fall_back()
@@ -103,8 +103,8 @@ class LossGuardHandler:
         fall_back_to_exact(optimizer)
         if optimizer._local is not None:
             optimizer._local.stop()
-        if optimizer._protocols is not None:
-            optimizer._protocols.equalize()
+        if optimizer._phases is not None:
+            optimizer._phases.equalize()
 
     @property
     def _optimizer(self) -> Any:

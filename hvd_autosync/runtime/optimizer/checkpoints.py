@@ -27,7 +27,7 @@ def keep_in_checkpoints(optimizer: Any) -> None:
     if optimizer._local is not None:
         saved.append(_save_rounds)
         loaded.append(_load_rounds)
-    if optimizer._protocols is not None:
+    if optimizer._phases is not None:
         saved.append(_save_phases)
         loaded.append(_load_phases)
     if optimizer._guard is not None:
@@ -73,11 +73,11 @@ def _load_rounds(self: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _save_phases(self: Any, state_dict: dict[str, Any]) -> None:
-    state_dict["state"].update(self._protocols.whole_states())
-    state_dict[_PHASES] = self._protocols.save()
+    state_dict["state"].update(self._phases.whole_states())
+    state_dict[_PHASES] = self._phases.save()
 
 
 def _load_phases(self: Any, state_dict: dict[str, Any]) -> None:
     saved = state_dict.get(_PHASES)
     if saved:
-        self._protocols.load(saved)
+        self._phases.load(saved)

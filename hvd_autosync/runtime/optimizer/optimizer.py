@@ -145,15 +145,15 @@ def broadcast_optimizer_state(
     zero_step = getattr(optimizer, "_zero_step", None)
     if zero_step is not None:
         zero_step.collect()
-    protocols = getattr(optimizer, "_protocols", None)
-    if protocols is not None:
-        protocols.leave()
+    phases = getattr(optimizer, "_phases", None)
+    if phases is not None:
+        phases.leave()
     _horovods_broadcast(optimizer, root_rank, model)
     local = getattr(optimizer, "_local", None)
     if local is not None:
         local.share(root_rank)
-    if protocols is not None:
-        protocols.share(root_rank)
+    if phases is not None:
+        phases.share(root_rank)
     if hasattr(optimizer, "_exact"):
         from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 

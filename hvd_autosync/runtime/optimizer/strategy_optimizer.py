@@ -43,7 +43,7 @@ from hvd_autosync.runtime.patches.scalers import watch_scalers
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
 from hvd_autosync.runtime.sync.averaging import Averaging
 from hvd_autosync.runtime.sync.local_steps import LocalSteps
-from hvd_autosync.runtime.sync.protocols import Protocols
+from hvd_autosync.runtime.sync.phases import ProtocolPhases
 from hvd_autosync.runtime.sync.suitability import check_balance, check_optimizer
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
@@ -107,7 +107,7 @@ def make_strategy_optimizer(
     if schedule is not None or protocol is not None:
         plan = replicated(plan)
     methods["_hvd_autosync_plan"] = (plan, classes, schedule, protocol)
-    methods |= dict.fromkeys(("_zero_step", "_deferred_update", "_local", "_protocols", "_guard"))
+    methods |= dict.fromkeys(("_zero_step", "_deferred_update", "_local", "_phases", "_guard"))
     methods |= {"_in_step": False, "_exact": False, "_guard_handler": None}
     methods["_hvd_autosync_after_skip"] = _after_skip
     cls = type(base.__name__, (base,), methods)
@@ -200,7 +200,7 @@ def _register_hooks(self: Any) -> None:
         self._local = LocalSteps(own_name, self, schedule, averaging)
     if protocol is not None:
         watch_scalers()
-        self._protocols = _phases(self, own_name, protocol)
+        self._phases = _make_phases(self, own_name, protocol)
     lossy = plan.lossy or schedule is not None or protocol is not None
     if lossy and current.run is None:
         if current.losses is None:
@@ -224,14 +224,14 @@ def _new_guard(name: str) -> Guard:
     return guard
 
 
-def _phases(self: Any, name: str, protocol: Protocol) -> Protocols:
+def _make_phases(self: Any, name: str, protocol: Protocol) -> ProtocolPhases:
     check_optimizer(self)
-    local = self._local
+    guard, local = self._guard_handler, self._local
     check_balance(
         protocol, local_steps=local is not None, passes_per_step=self.backward_passes_per_step
     )
     check_messaging(name)
-    return Protocols(name, self, protocol, self._guard_handler, local, summed=self.op != Average)
+    return ProtocolPhases(name, self, protocol, guard, local, summed=self.op != Average)
 
 
 def _zero_step(self: Any, name: str) -> ZeroStep:
@@ -279,7 +279,7 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
             return
         delay = self._allreduce_delay
         if delay[parameter] <= 0:
-            if self._protocols is not None and self._protocols.balanced:
+            if self._phases is not None and self._phases.balanced:
                 raise ConfigurationError(
                     "stragglers='balance': the script calls backward() more often than before, "
                     "because its batch has grown",
@@ -296,9 +296,9 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
         self._handles[parameter] = _SENT
         if delay[parameter] > 0:
             return
-        if self._protocols is not None:
-            self._protocols.arrived(parameter)
-            if self._protocols.running:
+        if self._phases is not None:
+            self._phases.arrived(parameter)
+            if self._phases.running:
                 return
         if self._local is not None and self._local.running:
             self._local.gradient_arrived()
@@ -316,7 +316,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     if self._should_synchronize:
         _settle_owed(self)  # its collectives must not run under the lock
     apart = self._local is not None and self._local.running
-    if self._protocols is not None and self._protocols.running:
+    if self._phases is not None and self._phases.running:
         group_swap.make(lambda _: ())  # parameter servers make the step
     try:
         with self._local.states.lock if apart else contextlib.nullcontext():
@@ -333,8 +333,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     if by_owners:
         self._zero_step.share()
     if by_others:
-        self._protocols.exchange()
-        self._protocols.compute_timer.waited(perf_counter() - began)
+        self._phases.exchange()
+        self._phases.compute_timer.waited(perf_counter() - began)
     _after_step(self)
     current.waited(perf_counter() - began)
     return result
@@ -343,15 +343,15 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 def _after_step(self: Any) -> None:
     if self._guard_handler is None:
         return  # no hooks were registered: a single rank, or nothing to train
-    if self._local is not None and self._protocols is not None and self._local.running:
-        self._protocols.await_device()
+    if self._local is not None and self._phases is not None and self._local.running:
+        self._phases.await_device()
     began = perf_counter()
     if self._local is not None:
         self._local.stepped()
-    if self._protocols is not None:
-        self._protocols.compute_timer.waited(perf_counter() - began)
-        self._protocols.stepped()
-    if self._protocols is None or not self._protocols.running:
+    if self._phases is not None:
+        self._phases.compute_timer.waited(perf_counter() - began)
+        self._phases.stepped()
+    if self._phases is None or not self._phases.running:
         self._guard_handler.stepped()
 
 
@@ -389,10 +389,10 @@ def _has_hooks(self: Any) -> bool:
 
 
 def _synchronize(self: Any) -> None:
-    if self._protocols is not None and not self._in_step:
-        self._protocols.script_uses_gradients()
+    if self._phases is not None and not self._in_step:
+        self._phases.script_uses_gradients()
     _settle_owed(self)
-    if self._protocols is not None and self._protocols.running:
+    if self._phases is not None and self._phases.running:
         pass  # gradients are not reduced
     elif self._local is not None and self._local.running:
         if _has_new_gradients(self):
@@ -404,13 +404,13 @@ def _synchronize(self: Any) -> None:
             deferred = self._deferred_update.choose() if self._in_step else ()
         if self._zero_step is not None:
             self._zero_step.vote(in_step=self._in_step)
-        if self._protocols is not None:
-            self._protocols.await_device()
+        if self._phases is not None:
+            self._phases.await_device()
         began = perf_counter()
         self._dispatcher.finish(deferred)
-        if self._protocols is not None:
-            self._protocols.compute_timer.waited(perf_counter() - began)
-            self._protocols.rescale([p.grad for p in self._requires_update if p.grad is not None])
+        if self._phases is not None:
+            self._phases.compute_timer.waited(perf_counter() - began)
+            self._phases.rescale([p.grad for p in self._requires_update if p.grad is not None])
         if self._zero_step is not None:
             self._zero_step.synchronized()
         if deferred:
@@ -422,7 +422,7 @@ def _synchronize(self: Any) -> None:
 
 
 def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
-    if self._protocols is not None and self._protocols.running:
+    if self._phases is not None and self._phases.running:
         raise ConfigurationError(
             "cannot load_state_dict() of the optimizer while its states are with their owners, "
             "during steps without a barrier",

@@ -57,7 +57,7 @@ _LOG = logging.getLogger(__name__)
 _VOTE_EVERY = 8
 
 
-class Protocols(JoinHook):
+class ProtocolPhases(JoinHook):
     """The phases of one optimizer; creating it is a collective.
 
     Args:
@@ -85,7 +85,7 @@ class Protocols(JoinHook):
     ) -> None:
         self.running = False
         self.step = 0
-        self._name = f"hvd_autosync.protocols.{name}"
+        self._name = f"hvd_autosync.phases.{name}"
         self._own_name = name
         self._optimizer = weakref.ref(optimizer)
         self._protocol = protocol
@@ -97,7 +97,7 @@ class Protocols(JoinHook):
         if protocol.stragglers == "balance":
             self._dynamic_batching = DynamicBatching(rank(), size(), self._epochs)
         register_join_hook(self)
-        self._state_server = StateServer(f"protocols.{name}", self._answer)
+        self._state_server = StateServer(f"phases.{name}", self._answer)
         weakref.finalize(optimizer, self._state_server.close).atexit = False
         self._asynchronous: Asynchronous | None = None
         #: Parameters in the order in which their gradients arrived in the first step.
