@@ -17,8 +17,8 @@ from hvd_autosync.commands.common import (
     mention_failed,
     open_store,
 )
-from hvd_autosync.util.log import LOG_VARIABLE
 from hvd_autosync.util.streams import open_standard_streams
+from hvd_autosync.util.variables import LOG_VARIABLE
 
 app = typer.Typer(
     name="hvd-autosync",

@@ -12,8 +12,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-#: Variable with the lowest level to write; without it there is no log.
-LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
+from hvd_autosync.util.variables import LOG_VARIABLE
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 _PACKAGE = "hvd_autosync"
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvd_autosync.util.log import LOG_VARIABLE, start_log
+from hvd_autosync.util.log import start_log
+from hvd_autosync.util.variables import LOG_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,10 @@ from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.util.import_hook import when_imported
+from hvd_autosync.util.variables import LOG_VARIABLE
 
 if TYPE_CHECKING:
     from hvd_autosync.search_space import TrialSpec
-
-#: As in :mod:`hvd_autosync.util.log`, which is imported only if it is set.
-LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
 
 
 def install(spec: TrialSpec) -> None:
