@@ -16,6 +16,7 @@ from typing import Any
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+from hvd_autosync.study import defaults
 
 _PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
@@ -23,9 +24,6 @@ _OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "FILES", "LOG", "TRIAL", 
 
 #: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
-#: Assumed hours of training where the user does not give them.
-DEFAULT_EXPECTED_HOURS = 10.0
-DEFAULT_STEPS, DEFAULT_WARMUP = 40, 10
 REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
@@ -95,7 +93,7 @@ class Options:
     """The parsed options of one tuning. The fields are the table of options."""
 
     trials: int = _option(
-        20,
+        defaults.TRIALS,
         _at_least(1),
         "N",
         "Maximum number of trials before confirmation, including the trial of the default "
@@ -109,39 +107,39 @@ class Options:
         _positive,
         "H",
         "Expected duration of the training in hours. Exploration stops when another trial would "
-        f"take longer than it is expected to save. Default: {DEFAULT_EXPECTED_HOURS:g}. A script "
+        f"take longer than it is expected to save. Default: {defaults.EXPECTED_HOURS:g}. A script "
         "that ends within its first trial is tuned only if this option is given.",
     )
     steps: int | None = _option(
         None,
         _at_least(5),
         "N",
-        f"Number of measured steps per trial. Default: {DEFAULT_STEPS}, or fewer if steps are "
+        f"Number of measured steps per trial. Default: {defaults.STEPS}, or fewer if steps are "
         "long.",
     )
     warmup: int | None = _option(
         None,
         _at_least(1),
         "N",
-        f"Number of warm-up steps per trial, which are not measured. Default: {DEFAULT_WARMUP}; "
+        f"Number of warm-up steps per trial, which are not measured. Default: {defaults.WARMUP}; "
         "after the trial of the default strategy fewer if steps are long.",
     )
     quality_steps: int = _option(
-        200,
+        defaults.QUALITY_STEPS,
         _at_least(40),
         "N",
         "Number of steps of each quality trial, which compares the losses of a lossy strategy with "
         "those of the default. Unused if only exact knobs are tuned.",
     )
     quality_minutes: float = _option(
-        30.0,
+        defaults.QUALITY_MINUTES,
         _positive,
         "M",
         "Maximum total duration of all quality trials in minutes. A lossy strategy that is not "
         "judged by then is not used.",
     )
     loss_tolerance: float = _option(
-        0.01,
+        defaults.LOSS_TOLERANCE,
         _positive,
         "SHARE",
         "Largest accepted increase of the loss under a lossy strategy over the default's, as a "
@@ -149,7 +147,7 @@ class Options:
         "to stay below it is not used.",
     )
     goal: str = _option(
-        "steps",
+        defaults.GOAL,
         _one_of(GOALS),
         "{steps,time-to-loss}",
         "When the loss of a lossy strategy is compared with the default's: after the same number "
@@ -256,7 +254,7 @@ class Options:
     dry_run: bool = _option(
         False, _switch, "", "Print the search space and the plan without launching anything."
     )
-    seed: int = _option(0, _at_least(0), "N", "Seed of the tuner's random choices.")
+    seed: int = _option(defaults.SEED, _at_least(0), "N", "Seed of the tuner's random choices.")
 
 
 def option_name(name: str) -> str:

@@ -18,12 +18,7 @@ from typing import Any, Protocol
 
 from hvd_autosync import extensions
 from hvd_autosync.engine.cluster import links_of
-from hvd_autosync.engine.options import (
-    DEFAULT_EXPECTED_HOURS,
-    DEFAULT_STEPS,
-    DEFAULT_WARMUP,
-    Options,
-)
+from hvd_autosync.engine.options import Options
 from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -49,6 +44,7 @@ from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.search_space.schedule import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
+from hvd_autosync.study import defaults
 from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
 from hvd_autosync.study.study import AskTellStudy
@@ -128,8 +124,8 @@ def settings_of(options: Options) -> StudySettings:
     return StudySettings(
         trials=options.trials,
         minutes=options.minutes,
-        steps=options.steps or DEFAULT_STEPS,
-        warmup=options.warmup or DEFAULT_WARMUP,
+        steps=options.steps or defaults.STEPS,
+        warmup=options.warmup or defaults.WARMUP,
         adaptive_steps=options.steps is None and options.warmup is None,
         quality_steps=options.quality_steps,
         quality_minutes=options.quality_minutes,
@@ -138,7 +134,7 @@ def settings_of(options: Options) -> StudySettings:
         allow=options.allow,
         seed=options.seed,
         transfer=options.transfer == "auto",
-        expected_hours=options.expected_hours or DEFAULT_EXPECTED_HOURS,
+        expected_hours=options.expected_hours or defaults.EXPECTED_HOURS,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from hvd_autosync.errors import AutosyncError, SpaceError, TraceFormatError
 from hvd_autosync.search_space import Strategy, TrialResult
 from hvd_autosync.search_space.trial import enough_steps
+from hvd_autosync.study import defaults
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
@@ -45,18 +46,18 @@ class StudySettings:
         excluded: The strategies that the loss guard ended in trainings of the job; none can win.
     """
 
-    trials: int = 20
+    trials: int = defaults.TRIALS
     minutes: float | None = None
-    steps: int = 40
-    warmup: int = 10
-    quality_steps: int = 200
-    quality_minutes: float = 30.0
-    loss_tolerance: float = 0.01
-    goal: str = "steps"
+    steps: int = defaults.STEPS
+    warmup: int = defaults.WARMUP
+    quality_steps: int = defaults.QUALITY_STEPS
+    quality_minutes: float = defaults.QUALITY_MINUTES
+    loss_tolerance: float = defaults.LOSS_TOLERANCE
+    goal: str = defaults.GOAL
     allow: tuple[str, ...] = ()
-    seed: int = 0
+    seed: int = defaults.SEED
     transfer: bool = True
-    expected_hours: float = 10.0
+    expected_hours: float = defaults.EXPECTED_HOURS
     retune: bool = False
     adaptive_steps: bool = False
     excluded: tuple[Strategy, ...] = ()

@@ -1,0 +1,14 @@
+"""Defaults of the settings of a study; the options state them too, and import nothing heavy."""
+
+from __future__ import annotations
+
+TRIALS = 20
+#: Of a job whose steps are not so long that trials have fewer.
+STEPS, WARMUP = 40, 10
+QUALITY_STEPS = 200
+QUALITY_MINUTES = 30.0
+LOSS_TOLERANCE = 0.01
+GOAL = "steps"
+SEED = 0
+#: Assumed hours of training where the user does not give them.
+EXPECTED_HOURS = 10.0
