@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import wraps
+from inspect import signature
 from time import perf_counter
 from typing import Any
 
 import torch
 from horovod.torch import functions as horovod_functions
 from horovod.torch import optimizer as horovod_optimizer
-from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, rank, size
+from horovod.torch.mpi_ops import Adasum, rank, size
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.optimizer.arguments import owned_knobs
@@ -26,21 +27,14 @@ from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
+_SIGNATURE = signature(_horovods_own)
 _horovods_broadcast = horovod_functions.broadcast_optimizer_state
 
 
-def DistributedOptimizer(
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
-    backward_passes_per_step: int = 1,
-    op: int = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: int | list[list[torch.Tensor]] | None = None,
-    sparse_as_dense: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> torch.optim.Optimizer:
+# broadcast_optimizer_state compares the module with that of the optimizer's class, to tell whether
+# step() would reduce gradients (horovod/torch/functions.py).
+@wraps(_horovods_own, assigned=("__module__",))
+def DistributedOptimizer(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients across ranks before it applies them.
 
     Arguments, errors and behavior are those of ``horovod.torch.DistributedOptimizer``
@@ -50,16 +44,10 @@ def DistributedOptimizer(
     Returns:
         An instance of a class that inherits from the class of ``optimizer``.
     """
-    arguments = {
-        "compression": compression,
-        "backward_passes_per_step": backward_passes_per_step,
-        "op": op,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "num_groups": num_groups,
-        "groups": groups,
-        "sparse_as_dense": sparse_as_dense,
-        "process_set": process_set,
-    }
+    call = _SIGNATURE.bind(*args, **kwargs)
+    call.apply_defaults()
+    arguments = call.arguments
+    optimizer, named_parameters = arguments.pop("optimizer"), arguments.pop("named_parameters")
     return distribute(
         optimizer,
         named_parameters,
@@ -161,11 +149,6 @@ def broadcast_optimizer_state(
         horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")
         if exact.item():
             fall_back_to_exact(optimizer)
-
-
-# broadcast_optimizer_state compares this with the module of the optimizer's class, to tell
-# whether step() would reduce gradients (horovod/torch/functions.py).
-DistributedOptimizer.__module__ = horovod_optimizer.__name__
 
 
 def _add_timing(cls: Any, *, adasum: bool) -> None:
