@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 
 from horovod.torch.mpi_ops import rank
+
+from hvd_autosync.util.print_line import print_line
 
 #: Steps for which a condition must last before it is reported.
 _TELL_AFTER = 64
@@ -14,7 +15,7 @@ _TELL_AFTER = 64
 def warn_on_rank_0(text: str) -> None:
     """Print ``text`` on rank 0; call it for what holds on all ranks."""
     if rank() == 0:
-        print(f"hvd-autosync: {text}", file=sys.stderr)
+        print_line(text)
 
 
 class WarnOnce:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from typing import Any
 
 import torch
 from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, rank, size, synchronize
+from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, size, synchronize
 
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.runtime.guard.snapshots import Snapshots
 from hvd_autosync.runtime.measure.losses import Losses
@@ -222,12 +222,11 @@ class Guard(JoinHook):
         return arrived
 
     def _warn_of_no_losses(self) -> None:
-        if not self._warned and rank() == 0:
+        if not self._warned:
             self._warned = True
-            print(
-                "hvd-autosync: loss guard: no loss is seen, so this training is not guarded; call "
-                "hvd_autosync.report(loss) in every step",
-                file=sys.stderr,
+            warn_on_rank_0(
+                "loss guard: no loss is seen, so this training is not guarded; call "
+                "hvd_autosync.report(loss) in every step"
             )
 
 

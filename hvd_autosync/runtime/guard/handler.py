@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from horovod.torch.mpi_ops import local_rank, rank
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.guard.guard import Guard
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
@@ -94,12 +94,10 @@ class LossGuardHandler:
             done = f"restored step {guard.restore(optimizer)}"
         elif optimizer._local is not None:
             optimizer._local.average()
-        if rank() == 0:
-            print(
-                f"hvd-autosync: loss guard: {guard.verdict} at step {guard.step}; {done}; the "
-                "training continues uncompressed and synchronous",
-                file=sys.stderr,
-            )
+        warn_on_rank_0(
+            f"loss guard: {guard.verdict} at step {guard.step}; {done}; the training continues "
+            "uncompressed and synchronous"
+        )
         fall_back_to_exact(optimizer)
         if optimizer._local is not None:
             optimizer._local.stop()
@@ -125,14 +123,13 @@ class LossGuardHandler:
 def _warn_of_long_rounds(guard: Guard, steps: int) -> None:
     """Warn if slower learning of separate replicas cannot be detected."""
     predicted = guard.predicted_steps
-    if steps <= _LONG_ROUND * LOSS_WINDOW or predicted >= _ROUNDS_PREDICTED * steps or rank():
+    if steps <= _LONG_ROUND * LOSS_WINDOW or predicted >= _ROUNDS_PREDICTED * steps:
         return
     known = f"for {predicted} steps only" if predicted else "by no trials"
-    print(
-        f"hvd-autosync: loss guard: rounds have {steps} steps, and losses are predicted {known}; "
-        "beyond that, slower learning than without local steps goes unnoticed. Use shorter rounds, "
-        "or tune with more --autosync-quality-steps",
-        file=sys.stderr,
+    warn_on_rank_0(
+        f"loss guard: rounds have {steps} steps, and losses are predicted {known}; beyond "
+        "that, slower learning than without local steps goes unnoticed. Use shorter rounds, or "
+        "tune with more --autosync-quality-steps"
     )
 
 

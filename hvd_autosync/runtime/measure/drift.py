@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import statistics
-import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.search_space.trial import DRIFT_FILE
+from hvd_autosync.util.print_line import print_line
 
 #: A window has at least this many steps and lasts at least this many seconds.
 _WINDOW_STEPS, _WINDOW_S = 64, 5.0
@@ -136,7 +136,7 @@ class DriftWatch:
             # too.
             if computing - before >= (slower - self._expected_s) / 2:
                 self._reported_own = True
-                self._print(
+                print_line(
                     f"rank {rank()} on {socket.gethostname()} computes more slowly: "
                     f"{1e3 * computing:.4g} ms per step without waiting, {1e3 * before:.4g} ms at "
                     "the beginning; another process may run on this host, or its processors may be "
@@ -149,9 +149,6 @@ class DriftWatch:
                 f"{1e3 * self._expected_s:.4g} ms; unless a rank reports that it computes more "
                 "slowly, another job may use the network"
             )
-            self._print(text)
+            print_line(text)
             with contextlib.suppress(OSError):  # the driver may be on another host
                 Path(self._folder, DRIFT_FILE).write_text(text)
-
-    def _print(self, text: str) -> None:
-        print(f"hvd-autosync: {text}", file=sys.stderr)

@@ -8,7 +8,6 @@ as picklable as Horovod's.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
@@ -18,9 +17,10 @@ from typing import Any
 import torch
 from horovod.torch import functions as horovod_functions
 from horovod.torch import optimizer as horovod_optimizer
-from horovod.torch.mpi_ops import Adasum, rank, size
+from horovod.torch.mpi_ops import Adasum, size
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.optimizer.arguments import owned_knobs
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
@@ -89,12 +89,10 @@ def distribute(
         schedule = None
     ours = (plan, schedule, protocol)
     if "buckets" in decided or all(each is None for each in ours):
-        if "buckets" in decided and any(each is not None for each in ours) and rank() == 0:
-            print(
-                "hvd-autosync: the arguments of the script's DistributedOptimizer say how "
-                "gradients are exchanged; the strategy's exchanges, local steps and protocols are "
-                "not used",
-                file=sys.stderr,
+        if "buckets" in decided and any(each is not None for each in ours):
+            warn_on_rank_0(
+                "the arguments of the script's DistributedOptimizer say how gradients are "
+                "exchanged; the strategy's exchanges, local steps and protocols are not used"
             )
         distributed = _horovods_own(optimizer, named_parameters, **arguments)
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from hvd_autosync.runtime.trial.trial_run import device_name
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy_file import read_strategy
+from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.program import run_main
 
 _LOOK_UP = run_main("hvd_autosync.traces.best_known")
@@ -112,10 +112,8 @@ def _look_up(query: dict[str, Any]) -> dict[str, Any]:
             hint="Run hvd-autosync traces list to see whether the store can be read.",
         ) from None
     if not done.stdout:
-        print(
-            "hvd-autosync: no strategy is known for this model on these hosts; "
-            "tune it with horovodrun --autosync",
-            file=sys.stderr,
+        print_line(
+            "no strategy is known for this model on these hosts; tune it with horovodrun --autosync"
         )
         return {}
     found: dict[str, Any] = json.loads(done.stdout)

@@ -16,7 +16,6 @@ after an epoch that not all ranks ended alike, all restart with equal batches.
 from __future__ import annotations
 
 import statistics
-import sys
 import weakref
 import zlib
 from collections import deque
@@ -29,6 +28,7 @@ from hvd_autosync.runtime.measure.compute_timer import WINDOW
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
 from hvd_autosync.runtime.stragglers.batch_split import Batches, Speeds, can_be_cut, cut_sizes
+from hvd_autosync.util.print_line import print_line
 
 #: Speed-up of a step from which batches change, and votes in a row that must show it.
 _GAIN, _PATIENCE = 1.1, 3
@@ -187,7 +187,7 @@ class DynamicBatching:
 
     def _print(self, text: str) -> None:
         if self._rank == 0:
-            print(f"hvd-autosync: {text}", file=sys.stderr)
+            print_line(text)
 
 
 def _digest(decided: object) -> float:

@@ -7,13 +7,13 @@ their parameters.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
 
 import torch
 from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.runtime.state.replicas import Rates, Replicas
+from hvd_autosync.util.print_line import print_line
 
 
 class Membership:
@@ -47,10 +47,9 @@ class Membership:
         An excluded rank returns when the epoch of the others is over.
         """
         if rank() == min(set(range(size())) - slow):
-            print(
-                f"hvd-autosync: {_ranks(slow)} much slower than the others and excluded until the "
-                "end of their epoch",
-                file=sys.stderr,
+            print_line(
+                f"{_ranks(slow)} much slower than the others and excluded until the end of their "
+                "epoch"
             )
         self.absent, self.unequal = slow, True
         if rank() not in slow:
