@@ -57,7 +57,7 @@ class Plan:
     number: int
 
 
-def settings_of(options: Options) -> SearchSettings:
+def search_settings(options: Options) -> SearchSettings:
     """Return the settings of the search."""
     return SearchSettings(options.target, options.tolerance, options.repeats)
 
@@ -75,10 +75,10 @@ def outcomes_of(runs: Sequence[RunRecord]) -> list[RecurringOutcome]:
     ]
 
 
-def plan(job: Job, options: Options, store: TraceStore) -> Plan:
+def plan_run(job: Job, options: Options, store: TraceStore) -> Plan:
     """Plan the next run of ``job`` from the runs in the store."""
     runs = store.runs(job.key)
-    search = SEARCHES[options.search](settings_of(options))
+    search = SEARCHES[options.search](search_settings(options))
     decision = search.next_share(outcomes_of(runs))
     study = store.find_finished(tuning_key(job, options, load_restrictions(options.space)))
     if study is not None:
@@ -122,7 +122,7 @@ def run_recurring(job: Job, options: Options) -> int:
         AutosyncError: The store cannot be used, or the job cannot be launched.
     """
     store = TraceStore(options.store)
-    next_run = plan(job, options, store)
+    next_run = plan_run(job, options, store)
     _say(_beginning(job, options, next_run))
     if options.tune_only or options.dry_run:
         return 0
@@ -135,7 +135,7 @@ def run_recurring(job: Job, options: Options) -> int:
         return ended.status
     store.keep_run(run)
     _say(_result(run, next_run.number, store))
-    after = plan(job, options, store).decision
+    after = plan_run(job, options, store).decision
     what = "found" if after.final else "the next run tries"
     _say(f"{what} f = {after.share:.4g}: {after.reason}")
     return ended.status

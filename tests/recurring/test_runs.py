@@ -17,7 +17,7 @@ from hvd_autosync.engine.tuning import tuning_key
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import runs as recurring_runs
-from hvd_autosync.recurring.runs import outcomes_of, plan, record_of, run_recurring, strategy_at
+from hvd_autosync.recurring.runs import outcomes_of, plan_run, record_of, run_recurring, strategy_at
 from hvd_autosync.search_space import Host, Strategy
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
@@ -151,7 +151,7 @@ def test_the_training_loss_stands_for_a_metric_that_nobody_says(
 
 
 def test_metrics_of_two_kinds_are_not_compared(options: Options) -> None:
-    next_run = plan(JOB, options, TraceStore(options.store))
+    next_run = plan_run(JOB, options, TraceStore(options.store))
     by_loss = record_of(JOB, next_run, RunOutcome(0, report=RunReport(None, 0.25, 960, 60)), 1.0)
     by_script = record_of(JOB, next_run, came_to(0.9), 1.0)
     assert by_loss is not None and by_script is not None
@@ -171,7 +171,7 @@ def test_a_share_that_was_not_tried_is_not_counted(
 
 
 def test_a_metric_that_is_no_number_is_a_divergence(options: Options) -> None:
-    next_run = plan(JOB, options, TraceStore(options.store))
+    next_run = plan_run(JOB, options, TraceStore(options.store))
     rescued = RunReport(0.95, 0.25, 960, 60, fell_back=True)
     run = record_of(JOB, next_run, RunOutcome(0, report=rescued), 1.0)
     assert run is not None and run.status == "diverged" and math.isnan(run.metric)
@@ -201,7 +201,7 @@ def test_protocol_knobs_of_a_winner_give_way() -> None:
 def test_runs_are_forgotten(options: Options) -> None:
     store = TraceStore(options.store)
     assert store.runs("none") == [] and store.forget_runs("none") == 0
-    run = record_of(JOB, plan(JOB, options, store), came_to(0.9), 1.0)
+    run = record_of(JOB, plan_run(JOB, options, store), came_to(0.9), 1.0)
     assert run is not None
     assert [store.keep_run(run), store.keep_run(run)] == [0, 1]
     assert store.forget_runs(JOB.key) == 2
