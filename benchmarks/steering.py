@@ -3,8 +3,8 @@
 Whole studies with ``--autosync-allow codec,schedule``, with the learner, the test of losses and the
 confirmation as they are; only the cluster is simulated. A step takes what the cost model says of a
 task that was measured once (``traces/``), times a smooth error that the study does not know; losses
-fall, and lie above the default's by what each lossy knob adds, in tolerances, times how little the
-training bears. Seeds of a training differ, and pairs by half a tolerance.
+fall, and lie above the default's by what each lossy knob adds, in tolerances, times the training's
+sensitivity. Seeds of a training differ, and pairs by half a tolerance.
 
 A study reaches its goal where its winner saves at least 70 % of what the fastest strategy saves
 that may be used, with at most six judged. "fastest first" judges by speed alone, whatever was
@@ -50,13 +50,13 @@ from hvd_autosync.traces import TraceStore, import_studies
 
 _TABLES = Path(__file__).resolve().parent / "traces"
 _TASKS = ("lm-100mbit", "ncf-100mbit", "bert-100mbit", "vgg-300mbit")
-#: How much worse each lossy knob makes a training, as a share of what the middle one bears.
-_BEARS = {"much": 0.3, "middling": 1.0, "little": 3.0}
+#: How much worse each lossy knob makes a training, as a multiple of what it does to a medium one.
+_SENSITIVITY = {"low": 0.3, "medium": 1.0, "high": 3.0}
 _WAYS = ("as it is", "fastest first")
 _COLUMNS = (
     "commit",
     "task",
-    "bears",
+    "sensitivity",
     "way",
     "seed",
     "judged",
@@ -82,10 +82,10 @@ class Job:
 
     Args:
         task: Name of its table.
-        bears: How many times worse a lossy knob makes its training than a middling one's.
+        sensitivity: How many times worse a lossy knob makes this training than a medium one.
     """
 
-    def __init__(self, task: str, bears: float) -> None:
+    def __init__(self, task: str, sensitivity: float) -> None:
         store = TraceStore("sqlite://")
         (study_id,) = import_studies(store, _TABLES / f"{task}.jsonl.gz")
         found = store.study(study_id).task
@@ -94,7 +94,7 @@ class Job:
         self.space: SearchSpace = build_space(
             found.model, found.resources, allow=("codec", "schedule")
         )
-        self._bears = bears
+        self._sensitivity = sensitivity
         self._cost = CostModel(found.model, found.resources)
         dice = np.random.default_rng(sum(map(ord, task)))
         self._waves = dice.normal(0, 1.5, (64, self.space.dimension))
@@ -118,7 +118,7 @@ class Job:
                 worse += share * 14.0 / int(strategy[f"{part}_rank"])
             else:
                 worse += share * {"none": 0.0, "fp16": 0.01, "bf16": 0.03, "int8": 0.07}[str(codec)]
-        return self._bears * worse
+        return self._sensitivity * worse
 
     @cached_property
     def best_log_step(self) -> float:
@@ -206,7 +206,7 @@ def show(output: str) -> None:
     table = Table(title="simulated studies that allow codec and schedule, means over seeds")
     for column in (
         "task",
-        "bears",
+        "sensitivity",
         "way",
         "studies",
         "judged",
@@ -220,8 +220,8 @@ def show(output: str) -> None:
         table.add_column(column)
     cells: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in rows:
-        cells.setdefault((row["task"], row["bears"], row["way"]), []).append(row)
-    for (task, bears, way), own in cells.items():
+        cells.setdefault((row["task"], row["sensitivity"], row["way"]), []).append(row)
+    for (task, sensitivity, way), own in cells.items():
         means = [
             statistics.fmean(float(row[c]) for row in own)
             for c in ("judged", "admitted", "speedup", "best_speedup", "minutes")
@@ -233,7 +233,7 @@ def show(output: str) -> None:
         )
         table.add_row(
             task,
-            bears,
+            sensitivity,
             way,
             str(len(own)),
             f"{means[0]:.1f}",
@@ -268,22 +268,22 @@ def main() -> None:
     with open(output) as file:
         known = {tuple(row[c] for c in _COLUMNS[1:5]) for row in csv.DictReader(file)}
     wanted = [
-        (task, bears, way, seed)
+        (task, sensitivity, way, seed)
         for seed in range(args.seeds)
         for task in tasks
-        for bears in _BEARS
+        for sensitivity in _SENSITIVITY
         for way in ways
-        if (task, bears, way, str(seed)) not in known
+        if (task, sensitivity, way, str(seed)) not in known
     ]
     commit = commit_now()
-    for task, bears, way, seed in track(wanted, "studies", disable=not sys.stderr.isatty()):
-        job = Job(task, _BEARS[bears])
+    for task, sensitivity, way, seed in track(wanted, "studies", disable=not sys.stderr.isatty()):
+        job = Job(task, _SENSITIVITY[sensitivity])
         began = time.perf_counter()
         judged, admitted, speedup, minutes, winner = play(job, way, seed)
         row = (
             commit,
             task,
-            bears,
+            sensitivity,
             way,
             seed,
             judged,
