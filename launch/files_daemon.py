@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hvd_autosync.launch import namespaces
 from hvd_autosync.runtime.driver.processes import DAEMON_NAME
-from hvd_autosync.runtime.driver.wire import encode_message
+from hvd_autosync.runtime.driver.wire import write_message
 
 #: Message number; far above those of the ranks, which start at 0.
 _NUMBER = 2 * 10**8
@@ -102,9 +102,8 @@ def _run(task: DaemonTask) -> None:
         "copied": copied[0],
         "copied_bytes": copied[1],
     }
-    for line in filter(None, encode_message(task.key, task.rank, _NUMBER, message).split(b"\n")):
-        with contextlib.suppress(OSError):  # the driver has closed the pipe
-            os.write(2, b"\n" + line + b"\n")
+    with contextlib.suppress(OSError):  # the driver has closed the pipe
+        write_message(2, task.key, task.rank, _NUMBER, message)
     if task.kept:
         _restore_paths(task)
 

@@ -29,7 +29,7 @@ from hvd_autosync.launch.preload import Preloader
 from hvd_autosync.launch.stage import remove_stages
 from hvd_autosync.runtime.driver.environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
 from hvd_autosync.runtime.driver.processes import await_daemons, end_descendants
-from hvd_autosync.runtime.driver.wire import Message, encode_message
+from hvd_autosync.runtime.driver.wire import Message, write_message
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE, OWN_RANK, RENDEZVOUS_ADDRESS
 from hvd_autosync.util.sockets import interface_address
 
@@ -148,10 +148,8 @@ class _Server:
         self._preloader.load_what_was_imported()
 
     def _send(self, message: Message) -> None:
-        data = encode_message(self._key, self._rank, self._sent, message)
+        write_message(2, self._key, self._rank, self._sent, message)
         self._sent += 1
-        for line in filter(None, data.split(b"\n")):
-            os.write(2, b"\n" + line + b"\n")
 
 
 def _first_message(receiver: ControlReceiver) -> Message:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from hvd_autosync.launch.private_files import FilesOrder, NotPrivateError, make_private
-from hvd_autosync.runtime.driver.wire import encode_message
+from hvd_autosync.runtime.driver.wire import write_message
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 
 #: Message number; far above those of the ranks, which start at 0.
@@ -24,6 +24,5 @@ def enter_or_refuse(environment: Mapping[str, str]) -> None:
         make_private(order, rank)
     except NotPrivateError as error:
         message = {"type": "refused", "trial": order.name, "reason": str(error)}
-        for line in filter(None, encode_message(order.key, rank, _NUMBER, message).split(b"\n")):
-            os.write(2, b"\n" + line + b"\n")
+        write_message(2, order.key, rank, _NUMBER, message)
         os._exit(_EX_UNAVAILABLE)

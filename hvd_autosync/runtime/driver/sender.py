@@ -7,13 +7,11 @@ does not stay behind.
 
 from __future__ import annotations
 
-import os
-import select
 import threading
 from collections.abc import Callable
 
 from hvd_autosync.runtime.driver.processes import exit_with_children
-from hvd_autosync.runtime.driver.wire import Message, encode_message
+from hvd_autosync.runtime.driver.wire import Message, write_message
 
 _INTERVAL_S = 1.0
 #: Exit status of a rank whose messages are not read (EX_UNAVAILABLE of sysexits.h).
@@ -66,23 +64,12 @@ class Sender:
                 contents of messages are in the same order as the messages.
         """
         with self._lock:
-            data = encode_message(self._key, self._rank, self._number, compose())
+            message, number = compose(), self._number
             self._number += 1
             try:
-                # Each line is one write of less than PIPE_BUF bytes, so that output of the script
-                # cannot get into it.
-                for line in filter(None, data.split(b"\n")):
-                    self._write(b"\n" + line + b"\n")
+                write_message(self._fd, self._key, self._rank, number, message)
             except OSError:
                 exit_with_children(_UNREAD_STATUS)
-
-    def _write(self, line: bytes) -> None:
-        while line:
-            try:
-                line = line[os.write(self._fd, line) :]
-            except BlockingIOError:
-                # The file description, which we share with the script, was made non-blocking.
-                select.select([], [self._fd], [])
 
     def _repeat(self, news: Callable[[], Message]) -> None:
         while not self._stopped.wait(_INTERVAL_S):

@@ -37,7 +37,9 @@ import hashlib
 import hmac
 import json
 import math
+import os
 import re
+import select
 import zlib
 from typing import Any
 
@@ -93,6 +95,28 @@ def encode_message(key: str, rank: int, number: int, message: Message) -> bytes:
         place = f"{rank} {number} {index}/{len(parts)}".encode()
         lines.append(b"\n%s %s %s %s\n" % (_MARK, place, _mac(key, place, part), part))
     return b"".join(lines)
+
+
+def write_message(fd: int, key: str, rank: int, number: int, message: Message) -> None:
+    """Write the lines of ``message`` to ``fd``; the arguments are those of :func:`encode_message`.
+
+    Each line is one write of less than PIPE_BUF bytes, so that output of the script cannot get into
+    it.
+
+    Raises:
+        OSError: Nothing reads the descriptor any more.
+    """
+    for line in filter(None, encode_message(key, rank, number, message).split(b"\n")):
+        _write(fd, b"\n" + line + b"\n")
+
+
+def _write(fd: int, line: bytes) -> None:
+    while line:
+        try:
+            line = line[os.write(fd, line) :]
+        except BlockingIOError:
+            # The file description, which is shared with the script, was made non-blocking.
+            select.select([], [fd], [])
 
 
 def _mac(key: str, place: bytes, part: bytes) -> bytes:
