@@ -11,7 +11,7 @@ import pytest
 
 from hvd_autosync import extensions
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.tuning import tuning_key
+from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.reporting.space import applies_when

@@ -37,7 +37,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hvd_autosync.engine.tuning import load_restrictions
+from hvd_autosync.engine.study_options import load_restrictions
 from hvd_autosync.errors import AutosyncError, TraceFormatError
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender
 from hvd_autosync.launch.collector import Collector

@@ -98,9 +98,9 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _run_file(job: Job, options: Options) -> int:
     """Run ``job`` under the strategy of a file."""
+    from hvd_autosync.engine.study_options import tuning_keys
     from hvd_autosync.engine.training import TrainingContext, run_training
     from hvd_autosync.engine.training_context import known_model, predicted_losses
-    from hvd_autosync.engine.tuning import tuning_keys
     from hvd_autosync.search_space.documents import read_toml
     from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy

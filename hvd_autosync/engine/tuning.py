@@ -6,19 +6,16 @@ events through a :class:`Listener`.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import math
 import time
 import uuid
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
-from hvd_autosync import extensions
 from hvd_autosync.engine.cluster import links_of
 from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.auto import AutoRunner
 from hvd_autosync.launch.facts import default_controller, horovod_build
@@ -36,15 +33,11 @@ from hvd_autosync.search_space import (
     TrialResult,
     TrialSpec,
     build_space,
-    check_restrictions,
     restrict_space,
 )
-from hvd_autosync.search_space.documents import read_toml
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
-from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.search_space.schedule import beyond_horovod, schedule_of
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
-from hvd_autosync.study import defaults
 from hvd_autosync.study.fallbacks import excluded_strategies, fallback_line, without_excluded
 from hvd_autosync.study.forecast import Forecast, forecast
 from hvd_autosync.study.study import AskTellStudy
@@ -104,59 +97,6 @@ class Listener(Protocol):
 
     def on_notice(self, text: str) -> None:
         """A message for the user."""
-
-
-def load_restrictions(path: str | None) -> dict[str, Any]:
-    """The space file, parsed and checked; empty without one.
-
-    Raises:
-        ConfigurationError: The file cannot be read, is not TOML, or has unknown content.
-    """
-    if path is None:
-        return {}
-    document = read_toml(path, "the space file")
-    check_restrictions(document)
-    return document
-
-
-def settings_of(options: Options) -> StudySettings:
-    """The settings of a study, from the options."""
-    return StudySettings(
-        trials=options.trials,
-        minutes=options.minutes,
-        steps=options.steps or defaults.STEPS,
-        warmup=options.warmup or defaults.WARMUP,
-        adaptive_steps=options.steps is None and options.warmup is None,
-        quality_steps=options.quality_steps,
-        quality_minutes=options.quality_minutes,
-        loss_tolerance=options.loss_tolerance,
-        goal=options.goal,
-        allow=options.allow,
-        seed=options.seed,
-        transfer=options.transfer == "auto",
-        expected_hours=options.expected_hours or defaults.EXPECTED_HOURS,
-    )
-
-
-def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
-    """The key of a job with its tunable knobs and its Horovod build.
-
-    Trials, minutes, steps, warm-up and seed are not part of it, so a study is reused whatever they
-    were.
-    """
-    build = asdict(horovod_build())
-    text = json.dumps(
-        [job.key, list(options.allow), restrictions, build, *extensions.names()], sort_keys=True
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def tuning_keys(job: Job) -> set[str]:
-    """The keys that ``job`` may have in the store, if it was tuned without a space file."""
-    subsets = itertools.chain.from_iterable(
-        itertools.permutations(LOSSY_GROUPS, count) for count in range(len(LOSSY_GROUPS) + 1)
-    )
-    return {tuning_key(job, Options(allow=allow), {}) for allow in subsets}
 
 
 def tune(

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext, run_training
 from hvd_autosync.engine.training_context import training_context
-from hvd_autosync.engine.tuning import load_restrictions, tuning_key
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import NextShare, RecurringOutcome, SearchSettings

@@ -48,7 +48,7 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
 
 def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     """The parts of what :func:`print_plan` prints."""
-    from hvd_autosync.engine.tuning import load_restrictions, tuning_key
+    from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 
     restrictions = load_restrictions(options.space)
     store = TraceStore(options.store)
@@ -112,7 +112,7 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
             f"The plan: reuse the winner of study {known.study_id}, which tuned this job before. "
             "To tune again: --autosync-reuse never."
         )
-    from hvd_autosync.engine.tuning import settings_of
+    from hvd_autosync.engine.study_options import settings_of
 
     settings = settings_of(options)
     limit = f" or {options.minutes:g} minutes" if options.minutes is not None else ""

@@ -10,7 +10,7 @@ import pytest
 
 from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.preflight import check_command
-from hvd_autosync.engine.tuning import load_restrictions
+from hvd_autosync.engine.study_options import load_restrictions
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host

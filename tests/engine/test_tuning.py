@@ -8,7 +8,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from hvd_autosync.engine.options import Options
-from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune, tuning_key, tuning_keys
+from hvd_autosync.engine.study_options import tuning_key
+from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
 from hvd_autosync.errors import ShortJobError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -35,14 +36,6 @@ TASK = Task(
     ModelProfile((LARGE, ParameterProfile("bias", (512,), "float32"))),
     Resources((Host("a", 2),), "cpu", HorovodBuild("0.28.1", gloo=True, mpi=False)),
 )
-
-
-def test_a_study_is_reused_whatever_its_settings_but_not_for_other_knobs() -> None:
-    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
-    key = tuning_key(job, Options(), {})
-    assert tuning_key(job, Options(trials=5, minutes=1, steps=9, warmup=3, seed=7), {}) == key
-    assert tuning_key(job, Options(allow=("codec",)), {}) != key
-    assert tuning_key(job, Options(), {"exclude": ["buckets"]}) != key
 
 
 @pytest.mark.parametrize(
@@ -320,11 +313,3 @@ def test_a_new_study_because_of_other_settings_is_reported(tmp_path: Path) -> No
         if "starting a new study" in (text := call.args[0])
     )
     assert interrupted.study_id in notice and "trials 8, now 6" in notice
-
-
-def test_a_job_knows_under_which_keys_it_was_tuned() -> None:
-    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
-    keys = tuning_keys(job)
-    assert tuning_key(job, Options(), {}) in keys
-    assert tuning_key(job, Options(allow=("codec", "schedule")), {}) in keys
-    assert tuning_key(job, Options(), {"exclude": ["buckets"]}) not in keys

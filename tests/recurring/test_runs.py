@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext
-from hvd_autosync.engine.tuning import tuning_key
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import runs as recurring_runs

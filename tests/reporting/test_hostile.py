@@ -23,7 +23,7 @@ from hvd_autosync.commands import cli
 from hvd_autosync.commands.page import page
 from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.replay import play
-from hvd_autosync.engine.tuning import tuning_key
+from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.reporting.terminal import TerminalProgress
 from hvd_autosync.reporting.widget import WidgetProgress

@@ -70,7 +70,7 @@ def test_the_plan_has_its_limits(store: Any) -> None:
 
 
 def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> None:
-    from hvd_autosync.engine.tuning import tuning_key
+    from hvd_autosync.engine.study_options import tuning_key
 
     key = tuning_key(JOB, Options(store=store.name), {})
     study = store.create_study(job_key=key, command=(), settings={}, versions={})

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hvd_autosync.engine.tuning import load_restrictions
+from hvd_autosync.engine.study_options import load_restrictions
 from hvd_autosync.reporting.space import (
     APPLIES_WHEN,
     RESTRICTIONS_HELP,

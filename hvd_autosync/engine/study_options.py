@@ -1,0 +1,72 @@
+"""What the options of a job say of its study: settings, space file, and key in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import asdict
+from typing import Any
+
+from hvd_autosync import extensions
+from hvd_autosync.engine.options import Options
+from hvd_autosync.launch.facts import horovod_build
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import check_restrictions
+from hvd_autosync.search_space.documents import read_toml
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+from hvd_autosync.study import defaults
+from hvd_autosync.study.values import StudySettings
+
+
+def load_restrictions(path: str | None) -> dict[str, Any]:
+    """The space file, parsed and checked; empty without one.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is not TOML, or has unknown content.
+    """
+    if path is None:
+        return {}
+    document = read_toml(path, "the space file")
+    check_restrictions(document)
+    return document
+
+
+def settings_of(options: Options) -> StudySettings:
+    """The settings of a study, from the options."""
+    return StudySettings(
+        trials=options.trials,
+        minutes=options.minutes,
+        steps=options.steps or defaults.STEPS,
+        warmup=options.warmup or defaults.WARMUP,
+        adaptive_steps=options.steps is None and options.warmup is None,
+        quality_steps=options.quality_steps,
+        quality_minutes=options.quality_minutes,
+        loss_tolerance=options.loss_tolerance,
+        goal=options.goal,
+        allow=options.allow,
+        seed=options.seed,
+        transfer=options.transfer == "auto",
+        expected_hours=options.expected_hours or defaults.EXPECTED_HOURS,
+    )
+
+
+def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
+    """The key of a job with its tunable knobs and its Horovod build.
+
+    Trials, minutes, steps, warm-up and seed are not part of it, so a study is reused whatever they
+    were.
+    """
+    build = asdict(horovod_build())
+    text = json.dumps(
+        [job.key, list(options.allow), restrictions, build, *extensions.names()], sort_keys=True
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def tuning_keys(job: Job) -> set[str]:
+    """The keys that ``job`` may have in the store, if it was tuned without a space file."""
+    subsets = itertools.chain.from_iterable(
+        itertools.permutations(LOSSY_GROUPS, count) for count in range(len(LOSSY_GROUPS) + 1)
+    )
+    return {tuning_key(job, Options(allow=allow), {}) for allow in subsets}
