@@ -111,6 +111,12 @@ PRIVATE_NAMES = (
         "the class of scripted modules, whose creation is detected",
     ),
     PrivateNames(
+        "torch.jit._builtins",
+        "_register_builtin",
+        ("runtime/patches/linear.py",),
+        "a watched linear() can still be compiled by torch.jit",
+    ),
+    PrivateNames(
         "torch.nn.Module",
         "_parameters",
         ("runtime/exchange/reaching.py",),
