@@ -22,6 +22,8 @@ EMBEDDING, LARGE, REST = PARAMETER_CLASSES = ("embedding", "large", "rest")
 #: Class -> names of its parameters, ``*`` and ``?`` allowed; the first matching class counts.
 Classes: TypeAlias = Mapping[str, tuple[str, ...]]
 
+#: Exchanges of shards of parameters, and of gradients that are not averages of replicas.
+NOT_FOR_REPLICAS = ("sharded", "factors")
 #: A matrix counts as an embedding if a batch touches at most this share of its rows.
 _FEW_ROWS = 0.5
 #: Least bytes of an embedding or a large matrix; smaller ones gain nothing from a separate class.
@@ -33,7 +35,7 @@ class ClassPlan:
     """The exchange of one class's gradients.
 
     Attributes:
-        exchange: ``allreduce``, ``hierarchical``, ``sharded`` or ``rows``.
+        exchange: ``allreduce``, ``hierarchical``, ``sharded``, ``rows`` or ``factors``.
         slices: Number of slices into which each tensor is cut.
         codec: ``none`` or the name of a codec.
         ratio: Share of the elements that the codec ``topk`` sends.
@@ -86,6 +88,11 @@ class ExchangePlan:
         return self._has("sharded")
 
     @property
+    def by_factors(self) -> bool:
+        """Whether gradients of linear layers are sent by factors."""
+        return self._has("factors")
+
+    @property
     def lossy(self) -> bool:
         """Whether a class has a lossy codec."""
         return any(self.of(name).codec != "none" for name in PARAMETER_CLASSES)
@@ -97,10 +104,10 @@ class ExchangePlan:
 def replicated(plan: ExchangePlan) -> ExchangePlan:
     """Return ``plan`` for replicas that may train apart, with all parameters on every rank.
 
-    The exchange ``sharded`` becomes ``allreduce``, and no update is deferred.
+    The exchanges ``sharded`` and ``factors`` become ``allreduce``, and no update is deferred.
     """
     embedding, large, rest = (
-        replace(own, exchange="allreduce") if own.exchange == "sharded" else own
+        replace(own, exchange="allreduce") if own.exchange in NOT_FOR_REPLICAS else own
         for own in map(plan.of, PARAMETER_CLASSES)
     )
     return replace(plan, order="arrival", embedding=embedding, large=large, rest=rest)
@@ -153,6 +160,17 @@ def _class_of(parameter: ParameterProfile) -> str:
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return rows and columns of a tensor as a matrix: its first dimension, and all others."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (math.prod(shape), 1)
+
+
+def factors_share(parameter: ParameterProfile, ranks: int) -> float:
+    """Return the bytes of all ranks' factors over those of a ring for the gradient.
+
+    Each of n ranks receives (n - 1) / n of all factors; a ring sends 2 (n - 1) / n of the gradient.
+    It is infinite for a gradient that is no product of factors.
+    """
+    if not parameter.factor_bytes:
+        return math.inf
+    return ranks * parameter.factor_bytes / (2 * parameter.size_bytes)
 
 
 def check_parameters(plan: ExchangePlan, shapes: Mapping[str, tuple[str, Sequence[int]]]) -> None:

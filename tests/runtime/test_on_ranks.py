@@ -66,11 +66,19 @@ GROUPS = {
         ),
     ),
     "exchanges": Group(
-        ("cases_exchanges", "cases_owners", "cases_deferred_updates", "cases_reaching"),
+        (
+            "cases_exchanges",
+            "cases_factors",
+            "cases_owners",
+            "cases_deferred_updates",
+            "cases_reaching",
+        ),
         ("gloo", "four ranks"),
         (
             "case_momentum",
             "case_join",
+            "case_factors_bit_for_bit",
+            "case_factors_of_uneven_batches",
             "case_sparse_gradients",
             "case_steps_wait_until_forward",
             "case_a_saved_state_is_taken_up_again",

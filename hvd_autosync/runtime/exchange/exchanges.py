@@ -13,7 +13,13 @@ from typing import Any, TypeAlias
 
 import torch
 from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import ProcessSet, Sum, allreduce_async_, global_process_set
+from horovod.torch.mpi_ops import (
+    ProcessSet,
+    Sum,
+    allgather_async,
+    allreduce_async_,
+    global_process_set,
+)
 
 from hvd_autosync.runtime.collectives.levels import Levels
 
@@ -134,6 +140,12 @@ def add_at(sums: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> No
         sums.index_put_((places,), values, accumulate=True)
     else:
         sums.scatter_add_(0, places.view(-1, *[1] * (values.dim() - 1)).expand_as(values), values)
+
+
+def gather(tensor: torch.Tensor, name: str) -> int:
+    """Allgather over all ranks of tensors with different first dimensions; returns the handle."""
+    handle: int = allgather_async(tensor, name=name)
+    return handle
 
 
 def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: ProcessSet) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
-from horovod.torch.mpi_ops import size
+from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.extensions import EXCHANGES
@@ -29,8 +30,10 @@ from hvd_autosync.runtime.exchange.exchanges import (
     allreduce,
     own_bounds,
 )
+from hvd_autosync.runtime.exchange.factors import FactorsBucket
 from hvd_autosync.runtime.exchange.rows import RowsBucket
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, even_shares
+from hvd_autosync.runtime.patches.linear import LinearLayer
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
 #: Size of buckets, bytes, for what Horovod cannot fuse, if the plan has no number of buckets.
@@ -60,18 +63,27 @@ class Planning:
         self._scaling = scaling
 
     def buckets(
-        self, order: Sequence[torch.nn.Parameter], sparse: Collection[torch.nn.Parameter]
+        self,
+        order: Sequence[torch.nn.Parameter],
+        sparse: Collection[torch.nn.Parameter],
+        linear: Collection[LinearLayer] = (),
     ) -> list[Bucket]:
         """The buckets for parameters in the order in which their gradients arrive.
 
         Args:
             order: Every parameter, once.
             sparse: Those whose gradients are sparse tensors.
+            linear: The watched layers whose gradients are sent by factors.
         """
         lanes: dict[_Lane, list[torch.nn.Parameter]] = {}
-        buckets: list[Bucket] = []
+        buckets: list[Bucket] = [self._of_layer(layer) for layer in linear]
+        by_factors = {parameter for bucket in buckets for parameter in bucket.parameters}
         for parameter in order:
+            if parameter in by_factors:
+                continue
             plan = self._plan.of(self._names[parameter][1])
+            if plan.exchange == "factors":  # it belongs to no linear layer
+                plan = replace(plan, exchange="allreduce")
             if plan.exchange == "sharded" and not (parameter.dim() and parameter.is_contiguous()):
                 plan = ClassPlan()  # it has no ordered elements to split
             if plan.exchange == "rows" or parameter in sparse:
@@ -85,6 +97,11 @@ class Planning:
         for (plan, _, _), members in lanes.items():
             buckets += self._of_lane(plan, members, total)
         return buckets
+
+    def _of_layer(self, layer: LinearLayer) -> Bucket:
+        parameters = [p for p in (layer.weight, layer.bias) if p is not None]
+        name = self._name(parameters[0])
+        return FactorsBucket(name, layer, parameters, self._scaling, rank(), size())
 
     def _of_lane(
         self, plan: ClassPlan, members: list[torch.nn.Parameter], total: int

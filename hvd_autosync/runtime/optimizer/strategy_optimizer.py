@@ -32,6 +32,7 @@ from hvd_autosync.runtime.exchange.buckets import Bucket
 from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
+from hvd_autosync.runtime.exchange.factors import agree_linear
 from hvd_autosync.runtime.exchange.planning import Planning
 from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
 from hvd_autosync.runtime.guard.guard import Guard
@@ -39,6 +40,7 @@ from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.linear import watch_linear
 from hvd_autosync.runtime.patches.scalers import watch_scalers
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
 from hvd_autosync.runtime.sync.averaging import Averaging
@@ -166,6 +168,9 @@ def _register_hooks(self: Any) -> None:
         two_levels()  # raise now if there are no two levels
     check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
     planning = Planning(plan, names, _scaling(self))
+    linear = watch_linear(
+        p for p, (_, own) in names.items() if plan.of(own).exchange == "factors" and p.dim() == 2
+    )
 
     def make_buckets(arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
         # Parameters whose gradients never arrived come last, in the optimizer's order.
@@ -176,6 +181,7 @@ def _register_hooks(self: Any) -> None:
         return planning.buckets(
             [parameters[i] for i in order],
             {p for p, flag in zip(parameters, sparse, strict=True) if flag},
+            agree_linear(parameters, linear, first),
         )
 
     reference = weakref.ref(self)

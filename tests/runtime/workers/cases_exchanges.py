@@ -20,7 +20,9 @@ from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 ROWS, COLUMNS = 40, 6
 FEW, STEPS = 6, 50
 CLASSES = {"embedding": ("table*",), "large": ("body.*weight", "tied*")}
-HIERARCHICAL, BY_ROWS, SHARDED = map(ClassPlan, ("hierarchical", "rows", "sharded"))
+HIERARCHICAL, BY_ROWS, SHARDED, BY_FACTORS = map(
+    ClassPlan, ("hierarchical", "rows", "sharded", "factors")
+)
 PLANS = {
     "as Horovod": ExchangePlan(),
     "one bucket": ExchangePlan(buckets=1),
@@ -30,6 +32,7 @@ PLANS = {
     "rows": ExchangePlan(buckets=2, embedding=BY_ROWS),
     "sharded": ExchangePlan(2, "ordered", "arrival", SHARDED, SHARDED, SHARDED),
     "sharded in part": ExchangePlan(0, "size", "arrival", BY_ROWS, ClassPlan("sharded", slices=3)),
+    "factors": ExchangePlan(3, embedding=BY_ROWS, large=BY_FACTORS),
     "priority": ExchangePlan(order="priority"),
     "priority mixed": ExchangePlan(3, "ordered", "priority", BY_ROWS, SHARDED),
     "hierarchical": ExchangePlan(0, "ordered", "arrival", *[HIERARCHICAL] * 3),

@@ -1,0 +1,360 @@
+"""The exchange ``factors``: sends what a linear layer's gradient is the product of.
+
+The gradient of a linear layer's weight is G^T X, with X the layer's inputs and G the gradients of
+its outputs, one row for each row of the batch. Every rank gathers all ranks' X and G and
+multiplies: K (m + n) numbers from each rank in place of a ring's 2 (r - 1) / r m n, K rows of r
+ranks ("sufficient factor broadcasting", Xie et al., 2015; Poseidon, USENIX ATC 2017, section 3.2).
+
+Each rank's product is made by the call of autograd, with its rounding, and products are added in
+the order of ranks. So the sum differs from a ring's by the order of addition, and all ranks get the
+same bits. Before it sends, a rank compares the whole product with its gradient; where they differ
+(a shared or penalized weight, a hook of the script's, a gradient that was not zeroed) all ranks
+send whole gradients in that step, and after some such steps in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+
+from hvd_autosync.runtime.collectives.agreement import agree_order, same_on_all
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
+from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
+from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
+from hvd_autosync.runtime.measure.arithmetic import arithmetic
+from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, matches, unwatch_linear
+
+#: Steps whose gradient was not the product, after which factors are given up.
+_MOST_REFUSALS = 3
+#: After a step that sent whole gradients, as they were less, this many steps at most do so
+#: unchecked; the number doubles each time.
+_MAX_UNCHECKED = 64
+#: Steps between two checksums of the weight.
+_CHECK_EVERY = 64
+#: Each part of a message begins at a multiple of this, bytes: the vector length of processors.
+_ALIGNMENT = 64
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Status(IntEnum):
+    """What a rank says of its factors in one step."""
+
+    #: They follow.
+    SENT = 1
+    #: Their product is not the gradient.
+    REFUSED = 2
+    #: They are more bytes than the gradient.
+    MORE = 3
+    #: Gradients are not finite, as in steps that a gradient scaler skips.
+    NOT_FINITE = 4
+
+
+@dataclass(frozen=True)
+class Message:
+    """One rank's factors of one layer in one step.
+
+    On the wire: 64-bit integers (length, status, checksum, index of the type, number of passes,
+    rows of each pass), then inputs and output gradients of each pass; all parts aligned.
+
+    Attributes:
+        status: Whether they follow.
+        passes: The factors, one for each backward pass.
+        checksum: Of the weight before the step; 0 in steps without one.
+    """
+
+    status: Status
+    passes: tuple[LinearPass, ...] = ()
+    checksum: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of all passes."""
+        return sum(each.rows for each in self.passes)
+
+    def encode(self, device: torch.device) -> torch.Tensor:
+        """The message as bytes on a device, shape ``(length,)``."""
+        tensors = [t for each in self.passes for t in (each.inputs, each.output_gradients)]
+        kind = _DTYPES.index(tensors[0].dtype) if tensors else 0
+        header = [0, self.status, self.checksum, kind, len(self.passes)]
+        header += [each.rows for each in self.passes]
+        sizes = [8 * len(header), *(t.numel() * t.element_size() for t in tensors)]
+        header[0] = sum(map(_aligned, sizes))
+        encoded = torch.zeros(header[0], dtype=torch.uint8, device=device)
+        begin = 0
+        for size_bytes, tensor in zip(sizes, (torch.tensor(header), *tensors), strict=True):
+            part = encoded[begin : begin + size_bytes]
+            part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            begin += _aligned(size_bytes)
+        return encoded
+
+    @classmethod
+    def decode_all(cls, encoded: torch.Tensor, shape: torch.Size) -> list[Message]:
+        """The messages of all ranks, in their order.
+
+        Args:
+            encoded: The messages one behind the other.
+            shape: Shape of the weight, ``m x n``.
+        """
+        messages = []
+        begin = 0
+        while begin < len(encoded):
+            messages.append(cls._decode(encoded[begin:], shape))
+            begin += int(encoded[begin : begin + 8].view(torch.int64))
+        return messages
+
+    @classmethod
+    def _decode(cls, encoded: torch.Tensor, shape: torch.Size) -> Message:
+        _, status, checksum, kind, count = encoded[:40].view(torch.int64).tolist()
+        rows = encoded[40 : 40 + 8 * count].view(torch.int64).tolist()
+        dtype = _DTYPES[kind]
+        begin = _aligned(40 + 8 * count)
+
+        def take(*dimensions: int) -> torch.Tensor:
+            nonlocal begin
+            size_bytes = dimensions[0] * dimensions[1] * dtype.itemsize
+            part = encoded[begin : begin + size_bytes].view(dtype).view(dimensions)
+            begin += _aligned(size_bytes)
+            return part
+
+        passes = tuple(LinearPass(take(k, shape[1]), take(k, shape[0])) for k in rows)
+        return cls(Status(status), passes, checksum)
+
+
+class FactorsBucket(Bucket):
+    """The gradients of one linear layer.
+
+    Args:
+        name: As of any bucket.
+        layer: The watched layer.
+        parameters: Its weight, and its bias if that is trained too.
+        scaling: Factors of the reduction.
+        rank: This rank.
+        size: Number of ranks.
+    """
+
+    needs_all = True
+
+    def __init__(
+        self,
+        name: str,
+        layer: LinearLayer,
+        parameters: Sequence[torch.nn.Parameter],
+        scaling: Scaling,
+        rank: int,
+        size: int,
+    ) -> None:
+        super().__init__(name, parameters)
+        self._layer = layer
+        self._scaling = scaling
+        self._rank, self._size = rank, size
+        self._whole = [
+            FlatBucket(f"{name}.{number}", (parameter,), Flat(scaling))
+            for number, parameter in enumerate(self.parameters)
+        ]
+        self._refusals = 0
+        self._whole_steps = 0
+        self._next_unchecked = 1
+        self._steps = 0
+        self._given_up = False
+        #: Whether all ranks' weights were equal at the first checksum.
+        self._equal: bool | None = None
+
+    def send(self) -> Steps:
+        if self._given_up or self._whole_steps > 0:
+            self._whole_steps -= 1
+            yield from self.send_plainly()
+            return
+        own = self._own_message()
+        encoded = yield gather(own, f"{self.name}.factors")
+        messages = Message.decode_all(encoded, self.parameters[0].shape)
+        self._layer.clear()
+        self._compare_weights([message.checksum for message in messages])
+        if all(message.status is Status.SENT for message in messages):
+            self._next_unchecked = 1
+            self._put([message.passes for message in messages])
+            return
+        self._decide([message.status for message in messages])
+        yield from self.send_plainly()
+
+    def send_plainly(self) -> Steps:
+        self._layer.clear()
+        for bucket in self._whole:
+            yield from bucket.send_plainly()
+
+    def _own_message(self) -> torch.Tensor:
+        """This rank's message; if its factors are sent, its gradients are their products."""
+        weight = self.parameters[0]
+        message = Message(Status.SENT, tuple(self._layer.passes), self._checksum())
+        status = self._unusable(message)
+        if status is None:
+            encoded = message.encode(weight.device)
+            # From here on a product is made of operands that lie in memory as on other ranks.
+            (sent,) = Message.decode_all(encoded, weight.shape)
+            status = self._multiply(sent.passes)
+        if status is Status.SENT:
+            return encoded
+        return replace(message, status=status, passes=()).encode(weight.device)
+
+    def _unusable(self, message: Message) -> Status | None:
+        """Why factors are not even multiplied, if there is a reason."""
+        kinds = {each.inputs.dtype for each in message.passes}
+        if len(kinds) > 1 or not kinds <= {*_DTYPES}:
+            return Status.REFUSED
+        rows, item_bytes = (
+            self._size * message.rows,
+            max((kind.itemsize for kind in kinds), default=0),
+        )
+        return None if pays(rows, self.parameters[0], item_bytes) else Status.MORE
+
+    @torch.no_grad()
+    def _multiply(self, passes: Sequence[LinearPass]) -> Status:
+        """Make the products of this rank's factors, and compare them with its gradients."""
+        for number, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = parameter.grad
+            if not passes:
+                if bool(gradient.any()):
+                    return Status.REFUSED
+                continue
+            product = _product(passes, number, gradient.dtype)
+            if gradient.is_sparse or not matches(product, gradient, passes[0].inputs.dtype):
+                finite = gradient.is_sparse or bool(gradient.isfinite().all())
+                return Status.REFUSED if finite else Status.NOT_FINITE
+            if not torch.equal(product, gradient):
+                gradient.copy_(product)
+        return Status.SENT
+
+    @torch.no_grad()
+    def _put(self, passes: Sequence[Sequence[LinearPass]]) -> None:
+        """Set the gradients to the sums of all ranks' products, in the order of ranks."""
+        factor = self._scaling.before * self._scaling.after
+        for number, parameter in enumerate(self.parameters):
+            own = parameter.grad
+            assert own is not None
+            total: torch.Tensor | None = None
+            for each, theirs in enumerate(passes):
+                if each != self._rank and not theirs:
+                    continue
+                term = own if each == self._rank else _product(theirs, number, own.dtype)
+                if total is None:
+                    total = term.to(torch.promote_types(own.dtype, torch.float32))
+                else:
+                    total.add_(term)
+            assert total is not None
+            total.mul_(factor)
+            if total is not own:
+                own.copy_(total)
+
+    def _decide(self, statuses: Sequence[Status]) -> None:
+        """Decide about the next steps, as all ranks do."""
+        if Status.REFUSED in statuses:
+            self._refusals += 1
+            if self._refusals == _MOST_REFUSALS:
+                self._give_up(
+                    f"the gradient of {self.name} is not the product of its layer's inputs and "
+                    "output gradients (the weight is shared or penalized, or the script changes "
+                    "its gradient)"
+                )
+        elif Status.MORE in statuses:
+            self._whole_steps = self._next_unchecked - 1
+            self._next_unchecked = min(2 * self._next_unchecked, _MAX_UNCHECKED)
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = True
+        unwatch_linear(self.parameters[:1])
+        warn_on_rank_0(f"{why}; from now on it is sent whole instead of by factors")
+
+    def _checksum(self) -> int:
+        """A checksum of the weight's bits, in some steps; else 0."""
+        self._steps += 1
+        if self._equal is False or self._steps % _CHECK_EVERY != 1:
+            return 0
+        bits = self.parameters[0].detach().contiguous().view(-1).view(torch.uint8)
+        whole = bits[: len(bits) // 8 * 8].view(torch.int64)
+        return int(whole.sum()) or 1
+
+    def _compare_weights(self, checksums: Sequence[int]) -> None:
+        if checksums[0] == 0:
+            return
+        equal = all(checksum == checksums[0] for checksum in checksums)
+        if self._equal and not equal:
+            self._give_up(
+                f"{self.name} has come to differ between the ranks, so their processors or "
+                "libraries multiply differently"
+            )
+        self._equal = equal
+
+
+def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
+    """Whether factors are fewer bytes than a ring sends for the gradient.
+
+    Each of r ranks receives (r - 1) / r of all factors, and in a ring sends 2 (r - 1) / r of the
+    gradient.
+
+    Args:
+        rows: Rows of the batches of all ranks.
+        weight: The layer's weight, shape ``m x n``.
+        item_bytes: Bytes of an element of the factors.
+    """
+    whole = 2 * weight.numel() * wire_dtype(weight.dtype).itemsize
+    return rows * sum(weight.shape) * item_bytes < whole
+
+
+def agree_linear(
+    parameters: Sequence[torch.nn.Parameter],
+    layers: Mapping[torch.nn.Parameter, LinearLayer],
+    name: str,
+) -> list[LinearLayer]:
+    """The watched layers that ranks exchange by factors, the same on all ranks; a collective.
+
+    They are those through which a batch has passed on rank 0; none where ranks multiply by
+    different processors or libraries. The others are watched no longer.
+
+    Args:
+        parameters: All parameters of the optimizer.
+        layers: The watched ones' layers.
+        name: Name of the operation.
+    """
+    if not layers:
+        return []
+    device = next(iter(layers)).device
+    alike = same_on_all(arithmetic(device), f"arithmetic.{name}")
+    if not alike:
+        warn_on_rank_0(
+            "processors, libraries or numbers of threads differ between the ranks, so products of "
+            "factors would: gradients are sent whole"
+        )
+    index: dict[torch.nn.Parameter | None, int] = {p: i for i, p in enumerate(parameters)}
+    # Of each parameter the index of its bias, itself without one; -1: no factors.
+    places = [-1] * len(parameters)
+    for weight, layer in layers.items():
+        if alike and layer.passes:
+            bias = layer.bias if layer.bias in index else None
+            places[index[weight]] = index[weight if bias is None else bias]
+    chosen: list[LinearLayer] = []
+    for weight, place in zip(parameters, agree_order(places, f"{name}.linear"), strict=True):
+        if place >= 0:
+            bias = parameters[place]
+            taken = bias is weight or any(bias is layer.bias for layer in chosen)
+            layers[weight].bias = None if taken else bias
+            chosen.append(layers[weight])
+    unwatch_linear([weight for weight, layer in layers.items() if layer not in chosen])
+    return chosen
+
+
+def _product(passes: Sequence[LinearPass], number: int, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of the weight (number 0) or the bias (1): the sum over passes, in order."""
+    total: torch.Tensor | None = None
+    for each in passes:
+        product = (each.bias_gradient() if number else each.weight_gradient()).to(dtype)
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,383 @@
+"""Gradients of linear layers travel as factors, and give what Horovod's own optimizer gives."""
+
+import contextlib
+import copy
+import io
+
+import horovod.torch as hvd
+import torch
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    assert_identical,
+    assert_same_on_all_ranks,
+    strategy,
+)
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hvd_autosync.runtime.exchange import factors
+from hvd_autosync.runtime.patches import linear
+
+STEPS, INPUTS = 50, 48
+CLASSES = {"large": ("*",)}
+
+
+@contextlib.contextmanager
+def by_factors():
+    with strategy(CLASSES, large_exchange="factors"):
+        yield
+
+
+class Net(nn.Module):
+    """Linear layers behind a convolution, one of them without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.conv = nn.Conv1d(1, 2, 3, padding=1)
+        self.first = nn.Linear(2 * INPUTS, 64)
+        self.second = nn.Linear(64, 64, bias=False)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x):
+        hidden = F.relu(self.first(self.conv(x[:, None]).flatten(1)))
+        return self.head(hidden + F.relu(self.second(hidden), inplace=True))
+
+
+def batch(step, rows=4):
+    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    return torch.randn(rows, INPUTS, generator=generator)
+
+
+def loss_of(model, step, rows=4):
+    x = batch(step, rows)
+    return F.cross_entropy(model(x).float(), (x[:, 0] > 0).long())
+
+
+class Sent:
+    """How many layers' gradients were put together from factors."""
+
+    def __init__(self):
+        self.count, self._put = 0, factors.FactorsBucket._put
+
+    def __enter__(self):
+        def put(bucket, passes):
+            self.count += 1
+            self._put(bucket, passes)
+
+        factors.FactorsBucket._put = put
+        return self
+
+    def __exit__(self, *_):
+        factors.FactorsBucket._put = self._put
+
+
+def train(
+    factory, make=Net, loss=loss_of, steps=STEPS, passes=1, autocast=False, step=None, **options
+):
+    model = make()
+    base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if passes > 1:
+        options["backward_passes_per_step"] = passes
+    distributed = factory(base, named_parameters=model.named_parameters(), **options)
+    for number in range(steps if isinstance(steps, int) else steps[hvd.rank()]):
+        distributed.zero_grad()
+        for part in range(passes):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                value = loss(model, passes * number + part)
+            (value / passes).backward()
+        (step or type(distributed).step)(distributed)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def compare(layers, *, exactly=None, **options):
+    """Train under both; ``layers`` times factors were sent in all, ``None``: at least once."""
+    expected = train(HOROVODS, **options)
+    with by_factors(), Sent() as sent:
+        ours = train(OURS, **options)
+    # The products of two ranks have one order of addition.
+    exactly = hvd.size() == 2 if exactly is None else exactly
+    if exactly:
+        assert_identical(ours, expected)
+    else:
+        assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert_same_on_all_ranks(ours)
+    assert sent.count == layers if layers is not None else sent.count > 0, sent.count
+
+
+def case_factors_bit_for_bit():
+    compare(3 * STEPS if hvd.size() == 2 else None)
+
+
+def case_factors_under_autocast():
+    compare(None, autocast=True)
+
+
+def case_factors_of_float64():
+    torch.set_default_dtype(torch.float64)
+    try:
+        compare(None, loss=lambda m, n: m(batch(n).double()).pow(2).mean(), steps=10)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def case_factors_of_uneven_batches():
+    """Ranks have different numbers of rows, and some batches too many."""
+
+    def loss(model, step):
+        rows = 1 + step % 3 + hvd.rank() if step % 7 else 64
+        return loss_of(model, step, rows)
+
+    compare(None, loss=loss)
+
+
+def case_factors_of_accumulated_passes():
+    compare(None, passes=3, loss=lambda m, n: loss_of(m, n, 1), steps=20, exactly=False)
+    compare(
+        None, passes=2, loss=lambda m, n: loss_of(m, n, 1), steps=20, exactly=False, autocast=True
+    )
+
+
+def case_factors_summed_and_divided():
+    compare(None, op=hvd.Sum, steps=10)
+    compare(None, gradient_predivide_factor=3.0, steps=10, exactly=False)
+
+
+def case_factors_clipped():
+    def clipped(distributed):
+        distributed.synchronize()
+        parameters = [p for group in distributed.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, 0.05)
+        with distributed.skip_synchronize():
+            distributed.step()
+
+    compare(None, step=clipped)
+
+
+def case_factors_while_some_have_joined():
+    steps = [6 + 2 * rank for rank in range(hvd.size())]
+    expected = train(HOROVODS, steps=steps)
+    hvd.join()
+    with by_factors(), Sent() as sent:
+        ours = train(OURS, steps=steps)
+        hvd.join()
+    assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert sent.count > 0
+
+
+class Attention(nn.Module):
+    """Functional calls, inputs of three dimensions, a layer used by one rank alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = nn.Linear(INPUTS // 4, 32)
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.own = nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)])
+        self.weight = nn.Parameter(torch.randn(40, 32) * 0.1)
+
+    def forward(self, x):
+        hidden = self.embed(x.view(len(x), 4, -1))
+        hidden, _ = self.attention(hidden, hidden, hidden)
+        hidden = self.own[min(hvd.rank(), 1)](hidden)
+        return F.linear(hidden, self.weight).mean(1)
+
+
+def case_factors_of_functional_calls():
+    with Once() as said:
+        compare(None, make=Attention, loss=lambda m, n: loss_of(m, n, 1), exactly=False)
+    assert said.lines == []
+
+
+def case_factors_after_a_scaled_step_that_overflows():
+    """A gradient scaler skips such steps; they are no reason to give factors up."""
+
+    def run(factory):
+        model, scaler = Net(), torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=500)
+        base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        distributed = factory(base, named_parameters=model.named_parameters())
+        for number in range(60):
+            distributed.zero_grad()
+            scaler.scale(loss_of(model, number) * 1e3).backward()
+            distributed.synchronize()
+            scaler.unscale_(distributed)
+            with distributed.skip_synchronize():
+                scaler.step(distributed)
+            scaler.update()
+        assert scaler.get_scale() < 2.0**126
+        return [parameter.detach() for parameter in model.parameters()]
+
+    expected = run(HOROVODS)
+    with by_factors(), Sent() as sent, Once() as said:
+        ours = run(OURS)
+    assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert sent.count > 60
+    assert said.lines == []
+
+
+# Gradients that are no products: whole ones are sent, and rank 0 says so once for each layer.
+
+
+class Once:
+    """Lines that this rank prints about factors."""
+
+    def __enter__(self):
+        self._redirected = contextlib.redirect_stderr(io.StringIO())
+        self._text = self._redirected.__enter__()
+        return self
+
+    def __exit__(self, *details):
+        self._redirected.__exit__(*details)
+
+    @property
+    def lines(self):
+        return [line for line in self._text.getvalue().splitlines() if "factors" in line]
+
+
+def refused(layers, *, named, **options):
+    """In the end the layer ``named`` sends whole gradients, and ``layers`` others do not."""
+    with Once() as said:
+        compare(None, exactly=False, **options)
+    if hvd.rank() == 0:
+        (line,) = said.lines
+        assert named in line
+    else:
+        assert said.lines == []
+
+
+def case_no_factors_of_penalized_weights():
+    def loss(model, step):
+        return loss_of(model, step) + 1e-3 * model.first.weight.pow(2).sum()
+
+    refused(2, named="first.weight", loss=loss)
+
+
+def case_no_factors_behind_a_hook_of_one_element():
+    def make():
+        model = Net()
+        mask = torch.ones(64, 64)
+        mask[3, 5] = 0
+        model.second.weight.register_hook(lambda gradient: gradient * mask)
+        return model
+
+    refused(2, named="second.weight", make=make)
+
+
+def case_no_factors_of_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(7)
+            self.table = nn.Embedding(48, 32)
+            self.middle = nn.Linear(32, 32)
+
+        def forward(self, x):
+            hidden = self.table(x[:, :3].abs().mul(10).long().clamp(max=47)).mean(1)
+            return F.linear(self.middle(hidden), self.table.weight)
+
+    refused(1, named="table.weight", make=Tied)
+
+
+def case_no_factors_of_gradients_that_are_kept():
+    def make():
+        model = Net()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        return model
+
+    def run(factory):
+        model = make()
+        base = torch.optim.SGD(model.parameters(), lr=0.01)
+        distributed = factory(base, named_parameters=model.named_parameters())
+        for number in range(10):
+            loss_of(model, number).backward()  # adds to the sum of all steps
+            distributed.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    expected = run(HOROVODS)
+    with by_factors(), Once() as said:
+        ours = run(OURS)
+    assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert len(said.lines) == (3 if hvd.rank() == 0 else 0), said.lines
+
+
+def case_no_factors_of_checkpointed_layers():
+    def make():
+        model = Net()
+        forward = model.second.forward
+        model.second.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+        return model
+
+    compare(None, make=make)
+
+
+def case_no_factors_of_compiled_modules():
+    def make():
+        model = Net()
+        model.second.compile(backend="aot_eager")
+        return model
+
+    compare(None, make=make, steps=8)
+
+
+def case_no_factors_where_ranks_multiply_differently():
+    torch.set_num_threads(1 + hvd.rank() % 2)
+    try:
+        with Once() as said:
+            compare(0, steps=5)
+    finally:
+        torch.set_num_threads(1)
+    assert len(said.lines) == (hvd.rank() == 0), said.lines
+
+
+def case_factors_end_when_weights_differ():
+    model = Net()
+    with by_factors():
+        base = torch.optim.SGD(model.parameters(), lr=0.01)
+        distributed = OURS(base, named_parameters=model.named_parameters())
+    with Once() as said, Sent() as sent:
+        for number in range(200):
+            if number == 100 and hvd.rank() == 1:
+                with torch.no_grad():
+                    model.first.weight[0, 0] += 1e-6
+            distributed.zero_grad()
+            loss_of(model, number, rows=1).backward()
+            distributed.step()
+    assert len(said.lines) == (hvd.rank() == 0), said.lines
+    assert sent.count > 300
+
+
+def case_factors_of_weights_that_differ_from_the_beginning():
+    """Whoever wants replicas of different weights has them, exactly as under Horovod."""
+
+    def make():
+        model = Net()
+        with torch.no_grad():
+            model.first.weight += 0.01 * hvd.rank()
+        return model
+
+    expected = train(HOROVODS, make=make, steps=150)
+    with by_factors(), Once() as said, Sent() as sent:
+        ours = train(OURS, make=make, steps=150)
+    assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    assert said.lines == []
+    assert sent.count >= 300
+
+
+def case_watched_layers_can_be_scripted_copied_and_dropped():
+    model = Net()
+    with by_factors():
+        base = torch.optim.SGD(model.parameters(), lr=0.01)
+        distributed = OURS(base, named_parameters=model.named_parameters())
+    loss_of(model, 0).backward()
+    distributed.step()
+    x = batch(1)
+    assert_close([torch.jit.script(model)(x)], [model(x)])
+    assert_close([copy.deepcopy(model)(x)], [model(x)])
+    watched = {id(model.first.weight), id(model.second.weight)}
+    assert watched <= {*linear._WATCHED}
+    del model, distributed, base
+    assert not watched & {*linear._WATCHED}
