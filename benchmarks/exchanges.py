@@ -43,6 +43,7 @@ EXCHANGES: dict[str, ExchangePlan | None] = {
     "rows": ExchangePlan(0, "ordered", embedding=_ROWS),
     "rows, hierarchical": replace(_all(_HIERARCHICAL, 4), embedding=_ROWS),
     "sharded": ExchangePlan(4, embedding=_SHARDED, large=_SHARDED),
+    "factors": ExchangePlan(4, large=ClassPlan("factors")),
     "priority": ExchangePlan(order="priority"),
     "fp16": _all(ClassPlan(codec="fp16"), 4),
     "int8": _all(ClassPlan(codec="int8"), 4),

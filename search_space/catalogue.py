@@ -17,6 +17,7 @@ from hvd_autosync.search_space.exchange_plan import (
     REST,
     class_knob,
     class_of,
+    factors_share,
     matrix_shape,
     parameter_classes,
 )
@@ -351,7 +352,7 @@ _OF = {
     REST: "of all other parameters",
 }
 EMBEDDING_EXCHANGE = _exchange(EMBEDDING, "rows", "hierarchical", "sharded")
-LARGE_EXCHANGE = _exchange(LARGE, "hierarchical", "sharded")
+LARGE_EXCHANGE = _exchange(LARGE, "hierarchical", "sharded", "factors")
 REST_EXCHANGE = _exchange(REST, "hierarchical")
 LARGE_SLICES = _slices(LARGE)
 #: The exchanges that apply a codec.
@@ -540,7 +541,10 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
     for own in (EMBEDDING_EXCHANGE, LARGE_EXCHANGE, REST_EXCHANGE):
         knob = _BY_NAME[own.name]
         assert isinstance(knob, CategoricalKnob)
-        choices = [c for c in knob.choices if c != "hierarchical" or resources.even_levels]
+        absent = set() if resources.even_levels else {"hierarchical"}
+        if not any(factors_share(p, resources.world_size) < 1 for p in dense):
+            absent.add("factors")
+        choices = [choice for choice in knob.choices if choice not in absent]
         if knob.name in present and len(choices) > 1:
             knobs.append(knob.restrict(choices))
     if LARGE in classes:

@@ -35,6 +35,8 @@ class ParameterProfile:
         ready_s: Median seconds from the start of backward to the arrival; NaN without a gradient.
         touched_rows: Share of the rows with a nonzero gradient in a step on rank 0; 1 for a
             parameter without rows.
+        factor_bytes: For the weight of a linear layer whose gradient is the product of the layer's
+            inputs and output gradients: bytes of these in a step on rank 0; else 0.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ParameterProfile:
     ready_order: int = -1
     ready_s: float = math.nan
     touched_rows: float = 1.0
+    factor_bytes: int = 0
 
     @property
     def elements(self) -> int:
@@ -89,8 +92,14 @@ class ModelProfile:
         return [[p.name, list(p.shape), p.dtype, p.sparse] for p in self.parameters]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary; NaN becomes ``None``."""
+        """Return a plain dictionary; NaN becomes ``None``.
+
+        ``factor_bytes`` is there if it is not 0: earlier versions did not measure it.
+        """
         fields = asdict(self)
+        for parameter in fields["parameters"]:
+            if not parameter["factor_bytes"]:
+                del parameter["factor_bytes"]
         for values in [fields, *fields["parameters"]]:
             for name, value in values.items():
                 if isinstance(value, float) and math.isnan(value):
@@ -109,6 +118,7 @@ class ModelProfile:
                 ready_order=p["ready_order"],
                 ready_s=_number(p["ready_s"]),
                 touched_rows=p["touched_rows"],
+                factor_bytes=p.get("factor_bytes", 0),
             )
             for p in fields["parameters"]
         )

@@ -1,8 +1,8 @@
 """Buckets of gradients, as :mod:`hvd_autosync.runtime.exchange.planning` makes them.
 
-Gradients of classes with the same plan share buckets. Gradients that are sent by rows, cut into
-slices or encoded by PowerSGD are sent alone. Arrays are ``k x c``: gradients in the order of their
-arrival, strategies.
+Gradients of classes with the same plan share buckets. Gradients that are sent by rows or by
+factors, cut into slices or encoded by PowerSGD are sent alone. Arrays are ``k x c``: gradients in
+the order of their arrival, strategies.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
 def _gathers(name: str, gradients: Gradients, columns: Columns) -> BoolArray:
     """Return whether gradients of a class are put into buckets, shape ``(c,)``."""
     exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
-    apart = (exchange == "rows") | (codec == "powersgd")
+    apart = np.isin(exchange, ("rows", "factors")) | (codec == "powersgd")
     if name == LARGE:
         apart |= columns.numbers("large_slices") > 1
     gathers: BoolArray = ~apart

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import CATALOGUE, SearchSpace, Value, catalogue_knob
-from hvd_autosync.search_space.exchange_plan import class_knob
+from hvd_autosync.search_space.exchange_plan import NOT_FOR_REPLICAS, class_knob
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -103,10 +103,10 @@ class Columns:
     def exchanges(self, parameter_class: str) -> npt.NDArray[np.str_]:
         """Return the exchange of one class's gradients, shape ``(c,)``.
 
-        Replicated parameters are not sharded (``replicated`` in ``search_space/exchange_plan.py``).
+        Replicated parameters have fewer (``replicated`` in ``search_space/exchange_plan.py``).
         """
         asked = self.words(class_knob(parameter_class, "exchange"))
-        return np.where(self.replicated & (asked == "sharded"), "allreduce", asked)
+        return np.where(self.replicated & np.isin(asked, NOT_FOR_REPLICAS), "allreduce", asked)
 
     def _column(self, knob: str) -> npt.NDArray[Any]:
         default = catalogue_knob(knob).default

@@ -32,10 +32,13 @@ _NUMBER_BYTES = 4
 #: processor. The passes of rows are the search for rows to send.
 _PASSES = {"fp16": 8.0, "bf16": 2.0, "int8": 10.0, "powersgd": 4.0}
 _ROWS_PASSES = 1.5
+#: Passes of one rank's product with its comparison or addition, and for each row of its factors:
+#: measured on matrices of 1 to 8 MB and 8 to 128 rows, on one thread.
+_FACTORS_PASSES, _FACTORS_ROW_PASSES = 1.4, 0.02
 #: Passes of topk at a ratio of 0.001, and further ones per factor of ten.
 _TOPK_PASSES = 3.5, 5.5
 #: Consecutive operations, including the participation check of ``runtime/exchange/dispatcher.py``.
-_OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0}
+_OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0, "factors": 2.0}
 #: Responses of an alltoall: it is never fused, and it first exchanges the sizes (``Alltoall`` in
 #: ``horovod/common/controller.cc``).
 _ALLTOALL_RESPONSES = 1.0
@@ -124,6 +127,15 @@ def exchange_costs(
         passes = np.where(by_rows, _ROWS_PASSES, passes)
         operations = np.where(by_rows, _OPERATIONS["rows"], operations)
         alone = np.where(by_rows, 0.0, alone)
+    # Layers whose factors are more bytes than the gradient send it whole.
+    gathered = resources.world_size * gradients.factor_bytes[own][:, None] / 2
+    by_factors = (exchange == "factors") & (gathered > 0) & (gathered < size)
+    wire_s = np.where(by_factors, gathered / overall.bandwidth_bytes_per_s, wire_s)
+    sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
+    batch = gradients.factor_bytes[own] / (gradients.item_bytes[own] * sides)
+    products = resources.world_size * (_FACTORS_PASSES + _FACTORS_ROW_PASSES * batch[:, None])
+    passes = np.where(by_factors, products, passes)
+    operations = np.where(by_factors, _OPERATIONS["factors"], operations)
     return ExchangeCosts(wire_s, operations, alone, passes)
 
 

@@ -27,6 +27,7 @@ class Gradients:
         rows_of_matrix: Rows of the matrix that PowerSGD factorizes.
         columns_of_matrix: Columns of that matrix.
         item_bytes: Bytes of an element.
+        factor_bytes: Bytes of one rank's factors in a step; 0 if it is no product of factors.
     """
 
     names: tuple[str, ...]
@@ -39,6 +40,7 @@ class Gradients:
     rows_of_matrix: FloatArray
     columns_of_matrix: FloatArray
     item_bytes: FloatArray
+    factor_bytes: FloatArray
 
     @classmethod
     def of(cls, model: ModelProfile) -> Gradients:
@@ -66,4 +68,5 @@ class Gradients:
             rows_of_matrix=column([matrix_shape(p.shape)[0] for p in arrived]),
             columns_of_matrix=column([matrix_shape(p.shape)[1] for p in arrived]),
             item_bytes=column([p.size_bytes / max(p.elements, 1) for p in arrived]),
+            factor_bytes=column([p.factor_bytes for p in arrived]),
         )

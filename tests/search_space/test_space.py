@@ -19,7 +19,7 @@ from hvd_autosync.search_space import (
     build_space,
 )
 from hvd_autosync.search_space.exchange_plan import parameter_classes
-from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
+from hvd_autosync.search_space.knobs import CategoricalKnob, Condition, categorical_knob, float_knob
 
 
 def names(space: SearchSpace) -> set[str]:
@@ -145,6 +145,25 @@ def test_each_class_has_its_own_exchange(one_host: Resources) -> None:
     assert "rest_exchange" not in names(build_space(model, uneven))
     two_levels = replace(one_host, hosts=(Host("a", 2), Host("b", 2)))
     assert {"large_exchange", "rest_exchange"} <= names(build_space(model, two_levels))
+
+
+def test_factors_where_they_are_fewer_bytes_than_a_ring(one_host: Resources) -> None:
+    def offered(resources: Resources, *factor_bytes: int) -> bool:
+        layers = tuple(
+            ParameterProfile(f"l{i}", (1024, 256), "float32", False, i, factor_bytes=count)
+            for i, count in enumerate(factor_bytes)
+        )
+        knob = build_space(ModelProfile(layers), resources)["large_exchange"]
+        assert isinstance(knob, CategoricalKnob)
+        return "factors" in knob.choices
+
+    four = replace(one_host, hosts=(Host("a", 4),))
+    two = replace(one_host, hosts=(Host("a", 2),))
+    assert not offered(two, 0, 0)
+    assert offered(two, 0, 1024 * 256 * 4 - 4)
+    assert not offered(two, 0, 1024 * 256 * 4)
+    assert not offered(four, 1024 * 256 * 4 - 4)
+    assert offered(four, 1024 * 256 * 2 - 4)
 
 
 def test_bert_on_two_levels_has_at_most_twenty_dimensions(one_host: Resources) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class Profiler:
     def __init__(self, optimizers: Sequence[Any]) -> None:
         # Parameters that add_param_group() added later have no name there, and are not
         # synchronized.
-        self._parameters = [
+        self._parameters: list[tuple[str, torch.nn.Parameter]] = [
             (str(optimizer._parameter_names[parameter]), parameter)
             for optimizer in optimizers
             for group in optimizer.param_groups
@@ -114,8 +115,19 @@ class Profiler:
         self._step = _Step(self._clock.now())
         self._position = 0
 
-    def finish(self) -> ModelProfile:
-        """Remove every hook; returns the profile."""
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The profiled parameters."""
+        return [parameter for _, parameter in self._parameters]
+
+    def finish(
+        self, factor_bytes: Mapping[torch.nn.Parameter, int] = MappingProxyType({})
+    ) -> ModelProfile:
+        """Remove every hook; returns the profile.
+
+        Args:
+            factor_bytes: Of weights of linear layers, bytes of their factors in all profiled steps.
+        """
         for hook in self._hooks:
             hook.remove()
         if isinstance(self._clock, _DeviceClock):
@@ -123,13 +135,15 @@ class Profiler:
         seconds = self._clock.seconds
         passes = [(step.begin, *step.backward) for step in self._steps if step.backward]
         return ModelProfile(
-            parameters=self._parameter_profiles(),
+            parameters=self._parameter_profiles(factor_bytes),
             forward_s=_median([seconds(begin, start) for begin, start, _ in passes]),
             backward_s=_median([seconds(start, end) for _, start, end in passes]),
             wrapped=self._wrapped,
         )
 
-    def _parameter_profiles(self) -> tuple[ParameterProfile, ...]:
+    def _parameter_profiles(
+        self, factor_bytes: Mapping[torch.nn.Parameter, int]
+    ) -> tuple[ParameterProfile, ...]:
         arrivals: dict[int, list[tuple[int, Any, Any]]] = {}
         for step in self._steps:
             for index, arrival in step.arrivals.items():
@@ -147,6 +161,7 @@ class Profiler:
                     [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
                 ),
                 touched_rows=self._touched.get(index, 1.0),
+                factor_bytes=factor_bytes.get(parameter, 0) // max(len(self._steps), 1),
             )
             for index, (name, parameter) in enumerate(self._parameters)
         )

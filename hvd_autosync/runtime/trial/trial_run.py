@@ -22,8 +22,9 @@ import torch
 from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.agreement import agree_steps
+from hvd_autosync.runtime.collectives.agreement import agree_steps, same_by_sums
 from hvd_autosync.runtime.driver.sender import Sender
+from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.trial import ending
@@ -31,6 +32,7 @@ from hvd_autosync.search_space.trial import TrialSpec
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.measure.profiler import Profiler
+    from hvd_autosync.runtime.patches.factor_meter import FactorMeter
 
 #: Measured steps between two votes on pruning the trial.
 _VOTE_EVERY = 8
@@ -53,6 +55,7 @@ class TrialRun:
     def __init__(self, spec: TrialSpec, sender: Sender) -> None:
         self.recorder = Recorder()
         self.profiler: Profiler | None = None
+        self._factor_meter: FactorMeter | None = None
         self._spec = spec
         self._sender = sender
         # Weak, so that optimizers that the script drops are collected.
@@ -156,14 +159,19 @@ class TrialRun:
             from hvd_autosync.runtime.measure.profiler import (
                 Profiler,  # one trial of a study needs it
             )
+            from hvd_autosync.runtime.patches.factor_meter import FactorMeter
 
             self.profiler = Profiler(self._living())
+            self._factor_meter = FactorMeter(self.profiler.parameters)
 
     def _end_profile(self) -> None:
-        if self.profiler is None:
+        alike = same_by_sums(arithmetic(self._device()), "trial.arithmetic")
+        if self.profiler is None or self._factor_meter is None:
             return
-        profile = self.profiler.finish()
-        self.profiler = None
+        factor_bytes = self._factor_meter.finish()
+        # Where ranks multiply differently, products of factors would make replicas differ.
+        profile = self.profiler.finish(factor_bytes if alike else {})
+        self.profiler = self._factor_meter = None
         owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
         message = {"type": "profile", "profile": profile.to_json(), "owned": sorted(owned)}
         self._sender.send(lambda: message)

@@ -25,6 +25,7 @@ class Spy:
         self.votes: list[int] = []
         self.prune = False
         self.most_steps = 0
+        self.alike = True
 
     def start(self, rank: int, news: Callable[[], Any]) -> None:
         assert rank == 0
@@ -62,6 +63,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     monkeypatch.setattr(trial_run, "rank", lambda: 0)
     monkeypatch.setattr(trial_run.ending, "leave", leave)
     monkeypatch.setattr(trial_run.ending, "vote_prune", spy.vote)
+    monkeypatch.setattr(trial_run, "same_by_sums", lambda described, name: spy.alike)
     monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: spy.most_steps)
     monkeypatch.setattr(trial_run.atexit, "register", lambda _: None)
     return spy
@@ -155,6 +157,7 @@ def test_who_was_in_join_ends_with_the_others(
     run._begun = True
     run.optimizer_stepped(optimizer)
     agreed = {"trial": 5, "trial.last": -14}
+    monkeypatch.setattr(trial_run, "same_by_sums", lambda described, name: spy.alike)
     monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: agreed[name])
     run.all_joined()
     with pytest.raises(Left):
@@ -246,6 +249,21 @@ def test_profile_leaves_measured_steps_alone(start: Start, spy: Spy, warmup_step
     assert spy.messages[1]["owned"] == ["rest_codec"]
     names = [p["name"] for p in spy.messages[1]["profile"]["parameters"]]
     assert names == ["a", "b"]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_factors_are_profiled_where_ranks_multiply_alike(
+    start: Start, spy: Spy, alike: bool
+) -> None:
+    spy.alike = alike
+    run, optimizer = start(profile=True), make_optimizer("a")
+    run.optimizer_created(optimizer, frozenset())
+    (weight,) = optimizer.param_groups[0]["params"]
+    for _ in range(4):
+        torch.nn.functional.linear(torch.ones(3, 1), weight).sum().backward()
+        run.optimizer_stepped(optimizer)
+    (parameter,) = spy.messages[1]["profile"]["parameters"]
+    assert parameter.get("factor_bytes", 0) == (4 * 3 * (1 + 2) if alike else 0)
 
 
 def test_knobs_are_owned_that_all_optimizers_own(start: Start, spy: Spy) -> None:
