@@ -69,6 +69,7 @@ GROUPS = {
         (
             "cases_exchanges",
             "cases_factors",
+            "cases_switching",
             "cases_owners",
             "cases_deferred_updates",
             "cases_reaching",
@@ -83,7 +84,7 @@ GROUPS = {
             "case_steps_wait_until_forward",
             "case_a_saved_state_is_taken_up_again",
         ),
-        wide=("case_sgd", "case_adamw"),
+        wide=("case_sgd", "case_adamw", "case_switching_between_every_two_plans"),
     ),
     "codecs": Group(
         ("cases_codecs", "cases_extensions"),

@@ -22,8 +22,8 @@ ROOT = Path(hvd_autosync.__file__).parent
 _PRIVATE = re.compile(r"_(?!_)\w+")
 #: Set on the class of the distributed optimizer, outside of its definition.
 _OURS = frozenset(
-    "_deferred_update _dispatcher _exact _guard _guard_handler _horovod_step _horovod_synchronize "
-    "_in_step _local _phases _settle_steps _zero_step".split()
+    "_exact _exchange _guard _guard_handler _horovod_step _horovod_synchronize "
+    "_in_step _local _phases _settle_steps".split()
 )
 #: Documented by Python.
 _DOCUMENTED = {"os._exit", "sys._getframe"}

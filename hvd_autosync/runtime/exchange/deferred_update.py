@@ -104,6 +104,13 @@ class DeferredUpdate:
         self._deferrable = {}
         warn_on_rank_0(f"order 'priority': steps are not deferred to the next forward: {why}")
 
+    def close(self) -> None:
+        """Make all deferred steps, and watch modules no longer."""
+        self.settle_all()
+        self._possible = False
+        _LIVE.discard(self)
+        unwatch_modules(self.settle)
+
     def arrived(self, parameter: nn.Parameter) -> None:
         """A gradient was computed; the last step of its parameter must have been made.
 

@@ -119,8 +119,13 @@ class Dispatcher:
     def finish_if_started(self) -> None:
         """Call :meth:`finish` if anything has arrived in this step, which all ranks agree on."""
         with self._lock:
-            if any(bucket.missing < len(bucket.parameters) for bucket in self.buckets):
+            if self.buckets and self.begun:
                 self.finish()
+
+    def close(self) -> None:
+        """Let go of all buckets, whose tensors may be parts of parameters."""
+        self.buckets, self._plain = [], []
+        self._of, self._place = {}, {}
 
     def run(self, exchanges: Iterable[Steps]) -> None:
         """Start exchanges, and wait until all are done."""
@@ -133,6 +138,12 @@ class Dispatcher:
     def busy(self) -> bool:
         """Whether an exchange of this step was started, and the step has not ended."""
         return any(bucket.started for bucket in self.buckets)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a gradient of the next step has arrived."""
+        arrived = any(bucket.missing < len(bucket.parameters) for bucket in self.buckets)
+        return bool(self._first_arrivals) or arrived
 
     def take_left_out(self) -> None:
         """Add to all gradients what error feedback has kept of them, which is then zero."""

@@ -108,12 +108,18 @@ def watch_modules(parameters: Collection[nn.Parameter], reach: Reach) -> set[nn.
     return usable
 
 
-def unwatch_modules() -> None:
-    """Restore all modules, because compilers inspect them."""
+def unwatch_modules(reach: Reach | None = None) -> None:
+    """Report accesses no longer, and restore modules about which nobody is told any more.
+
+    Args:
+        reach: To whom; ``None``: to anybody, because compilers inspect modules.
+    """
     for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
         own = module.__dict__.get("_parameters")
         if isinstance(own, _Watched):
-            module.__dict__["_parameters"] = own.copy()
+            own.reached = [each for each in own.reached if reach is not None and each != reach]
+            if not own.reached:
+                module.__dict__["_parameters"] = own.copy()
 
 
 def _watchable(module: nn.Module) -> bool:

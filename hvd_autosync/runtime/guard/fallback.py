@@ -12,7 +12,7 @@ def fall_back_to_exact(self: Any) -> None:
     if self._guard is not None:
         self._guard.about_to_join()  # nothing would wait for what it has sent
     self._guard, self._exact = None, True
-    self._dispatcher.drop_codecs()
+    self._exchange.dispatcher.drop_codecs()
     if self._phases is not None:
         self._phases.stop()
     if current.run_summary is not None:

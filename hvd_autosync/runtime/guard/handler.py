@@ -89,8 +89,7 @@ class LossGuardHandler:
         optimizer._settle_steps()
         done = "kept what was learned"
         if not guard.keeps:
-            if optimizer._zero_step is not None:
-                optimizer._zero_step.forget()  # snapshots have no states of shards
+            optimizer._exchange.forget_states()  # snapshots have no states of shards
             done = f"restored step {guard.restore(optimizer)}"
         elif optimizer._local is not None:
             optimizer._local.average()

@@ -20,10 +20,8 @@ _EXACT = "hvd_autosync_exact"
 
 def keep_in_checkpoints(optimizer: Any) -> None:
     """Extend ``state_dict()`` and ``load_state_dict()`` of ``optimizer`` by its parts' states."""
-    saved: list[_Hook] = [_save_codec_states]
+    saved: list[_Hook] = [_save_codec_states, _save_owned_states]
     loaded: list[_Hook] = [_load_codec_states]
-    if optimizer._zero_step is not None:
-        saved.append(_save_owned_states)
     if optimizer._local is not None:
         saved.append(_save_rounds)
         loaded.append(_load_rounds)
@@ -40,17 +38,17 @@ def keep_in_checkpoints(optimizer: Any) -> None:
 
 
 def _save_owned_states(self: Any, state_dict: dict[str, Any]) -> None:
-    state_dict["state"].update(self._zero_step.whole_states())
+    state_dict["state"].update(self._exchange.whole_states())
 
 
 def _save_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
-    states = self._dispatcher.codec_states()
+    states = self._exchange.dispatcher.codec_states()
     if states:
         state_dict[_CODEC_STATES] = states
 
 
 def _load_codec_states(self: Any, state_dict: dict[str, Any]) -> None:
-    self._dispatcher.load_codec_states(state_dict.get(_CODEC_STATES, {}))
+    self._exchange.dispatcher.load_codec_states(state_dict.get(_CODEC_STATES, {}))
 
 
 def _save_exact(self: Any, state_dict: dict[str, Any]) -> None:

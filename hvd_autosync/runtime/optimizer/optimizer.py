@@ -128,9 +128,9 @@ def broadcast_optimizer_state(
         root_rank: As in Horovod.
         model: As in Horovod.
     """
-    zero_step = getattr(optimizer, "_zero_step", None)
-    if zero_step is not None:
-        zero_step.collect()
+    exchange = getattr(optimizer, "_exchange", None)
+    if exchange is not None:
+        exchange.collect()
     phases = getattr(optimizer, "_phases", None)
     if phases is not None:
         phases.leave()

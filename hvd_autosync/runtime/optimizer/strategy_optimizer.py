@@ -13,7 +13,7 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
@@ -24,23 +24,15 @@ from torch.optim import optimizer as torch_optimizer
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order, agree_parameters
-from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.collectives.agreement import agree_parameters
 from hvd_autosync.runtime.collectives.messaging import check_messaging
-from hvd_autosync.runtime.collectives.state_rpc import StateServer
-from hvd_autosync.runtime.exchange.buckets import Bucket
-from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate
-from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
-from hvd_autosync.runtime.exchange.factors import agree_linear
-from hvd_autosync.runtime.exchange.planning import Planning
-from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
+from hvd_autosync.runtime.exchange.gradient_exchange import GradientExchange
 from hvd_autosync.runtime.guard.guard import Guard
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.backward import watch_backward
-from hvd_autosync.runtime.patches.linear import watch_linear
 from hvd_autosync.runtime.patches.scalers import watch_scalers
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
 from hvd_autosync.runtime.sync.averaging import Averaging
@@ -52,7 +44,6 @@ from hvd_autosync.search_space.exchange_plan import (
     Classes,
     ClassPlan,
     ExchangePlan,
-    check_parameters,
     class_of,
     replicated,
 )
@@ -109,7 +100,7 @@ def make_strategy_optimizer(
     if schedule is not None or protocol is not None:
         plan = replicated(plan)
     methods["_hvd_autosync_plan"] = (plan, classes, schedule, protocol)
-    methods |= dict.fromkeys(("_zero_step", "_deferred_update", "_local", "_phases", "_guard"))
+    methods |= dict.fromkeys(("_exchange", "_local", "_phases", "_guard"))
     methods |= {"_in_step": False, "_exact": False, "_guard_handler": None}
     methods["_hvd_autosync_after_skip"] = _after_skip
     cls = type(base.__name__, (base,), methods)
@@ -144,12 +135,9 @@ def _register_hooks(self: Any) -> None:
     plan, classes, schedule, protocol = type(self)._hvd_autosync_plan
     parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
     self._requires_update.update(parameters)
-    names = {}
-    for parameter in parameters:
-        name = str(self._parameter_names[parameter])
-        names[parameter] = (name, class_of(name, classes))
     if not parameters:
         return
+    names = _named(self, parameters, classes)
     first = names[parameters[0]][0]
     agree_parameters(
         [
@@ -164,39 +152,8 @@ def _register_hooks(self: Any) -> None:
         ]
     )
     _warn_of_empty_classes(plan, {parameter_class for _, parameter_class in names.values()})
-    if plan.two_levels:
-        two_levels()  # raise now if there are no two levels
-    check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
-    planning = Planning(plan, names, _scaling(self))
-    linear = watch_linear(
-        p for p, (_, own) in names.items() if plan.of(own).exchange == "factors" and p.dim() == 2
-    )
-
-    def make_buckets(arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
-        # Parameters whose gradients never arrived come last, in the optimizer's order.
-        index = {parameter: i for i, parameter in enumerate(parameters)}
-        arrived = dict.fromkeys([*arrivals, *parameters])
-        order = agree_order([index[parameter] for parameter in arrived], first)
-        sparse = agree_any([_has_sparse_gradient(p) for p in parameters], first)
-        return planning.buckets(
-            [parameters[i] for i in order],
-            {p for p, flag in zip(parameters, sparse, strict=True) if flag},
-            agree_linear(parameters, linear, first),
-        )
-
-    reference = weakref.ref(self)
-    self._dispatcher = Dispatcher(
-        first,
-        make_buckets,
-        planning.plain(parameters),
-        _absence(reference),
-        priority=plan.order == "priority",
-    )
-    if plan.sharded:
-        self._zero_step = _zero_step(self, first)
-    if plan.order == "priority":
-        self._deferred_update = DeferredUpdate(self, self._dispatcher)
-        self.register_state_dict_pre_hook(_settle)
+    self._exchange = GradientExchange(first, self, plan, names, _scaling(self))
+    self.register_state_dict_pre_hook(_settle)
     self._guard_handler = LossGuardHandler(self)
     # Several optimizers may have first parameters of the same name.
     own_name = f"{next(_NUMBERS)}.{first}"
@@ -214,6 +171,7 @@ def _register_hooks(self: Any) -> None:
             watch_backward(current.losses)
         self._guard = _new_guard(own_name)
     keep_in_checkpoints(self)
+    reference = weakref.ref(self)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(_hook(reference))
 
@@ -240,24 +198,39 @@ def _make_phases(self: Any, name: str, protocol: Protocol) -> ProtocolPhases:
     return ProtocolPhases(name, self, protocol, guard, local, summed=self.op != Average)
 
 
-def _zero_step(self: Any, name: str) -> ZeroStep:
-    """The ZeRO step of an optimizer; a collective."""
-    fetched = FetchedStates()
-    server = StateServer(name, fetched.answer)
-    # Another rank may save an optimizer that this one has dropped.
-    weakref.finalize(self, server.close).atexit = False
-    return ZeroStep(name, self, self._dispatcher, fetched, server.fetch_all)
+def switch_plan(optimizer: Any, plan: ExchangePlan, classes: Classes) -> None:
+    """Exchange gradients by another plan from the next step on; a collective between two steps.
+
+    Error feedback of buckets that both plans have goes on; that of others is dropped.
+
+    Args:
+        optimizer: A strategy optimizer whose ranks make every step together.
+        plan: The plan.
+        classes: Which parameters are in which class.
+
+    Raises:
+        ConfigurationError: The optimizer has local steps or a protocol, or a step has begun.
+        SpaceError: The plan does not fit the parameters or the job.
+    """
+    if optimizer._local is not None or optimizer._phases is not None:
+        raise ConfigurationError(
+            "the exchange of gradients cannot change in a training with local steps or a protocol",
+            hint="Change it in a training whose ranks make every step together.",
+        )
+    before = optimizer._exchange
+    states = before.dispatcher.codec_states()
+    before.detach()
+    names = _named(optimizer, list(before.parameters), classes)
+    optimizer._exchange = GradientExchange(before.name, optimizer, plan, names, _scaling(optimizer))
+    optimizer._exchange.dispatcher.load_codec_states(states)
 
 
-def _absence(reference: weakref.ref[Any]) -> Callable[[], None]:
-    """Returns the callback for a step without some rank."""
-
-    def absence() -> None:
-        self = reference()
-        if self is not None and self._zero_step is not None:
-            self._zero_step.collect()
-
-    return absence
+def _named(
+    self: Any, parameters: Iterable[torch.nn.Parameter], classes: Classes
+) -> dict[torch.nn.Parameter, tuple[str, str]]:
+    """Name and class of each parameter."""
+    names = {parameter: str(self._parameter_names[parameter]) for parameter in parameters}
+    return {parameter: (name, class_of(name, classes)) for parameter, name in names.items()}
 
 
 def _scaling(self: Any) -> Scaling:
@@ -296,8 +269,7 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
                 "step(). Increase backward_passes_per_step to accumulate gradients locally."
             )
         delay[parameter] -= 1
-        if self._deferred_update is not None:
-            self._deferred_update.arrived(parameter)
+        self._exchange.computed(parameter)
         # Horovod's zero_grad checks these.
         self._handles[parameter] = _SENT
         if delay[parameter] > 0:
@@ -309,7 +281,7 @@ def _hook(reference: weakref.ref[Any]) -> Callable[[torch.nn.Parameter], None]:
         if self._local is not None and self._local.running:
             self._local.gradient_arrived()
         else:
-            self._dispatcher.arrived(parameter)
+            self._exchange.arrived(parameter)
 
     return arrived
 
@@ -331,13 +303,11 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._in_step = False
         by_others = group_swap.made
         group_swap.undo()
-        if self._deferred_update is not None:
-            self._deferred_update.put_back()
-        if self._zero_step is not None:
-            by_owners = self._zero_step.put_back()
+        if self._exchange is not None:
+            by_owners = self._exchange.step_ended()
     began = perf_counter()
     if by_owners:
-        self._zero_step.share()
+        self._exchange.share_parameters()
     if by_others:
         self._phases.exchange()
         self._phases.compute_timer.waited(perf_counter() - began)
@@ -404,23 +374,13 @@ def _synchronize(self: Any) -> None:
         if _has_new_gradients(self):
             self._local.synchronized()
     elif self._requires_update and size() > 1:
-        deferred: Collection[Bucket] = ()
-        if self._deferred_update is not None:
-            self._deferred_update.settle_all()
-            deferred = self._deferred_update.choose() if self._in_step else ()
-        if self._zero_step is not None:
-            self._zero_step.vote(in_step=self._in_step)
         if self._phases is not None:
             self._phases.await_device()
         began = perf_counter()
-        self._dispatcher.finish(deferred)
+        self._exchange.synchronize(in_step=self._in_step)
         if self._phases is not None:
             self._phases.compute_timer.waited(perf_counter() - began)
             self._phases.rescale([p.grad for p in self._requires_update if p.grad is not None])
-        if self._zero_step is not None:
-            self._zero_step.synchronized()
-        if deferred:
-            self._deferred_update.begin(deferred)
     for parameter in self._allreduce_delay:
         self._allreduce_delay[parameter] = self.backward_passes_per_step
     self._handles.clear()
@@ -437,23 +397,16 @@ def _load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
         )
     if self._requires_update and size() > 1:
         # All ranks must finish what some have begun.
-        _settle(self)
-        self._dispatcher.finish_if_started()
-        if self._zero_step is not None:
-            self._zero_step.forget()
+        self._exchange.before_loading()
     _horovods_class.load_state_dict(self, *args, **kwargs)
 
 
 def _zero_grad(self: Any) -> None:
-    waiting = self._deferred_update
-    with waiting.dropping_gradients() if waiting is not None else contextlib.nullcontext():
+    exchange = self._exchange
+    with exchange.dropping_gradients() if exchange is not None else contextlib.nullcontext():
         _horovods_class.zero_grad(self)
 
 
 def _settle(self: Any) -> None:
-    if self._deferred_update is not None:
-        self._deferred_update.settle_all()
-
-
-def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:
-    return parameter.grad is not None and parameter.grad.is_sparse
+    if self._exchange is not None:
+        self._exchange.settle()

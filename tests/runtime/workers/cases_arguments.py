@@ -82,7 +82,7 @@ def case_num_groups_is_deprecated():
 def case_strategy_fills_what_is_open():
     with strategy(buckets=2):
         distributed = wrap(OURS, mlp())
-    assert isinstance(distributed._dispatcher, Dispatcher)
+    assert isinstance(distributed._exchange.dispatcher, Dispatcher)
 
 
 def case_script_decides():
@@ -98,7 +98,7 @@ def case_script_decides():
             {"process_set": own},
         ):
             with strategy(buckets=2):
-                assert not hasattr(wrap(OURS, mlp(), **options), "_dispatcher"), options
+                assert not hasattr(wrap(OURS, mlp(), **options), "_exchange"), options
     finally:
         hvd.remove_process_set(own)
 

@@ -46,7 +46,7 @@ def unseen(parameters):
 
 
 def waits(distributed):
-    return len(distributed._deferred_update._waiting)
+    return len(distributed._exchange._deferred_update._waiting)
 
 
 def case_steps_wait_until_forward():
@@ -215,7 +215,9 @@ def case_a_gradient_that_is_changed_after_the_step_is_noticed():
     model, distributed = make()
     steps(model, distributed)
     held = [
-        g for gradients in distributed._deferred_update._gradients.values() for g, _ in gradients
+        g
+        for gradients in distributed._exchange._deferred_update._gradients.values()
+        for g, _ in gradients
     ]
     held[0].zero_()
     with raises(AutosyncError, "changed in place"):
@@ -235,14 +237,14 @@ def case_first_layers_are_sent_first():
     steps(model, distributed, 3)
     list(model.parameters())
     begun = []
-    for bucket in distributed._dispatcher.buckets:
+    for bucket in distributed._exchange.dispatcher.buckets:
 
         def start(bucket=bucket, original=bucket.start):
-            begun.append(distributed._dispatcher._place[bucket])
+            begun.append(distributed._exchange.dispatcher._place[bucket])
             return original()
 
         bucket.start = start
-    distributed._dispatcher._room = lambda: False
+    distributed._exchange.dispatcher._room = lambda: False
     step(model, distributed, 3)
     assert begun == sorted(begun, reverse=True) and len(begun) == 6
     list(model.parameters())

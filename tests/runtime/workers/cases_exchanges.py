@@ -190,7 +190,7 @@ def case_an_exchange_begins_in_the_midst_of_backward():
         for _ in range(4):
             distributed.zero_grad()
             hidden = model[0](torch.randn(4, 8))
-            hidden.register_hook(lambda _: under_way.append(distributed._dispatcher.busy))  # noqa: B023
+            hidden.register_hook(lambda _: under_way.append(distributed._exchange.dispatcher.busy))  # noqa: B023
             model[1:](hidden).pow(2).mean().backward()
             distributed.step()
         assert under_way == [False, True, True, True], (name, under_way)
@@ -450,4 +450,4 @@ def case_later_sparse_gradients_are_refused():
     with raises(AutosyncError, "sparse"):
         table(inputs(1)).sum().backward()
         distributed.step()
-    distributed._dispatcher._ready.clear()
+    distributed._exchange.dispatcher._ready.clear()

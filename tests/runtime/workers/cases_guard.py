@@ -80,7 +80,7 @@ def case_a_loss_that_rises_ends_a_codec():
         model, optimizer = local(None, plan=CODED)
         train(model, optimizer, 10 * WINDOW, lambda number: 1.0 if number < 200 else 1e5)
         assert optimizer._guard is None
-        assert all(bucket.codec is None for bucket in optimizer._dispatcher.buckets)
+        assert all(bucket.codec is None for bucket in optimizer._exchange.dispatcher.buckets)
         assert together(model)
     assert bool(said.getvalue()) == (hvd.rank() == 0)
 
@@ -117,7 +117,7 @@ def case_a_verdict_is_remembered():
         hvd.broadcast_optimizer_state(resumed, root_rank=0)
         assert resumed._guard is None
         train(again, resumed, 3)
-        assert all(bucket.codec is None for bucket in resumed._dispatcher.buckets)
+        assert all(bucket.codec is None for bucket in resumed._exchange.dispatcher.buckets)
 
 
 def case_losses_with_a_dimension_count():

@@ -78,7 +78,7 @@ def case_every_elementwise_optimizer():
 def case_states_are_only_with_their_owners():
     model, distributed = make(OURS)
     step(model, distributed, 0)
-    own = sum(s["exp_avg"].numel() for s in distributed._zero_step._states.values())
+    own = sum(s["exp_avg"].numel() for s in distributed._exchange._zero_step._states.values())
     total = sum(parameter.numel() for parameter in model.parameters())
     counts = hvd.allgather(torch.tensor([own]), name="counts")
     assert int(counts.sum()) == total and int(counts.max()) <= total // hvd.size() + 2
@@ -232,7 +232,7 @@ def case_a_script_that_begins_to_clip():
                 distributed.step()
     (ours, left), (expected, right) = pairs
     assert_close(list(ours.parameters()), list(expected.parameters()))
-    assert left.state and not left._zero_step._states
+    assert left.state and not left._exchange._zero_step._states
     assert_states(left.state_dict(), right.state_dict())
 
 
@@ -308,11 +308,11 @@ def case_a_state_in_the_midst_of_a_step_is_refused():
     distributed.zero_grad()
     model(batch(2)).pow(2).mean().backward()
     for _ in range(3000):  # of 0.01 s: the participation check may come late
-        if distributed._dispatcher.busy:
+        if distributed._exchange.dispatcher.busy:
             break
         time.sleep(0.01)
-        distributed._dispatcher.arrived(next(iter(model.parameters())))
-    assert distributed._dispatcher.busy
+        distributed._exchange.dispatcher.arrived(next(iter(model.parameters())))
+    assert distributed._exchange.dispatcher.busy
     with raises(AutosyncError, "between backward() and step()"):
         distributed.state_dict()
     distributed.step()

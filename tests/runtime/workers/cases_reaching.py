@@ -55,7 +55,7 @@ class Script:
             self.forward(batch(number)).pow(2).mean().backward()
             self.distributed.step()
             self.after_step()
-        self.late = waits(self.distributed) if self.distributed._deferred_update else 0
+        self.late = waits(self.distributed) if self.distributed._exchange._deferred_update else 0
         return [*(p.detach().clone() for p in self.model.parameters()), *self.kept]
 
 
