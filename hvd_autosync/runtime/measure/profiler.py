@@ -126,7 +126,7 @@ class Profiler:
         """Remove every hook; returns the profile.
 
         Args:
-            factor_bytes: Of weights of linear layers, bytes of their factors in all profiled steps.
+            factor_bytes: Of weights of linear layers, bytes of their factors in a step.
         """
         for hook in self._hooks:
             hook.remove()
@@ -161,7 +161,7 @@ class Profiler:
                     [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
                 ),
                 touched_rows=self._touched.get(index, 1.0),
-                factor_bytes=factor_bytes.get(parameter, 0) // max(len(self._steps), 1),
+                factor_bytes=factor_bytes.get(parameter, 0),
             )
             for index, (name, parameter) in enumerate(self._parameters)
         )

@@ -16,18 +16,24 @@ from hvd_autosync.runtime.patches.linear import (
 
 
 class FactorMeter:
-    """Counts the bytes of layers' factors whose product is the gradient of the weight.
+    """Counts, in one step, the bytes of layers' factors whose product is the weight's gradient.
 
     A product is compared with the gradient of one backward pass, before that is added to others and
     reduced, and after hooks of the script that are there already.
 
+    It ends with the step: its products take time, and the steps that follow are timed.
+
     Args:
         parameters: Of the script's optimizers; matrices among them are watched.
+
+    Attributes:
+        factor_bytes: Once the step has ended, bytes of each weight that had no other gradients.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._layers = watch_linear(p for p in parameters if p.requires_grad and p.dim() == 2)
         self._bytes: dict[torch.nn.Parameter, int] = {}
+        self.factor_bytes: dict[torch.nn.Parameter, int] = {}
         self._hooks = [p.register_hook(self._hook(p, each)) for p, each in self._layers.items()]
 
     def _hook(
@@ -42,12 +48,15 @@ class FactorMeter:
 
         return arriving
 
-    def finish(self) -> dict[torch.nn.Parameter, int]:
-        """End; returns the bytes of all steps of each weight that had no other gradients."""
+    def step_ends(self) -> None:
+        """The first call ends the measurement."""
+        if not self._hooks:
+            return
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
         unwatch_linear(self._layers)
-        return {weight: count for weight, count in self._bytes.items() if count > 0}
+        self.factor_bytes = {weight: count for weight, count in self._bytes.items() if count > 0}
 
 
 def _factor_bytes(each: LinearPass) -> int:

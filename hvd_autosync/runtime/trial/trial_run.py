@@ -116,6 +116,8 @@ class TrialRun:
         recorder.end_step()
         if self.profiler is not None:
             self.profiler.step_ends()
+        if self._factor_meter is not None:
+            self._factor_meter.step_ends()
         due = self._due.get(steps)
         if due is not None:
             for action in due:
@@ -168,7 +170,7 @@ class TrialRun:
         alike = same_by_sums(arithmetic(self._device()), "trial.arithmetic")
         if self.profiler is None or self._factor_meter is None:
             return
-        factor_bytes = self._factor_meter.finish()
+        factor_bytes = self._factor_meter.factor_bytes
         # Where ranks multiply differently, products of factors would make replicas differ.
         profile = self.profiler.finish(factor_bytes if alike else {})
         self.profiler = self._factor_meter = None

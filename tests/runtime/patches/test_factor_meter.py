@@ -31,7 +31,10 @@ def measured(
     for _ in range(2):
         loss(model).backward()  # gradients add up; each pass is looked at alone
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return {names[weight]: count for weight, count in meter.finish().items()}
+    meter.step_ends()
+    loss(model).backward()  # belongs to the next step
+    meter.step_ends()
+    return {names[weight]: count for weight, count in meter.factor_bytes.items()}
 
 
 def test_bytes_of_factors() -> None:
