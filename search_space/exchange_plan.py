@@ -40,6 +40,7 @@ class ClassPlan:
         codec: ``none`` or the name of a codec.
         ratio: Share of the elements that the codec ``topk`` sends.
         rank: Rank of the codec ``powersgd``.
+        lossless: Whether ``allreduce`` and ``hierarchical`` send lossless codes, without a codec.
     """
 
     exchange: str = "allreduce"
@@ -47,6 +48,12 @@ class ClassPlan:
     codec: str = "none"
     ratio: float = 0.01
     rank: int = 2
+    lossless: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether gradients travel by plain allreduces, which Horovod can fuse."""
+        return (self.exchange, self.codec, self.lossless) == ("allreduce", "none", False)
 
 
 @dataclass(frozen=True)

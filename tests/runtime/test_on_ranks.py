@@ -91,6 +91,15 @@ GROUPS = {
         ("gloo", "four ranks"),
         ("case_rounding_is_small_and_the_same_everywhere",),
     ),
+    "lossless": Group(
+        ("cases_lossless",),
+        ("gloo", "four ranks", "two levels"),
+        (
+            "case_sums_have_the_bits_of_horovods",
+            "case_training_under_autocast_has_the_bits_of_horovods",
+            "case_what_does_not_pay_is_tried_less_and_less_often",
+        ),
+    ),
     "examples": Group(
         ("cases_examples",), ("gloo",), wide=("case_ncf", "case_vgg", "case_bert"), slow=True
     ),

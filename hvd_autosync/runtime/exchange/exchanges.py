@@ -7,7 +7,7 @@ it ends. So several exchanges can be in progress at once, without threads of our
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from horovod.torch.mpi_ops import (
     Sum,
     allgather_async,
     allreduce_async_,
+    alltoall_async,
     global_process_set,
 )
 
@@ -163,3 +164,30 @@ def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: Pr
     """
     handle: Any = mpi_ops._allgather_async(tensor, output, name, among)
     return int(handle)
+
+
+def gather_pieces(piece: torch.Tensor, name: str, among: ProcessSet) -> int:
+    """Gather pieces that may have different lengths, in the order of the ranks.
+
+    Returns:
+        The operation's handle; its output is the concatenation.
+    """
+    return int(allgather_async(piece, name=name, process_set=among))
+
+
+def send_pieces(pieces: Sequence[torch.Tensor | None], name: str, among: ProcessSet) -> int:
+    """Send a piece to each rank; pieces may have different lengths.
+
+    Args:
+        pieces: The piece for each rank, of one dimension; ``None``: nothing.
+        name: Name of the operation.
+        among: The ranks that take part.
+
+    Returns:
+        The operation's handle; its output is the concatenation of what was received, in the order
+        of the ranks, and the lengths.
+    """
+    sent = torch.cat([piece for piece in pieces if piece is not None])
+    lengths = [0 if piece is None else len(piece) for piece in pieces]
+    splits = torch.tensor(lengths, dtype=torch.int32)
+    return int(alltoall_async(sent, splits, name=name, process_set=among))

@@ -26,11 +26,13 @@ from hvd_autosync.runtime.exchange.exchanges import (
     Exchange,
     Flat,
     Hierarchical,
+    Reduction,
     Scaling,
     allreduce,
     own_bounds,
 )
 from hvd_autosync.runtime.exchange.factors import FactorsBucket
+from hvd_autosync.runtime.exchange.lossless_sum import LosslessSum
 from hvd_autosync.runtime.exchange.rows import RowsBucket
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, even_shares
 from hvd_autosync.runtime.patches.linear import LinearLayer
@@ -86,6 +88,8 @@ class Planning:
                 plan = replace(plan, exchange="allreduce")
             if plan.exchange == "sharded" and not (parameter.dim() and parameter.is_contiguous()):
                 plan = ClassPlan()  # it has no ordered elements to split
+            if plan.lossless and not _codes_bits(plan, parameter):
+                plan = replace(plan, lossless=False)
             if plan.exchange == "rows" or parameter in sparse:
                 is_sparse = parameter in sparse
                 name = self._name(parameter)
@@ -111,7 +115,7 @@ class Planning:
         own = sum(map(_bytes, members))
         if self._plan.buckets and plan.codec != "powersgd":  # powersgd needs single matrices
             count = max(round(self._plan.buckets * own / total), 1)
-        elif plan.codec == "powersgd" or (plan.exchange, plan.codec) == ("allreduce", "none"):
+        elif plan.codec == "powersgd" or plan.plain:
             count = len(members)
         else:
             count = math.ceil(own / _BUCKET_BYTES)
@@ -154,7 +158,8 @@ class Planning:
             levels = two_levels()
             own = own_bounds(count, columns, levels)
             codec = make_codec(plan, own[1] - own[0], like, levels.across.size(), columns)
-            exchange = Hierarchical(levels, own, like, self._scaling, codec or allreduce)
+            exact: Reduction = LosslessSum() if plan.lossless else allreduce
+            exchange = Hierarchical(levels, own, like, self._scaling, codec or exact)
         elif plan.exchange in EXCHANGES:
             codec, exchange = None, EXCHANGES[plan.exchange](count, like, self._scaling)
         elif plan.exchange != "allreduce":
@@ -164,7 +169,8 @@ class Planning:
             )
         else:
             codec = make_codec(plan, count, like, size(), columns)
-            exchange = Flat(self._scaling, codec) if codec else None
+            coded = LosslessSum() if plan.lossless else codec
+            exchange = Flat(self._scaling, coded) if coded else None
         return FlatBucket(name, group, plain, exchange, codec, bounds)
 
     def plain(self, parameters: Sequence[torch.nn.Parameter]) -> list[Bucket]:
@@ -175,6 +181,12 @@ class Planning:
     def _name(self, *parameters: torch.nn.Parameter) -> str:
         first = self._names[parameters[0]][0]
         return first if len(parameters) == 1 else f"{first}+{len(parameters) - 1}"
+
+
+def _codes_bits(plan: ClassPlan, parameter: torch.nn.Parameter) -> bool:
+    """Whether lossless codes apply: to sums of float32 numbers that no codec changes."""
+    summed = plan.exchange in ("allreduce", "hierarchical") and plan.codec == "none"
+    return summed and wire_dtype(parameter.dtype) == torch.float32
 
 
 def _bytes(parameter: torch.nn.Parameter) -> int:

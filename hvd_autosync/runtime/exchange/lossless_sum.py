@@ -1,0 +1,116 @@
+"""Sums of float32 tensors whose contributions travel as lossless codes.
+
+Two ranks gather the codes, decode and add: the same operations in the same order as in Horovod's
+allreduce of two ranks, hence the same bits (but the payloads of NaN). Among more, one rank sums
+each part, in the order of the ranks, and the codes of the sums are gathered: all ranks get the same
+bits.
+
+Whether a code is shorter is decided by each rank, in each step. If no rank's was, all know it, and
+the next steps are plain allreduces, up to 64, before the next try.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from hvd_autosync.runtime.exchange.exchanges import (
+    Scaling,
+    Steps,
+    allreduce,
+    gather_pieces,
+    send_pieces,
+)
+from hvd_autosync.runtime.exchange.lossless import decode, encode, header_of, split_codes
+from hvd_autosync.runtime.measure.repeated_bits import AS_IS
+
+if TYPE_CHECKING:
+    from horovod.torch.mpi_ops import ProcessSet
+
+#: As :data:`Steps`; returns whether any rank's code was shorter than what it encodes.
+_Tried: TypeAlias = Generator[int, torch.Tensor, bool]
+#: After a try in which no code was shorter, this many steps at most go without one, including the
+#: step of the try; the number doubles each time.
+_MAX_UNCHECKED = 64
+#: Mark of a sum's code: the summing rank has received a code that was shorter.
+_RECEIVED_SHORTER = 1
+
+
+class LosslessSum:
+    """A reduction of one tensor, step after step."""
+
+    def __init__(self) -> None:
+        self._unchecked = 0
+        self._next_unchecked = 1
+
+    def __call__(
+        self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
+    ) -> Steps:
+        """Sum ``tensor``, of type float32 and shape ``(n,)``, in place."""
+        if self._unchecked > 0 or among.size() == 1:
+            self._unchecked = max(self._unchecked - 1, 0)
+            yield from allreduce(tensor, name, scaling, among)
+            return
+        way = _sum_of_two if among.size() == 2 else _sum_by_parts
+        shorter = yield from way(tensor, f"{name}.codes", scaling, among)
+        if shorter:
+            self._next_unchecked = 1
+        else:
+            self._unchecked = self._next_unchecked - 1
+            self._next_unchecked = min(2 * self._next_unchecked, _MAX_UNCHECKED)
+
+
+def _sum_of_two(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
+    """Gather both ranks' codes, and add what they encode."""
+    place = among.rank()
+    gathered = yield gather_pieces(encode(tensor), name, among)
+    codes = split_codes(gathered)
+    other = decode(codes[1 - place]).to(tensor.device)
+    pair = (tensor, other) if place == 0 else (other, tensor)
+    for each in pair:
+        _scale(each, scaling.before)
+    torch.add(*pair, out=tensor)
+    _scale(tensor, scaling.after)
+    return any(map(_is_shorter, codes))
+
+
+def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
+    """Send each part's code to the rank that sums it, and gather the codes of the sums."""
+    ranks, place = among.size(), among.rank()
+    parts = _parts(tensor, ranks)
+    own = parts[place]
+    sent = [encode(part) if rank != place else None for rank, part in enumerate(parts)]
+    received = yield send_pieces(sent, f"{name}.parts", among)
+    codes = split_codes(received[0])
+    others = [decode(code).to(tensor.device) for code in codes]
+    pieces = [*others[:place], own, *others[place:]]
+    for piece in pieces:
+        _scale(piece, scaling.before)
+    total = pieces[0].clone()
+    for piece in pieces[1:]:
+        total.add_(piece)
+    _scale(total, scaling.after)
+    mark = _RECEIVED_SHORTER if any(map(_is_shorter, codes)) else 0
+    sums = yield gather_pieces(encode(total, mark=mark), f"{name}.sums", among)
+    codes = split_codes(sums)
+    for rank, (part, code) in enumerate(zip(parts, codes, strict=True)):
+        part.copy_(total if rank == place else decode(code))
+    return any(_is_shorter(code) or header_of(code).mark == _RECEIVED_SHORTER for code in codes)
+
+
+def _parts(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Split a tensor into exactly ``count`` parts of about equal length; some may be empty."""
+    bounds = [len(tensor) * index // count for index in range(count + 1)]
+    return [tensor[begin:end] for begin, end in itertools.pairwise(bounds)]
+
+
+def _is_shorter(code: torch.Tensor) -> bool:
+    return header_of(code).form != AS_IS
+
+
+def _scale(tensor: torch.Tensor, factor: float) -> None:
+    if factor != 1.0:
+        tensor.mul_(factor)
