@@ -1,6 +1,6 @@
 """Sums of float32 tensors whose contributions travel as lossless codes.
 
-Two ranks gather the codes, decode and add: the same operations in the same order as in Horovod's
+Two ranks swap the codes, decode and add: the same operations in the same order as in Horovod's
 allreduce of two ranks, hence the same bits (but the payloads of NaN). Among more, one rank sums
 each part, in the order of the ranks, and the codes of the sums are gathered: all ranks get the same
 bits.
@@ -35,6 +35,8 @@ _Tried: TypeAlias = Generator[int, torch.Tensor, bool]
 #: After a try in which no code was shorter, this many steps at most go without one, including the
 #: step of the try; the number doubles each time.
 _MAX_UNCHECKED = 64
+#: Different lengths that a message of two ranks has, up to that of the tensor.
+_LENGTHS = 64
 #: Mark of a sum's code: the summing rank has received a code that was shorter.
 _RECEIVED_SHORTER = 1
 
@@ -64,17 +66,47 @@ class LosslessSum:
 
 
 def _sum_of_two(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
-    """Gather both ranks' codes, and add what they encode."""
+    """Swap codes with the other rank, and add what both encode."""
     place = among.rank()
-    gathered = yield gather_pieces(encode(tensor), name, among)
-    codes = split_codes(gathered)
-    other = decode(codes[1 - place]).to(tensor.device)
+    code = encode(tensor)
+    other_code = yield from _swap(code, len(tensor), name, among)
+    other = decode(other_code).to(tensor.device)
     pair = (tensor, other) if place == 0 else (other, tensor)
     for each in pair:
         _scale(each, scaling.before)
     torch.add(*pair, out=tensor)
     _scale(tensor, scaling.after)
-    return any(map(_is_shorter, codes))
+    return _is_shorter(code) or _is_shorter(other_code)
+
+
+def _swap(
+    code: torch.Tensor, elements: int, name: str, among: ProcessSet
+) -> Generator[int, torch.Tensor, torch.Tensor]:
+    """Return the other rank's code: the sum of both codes as integers, without one's own.
+
+    Integers of 32 bits wrap around, so no bit is lost. A ring's sum of two messages puts as many
+    bytes on the wire as their allgather, but sends them in segments: between two hosts at 100
+    Mbit/s a swap of 3.2 MB took 0.30 s, an allgather 0.37 to 0.43 s, whose messages delay each
+    other's acknowledgements.
+
+    Args:
+        code: This rank's code.
+        elements: Elements of what it encodes.
+        name: Name of the operations.
+        among: The two ranks.
+    """
+    place = among.rank()
+    sizes = torch.zeros(2, dtype=torch.int64)
+    sizes[place] = len(code)
+    yield from allreduce(sizes, f"{name}.sizes", Scaling(), among)
+    # In coarse steps, so that lengths repeat and Horovod need not negotiate them again.
+    step = max(elements // _LENGTHS, 1) * 4
+    length = -(-int(sizes.max()) // step) * step
+    own = torch.zeros(length // 4, dtype=torch.int32)
+    own.view(torch.uint8)[: len(code)] = code
+    total = own.clone()
+    yield from allreduce(total, name, Scaling(), among)
+    return total.sub_(own).view(torch.uint8)[: int(sizes[1 - place])]
 
 
 def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
