@@ -36,6 +36,7 @@ from hvd_autosync.search_space.knobs import (
 )
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.protocol import MOMENTUM_MODES, STRAGGLER_POLICIES
+from hvd_autosync.search_space.repeating import LOSSLESS_KNOBS, repeating_classes
 from hvd_autosync.search_space.resources import Resources
 from hvd_autosync.search_space.schedule import DEFAULT_CAP
 from hvd_autosync.search_space.space import SearchSpace
@@ -392,6 +393,7 @@ CATALOGUE: tuple[Knob, ...] = (
     LARGE_EXCHANGE,
     REST_EXCHANGE,
     LARGE_SLICES,
+    *LOSSLESS_KNOBS,
     *_CODEC_KNOBS,
     *SCHEDULE_KNOBS,
     *PROTOCOL_KNOBS,
@@ -549,6 +551,8 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
             knobs.append(knob.restrict(choices))
     if LARGE in classes:
         knobs.append(LARGE_SLICES)
+    repeating = repeating_classes(dense, classes, resources.world_size)
+    knobs += [knob for knob in LOSSLESS_KNOBS if knob.name.rpartition("_")[0] in repeating]
     coded = {class_of(p.name, classes) for p in dense if p.dtype in ("float32", "float64")}
     codecs = [_BY_NAME[knob.name] for knob in _CODEC_KNOBS]
     knobs += [knob for knob in codecs if knob.name.rpartition("_")[0] in coded]

@@ -21,6 +21,8 @@ _ITEM_BYTES = {
     "bool": 1,
 }
 
+_LATER_SHARES = ("coded_share", "summed_share")
+
 
 @dataclass(frozen=True)
 class ParameterProfile:
@@ -37,6 +39,9 @@ class ParameterProfile:
             parameter without rows.
         factor_bytes: For the weight of a linear layer whose gradient is the product of the layer's
             inputs and output gradients: bytes of these in a step on rank 0; else 0.
+        coded_share: Share of the gradient's bytes that its lossless code has on rank 0; 1 if its
+            bits do not repeat.
+        summed_share: The same, for the sum of several ranks.
     """
 
     name: str
@@ -47,6 +52,8 @@ class ParameterProfile:
     ready_s: float = math.nan
     touched_rows: float = 1.0
     factor_bytes: int = 0
+    coded_share: float = 1.0
+    summed_share: float = 1.0
 
     @property
     def elements(self) -> int:
@@ -94,12 +101,16 @@ class ModelProfile:
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary; NaN becomes ``None``.
 
-        ``factor_bytes`` is there if it is not 0: earlier versions did not measure it.
+        ``factor_bytes`` is there if it is not 0, shares of coded bytes if they are not 1: earlier
+        versions did not measure them.
         """
         fields = asdict(self)
         for parameter in fields["parameters"]:
             if not parameter["factor_bytes"]:
                 del parameter["factor_bytes"]
+            for name in _LATER_SHARES:
+                if parameter[name] == 1.0:
+                    del parameter[name]
         for values in [fields, *fields["parameters"]]:
             for name, value in values.items():
                 if isinstance(value, float) and math.isnan(value):
@@ -119,6 +130,7 @@ class ModelProfile:
                 ready_s=_number(p["ready_s"]),
                 touched_rows=p["touched_rows"],
                 factor_bytes=p.get("factor_bytes", 0),
+                **{name: p.get(name, 1.0) for name in _LATER_SHARES},
             )
             for p in fields["parameters"]
         )

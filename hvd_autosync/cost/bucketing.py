@@ -102,6 +102,7 @@ def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
     """Return a string per strategy, shape ``(c,)``; classes with equal strings share a plan."""
     exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
     plan = np.char.add(np.char.add(exchange, "/"), codec)
+    plan = np.char.add(plan, np.where(columns.lossless(name), "/lossless", ""))
     if name == REST:
         return plan
     ratio = columns.numbers(class_knob(name, "ratio")).astype(np.str_)
@@ -121,5 +122,5 @@ def _gathers(name: str, gradients: Gradients, columns: Columns) -> BoolArray:
 def _is_plain(name: str, columns: Columns) -> BoolArray:
     """Return whether Horovod itself fuses gradients of a class, shape ``(c,)``."""
     exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
-    plain: BoolArray = (exchange == "allreduce") & (codec == "none")
+    plain: BoolArray = (exchange == "allreduce") & (codec == "none") & ~columns.lossless(name)
     return plain

@@ -108,6 +108,14 @@ class Columns:
         asked = self.words(class_knob(parameter_class, "exchange"))
         return np.where(self.replicated & np.isin(asked, NOT_FOR_REPLICAS), "allreduce", asked)
 
+    def lossless(self, parameter_class: str) -> BoolArray:
+        """Return whether one class's gradients travel as lossless codes, shape ``(c,)``."""
+        asked = self.words(class_knob(parameter_class, "lossless")) == "True"
+        uncoded = self.words(class_knob(parameter_class, "codec")) == "none"
+        summed = np.isin(self.exchanges(parameter_class), ("allreduce", "hierarchical"))
+        found: BoolArray = asked & uncoded & summed
+        return found
+
     def _column(self, knob: str) -> npt.NDArray[Any]:
         default = catalogue_knob(knob).default
         values = self._values.get(knob)

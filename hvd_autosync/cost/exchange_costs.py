@@ -35,8 +35,15 @@ _ROWS_PASSES = 1.5
 #: Passes of one rank's product with its comparison or addition, and for each row of its factors:
 #: measured on matrices of 1 to 8 MB and 8 to 128 rows, on one thread.
 _FACTORS_PASSES, _FACTORS_ROW_PASSES = 1.4, 0.02
+#: The passes of lossless codes, measured on gradients of 0.6 to 6 MB of four models: 0.9 to 2 ns
+#: per byte, least where most elements are zeros (``benchmarks/lossless.py``).
+_LOSSLESS_PASSES = 5.0
+#: The consecutive operations of lossless codes, including the participation check.
+_LOSSLESS_OPERATIONS = 3.0
 #: Passes of topk at a ratio of 0.001, and further ones per factor of ten.
 _TOPK_PASSES = 3.5, 5.5
+#: All bytes of any gradient.
+_WHOLE: FloatArray = np.ones((1, 1))
 #: Consecutive operations, including the participation check of ``runtime/exchange/dispatcher.py``.
 _OPERATIONS = {"hierarchical": 4.0, "sharded": 3.0, "rows": 3.0, "factors": 2.0}
 #: Responses of an alltoall: it is never fused, and it first exchanges the sizes (``Alltoall`` in
@@ -98,12 +105,21 @@ def exchange_costs(
         operations = np.where(codec == each, count, operations)
     for each, count in _OPERATIONS.items():
         operations = np.where(exchange == each, count, operations)
+    # Where no bits repeat, gradients soon travel by plain allreduces.
+    lossless = columns.lossless(name) & (gradients.coded[own][:, None] < 1)
+    coded, summed = gradients.coded[own][:, None], gradients.summed[own][:, None]
+    of_two = resources.world_size == 2
+    coded_share = coded if of_two else _parts_share(resources, coded, summed)
+    flat = lossless & (exchange == "allreduce")
+    wire_s = np.where(flat, wire_s * coded_share, wire_s)
+    operations = np.where(lossless, operations + _LOSSLESS_OPERATIONS - 1, operations)
+    passes = np.where(flat, _LOSSLESS_PASSES, passes)
     twofold = (exchange == "hierarchical") & np.isin(codec, _TWOFOLD)
     operations = np.where(twofold, operations + 1, operations)
     by_parts = (exchange == "sharded") | ((exchange == "allreduce") & in_parts)
     wire_s = np.where(by_parts, wire_s * _parts_share(resources), wire_s)
     pieces = columns.numbers("large_slices") if name == LARGE else np.ones(len(columns))
-    by_parts |= in_parts
+    by_parts = by_parts | in_parts | (flat & (not of_two))
     alone = np.where(by_parts, (1 + _ALLTOALL_RESPONSES) * pieces - 1, np.zeros(shape))
     within, across = resources.links.within, resources.links.across
     if resources.even_levels and within is not None and across is not None:
@@ -113,6 +129,10 @@ def exchange_costs(
             name, gradients, own, columns, hosts, parts=resources.world_size // hosts
         )
         share = np.where(in_parts, share * _parts_share_across(resources), share)
+        between = lossless & (exchange == "hierarchical")
+        across_share = summed if hosts == 2 else _parts_share_across(resources, summed, summed)
+        share = np.where(between, across_share, share)
+        passes = np.where(between, _LOSSLESS_PASSES * hosts / resources.world_size, passes)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
     if name == EMBEDDING:
@@ -157,8 +177,12 @@ def most_senders(resources: Resources) -> int:
     return max(host.slots for host in resources.hosts) if resources.several_hosts else 1
 
 
-def _parts_share(resources: Resources) -> float:
+def _parts_share(
+    resources: Resources, sent: FloatArray = _WHOLE, gathered: FloatArray = _WHOLE
+) -> FloatArray:
     """Return the time of an alltoall and an allgather over that of a ring allreduce.
+
+    The alltoall sends the share ``sent`` of the bytes, the allgather the share ``gathered``.
 
     With L ranks on each of several hosts, n in all, an alltoall sends L (n - L) / n bytes per byte
     from a host over the network, and an allgather (n - 1) / n. With Gloo a rank in an alltoall
@@ -169,14 +193,16 @@ def _parts_share(resources: Resources) -> float:
     ranks, local = resources.world_size, most_senders(resources)
     one_way = local if resources.has_gpu else max(local, 2)
     alltoall, allgather = one_way * (ranks - local) / ranks, (ranks - 1) / ranks
-    return (alltoall + allgather) / (2 * allgather)
+    return (sent * alltoall + gathered * allgather) / (2 * allgather)
 
 
-def _parts_share_across(resources: Resources) -> float:
+def _parts_share_across(
+    resources: Resources, sent: FloatArray = _WHOLE, gathered: FloatArray = _WHOLE
+) -> FloatArray:
     """Return the same between hosts, where each rank of a host has its own part of the gradient."""
     local = min(host.slots for host in resources.hosts)
     one_way = 1.0 if resources.has_gpu else max(local, 2) / local
-    return (one_way + 1) / 2
+    return (sent * one_way + gathered) / 2
 
 
 def _wire_share(

@@ -28,6 +28,8 @@ class Gradients:
         columns_of_matrix: Columns of that matrix.
         item_bytes: Bytes of an element.
         factor_bytes: Bytes of one rank's factors in a step; 0 if it is no product of factors.
+        coded: Share of the bytes that a lossless code has.
+        summed: The same, for a sum of several ranks.
     """
 
     names: tuple[str, ...]
@@ -41,6 +43,8 @@ class Gradients:
     columns_of_matrix: FloatArray
     item_bytes: FloatArray
     factor_bytes: FloatArray
+    coded: FloatArray
+    summed: FloatArray
 
     @classmethod
     def of(cls, model: ModelProfile) -> Gradients:
@@ -69,4 +73,6 @@ class Gradients:
             columns_of_matrix=column([matrix_shape(p.shape)[1] for p in arrived]),
             item_bytes=column([p.size_bytes / max(p.elements, 1) for p in arrived]),
             factor_bytes=column([p.factor_bytes for p in arrived]),
+            coded=column([p.coded_share for p in arrived]),
+            summed=column([p.summed_share for p in arrived]),
         )

@@ -13,6 +13,7 @@ from hvd_autosync.search_space.restrictions import condition_text
 from hvd_autosync.util.printable import printable
 
 _CODEC = "--autosync-allow codec; hvd.DistributedOptimizer; float32 or float64"
+_REPEATING = "hvd.DistributedOptimizer; bits that repeat (docs/exchanges.md)"
 #: When each knob of the catalogue is in a job's space, as text. The rules themselves are in
 #: :func:`hvd_autosync.search_space.build_space`.
 APPLIES_WHEN = {
@@ -32,6 +33,9 @@ APPLIES_WHEN = {
     "large_exchange": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
     "rest_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",
     "large_slices": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
+    "embedding_lossless": f"{_REPEATING}; tables of which batches touch few rows",
+    "large_lossless": f"{_REPEATING}; gradients of 256 KiB or more",
+    "rest_lossless": f"{_REPEATING}; 256 KiB of other gradients or more",
     "embedding_codec": f"{_CODEC}; tables of which batches touch few rows",
     "embedding_ratio": "as embedding_codec, if it is topk",
     "large_codec": f"{_CODEC}; gradients of 256 KiB or more",

@@ -220,6 +220,60 @@ def test_codes_that_cannot_be_added_travel_by_parts(
         assert wire_s(cost, {"large_codec": codec}) / plain == pytest.approx(expected, rel=0.01)
 
 
+def _repeating(model: ModelProfile, coded: float, summed: float) -> ModelProfile:
+    table, matrix, *small = model.parameters
+    matrix = replace(matrix, coded_share=coded, summed_share=summed)
+    return replace(model, parameters=(table, matrix, *small))
+
+
+def test_lossless_codes_save_what_repeats(model: ModelProfile, slow_network: Resources) -> None:
+    """Two ranks gather codes; more send those of parts, and of the parts' sums."""
+    repeating, matrix = _repeating(model, 0.35, 0.85), 1024 * 1024 * 4
+    coding_s = 5 * matrix * 2.5e-10
+    strategies: list[dict[str, Value]] = [{}, {"large_lossless": True}]
+    two = replace(
+        slow_network,
+        hosts=(Host("a", 1), Host("b", 1)),
+        links=Links(Link(2, 1e-3, 12.5e6), None, Link(2, 1e-3, 12.5e6)),
+    )
+    plain, coded = CostModel(repeating, two).predict(strategies)
+    assert plain - coded == pytest.approx(0.65 * matrix / 12.5e6 - coding_s, abs=0.02)
+    plain, coded = CostModel(repeating, slow_network).predict(strategies)
+    # An alltoall sends one byte for each from a host, an allgather 0.75; a ring sends 1.5.
+    share = (0.35 * 1 + 0.85 * 0.75) / 1.5
+    assert plain - coded == pytest.approx((1 - share) * matrix * 1.5 / 12.5e6 - coding_s, abs=0.02)
+    levels: list[dict[str, Value]] = [
+        {"large_exchange": "hierarchical"},
+        {"large_exchange": "hierarchical", "large_lossless": True},
+    ]
+    plain, coded = CostModel(repeating, slow_network).predict(levels)
+    # Sums of each host's ranks travel, and each rank codes half of them.
+    assert plain - coded == pytest.approx(0.15 * matrix / 12.5e6 - coding_s / 2, abs=0.02)
+
+
+def test_lossless_codes_do_not_pay_on_fast_links_or_of_random_bits(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    strategies: list[dict[str, Value]] = [{}, {"large_lossless": True}]
+    fast = Link(2, 1e-4, 2e9)
+    here = replace(slow_network, hosts=(Host("a", 2),), links=Links(fast, fast, None))
+    plain, coded = CostModel(_repeating(model, 0.35, 0.85), here).predict(strategies)
+    assert coded > plain
+    plain, coded = CostModel(model, slow_network).predict(strategies)
+    assert coded >= plain
+
+
+def test_a_codec_goes_before_lossless_codes(model: ModelProfile, slow_network: Resources) -> None:
+    strategies: list[dict[str, Value]] = [
+        {"large_codec": "int8"},
+        {"large_codec": "int8", "large_lossless": True},
+        {"large_exchange": "sharded"},
+        {"large_exchange": "sharded", "large_lossless": True},
+    ]
+    seconds = CostModel(_repeating(model, 0.35, 0.85), slow_network).predict(strategies)
+    assert seconds[0] == seconds[1] and seconds[2] == seconds[3]
+
+
 def test_each_slice_has_a_right_factor(model: ModelProfile, slow_network: Resources) -> None:
     cost = CostModel(model, slow_network)
     plain, element_s = wire_s(cost, {}), 4 * 1.5 / 12.5e6

@@ -166,6 +166,35 @@ def test_factors_where_they_are_fewer_bytes_than_a_ring(one_host: Resources) -> 
     assert offered(four, 1024 * 256 * 2 - 4)
 
 
+def test_lossless_codes_are_offered_where_bits_repeat(one_host: Resources) -> None:
+    """In a class of 256 KiB or more, from the share of its bytes, to sums without a codec."""
+    halves = ParameterProfile("m", (500, 300), "float32", False, 1, coded_share=0.35)
+    bias = ParameterProfile("b", (8,), "float32", False, 0, coded_share=0.35)
+    two = replace(one_host, hosts=(Host("a", 2),))
+
+    def offered(resources: Resources, *parameters: ParameterProfile) -> set[str]:
+        space = build_space(ModelProfile(parameters), resources)
+        return {name for name in names(space) if name.endswith("lossless")}
+
+    assert offered(two, halves, bias) == {"large_lossless"}
+    assert offered(two, halves, replace(bias, shape=(80_000,))) == {
+        "large_lossless",
+        "rest_lossless",
+    }
+    assert offered(two, replace(halves, touched_rows=0.1)) == {"embedding_lossless"}
+    assert not offered(two, replace(halves, coded_share=0.91))
+    assert not offered(two, replace(halves, coded_share=1.0), bias)
+    # Of several, so that the whole class has 0.96 of its bytes.
+    assert not offered(two, halves, ParameterProfile("n", (4000, 600), "float32", False, 2))
+    # Among more ranks, sums travel, too.
+    four = replace(one_host, hosts=(Host("a", 4),))
+    assert offered(four, replace(halves, summed_share=1.0))
+    assert not offered(four, replace(halves, coded_share=0.85, summed_share=1.0))
+    space = build_space(ModelProfile((halves, bias)), two)
+    assert space["large_lossless"].exact and space.default["large_lossless"] is False
+    assert "large_lossless" not in space.complete({"large_exchange": "sharded"})
+
+
 def test_bert_on_two_levels_has_at_most_twenty_dimensions(one_host: Resources) -> None:
     shapes = [("token", (30_000, 256)), ("position", (512, 256))]
     for layer in range(12):

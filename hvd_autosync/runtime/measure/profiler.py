@@ -12,8 +12,12 @@ from typing import Any
 
 import torch
 
+from hvd_autosync.runtime.measure.repeated_bits import coded_share
 from hvd_autosync.runtime.measure.touched import touched_rows
 from hvd_autosync.search_space.model_profile import ModelProfile, ParameterProfile
+
+#: Bits of smaller gradients are not looked at: they are no part of what codes can save.
+_CODED_BYTES = 4096
 
 
 class _HostClock:
@@ -72,6 +76,7 @@ class Profiler:
         self._clock = _DeviceClock() if on_cuda else _HostClock()
         self._sparse: set[int] = set()
         self._touched: dict[int, float] = {}
+        self._coded: dict[int, tuple[float, float]] = {}
         self._position = 0
         self._backward_begin: Any = self._clock.now()
         self._steps: list[_Step] = []
@@ -98,7 +103,12 @@ class Profiler:
             if not self._steps and gradient.sparse_dim() == 1:
                 touched = len(gradient._indices()[0].unique())
                 self._touched[index] = touched / max(len(gradient), 1)
-        elif gradient.dim() == 2 and not self._steps:
+            return
+        if self._steps:
+            return
+        if gradient.numel() * gradient.element_size() >= _CODED_BYTES:
+            self._coded[index] = coded_share(gradient)
+        if gradient.dim() == 2:
             self._touched[index] = len(touched_rows(gradient)) / max(len(gradient), 1)
 
     def backward_begins(self) -> None:
@@ -161,7 +171,9 @@ class Profiler:
                     [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
                 ),
                 touched_rows=self._touched.get(index, 1.0),
-                factor_bytes=factor_bytes.get(parameter, 0),
+factor_bytes=factor_bytes.get(parameter, 0),
+                coded_share=self._coded.get(index, (1.0, 1.0))[0],
+                summed_share=self._coded.get(index, (1.0, 1.0))[1],
             )
             for index, (name, parameter) in enumerate(self._parameters)
         )

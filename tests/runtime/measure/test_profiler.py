@@ -48,6 +48,37 @@ def test_order_and_times_of_arrival() -> None:
     assert ModelProfile.from_json(seen.to_json()) == seen
 
 
+def test_shares_of_bytes_that_bits_need() -> None:
+    """Of dense gradients that are not small, in the first step; traces without them are read."""
+
+    class Weights(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.halves, self.zeros, self.small = (
+                nn.Parameter(torch.zeros(size)) for size in (20_000, 20_000, 100)
+            )
+            self.unused = nn.Parameter(torch.zeros(20_000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            draw = torch.Generator().manual_seed(1)
+            gradient = torch.randn(20_000, generator=draw).to(torch.bfloat16).float()
+            return (self.halves * gradient + self.zeros * 0).sum() + self.small.sum()
+
+    seen = profile(Weights())
+    shares = {p.name: (p.coded_share, p.summed_share) for p in seen.parameters}
+    assert 0.3 < shares["halves"][0] < 0.37 and 0.8 < shares["halves"][1] < 0.87
+    assert max(shares["zeros"]) < 0.01
+    assert shares["small"] == shares["unused"] == (1.0, 1.0)
+    assert ModelProfile.from_json(seen.to_json()) == seen
+    fields = seen.to_json()
+    for parameter in fields["parameters"]:
+        parameter.pop("coded_share", None)
+        parameter.pop("summed_share", None)
+    older = ModelProfile.from_json(fields)
+    assert older.parameters[0].coded_share == 1.0
+    assert older.to_json() == fields
+
+
 def test_sparse_gradients() -> None:
     seen = profile(nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)))
     assert [p.sparse for p in seen.parameters] == [True, False, False]
