@@ -6,6 +6,7 @@ in the next those of two, for process sets slow down whoever is in their job. Th
 that leave a host's interface, counted there with all headers.
 
     python benchmarks/exchanges.py --rates 100 --models ncf
+    python benchmarks/exchanges.py --exchanges "Horovod,4 buckets,lossless" --slots 1 --autocast
     python benchmarks/exchanges.py --output exchanges.csv
 """
 
@@ -27,6 +28,7 @@ from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
 _COLUMNS = ("rate_mbit", "model", "exchange", "round", "step_s", "sent_bytes", "gradient_bytes")
+_COLUMNS += ("slots", "autocast")
 
 
 def _all(plan: ClassPlan, buckets: int = 0) -> ExchangePlan:
@@ -45,6 +47,8 @@ EXCHANGES: dict[str, ExchangePlan | None] = {
     "sharded": ExchangePlan(4, embedding=_SHARDED, large=_SHARDED),
     "factors": ExchangePlan(4, large=ClassPlan("factors")),
     "priority": ExchangePlan(order="priority"),
+    "lossless": _all(ClassPlan(lossless=True), 4),
+    "lossless, hierarchical": _all(ClassPlan("hierarchical", lossless=True), 4),
     "fp16": _all(ClassPlan(codec="fp16"), 4),
     "int8": _all(ClassPlan(codec="int8"), 4),
     "int8, hierarchical": _all(ClassPlan("hierarchical", codec="int8"), 4),
@@ -64,7 +68,14 @@ THEORY = {
 
 
 def work(
-    rate: float, models: list[str], exchanges: list[str], rounds: int, steps: int, output: str
+    rate: float,
+    models: list[str],
+    exchanges: list[str],
+    rounds: int,
+    steps: int,
+    output: str,
+    slots: int,
+    autocast: bool,
 ) -> None:
     """A rank's part: train, count, and on rank 0 write down."""
     import horovod.torch as hvd
@@ -79,7 +90,7 @@ def work(
     torch.set_num_threads(1)
     for model in models:
         trainers = {
-            name: Trainer(f"{model}.{number}", MODELS[model], EXCHANGES[name])
+            name: Trainer(f"{model}.{number}", MODELS[model], EXCHANGES[name], autocast=autocast)
             for number, name in enumerate(exchanges)
         }
         for number in range(rounds + 1):
@@ -93,14 +104,18 @@ def work(
                 if number > 0 and hvd.rank() == 0:
                     row = (rate, model, name, number, *slowest.tolist(), trainer.bytes)
                     with open(output, "a", newline="") as file:
-                        csv.writer(file).writerow([row[0], *row[1:5], row[5] / steps, row[6]])
+                        each = row[5] / steps
+                        csv.writer(file).writerow([*row[:5], each, row[6], slots, autocast])
 
 
 def show(output: str) -> None:
     """Print the table of a file of measurements."""
     with open(output) as file:
         rows = list(csv.DictReader(file))
-    table = Table(title="exchanges: two hosts with two ranks each", title_justify="left")
+    slots = rows[0].get("slots") or str(_SLOTS)
+    autocast = ", bfloat16 autocast" if rows[0].get("autocast") == "True" else ""
+    title = f"exchanges: two hosts, ranks on each: {slots}{autocast}"
+    table = Table(title=title, title_justify="left")
     for column in ("Mbit/s", "model", "exchange"):
         table.add_column(column)
     for column in ("step ms", "of rounds", "speedup", "MiB/step", "of gradients", "theory"):
@@ -129,7 +144,7 @@ def show(output: str) -> None:
             f"{statistics.median(ratios):.2f}" if ratios else "",
             f"{sent / 2**20:.2f}",
             f"{share:.2f}",
-            f"{THEORY[key[2]]:.2f}" if key[2] in THEORY else "",
+            f"{THEORY[key[2]]:.2f}" if key[2] in THEORY and slots == str(_SLOTS) else "",
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
@@ -148,6 +163,8 @@ def main() -> None:
     )
     add("--rounds", type=int, default=4, help="(default: %(default)s)")
     add("--steps", type=int, default=6, help="of each exchange in a round (default: %(default)s)")
+    add("--slots", type=int, default=_SLOTS, help="ranks on each host (default: %(default)s)")
+    add("--autocast", action="store_true", help="forward in bfloat16")
     add_table(parser, "exchanges.csv", "every measurement")
     args = parse(parser, show, work)
     need_hosts()
@@ -168,9 +185,11 @@ def main() -> None:
                     exchanges=group,
                     steps=args.steps,
                     output=output,
+                    slots=args.slots,
+                    autocast=args.autocast,
                 )
                 environment = {PROCESS_SETS_VARIABLE: OURS_ALONE} if _two_levels(group[0]) else {}
-                _launch(script, float(rate), environment)
+                _launch(script, float(rate), args.slots, environment)
     show(output)
 
 
@@ -179,9 +198,9 @@ def _two_levels(exchange: str) -> bool:
     return plan is not None and plan.two_levels
 
 
-def _launch(script: list[str], rate: float, environment: dict[str, str]) -> None:
+def _launch(script: list[str], rate: float, slots: int, environment: dict[str, str]) -> None:
     with Testbed(_HOSTS, rate) as bed:
-        command = ["horovodrun", *bed.horovodrun_options(_SLOTS), "--gloo", *script]
+        command = ["horovodrun", *bed.horovodrun_options(slots), "--gloo", *script]
         done = bed.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
     if done.returncode:
         sys.exit(f"the job at {rate:g} Mbit/s ended with status {done.returncode}")

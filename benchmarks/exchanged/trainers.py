@@ -25,6 +25,7 @@ class Trainer:
         workload: The model.
         plan: How its gradients travel; ``None``: by Horovod's own optimizer.
         protocol: Whether ranks wait for each other; ``None``: in every step.
+        autocast: Whether forward computes in bfloat16.
     """
 
     def __init__(
@@ -33,8 +34,11 @@ class Trainer:
         workload: Workload,
         plan: ExchangePlan | None,
         protocol: Protocol | None = None,
+        *,
+        autocast: bool = False,
     ) -> None:
         self.name = name
+        self._autocast = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
         self.model, self._losses = workload.make()
         base = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
         named = [(f"{name}.{each}", p) for each, p in self.model.named_parameters()]
@@ -59,7 +63,9 @@ class Trainer:
         """Make one step; its seconds."""
         begin = perf_counter()
         self.optimizer.zero_grad()
-        next(self._losses).backward()
+        with self._autocast:
+            loss = next(self._losses)
+        loss.backward()
         self.optimizer.step()
         return perf_counter() - begin
 
