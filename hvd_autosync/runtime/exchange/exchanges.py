@@ -143,9 +143,9 @@ def add_at(sums: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> No
         sums.scatter_add_(0, places.view(-1, *[1] * (values.dim() - 1)).expand_as(values), values)
 
 
-def gather(tensor: torch.Tensor, name: str) -> int:
-    """Allgather over all ranks of tensors with different first dimensions; returns the handle."""
-    handle: int = allgather_async(tensor, name=name)
+def gather(tensor: torch.Tensor, name: str, among: ProcessSet = global_process_set) -> int:
+    """Allgather of tensors that may have different first dimensions; returns the handle."""
+    handle: int = allgather_async(tensor, name=name, process_set=among)
     return handle
 
 
@@ -164,15 +164,6 @@ def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: Pr
     """
     handle: Any = mpi_ops._allgather_async(tensor, output, name, among)
     return int(handle)
-
-
-def gather_pieces(piece: torch.Tensor, name: str, among: ProcessSet) -> int:
-    """Gather pieces that may have different lengths, in the order of the ranks.
-
-    Returns:
-        The operation's handle; its output is the concatenation.
-    """
-    return int(allgather_async(piece, name=name, process_set=among))
 
 
 def send_pieces(pieces: Sequence[torch.Tensor | None], name: str, among: ProcessSet) -> int:

@@ -6,7 +6,7 @@ each part, in the order of the ranks, and the codes of the sums are gathered: al
 bits.
 
 Whether a code is shorter is decided by each rank, in each step. If no rank's was, all know it, and
-the next steps are plain allreduces, up to 64, before the next try.
+the next steps are plain allreduces, up to 63, before the next try.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from hvd_autosync.runtime.exchange.exchanges import (
-    Scaling,
-    Steps,
-    allreduce,
-    gather_pieces,
-    send_pieces,
-)
+from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps, allreduce, gather, send_pieces
 from hvd_autosync.runtime.exchange.lossless import decode, encode, header_of, split_codes
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS
 
@@ -126,7 +120,7 @@ def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: Proc
         total.add_(piece)
     _scale(total, scaling.after)
     mark = _RECEIVED_SHORTER if any(map(_is_shorter, codes)) else 0
-    sums = yield gather_pieces(encode(total, mark=mark), f"{name}.sums", among)
+    sums = yield gather(encode(total, mark=mark), f"{name}.sums", among)
     codes = split_codes(sums)
     for rank, (part, code) in enumerate(zip(parts, codes, strict=True)):
         part.copy_(total if rank == place else decode(code))

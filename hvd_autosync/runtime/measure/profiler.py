@@ -171,7 +171,7 @@ class Profiler:
                     [self._clock.seconds(start, end) for _, start, end in arrivals.get(index, [])]
                 ),
                 touched_rows=self._touched.get(index, 1.0),
-factor_bytes=factor_bytes.get(parameter, 0),
+                factor_bytes=factor_bytes.get(parameter, 0),
                 coded_share=self._coded.get(index, (1.0, 1.0))[0],
                 summed_share=self._coded.get(index, (1.0, 1.0))[1],
             )
