@@ -28,7 +28,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
-from hvd_autosync.runtime import install
+from hvd_autosync.runtime.install.hooks import install
 from hvd_autosync.search_space import Strategy, TrialSpec
 
 #: Name -> sizes of the layers.

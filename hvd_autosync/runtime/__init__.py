@@ -1,6 +1,6 @@
 """The runtime inside each rank of a job.
 
-:func:`install` waits for ``horovod.torch``. From then on ``DistributedOptimizer`` is ours: it
+``install.hooks.install`` waits for ``horovod.torch``. From then on ``DistributedOptimizer`` is ours: it
 exchanges gradients as the strategy says, except where the script's own arguments decide. In a trial
 the run also counts and times its steps, reports to the driver, and ends on all ranks together at a
 step boundary. Importing this package imports neither torch nor Horovod.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hvd_autosync.runtime.current import average, in_trial, mark_step, outcome, report
     from hvd_autosync.runtime.install.activation import activate
-    from hvd_autosync.runtime.install.hooks import install
     from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "activate",
     "average",
     "in_trial",
-    "install",
     "mark_step",
     "outcome",
     "report",
@@ -33,7 +31,6 @@ _MODULES = {
     "activate": "install.activation",
     "average": "current",
     "in_trial": "current",
-    "install": "install.hooks",
     "mark_step": "current",
     "outcome": "current",
     "report": "current",
