@@ -269,6 +269,11 @@ def show(output: str) -> bool:
             for phase in (_TWO_PHASES if name in _SWITCHING else _ONE_PHASE)
             if len(phase_samples := _within(samples, *phase)) >= _FEWEST
         ]
+        if not phases:
+            sys.exit(
+                f"{name}: fewer than {_FEWEST} samples after the warm-up; "
+                "choose more --steps or a smaller --every"
+            )
         judged = [judge(samples) for samples in phases]
         slopes = {
             each: max((slopes[each] for slopes, _ in judged), key=lambda of: of[2])
