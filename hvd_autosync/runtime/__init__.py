@@ -1,9 +1,9 @@
 """The runtime inside each rank of a job.
 
-``install.hooks.install`` waits for ``horovod.torch``. From then on ``DistributedOptimizer`` is ours: it
-exchanges gradients as the strategy says, except where the script's own arguments decide. In a trial
-the run also counts and times its steps, reports to the driver, and ends on all ranks together at a
-step boundary. Importing this package imports neither torch nor Horovod.
+``install.hooks.install`` waits for ``horovod.torch``. From then on ``DistributedOptimizer`` is
+ours: it exchanges gradients as the strategy says, except where the script's own arguments decide.
+In a trial the run also counts and times its steps, reports to the driver, and ends on all ranks
+together at a step boundary. Importing this package imports neither torch nor Horovod.
 """
 
 from __future__ import annotations

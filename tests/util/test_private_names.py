@@ -72,7 +72,9 @@ class Search:
         elif isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
             pairs = [(target, value)]
-            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            parts = [each.elts for each in (target, value) if isinstance(each, ast.Tuple)]
+            starred = any(isinstance(part, ast.Starred) for each in parts for part in each)
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and not starred:
                 pairs = list(zip(target.elts, value.elts, strict=True))
             for each, its in pairs:
                 name = self._dotted(its)
