@@ -174,7 +174,8 @@ def _install() -> None:
             return linear(input, weight, bias)
         outputs = linear(input, weight, bias)
         layer = _WATCHED.get(id(weight))
-        if layer is not None and outputs.requires_grad:
+        # Gradients pass through a frozen layer to its inputs, but it has none itself.
+        if layer is not None and outputs.requires_grad and weight.requires_grad:
             layer.called(input, bias, outputs)
         return outputs
 

@@ -192,6 +192,20 @@ def case_factors_of_functional_calls():
     assert said.lines == []
 
 
+def case_factors_of_layers_that_are_frozen_meanwhile():
+    """As those of a discriminator while the generator is trained through it."""
+
+    def loss(model, step):
+        model.requires_grad_(False)
+        model(batch(step).requires_grad_()).sum().backward()
+        model.requires_grad_(True)
+        return loss_of(model, step)
+
+    with Once() as said:
+        compare(3 * 10 if hvd.size() == 2 else None, loss=loss, steps=10)
+    assert said.lines == []
+
+
 def case_factors_after_a_scaled_step_that_overflows():
     """A gradient scaler skips such steps; they are no reason to give factors up."""
 
