@@ -28,21 +28,29 @@ class Snapshots:
         self.steps: list[int] = []
         self._held: list[_Snapshot] = []
         self._statistics: list[torch.Tensor] | None = None
+        #: Number of the optimizer's parameters.
+        self._count = 0
 
     def take(self, step: int, optimizer: Any) -> None:
         """Copy parameters, states and running statistics in place of the oldest snapshot."""
-        if self._statistics is None:
-            self._statistics = statistics_beside(parameters_of(optimizer))
+        parameters = parameters_of(optimizer)
+        if self._statistics is None or len(parameters) != self._count:
+            self._statistics = statistics_beside(parameters)
+            self._count = len(parameters)
         snapshot = self._held.pop(0) if len(self._held) == _KEPT else _Snapshot()
-        snapshot.take([*parameters_of(optimizer), *self._statistics], optimizer)
+        if snapshot.count != self._count:  # the script has added some
+            snapshot = _Snapshot(self._count)
+        snapshot.take([*parameters, *self._statistics], optimizer)
         self._held.append(snapshot)
         self.steps = [*self.steps, step][-_KEPT:]
 
     def restore(self, optimizer: Any) -> int:
-        """Restore the older snapshot, and forget both; returns its step."""
-        assert self._statistics is not None, "one was taken"
+        """Restore the older snapshot, and forget both; returns its step.
+
+        What the script has added to the model since keeps its values.
+        """
         step = self.steps[0]
-        self._held[0].give([*parameters_of(optimizer), *self._statistics], optimizer)
+        self._held[0].give(optimizer)
         self.forget()
         return step
 
@@ -57,15 +65,25 @@ class Snapshots:
 
 
 class _Snapshot:
-    def __init__(self) -> None:
+    """One snapshot.
+
+    Args:
+        count: Number of parameters.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        #: What was copied, the parameters first, and the copies.
+        self._of: list[torch.Tensor] = []
         self._tensors: list[torch.Tensor] = []
         #: The state of each parameter.
         self._states: list[dict[str, Any]] = []
 
     @torch.no_grad()
     def take(self, tensors: list[torch.Tensor], optimizer: Any) -> None:
-        states = [optimizer.state.get(each, {}) for each in parameters_of(optimizer)]
+        states = [optimizer.state.get(each, {}) for each in tensors[: self.count]]
         old = self._states or [{} for _ in states]
+        self._of = tensors
         self._tensors = _copied([each.detach() for each in tensors], self._tensors)
         names = [
             (place, name)
@@ -90,9 +108,9 @@ class _Snapshot:
         return sum(each.nbytes for each in (*self._tensors, *tensors))
 
     @torch.no_grad()
-    def give(self, tensors: list[torch.Tensor], optimizer: Any) -> None:
-        torch._foreach_copy_([each.detach() for each in tensors], self._tensors)
-        for parameter, state in zip(parameters_of(optimizer), self._states, strict=True):
+    def give(self, optimizer: Any) -> None:
+        torch._foreach_copy_([each.detach() for each in self._of], self._tensors)
+        for parameter, state in zip(self._of[: self.count], self._states, strict=True):
             if state:
                 optimizer.state[parameter] = state
             else:

@@ -52,6 +52,39 @@ def test_the_older_of_two_is_gone_back_to(counted: None, kind: Any) -> None:
     assert not torch.equal(found[0], model.state_dict()["0.weight"])
 
 
+def test_parameters_may_be_added_between_two(counted: None) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    snapshots = Snapshots()
+    for number in (1, 2):
+        step(model, optimizer)
+        snapshots.take(number, optimizer)
+    wanted = everything(model, optimizer)
+    model.append(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    model[2][1].num_batches_tracked = None  # a count, which nothing is computed from
+    optimizer.add_param_group({"params": [*model[2].parameters()]})
+    for number in (3, 4):  # 4 takes the place of one with fewer parameters
+        step(model, optimizer)
+        if number == 3:
+            snapshots.take(number, optimizer)
+            added = everything(model[2], optimizer)
+    assert snapshots.restore(optimizer) == 2
+    assert all(
+        torch.equal(a, b) for a, b in zip(everything(model[:2], optimizer), wanted, strict=True)
+    )
+    moved = zip(everything(model[2], optimizer), added, strict=True)
+    assert not all(torch.equal(a, b) for a, b in moved), "it was not there in step 2"
+    for number in (5, 6):
+        snapshots.take(number, optimizer)
+    wanted = everything(model, optimizer)
+    step(model, optimizer)
+    assert snapshots.restore(optimizer) == 5
+    found = everything(model, optimizer)
+    assert len(found) == len(wanted) > len(added)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def test_memory_is_taken_once_for_each(counted: None) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
