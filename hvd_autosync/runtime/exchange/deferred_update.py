@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
@@ -36,6 +37,7 @@ from hvd_autosync.runtime.exchange.compiling import COMPILED, anything_compiled,
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.reaching import (
     Memory,
+    Reach,
     marked_class,
     unwatch_modules,
     watch_modules,
@@ -48,6 +50,8 @@ _HINT = "Leave the knob order out of the strategy, or set it to 'arrival'."
 _OBSERVED, _REHEARSED = 2, 3
 
 _LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Those with deferred steps, which must be made even if the script drops their optimizer.
+_WAITING: set[Any] = set()
 
 
 class DeferredUpdate:
@@ -77,7 +81,8 @@ class DeferredUpdate:
         self._options: list[dict[str, Any]] = []
         self._group_swap = ParameterGroupSwap(optimizer)
         #: The class of parameters that were not accessed since the last step, and these parameters.
-        self._class = marked_class(self.settle)
+        self._reach = _weakly(self.settle)
+        self._class = marked_class(self._reach)
         self._marked: set[nn.Parameter] = set()
         self._warned: set[str] = set()
         _LIVE.add(self)
@@ -92,6 +97,10 @@ class DeferredUpdate:
     def possible(self) -> bool:
         """Whether steps may be deferred, now or later."""
         return self._possible
+
+    def steps_any(self, parameters: Collection[nn.Parameter]) -> bool:
+        """Whether its optimizer steps any of these parameters."""
+        return not self._optimizer._requires_update.isdisjoint(parameters)
 
     def stop(self, why: str) -> None:
         """Make all deferred steps, and defer none from now on.
@@ -109,7 +118,7 @@ class DeferredUpdate:
         self.settle_all()
         self._possible = False
         _LIVE.discard(self)
-        unwatch_modules(self.settle)
+        unwatch_modules(self._reach)
 
     def arrived(self, parameter: nn.Parameter) -> None:
         """A gradient was computed; the last step of its parameter must have been made.
@@ -149,6 +158,7 @@ class DeferredUpdate:
         for bucket in deferred:
             self._gradients[bucket] = [(g, g._version) for g in map(_gradient, bucket.parameters)]
             self._waiting.update(dict.fromkeys(bucket.parameters, bucket))
+            _WAITING.add(self)
         # The script may change options before the deferred step, as a schedule does.
         self._options = [
             {name: _kept(value) for name, value in group.items() if name != "params"}
@@ -211,7 +221,7 @@ class DeferredUpdate:
         parameters = {p for b in buckets for p in b.parameters}
         plain = {p for p in parameters if type(p) is nn.Parameter}
         self._deferrable = {b: [Memory(p) for p in b.parameters] for b in buckets}
-        self._drop(parameters - watch_modules(plain, self.settle), "not in Python modules")
+        self._drop(parameters - watch_modules(plain, self._reach), "not in Python modules")
 
     def _drop(self, parameters: set[nn.Parameter], why: str) -> None:
         """Never defer the steps of some parameters, nor of others in their buckets."""
@@ -249,6 +259,8 @@ class DeferredUpdate:
         finally:
             for parameter, new in zip(bucket.parameters, now, strict=True):
                 parameter.grad = new
+            if not self._waiting:
+                _WAITING.discard(self)
 
     def _step(self, parameters: set[nn.Parameter]) -> None:
         """The optimizer's own step for some parameters, with the options of the deferred step."""
@@ -266,6 +278,35 @@ class DeferredUpdate:
             getattr(step, "__wrapped__", step)(optimizer)
         finally:
             optimizer.param_groups = groups
+
+
+def collect_dropped(parameters: Collection[nn.Parameter]) -> None:
+    """Collect earlier optimizers of some parameters that the script has dropped.
+
+    A script collects them itself before it creates another one, as their hooks act until then. But
+    deferred steps have kept an optimizer until the script has read its parameters, perhaps just
+    now.
+
+    Args:
+        parameters: Those of the optimizer that is being created.
+    """
+    found = [update for update in _LIVE if update.steps_any(parameters)]
+    while found:
+        found.pop().settle_all()
+        if not found:
+            gc.collect()
+
+
+def _weakly(settle: Reach) -> Reach:
+    """``settle`` as modules and parameters hold it, which outlive an optimizer."""
+    reference = weakref.WeakMethod(settle)
+
+    def reach(parameter: nn.Parameter) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(parameter)
+
+    return reach
 
 
 def _stop_all(why: str) -> None:

@@ -21,7 +21,7 @@ from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order
 from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.exchange.buckets import Bucket
-from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate
+from hvd_autosync.runtime.exchange.deferred_update import DeferredUpdate, collect_dropped
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import agree_linear
@@ -93,6 +93,7 @@ class GradientExchange:
             self._zero_step = zero_step
         self._deferred_update: DeferredUpdate | None = None
         if plan.order == "priority":
+            collect_dropped(self.parameters)
             self._deferred_update = DeferredUpdate(optimizer, self.dispatcher)
 
     def detach(self) -> None:

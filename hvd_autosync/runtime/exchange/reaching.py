@@ -47,9 +47,14 @@ def marked_class(reach: Reach) -> type[nn.Parameter]:
             for tensor in _flattened([args, kwargs]):
                 if type(tensor) is cls:
                     reach(tensor)
+                    _make_plain(tensor)  # its optimizer may be gone
             return function(*args, **kwargs)
 
     return Marked
+
+
+def _make_plain(parameter: Any) -> None:
+    parameter.__class__ = nn.Parameter
 
 
 def _flattened(values: Any) -> Iterable[Any]:

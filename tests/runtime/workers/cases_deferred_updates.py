@@ -1,7 +1,9 @@
 """Deferred updates: a parameter is updated before anything reads it in the next forward."""
 
 import copy
+import gc
 import io
+import weakref
 
 import horovod.torch as hvd
 import torch
@@ -148,6 +150,23 @@ def case_parameters_that_are_added_while_steps_wait():
         steps(model, distributed, 4)
         extra = nn.Parameter(torch.zeros(2))
         distributed.add_param_group({"params": [extra]})
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
+def case_a_dropped_optimizer_makes_room_for_another():
+    """Steps of the first wait when it is dropped; they are made, and its hooks act no more."""
+    results = []
+    for factory in (OURS, HOROVODS):
+        model, distributed = make(factory)
+        steps(model, distributed, 6)
+        assert factory is HOROVODS or waits(distributed)
+        dropped = weakref.ref(distributed)
+        del distributed
+        gc.collect()
+        _, distributed = make(factory, model=model)
+        assert dropped() is None
+        steps(model, distributed, 6)
         results.append([parameter.detach() for parameter in model.parameters()])
     assert_close(*results)
 
