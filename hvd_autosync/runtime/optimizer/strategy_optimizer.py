@@ -34,11 +34,16 @@ from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.runtime.patches.scalers import watch_scalers
-from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
+from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, own_class
 from hvd_autosync.runtime.sync.averaging import Averaging
 from hvd_autosync.runtime.sync.local_steps import LocalSteps
 from hvd_autosync.runtime.sync.phases import ProtocolPhases
-from hvd_autosync.runtime.sync.suitability import check_balance, check_optimizer
+from hvd_autosync.runtime.sync.suitability import (
+    check_balance,
+    check_optimizer,
+    check_owned,
+    refuse_more_parameters,
+)
 from hvd_autosync.search_space.exchange_plan import (
     PARAMETER_CLASSES,
     Classes,
@@ -93,6 +98,7 @@ def make_strategy_optimizer(
         "synchronize": _synchronize,
         "load_state_dict": _load_state_dict,
         "zero_grad": _zero_grad,
+        "add_param_group": _add_param_group,
         "average": _average,
         "_settle_steps": _settle,
     }
@@ -295,6 +301,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         _settle_owed(self)  # its collectives must not run under the lock
     apart = self._local is not None and self._local.running
     if self._phases is not None and self._phases.running:
+        check_owned(self)
         group_swap.make(lambda _: ())  # parameter servers make the step
     try:
         with self._local.states.lock if apart else contextlib.nullcontext():
@@ -405,6 +412,12 @@ def _zero_grad(self: Any) -> None:
     exchange = self._exchange
     with exchange.dropping_gradients() if exchange is not None else contextlib.nullcontext():
         _horovods_class.zero_grad(self)
+
+
+def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+    if self._phases is not None and self._phases.unsynchronized:
+        refuse_more_parameters()
+    own_class(self).add_param_group(self, param_group)
 
 
 def _settle(self: Any) -> None:

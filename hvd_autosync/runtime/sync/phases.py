@@ -123,6 +123,11 @@ class ProtocolPhases(JoinHook):
         self.compute_timer = ComputeTimer()
 
     @property
+    def unsynchronized(self) -> bool:
+        """Whether steps have no barrier, or may have none later."""
+        return self.running or self._protocol.share < 1 or self._protocol.stragglers == "greedy"
+
+    @property
     def replicas_in_sync(self) -> bool:
         """Whether parameters are the same on all ranks, and all have made the same steps."""
         if self._asynchronous is not None and self.running:

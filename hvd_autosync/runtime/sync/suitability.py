@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -63,6 +63,44 @@ def check_balance(protocol: Protocol, *, local_steps: bool, passes_per_step: int
             "split each batch by its size, and dynamic batching changes that size",
             hint="Leave the knob stragglers at none for this script.",
         )
+
+
+def check_owned(optimizer: Any) -> None:
+    """Check that parameter servers step all that an optimizer of our class would step.
+
+    Horovod reduces the gradients of those parameters that could be trained when the optimizer was
+    wrapped; each rank steps others by its own gradients, and a parameter server none of them.
+
+    Raises:
+        ConfigurationError: The script has unfrozen others since.
+    """
+    owned = optimizer._requires_update
+    others = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and parameter not in owned
+    ]
+    if others:
+        raise ConfigurationError(
+            f"{len(others)} parameters were frozen when the optimizer was wrapped, and are trained "
+            "now: no parameter server has them, and Horovod does not reduce their gradients either",
+            hint="Wrap a new optimizer when layers are unfrozen, or freeze them after wrapping.",
+        )
+
+
+def refuse_more_parameters() -> NoReturn:
+    """Refuse parameters that a script adds to an optimizer of our class.
+
+    Raises:
+        ConfigurationError: Always.
+    """
+    raise ConfigurationError(
+        "add_param_group() of an optimizer under a protocol without a barrier: no parameter server "
+        "would step the added parameters, and Horovod would not reduce their gradients either",
+        hint="Wrap a new optimizer that has all parameters, or leave the protocol knobs out of the "
+        "strategy of this script.",
+    )
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -645,3 +645,36 @@ def case_iterators_that_live_on_end_their_passes_too():
         for number in batches:
             step(model, optimizer, number)
         assert optimizer._phases.running and together(model)
+
+
+def case_parameters_that_no_server_has_are_refused():
+    """Under Horovod each rank steps them by its own gradients; a server would never step them."""
+    model, optimizer = phases(ASP)
+    extra = nn.Linear(3, 3)
+    for _ in range(2):
+        with raises(ConfigurationError, "add_param_group"):
+            optimizer.add_param_group({"params": [*extra.parameters()]})
+        passes(model, optimizer, 3)
+    assert optimizer._phases.running
+    optimizer._phases.leave()
+
+    model = mlp()
+    model[0].requires_grad_(False)
+    model, optimizer = phases(ASP, model=model)
+    passes(model, optimizer, 3)
+    assert optimizer._phases.running
+    model[0].requires_grad_(True)
+    with raises(ConfigurationError, "2 parameters were frozen"):
+        step(model, optimizer, 9)
+
+
+def case_parameters_are_added_where_ranks_wait():
+    model, optimizer = phases(Protocol(share=1.0, stragglers="elastic"))
+    passes(model, optimizer, 3)
+    extra = nn.Linear(3, 3)
+    optimizer.add_param_group({"params": [*extra.parameters()]})
+    before = extra.weight.detach().clone()
+    optimizer.zero_grad()
+    extra(model(batch(7))).pow(2).mean().backward()
+    optimizer.step()
+    assert not torch.equal(extra.weight, before)
