@@ -221,7 +221,9 @@ class FactorsBucket(Bucket):
                     return Status.REFUSED
                 continue
             product = _product(passes, number, gradient.dtype)
-            if gradient.is_sparse or not matches(product, gradient, passes[0].inputs.dtype):
+            # Of a layer used several times in one backward under autocast, autograd rounds sums too.
+            made_in = passes[0].inputs.dtype if len(passes) == 1 else gradient.dtype
+            if gradient.is_sparse or not matches(product, gradient, made_in):
                 finite = gradient.is_sparse or bool(gradient.isfinite().all())
                 return Status.REFUSED if finite else Status.NOT_FINITE
             if not torch.equal(product, gradient):

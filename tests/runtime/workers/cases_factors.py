@@ -295,6 +295,17 @@ def case_no_factors_of_tied_weights():
     refused(1, named="table.weight", make=Tied)
 
 
+def case_no_factors_of_shared_layers_under_autocast():
+    """Autograd adds the gradients of their uses in bfloat16, and rounds each sum."""
+
+    class Shared(Net):
+        def forward(self, x):
+            hidden = F.relu(self.first(self.conv(x[:, None]).flatten(1)))
+            return self.head(self.second(torch.tanh(self.second(hidden))))
+
+    refused(2, named="second.weight", make=Shared, autocast=True)
+
+
 def case_no_factors_of_gradients_that_are_kept():
     def make():
         model = Net()
