@@ -56,6 +56,8 @@ class TrialRun:
         self.recorder = Recorder()
         self.profiler: Profiler | None = None
         self._factor_meter: FactorMeter | None = None
+        #: Whether all ranks are known to multiply alike.
+        self._alike = False
         self._spec = spec
         self._sender = sender
         # Weak, so that optimizers that the script drops are collected.
@@ -75,7 +77,8 @@ class TrialRun:
             # One step before the measured ones: the other ranks wait while rank 0 reports.
             begin = warmup // 2
             due.setdefault(begin, []).append(self._begin_profile)
-            due.setdefault(max(warmup - 1, begin + 1), []).append(self._end_profile)
+            end = due.setdefault(max(warmup - 1, begin + 1), [])
+            end += [self._compare_arithmetic, self._end_profile]
         if math.isfinite(self._spec.prune_above_s):
             for steps in range(_VOTE_EVERY, measured, _VOTE_EVERY):
                 due.setdefault(warmup + steps, []).append(self._vote)
@@ -134,7 +137,7 @@ class TrialRun:
         for steps in range(self._steps + 1, agreed + 1):
             for action in self._due.get(steps, []):
                 # The others have agreed meanwhile; join() took part for this rank.
-                if action not in (self._vote, self._shorten):
+                if action not in (self._vote, self._shorten, self._compare_arithmetic):
                     action()
         self._steps = agreed
         if self._spec.adaptive_steps:
@@ -166,13 +169,16 @@ class TrialRun:
             self.profiler = Profiler(self._living())
             self._factor_meter = FactorMeter(self.profiler.parameters)
 
+    def _compare_arithmetic(self) -> None:
+        self._alike = same_by_sums(arithmetic(self._device()), "trial.arithmetic")
+
     def _end_profile(self) -> None:
-        alike = same_by_sums(arithmetic(self._device()), "trial.arithmetic")
         if self.profiler is None or self._factor_meter is None:
             return
+        self._factor_meter.close()
         factor_bytes = self._factor_meter.factor_bytes
         # Where ranks multiply differently, products of factors would make replicas differ.
-        profile = self.profiler.finish(factor_bytes if alike else {})
+        profile = self.profiler.finish(factor_bytes if self._alike else {})
         self.profiler = self._factor_meter = None
         owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
         message = {"type": "profile", "profile": profile.to_json(), "owned": sorted(owned)}
