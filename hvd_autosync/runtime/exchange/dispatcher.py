@@ -172,6 +172,7 @@ class Dispatcher:
 
     def _first_buckets(self) -> list[Bucket]:
         if not self._participation.all_here(wait=True):
+            self._first_arrivals.clear()
             return self._plain
         self.buckets = self._make_buckets(list(dict.fromkeys(self._first_arrivals)))
         self._first_arrivals.clear()

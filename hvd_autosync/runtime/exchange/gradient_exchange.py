@@ -27,7 +27,7 @@ from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import agree_linear
 from hvd_autosync.runtime.exchange.planning import Planning
 from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
-from hvd_autosync.runtime.patches.linear import unwatch_linear, watch_linear
+from hvd_autosync.runtime.patches.linear import watch_linear
 from hvd_autosync.search_space.exchange_plan import ExchangePlan, check_parameters
 
 
@@ -61,17 +61,13 @@ class GradientExchange:
         names: Mapping[torch.nn.Parameter, tuple[str, str]],
         scaling: Scaling,
     ) -> None:
-        if plan.two_levels:
-            two_levels()  # raise now if there are no two levels
-        check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
+        check_plan(plan, names)
         self.plan = plan
         self.name = name
         self.parameters = list(names)
         self._planning = Planning(plan, names, scaling)
         self._linear = watch_linear(
-            p
-            for p, (_, own) in names.items()
-            if plan.of(own).exchange == "factors" and p.dim() == 2
+            p for p, (_, own) in names.items() if plan.of(own).exchange == "factors"
         )
         self.dispatcher = Dispatcher(
             name,
@@ -100,9 +96,9 @@ class GradientExchange:
         """End between two steps, with whole states on every rank; a collective.
 
         Raises:
-            ConfigurationError: Gradients have arrived that no step has used yet.
+            ConfigurationError: Gradients have arrived on some rank that no step has used yet.
         """
-        if self.dispatcher.begun:
+        if any(agree_any([self.dispatcher.begun], f"{self.name}.begun")):
             raise ConfigurationError(
                 "the exchange of gradients cannot change between backward() and step()",
                 hint="Change it after step().",
@@ -111,7 +107,7 @@ class GradientExchange:
             self._deferred_update.close()
         self.collect()
         self._close_server()
-        unwatch_linear(self._linear)
+        self._linear = {}
         self.dispatcher.close()
 
     def computed(self, parameter: torch.nn.Parameter) -> None:
@@ -190,14 +186,33 @@ class GradientExchange:
         arrived = dict.fromkeys([*arrivals, *parameters])
         order = agree_order([index[parameter] for parameter in arrived], self.name)
         sparse = agree_any([_has_sparse_gradient(p) for p in parameters], self.name)
+        chosen = agree_linear(parameters, self._linear, self.name)
+        self._linear = {}  # buckets hold those of theirs; the others are watched no longer
         return self._planning.buckets(
             [parameters[i] for i in order],
             {p for p, flag in zip(parameters, sparse, strict=True) if flag},
-            agree_linear(parameters, self._linear, self.name),
+            chosen,
         )
 
     def _some_rank_is_absent(self) -> None:
+        for layer in self._linear.values():
+            layer.clear()
         self.collect()
+
+
+def check_plan(plan: ExchangePlan, names: Mapping[torch.nn.Parameter, tuple[str, str]]) -> None:
+    """Check that a plan fits the parameters and the job.
+
+    Args:
+        plan: The plan.
+        names: Parameter -> its name and its class.
+
+    Raises:
+        SpaceError: It does not.
+    """
+    if plan.two_levels:
+        two_levels()  # raises if there are none
+    check_parameters(plan, {n: (c, tuple(p.shape)) for p, (n, c) in names.items()})
 
 
 def _has_sparse_gradient(parameter: torch.nn.Parameter) -> bool:

@@ -27,7 +27,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_parameters
 from hvd_autosync.runtime.collectives.messaging import check_messaging
 from hvd_autosync.runtime.exchange.exchanges import Scaling
-from hvd_autosync.runtime.exchange.gradient_exchange import GradientExchange
+from hvd_autosync.runtime.exchange.gradient_exchange import GradientExchange, check_plan
 from hvd_autosync.runtime.guard.guard import Guard
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.measure.losses import Losses
@@ -215,7 +215,8 @@ def switch_plan(optimizer: Any, plan: ExchangePlan, classes: Classes) -> None:
         classes: Which parameters are in which class.
 
     Raises:
-        ConfigurationError: The optimizer has local steps or a protocol, or a step has begun.
+        ConfigurationError: The optimizer has local steps or a protocol, a step has begun, or the
+            plan is lossy and there is no loss guard.
         SpaceError: The plan does not fit the parameters or the job.
     """
     if optimizer._local is not None or optimizer._phases is not None:
@@ -223,12 +224,20 @@ def switch_plan(optimizer: Any, plan: ExchangePlan, classes: Classes) -> None:
             "the exchange of gradients cannot change in a training with local steps or a protocol",
             hint="Change it in a training whose ranks make every step together.",
         )
+    if plan.lossy and optimizer._guard is None and not optimizer._exact and current.run is None:
+        raise ConfigurationError(
+            "a training without codecs has no loss guard, and cannot change to a plan with codecs",
+            hint="Begin it with a codec, or change to an exact plan.",
+        )
     before = optimizer._exchange
+    names = _named(optimizer, list(before.parameters), classes)
+    check_plan(plan, names)
     states = before.dispatcher.codec_states()
     before.detach()
-    names = _named(optimizer, list(before.parameters), classes)
     optimizer._exchange = GradientExchange(before.name, optimizer, plan, names, _scaling(optimizer))
     optimizer._exchange.dispatcher.load_codec_states(states)
+    if optimizer._exact:
+        optimizer._exchange.dispatcher.drop_codecs()
 
 
 def _named(

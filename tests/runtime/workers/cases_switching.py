@@ -13,7 +13,9 @@ from torch import nn
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.exchange import reaching
+from hvd_autosync.runtime.exchange.factors import FactorsBucket
 from hvd_autosync.runtime.exchange.reaching import Memory
+from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.optimizer.strategy_optimizer import switch_plan
 from hvd_autosync.runtime.patches import linear
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
@@ -209,17 +211,63 @@ def case_switching_in_the_midst_of_a_step_is_refused():
 
 
 def case_switching_to_a_plan_that_does_not_fit():
-    """It raises on all ranks, and training goes on as before."""
+    """It raises on all ranks, and training goes on as before, with all that belongs to it."""
     if hvd.cross_size() > 1:
         return
+    for name in ("factors", "sharded", "ordered"):
+        model = Model()
+        with plan(PLANS[name]):
+            base = OPTIMIZERS["Adam"](groups_of(model))
+            distributed = OURS(base, named_parameters=model.named_parameters())
+        for number in range(4):
+            distributed.zero_grad()
+            loss_of(model, number).backward()
+            distributed.step()
+            exchange = distributed._exchange
+            with raises(AutosyncError, "hierarchical"):
+                switch_plan(distributed, ExchangePlan(large=HIERARCHICAL), CLASSES)
+            assert distributed._exchange is exchange
+            assert exchange.dispatcher.buckets
+        if hvd.rank() == 0:
+            assert len(distributed.state_dict()["state"]) > 4
+        if name == "factors":
+            assert any(
+                isinstance(b, FactorsBucket) and b._layer for b in exchange.dispatcher.buckets
+            )
+        assert_same_on_all_ranks([p.detach() for p in model.parameters()])
+        hvd.barrier()
+
+
+def case_switching_after_a_fallback_stays_exact():
     model = Model()
-    with plan(PLANS["ordered"]):
-        base = OPTIMIZERS["SGD"](groups_of(model))
+    with plan(LOSSY):
+        base = OPTIMIZERS["momentum"](groups_of(model))
         distributed = OURS(base, named_parameters=model.named_parameters())
+    fall_back_to_exact(distributed)
+    switch_plan(distributed, LOSSY, CLASSES)
     for number in range(3):
         distributed.zero_grad()
         loss_of(model, number).backward()
         distributed.step()
-        with raises(AutosyncError, "hierarchical"):
-            switch_plan(distributed, ExchangePlan(large=HIERARCHICAL), CLASSES)
-    assert_same_on_all_ranks([p.detach() for p in model.parameters()])
+    assert all(bucket.codec is None for bucket in distributed._exchange.dispatcher.buckets)
+
+
+def case_switching_while_only_some_have_made_steps():
+    """All ranks switch, or none does."""
+    model = Model()
+    with plan(PLANS["ordered"]):
+        base = OPTIMIZERS["SGD"](groups_of(model))
+        distributed = OURS(base, named_parameters=model.named_parameters())
+    for number in range(3 if hvd.rank() == 0 else 0):
+        distributed.zero_grad()
+        loss_of(model, number).backward()
+        distributed.step()
+    hvd.join()
+    switch_plan(distributed, PLANS["sharded"], CLASSES)
+    if hvd.rank() == 0:
+        loss_of(model, 7).backward()
+    with raises(AutosyncError, "between backward() and step()"):
+        switch_plan(distributed, PLANS["ordered"], CLASSES)
+    if hvd.rank() > 0:
+        loss_of(model, 7).backward()
+    distributed.step()
