@@ -544,7 +544,8 @@ def _exchange_knobs(model: ModelProfile, resources: Resources) -> list[Knob]:
         knob = _BY_NAME[own.name]
         assert isinstance(knob, CategoricalKnob)
         absent = set() if resources.even_levels else {"hierarchical"}
-        if not any(factors_share(p, resources.world_size) < 1 for p in dense):
+        large = [p for p in dense if p.name in classes.get(LARGE, ())]
+        if not any(factors_share(p, resources.world_size) < 1 for p in large):
             absent.add("factors")
         choices = [choice for choice in knob.choices if choice not in absent]
         if knob.name in present and len(choices) > 1:

@@ -89,8 +89,15 @@ PRIVATE_NAMES = (
     PrivateNames(
         "torch._C",
         "_current_graph_task_id",
-        ("runtime/patches/gradient_weight.py",),
-        "whether a backward pass runs inside another",
+        ("runtime/patches/gradient_weight.py", "runtime/patches/linear.py"),
+        "which backward pass runs, and whether inside another",
+    ),
+    PrivateNames(
+        "torch._C",
+        "_autograd._top_saved_tensors_default_hooks _functorch.is_legacy_batchedtensor "
+        "_functorch.peek_interpreter_stack _get_tracing_state _len_torch_dispatch_stack",
+        ("runtime/patches/linear.py",),
+        "calls of linear layers that must not be watched",
     ),
     PrivateNames(
         "torch._dynamo.callback.callback_handler",
@@ -247,9 +254,11 @@ PRIVATE_NAMES = (
         "_allreduce_delay _handles _parameter_names _register_hooks _requires_update "
         "_should_synchronize _synchronized load_state_dict step zero_grad",
         (
+            "runtime/exchange/deferred_update.py",
             "runtime/measure/profiler.py",
             "runtime/optimizer/strategy_optimizer.py",
             "runtime/sync/phases.py",
+            "runtime/sync/suitability.py",
         ),
         "Horovod's optimizer, four methods of which a strategy replaces",
     ),

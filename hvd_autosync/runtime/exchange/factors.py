@@ -25,7 +25,7 @@ from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
-from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, matches, unwatch_linear
+from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_product, product
 
 #: Steps whose gradient was not the product, after which factors are given up.
 _MOST_REFUSALS = 3
@@ -147,7 +147,7 @@ class FactorsBucket(Bucket):
         size: int,
     ) -> None:
         super().__init__(name, parameters)
-        self._layer = layer
+        self._layer: LinearLayer | None = layer
         self._scaling = scaling
         self._rank, self._size = rank, size
         self._whole = [
@@ -158,16 +158,15 @@ class FactorsBucket(Bucket):
         self._whole_steps = 0
         self._next_unchecked = 1
         self._steps = 0
-        self._given_up = False
         #: Whether all ranks' weights were equal at the first checksum.
         self._equal: bool | None = None
 
     def send(self) -> Steps:
-        if self._given_up or self._whole_steps > 0:
+        if self._layer is None or self._whole_steps > 0:
             self._whole_steps -= 1
             yield from self.send_plainly()
             return
-        own = self._own_message()
+        own = self._own_message(self._layer)
         encoded = yield gather(own, f"{self.name}.factors")
         messages = Message.decode_all(encoded, self.parameters[0].shape)
         self._layer.clear()
@@ -180,14 +179,15 @@ class FactorsBucket(Bucket):
         yield from self.send_plainly()
 
     def send_plainly(self) -> Steps:
-        self._layer.clear()
+        if self._layer is not None:
+            self._layer.clear()
         for bucket in self._whole:
             yield from bucket.send_plainly()
 
-    def _own_message(self) -> torch.Tensor:
+    def _own_message(self, layer: LinearLayer) -> torch.Tensor:
         """This rank's message; if its factors are sent, its gradients are their products."""
         weight = self.parameters[0]
-        message = Message(Status.SENT, tuple(self._layer.passes), self._checksum())
+        message = Message(Status.SENT, tuple(layer.passes), self._checksum())
         status = self._unusable(message)
         if status is None:
             encoded = message.encode(weight.device)
@@ -215,19 +215,19 @@ class FactorsBucket(Bucket):
         for number, parameter in enumerate(self.parameters):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradient = parameter.grad
+            gradient, bias = parameter.grad, number == 1
+            if gradient.is_sparse:
+                return Status.REFUSED
             if not passes:
                 if bool(gradient.any()):
                     return Status.REFUSED
                 continue
-            product = _product(passes, number, gradient.dtype)
-            # Of a layer used several times in one backward under autocast, autograd rounds sums too.
-            made_in = passes[0].inputs.dtype if len(passes) == 1 else gradient.dtype
-            if gradient.is_sparse or not matches(product, gradient, made_in):
-                finite = gradient.is_sparse or bool(gradient.isfinite().all())
+            made = product(passes, gradient.dtype, bias=bias)
+            if not is_product(made, gradient, passes, bias=bias):
+                finite = bool(gradient.isfinite().all())
                 return Status.REFUSED if finite else Status.NOT_FINITE
-            if not torch.equal(product, gradient):
-                gradient.copy_(product)
+            if not torch.equal(made, gradient):
+                gradient.copy_(made)
         return Status.SENT
 
     @torch.no_grad()
@@ -241,7 +241,7 @@ class FactorsBucket(Bucket):
             for each, theirs in enumerate(passes):
                 if each != self._rank and not theirs:
                     continue
-                term = own if each == self._rank else _product(theirs, number, own.dtype)
+                term = own if each == self._rank else product(theirs, own.dtype, bias=number == 1)
                 if total is None:
                     total = term.to(torch.promote_types(own.dtype, torch.float32))
                 else:
@@ -266,8 +266,9 @@ class FactorsBucket(Bucket):
             self._next_unchecked = min(2 * self._next_unchecked, _MAX_UNCHECKED)
 
     def _give_up(self, why: str) -> None:
-        self._given_up = True
-        unwatch_linear(self.parameters[:1])
+        if self._layer is None:
+            return
+        self._layer = None  # it is watched no longer
         warn_on_rank_0(f"{why}; from now on it is sent whole instead of by factors")
 
     def _checksum(self) -> int:
@@ -313,8 +314,8 @@ def agree_linear(
 ) -> list[LinearLayer]:
     """The watched layers that ranks exchange by factors, the same on all ranks; a collective.
 
-    They are those through which a batch has passed on rank 0; none where ranks multiply by
-    different processors or libraries. The others are watched no longer.
+    They are those through which a batch has passed on rank 0 in the first step; none where ranks
+    multiply by different processors or libraries.
 
     Args:
         parameters: All parameters of the optimizer.
@@ -344,18 +345,7 @@ def agree_linear(
             taken = bias is weight or any(bias is layer.bias for layer in chosen)
             layers[weight].bias = None if taken else bias
             chosen.append(layers[weight])
-    unwatch_linear([weight for weight, layer in layers.items() if layer not in chosen])
     return chosen
-
-
-def _product(passes: Sequence[LinearPass], number: int, dtype: torch.dtype) -> torch.Tensor:
-    """The gradient of the weight (number 0) or the bias (1): the sum over passes, in order."""
-    total: torch.Tensor | None = None
-    for each in passes:
-        product = (each.bias_gradient() if number else each.weight_gradient()).to(dtype)
-        total = product if total is None else total.add_(product)
-    assert total is not None
-    return total
 
 
 def _aligned(size_bytes: int) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import torch
+
+#: Variables by which libraries choose how they multiply.
+_VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_DEFAULT_FPMATH_MODE")
 
 
 def arithmetic(device: torch.device) -> list[str | int]:
@@ -13,7 +17,9 @@ def arithmetic(device: torch.device) -> list[str | int]:
         place = [torch.cuda.get_device_name(device), str(torch.version.cuda)]
     else:
         place = [_processor(), torch.backends.cpu.get_cpu_capability(), platform.machine()]
-    return [torch.__version__, torch.get_num_threads(), *place]
+    chosen = [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
+    precision = torch.get_float32_matmul_precision()
+    return [torch.__version__, torch.get_num_threads(), precision, *chosen, *place]
 
 
 def _processor() -> str:
