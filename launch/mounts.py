@@ -78,7 +78,8 @@ class PrivateRoot:
         root: An empty folder, in which the view is built.
         layers: Folder for the upper folders, on a file system that supports them.
         foreign: Whether this is not the initial user namespace; overlays then use other attributes.
-        locked: Whether the user namespace is a new one, in which mounts hide what is below.
+        locked: Whether the user namespace has one user, and mounts from outside, which hide what is
+            below.
         places: Folders in which files will probably be written.
     """
 

@@ -140,3 +140,12 @@ def in_first_user_namespace() -> bool:
     """Return whether this process is in the initial user namespace."""
     with open("/proc/self/uid_map") as file:
         return file.read().split() == ["0", "0", str(2**32 - 1)]
+
+
+def has_one_user() -> bool:
+    """Return whether this user namespace has a single user, as one of ``unshare --map-root-user``.
+
+    Files of all others cannot be given their owner there.
+    """
+    with open("/proc/self/uid_map") as file:
+        return [line.split()[2] for line in file] == ["1"]

@@ -112,7 +112,8 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         kept = _kept_folder(order)
         shared = shared_paths(os.environ, _text("/proc/net/unix"))
         mounts = read_mounts(_text("/proc/self/mountinfo"))
-        locked = namespaces.unshare_mounts()
+        entered = namespaces.unshare_mounts()
+        locked = entered or namespaces.has_one_user()
         namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
         namespaces.mount("hvd-autosync", stage, "tmpfs", options=f"size={limit},mode=700")
         foreign = not namespaces.in_first_user_namespace()
@@ -137,10 +138,10 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         os.rmdir(os.path.basename(stage), dir_fd=parent)
         os.close(parent)
     spaces = [os.open("/proc/self/ns/mnt", os.O_RDONLY)]
-    if foreign:
+    if entered:  # else the other ranks are in it already
         spaces.append(os.open("/proc/self/ns/user", os.O_RDONLY))
-        if os.geteuid():
-            namespaces.drop_capabilities()
+    if foreign and os.geteuid():
+        namespaces.drop_capabilities()
     _connect_to_daemon(address)
     task = files_daemon.DaemonTask(
         rank,

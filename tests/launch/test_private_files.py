@@ -264,8 +264,11 @@ exec setpriv --reuid="$user" --regid="$user" --init-groups \\
 
 
 @pytest.fixture
-def users_trial(tmp_path: Path) -> Iterator[Callable[[], Trial]]:
-    """Makes trials of a user of this machine, in a folder below one of root's."""
+def users_trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
+    """Makes trials of a user of this machine, in a folder below one of root's.
+
+    Its arguments are words before the command.
+    """
     tools = ("useradd", "userdel", "setpriv", "unshare")
     if not ROOT or not all(map(shutil.which, tools)):
         pytest.skip(f"needs root and {', '.join(tools)}")
@@ -294,7 +297,7 @@ def users_trial(tmp_path: Path) -> Iterator[Callable[[], Trial]]:
         *_, message = Trial(way, place / "run").run("true")
         if message["type"] == "refused":
             pytest.skip(f"no overlays for this user: {message['reason']}")
-        yield lambda: Trial(way, place / "run")
+        yield lambda *words: Trial([*way, *words], place / "run")
     finally:
         subprocess.run(["userdel", USER], capture_output=True)
         shutil.rmtree(place)
@@ -331,6 +334,30 @@ def test_what_another_users_script_does_to_files_is_gone_with_it(
     assert out.split() == [USER, "kept", "log.txt", "new", "old", "others"]
     assert "Value too large for defined data type" in err, "by which the driver knows it"
     assert not (folder / "new").exists() and (folder / "others").read_text() == ""
+
+
+def test_files_are_private_where_a_user_counts_as_root(users_trial: Callable[..., Trial]) -> None:
+    """Other users' folders have no owner there, and mounts from outside cannot be taken apart."""
+    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
+    one = users_trial(*namespace)
+    (one.folder / "kept" / "deep").mkdir(parents=True)
+    (one.folder / "old").mkdir()
+    (one.folder / "kept" / "deep" / "file").write_text("deep\n")
+    (one.folder / "log.txt").write_text("first\n")
+    for path in one.folder.rglob("*"):
+        shutil.chown(path, USER, USER)
+    before = snapshot(one.folder)
+    out, err, report = one.run("sh", "-c", f"id -u; {SHELL}")
+    assert out == f"0\ndeep\nfirst\nmore\n{one.folder}\n", err
+    assert report["type"] == "files"
+    assert snapshot(one.folder) == before
+
+    two_ranks = ["sh", "-c", 'HOROVOD_RANK=1 "$@" & "$@"; wait', "sh"]
+    both = users_trial(*namespace, *two_ranks)
+    wait = "echo x >> both; until [ $(wc -l < both) = 2 ]; do sleep 0.1; done; wc -l < both"
+    out, err, report = both.run("timeout", "30", "sh", "-c", wait)
+    assert out == "2\n2\n", err
+    assert report["type"] == "files"
 
 
 @pytest.mark.skipif(not ROOT or not shutil.which("setpriv"), reason="needs root and setpriv")
