@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import uuid
@@ -79,6 +80,41 @@ def horovodrun() -> str:
     if done.returncode:
         pytest.skip(f"Horovod cannot be imported: {done.stderr.strip().splitlines()[-1]}")
     return path
+
+
+#: Becomes a user without rights; what is in root's home, where Python may be, is shown in another
+#: one, in a mount namespace of its own. Arguments: that home, then folders up to "--".
+_AS_NOBODY = """
+set -e
+home=$1; shift
+mount --rbind "$HOME" "$home"
+mount -t tmpfs -o mode=755 tmpfs "$HOME"
+while [ "$1" != -- ]; do
+    case $1 in "$HOME/"*) mkdir -p "$1"; mount --rbind "$home${1#"$HOME"}" "$1" ;; esac
+    shift
+done
+shift
+umount -l "$home"
+exec setpriv --reuid=65534 --regid=65534 --clear-groups env HOME="$home" "$@"
+"""
+
+
+@pytest.fixture
+def as_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The beginning of a command that a user without rights runs.
+
+    Tests that ask for it are skipped where they are not root's.
+    """
+    if os.geteuid() != 0 or not all(map(shutil.which, ("setpriv", "unshare"))):
+        pytest.skip("needs root, setpriv and unshare")
+    home = Path(tempfile.mkdtemp(prefix="autosync-test-"))
+    shutil.chown(home, 65534, 65534)
+    shown = {sys.base_prefix, sys.prefix, str(Path(__file__).parents[1])}
+    way = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _AS_NOBODY, "sh"]
+    # Files that this user would write beside the sources are not its own to write.
+    environment = ["env", "PYTHONDONTWRITEBYTECODE=1", f"XDG_DATA_HOME={home}"]
+    yield [*way, str(home), *shown, "--", *environment]
+    shutil.rmtree(home)
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ A :class:`Box` is one small shell in namespaces of its own: mounts, host name, s
 network and processes. The shell ends when the pipe to its owner closes, even if the owner is
 killed. The kernel then ends every process of the box and removes its interfaces and files. Nothing
 has a name outside the box, so that boxes cannot collide and leave nothing to clean up.
+
+Making a box needs root, or a user namespace in which a user counts as root
+(:func:`run_as_namespace_root`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,13 @@ from hvd_autosync.errors import AutosyncError
 
 _CLONE_NEWPID = 0x20000000
 _PATIENCE_S = 5.0
+#: Where system tools are, also for users whose PATH lacks these folders.
+TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net")
 #: The box's first process, which reaps orphans while it waits for the end of the pipe.
-_HOLD = 'echo "$0" > /proc/sys/kernel/hostname && echo ready && cat > /dev/null'
+_HOLD = 'hostname "$0" && echo ready && cat > /dev/null'
+#: Users who count as root cannot change their groups, which nsenter otherwise tries.
+_AS_ROOT = ("--user", "--preserve-credentials")
 
 
 class TestbedError(AutosyncError):
@@ -50,12 +57,31 @@ def _entered(
     return ["nsenter", f"--target={pid}", *namespaces, "env", f"--chdir={folder}", *command]
 
 
-def enter_command(pid: int, command: Sequence[str]) -> list[str]:
-    """Return ``command`` inside the box of :attr:`Box.pid`, for processes that do not own it."""
+def enter_command(pid: int, command: Sequence[str], *, user: bool = False) -> list[str]:
+    """Return ``command`` inside the box of :attr:`Box.pid`, for processes that do not own it.
+
+    Args:
+        pid: A process that holds the box.
+        command: Program and arguments.
+        user: Whether the box has users of its own.
+    """
     # The holder is outside the box's process namespace; its child is the first process inside.
     with open(f"/proc/{pid}/task/{pid}/children") as children:
         first = int(children.read().split()[0])
-    return _entered(first, (*_NAMESPACES, "--pid"), command)
+    return _entered(first, (*(_AS_ROOT if user else ()), *_NAMESPACES, "--pid"), command)
+
+
+def run_as_namespace_root(command: Sequence[str]) -> int:
+    """Run a command that may make boxes, without being root; return its exit status.
+
+    The command runs in a box in which this user counts as root. When it ends, or this process
+    does, every process that it left is killed.
+
+    Raises:
+        TestbedError: The kernel refuses new namespaces.
+    """
+    with closing(Box("testbed", user=True)) as box:
+        return subprocess.run(enter_command(box.pid, command, user=True)).returncode
 
 
 class Box:
@@ -63,21 +89,23 @@ class Box:
 
     Args:
         name: The box's host name.
+        user: Make a user namespace too, in which this user counts as root. Such a box can only be
+            entered with :func:`enter_command`.
+        processes: Make a process namespace. Without it the box's processes outlive the box: its
+            owner has to be in a box whose end kills them.
 
     Raises:
         TestbedError: The kernel refuses new namespaces.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, user: bool = False, processes: bool = True) -> None:
         self._children: list[subprocess.Popen[Any]] = []
         self._holder = subprocess.Popen(
             [
                 "unshare",
+                *(("--user", "--map-root-user") if user else ()),
                 *_NAMESPACES,
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
+                *(("--pid", "--fork", "--kill-child", "--mount-proc") if processes else ()),
                 "--propagation",
                 "private",
                 "sh",
@@ -101,7 +129,7 @@ class Box:
 
     @property
     def pid(self) -> int:
-        """A process whose namespaces, except that of processes, are the box's."""
+        """A process whose namespaces, except perhaps that of processes, are the box's."""
         return self._holder.pid
 
     def write(self, path: str, text: str, mode: int = 0o600) -> None:
@@ -188,3 +216,18 @@ class Box:
             self._holder.kill()
             self._holder.wait()
         self._holder.stdout.close()
+
+
+def run_tool(box: Box, *command: str, text: str = "") -> None:
+    """Run a system tool inside ``box``; ``text`` is its input.
+
+    Raises:
+        TestbedError: It failed.
+    """
+    environment = {"PATH": TOOL_PATH}
+    done = box.run(command, env=environment, cwd="/", input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise TestbedError(
+            f"{command[0]} failed: {done.stderr.strip()}",
+            hint="Call testbed_missing() for what this machine lacks.",
+        )

@@ -8,36 +8,36 @@ and processors. They can reach only each other: their addresses belong to the ra
         bed.run(["horovodrun", *bed.horovodrun_options(), "--gloo", "python", "train.py"])
 
 It needs root. It leaves nothing behind, even if its owner is killed: see
-:mod:`hvd_autosync.testing.namespaces`.
+:mod:`hvd_autosync.testing.namespaces`. Without root, a program that
+:func:`~hvd_autosync.testing.namespaces.run_as_namespace_root` runs can make one with ``ssh=False``.
 """
 
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hvd_autosync.testing.namespaces import Box, TestbedError
+from hvd_autosync.testing.namespaces import TOOL_PATH, Box, TestbedError, run_tool
+from hvd_autosync.testing.remote_shells import (
+    ENVIRONMENT,
+    FOLDER,
+    KEY,
+    SSH_TOOLS,
+    STAND_IN_FOLDER,
+    install_stand_in,
+    start_sshd,
+)
 
-_TOOLS = ("ip", "mount", "nsenter", "ssh", "ssh-keygen", "sshd", "tc", "unshare")
-_TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-_FOLDER = "/run/testbed"
-_KEY = f"{_FOLDER}/key"
-#: All hosts number processes from 1 and share ``/tmp``, where Open MPI names its files by host and
-#: process. Files of a killed process would stop a later one (PMIx's listener fails to start).
-_ENVIRONMENT = {"PRTE_MCA_prte_tmpdir_base": _FOLDER}
-_SSHD_S = 10.0
+_TOOLS = ("hostname", "ip", "mount", "nsenter", "tc", "unshare")
 #: Burst of a link: its bytes in this time, and at least two frames.
 _BURST_S, _LEAST_BURST = 1e-3, 3200
 #: Period in which a slowed host stops and runs once, seconds.
@@ -46,62 +46,43 @@ _SLICE_S = 0.1
 _PROBE = (
     "ip link add name bridge type bridge && ip link add name port type veth peer name eth0 && "
     "tc qdisc add dev port root tbf rate 1mbit burst 10kb latency 50ms && "
-    "mount -t tmpfs tmpfs /run"
+    "hostname probe && mount -t tmpfs tmpfs /run"
 )
 _PREPARE = f"""
 [ ! -e /proc/sys/net/ipv6 ] || echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs tmpfs /dev/shm
-mkdir -p /run/sshd {_FOLDER}/ssh
-"""
-#: A root account with a locked password cannot log in by key either, hence the separate shadow.
-_START = f"""
-mount --bind {_FOLDER}/hosts /etc/hosts
-mount --bind {_FOLDER}/shadow /etc/shadow
-mount --bind {_FOLDER}/ssh /etc/ssh
-[ ! -d "$1/.ssh" ] || mount -t tmpfs -o mode=700 tmpfs "$1/.ssh"
-$(command -v sshd) -f {_FOLDER}/ssh/sshd_config -E {_FOLDER}/sshd.log || {{
-    cat {_FOLDER}/sshd.log >&2
-    exit 1
-}}
-"""
-_SSHD_CONFIG = f"""
-HostKey {_KEY}
-AuthorizedKeysFile {_KEY}.pub
-PermitRootLogin prohibit-password
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-UsePAM no
-UseDNS no
-StrictModes no
-PidFile none
-MaxStartups 100
-SetEnv {{environment}}
-"""
-_SSH_CONFIG = f"""
-IdentityFile {_KEY}
-GlobalKnownHostsFile {_FOLDER}/known_hosts
-UserKnownHostsFile /dev/null
-LogLevel ERROR
+mkdir -p {FOLDER}
+cat > {FOLDER}/hosts
+mount --bind {FOLDER}/hosts /etc/hosts
 """
 
 
 @cache
-def testbed_missing() -> str | None:
-    """Return why a test bed cannot be made here, or ``None`` if it can."""
+def testbed_missing(*, ssh: bool = True) -> str | None:
+    """Return why a test bed cannot be made here, or ``None`` if it can.
+
+    Args:
+        ssh: As for :class:`Testbed`; with ``False``, whether this user can make one by
+            :func:`~hvd_autosync.testing.namespaces.run_as_namespace_root`.
+    """
     if not sys.platform.startswith("linux"):
         return "network namespaces need Linux"
-    if os.geteuid() != 0:
+    if ssh and os.geteuid() != 0:
         return "network namespaces need root"
-    absent = [tool for tool in _TOOLS if shutil.which(tool, path=_TOOL_PATH) is None]
+    tools = (*_TOOLS, *(SSH_TOOLS if ssh else ()))
+    absent = [tool for tool in tools if shutil.which(tool, path=TOOL_PATH) is None]
     if absent:
-        return f"not installed: {', '.join(absent)} (packages iproute2, openssh-server, util-linux)"
+        packages = f"iproute2,{' openssh-server,' if ssh else ''} util-linux, hostname"
+        return f"not installed: {', '.join(absent)} (packages {packages})"
     enter = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--mount-proc"]
+    if not ssh:
+        enter += ["--user", "--map-root-user"]
     tried = subprocess.run(
         [*enter, "sh", "-c", _PROBE],
         capture_output=True,
         text=True,
-        env={**os.environ, "PATH": _TOOL_PATH},
+        env={**os.environ, "PATH": TOOL_PATH},
     )
     return f"the kernel refuses: {tried.stderr.strip()}" if tried.returncode else None
 
@@ -113,6 +94,8 @@ class Testbed:
         hosts: Number of hosts, at most 250.
         rate_mbit: Rate of the hosts' links, in each direction, in Mbit/s; ``None``: unlimited.
             One for all, or one for each host.
+        ssh: Start processes on other hosts through an ``sshd`` on each. Otherwise hosts see each
+            other's processes, and a program that takes the place of ``ssh`` enters the other host.
 
     Attributes:
         hosts: Names of the hosts, ``testhost0`` and so on. Every host resolves all of them.
@@ -125,7 +108,11 @@ class Testbed:
     __test__ = False  # pytest collects classes by their name
 
     def __init__(
-        self, hosts: int = 2, rate_mbit: float | Sequence[float | None] | None = None
+        self,
+        hosts: int = 2,
+        rate_mbit: float | Sequence[float | None] | None = None,
+        *,
+        ssh: bool = True,
     ) -> None:
         if not 1 <= hosts <= 250:
             raise ValueError(f"hosts must be from 1 to 250, not {hosts}")
@@ -137,18 +124,19 @@ class Testbed:
         self.hosts = tuple(f"testhost{i}" for i in range(hosts))
         self.addresses = tuple(f"198.18.0.{i + 1}" for i in range(hosts))
         self._rates = rates
+        self._ssh = ssh
         self._boxes: list[Box] = []
         self._switch: Box | None = None
         self._exit = ExitStack()
 
     def __enter__(self) -> Testbed:
-        missing = testbed_missing()
+        missing = testbed_missing(ssh=self._ssh)
         if missing:
             raise TestbedError(f"cannot make a test bed: {missing}", hint="Run as root on Linux.")
         with self._exit as exit_now:
-            switch = self._switch = self._open(Box("testbed-switch"))
+            switch = self._switch = self._open("testbed-switch")
             _ip(switch, "link add name bridge type bridge", "link set dev bridge up")
-            self._boxes = [self._open(Box(name)) for name in self.hosts]
+            self._boxes = [self._open(name) for name in self.hosts]
             for index in range(len(self.hosts)):
                 self._plug(index, switch)
             self._start_hosts()
@@ -164,7 +152,8 @@ class Testbed:
         self._exit.close()
         self._boxes, self._switch = [], None
 
-    def _open(self, box: Box) -> Box:
+    def _open(self, name: str) -> Box:
+        box = Box(name, processes=self._ssh)
         self._exit.callback(box.close)
         return box
 
@@ -189,7 +178,7 @@ class Testbed:
                 str(host.pid),
             ],
             check=True,
-            env={"PATH": _TOOL_PATH},
+            env={"PATH": TOOL_PATH},
         )
         _ip(switch, f"link set dev {port} master bridge up")
         _ip(
@@ -204,38 +193,15 @@ class Testbed:
             _limit(host, "eth0", rate_mbit)
 
     def _start_hosts(self) -> None:
-        """Give every host the same names and keys, and start its ``sshd``."""
-        first = self._boxes[0]
-        for box in self._boxes:
-            _tool(box, "sh", "-ec", _PREPARE)
-        _tool(first, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "testbed", "-f", _KEY)
-        key, public = first.read(_KEY), first.read(f"{_KEY}.pub")
+        """Give every host the same names, and a way to start processes on the others."""
         names = [f"{a} {n}" for a, n in zip(self.addresses, self.hosts, strict=True)]
-        # The PATH on which Open MPI's daemon on another host finds its programs.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{_TOOL_PATH}"
-        files = {
-            "hosts": "\n".join(["127.0.0.1 localhost", *names, ""]),
-            "shadow": "root:*:19000:0:99999:7:::\nsshd:!:19000::::::\n",
-            "known_hosts": f"testhost*,198.18.0.* {public}",
-            "key": key,
-            "key.pub": public,
-            "ssh/ssh_config": _SSH_CONFIG,
-            "ssh/sshd_config": _SSHD_CONFIG.format(
-                environment=" ".join(
-                    f'{name}="{value}"' for name, value in {"PATH": path, **_ENVIRONMENT}.items()
-                )
-            ),
-        }
+        known = "\n".join(["127.0.0.1 localhost", *names, ""])
         for box in self._boxes:
-            for name, text in files.items():
-                box.write(f"{_FOLDER}/{name}", text, 0o600 if name in ("key", "shadow") else 0o644)
-            _tool(box, "sh", "-ec", _START, "sh", pwd.getpwuid(0).pw_dir)
-        deadline = time.monotonic() + _SSHD_S
-        while any(22 not in box.listening_ports for box in self._boxes):
-            if time.monotonic() > deadline:
-                logs = "".join(box.read(f"{_FOLDER}/sshd.log") for box in self._boxes)
-                raise TestbedError(f"sshd does not listen: {logs.strip()}", hint="Try sshd -t.")
-            time.sleep(0.01)
+            run_tool(box, "sh", "-ec", _PREPARE, text=known)
+        if self._ssh:
+            start_sshd(self._boxes)
+        else:
+            install_stand_in(dict(zip(self.hosts, self._boxes, strict=True)))
 
     def _box(self, host: int) -> Box:
         if not self._boxes:
@@ -252,7 +218,7 @@ class Testbed:
             host: Index of the host.
             options: Options of :func:`subprocess.run`, including ``env`` and ``cwd``.
         """
-        return self._box(host).run(command, **_with_environment(options))
+        return self._box(host).run(command, **self._with_environment(options))
 
     def popen(
         self, command: Sequence[str], *, host: int = 0, **options: Any
@@ -264,7 +230,13 @@ class Testbed:
             host: Index of the host.
             options: Options of :class:`subprocess.Popen`, including ``env`` and ``cwd``.
         """
-        return self._box(host).popen(command, **_with_environment(options))
+        return self._box(host).popen(command, **self._with_environment(options))
+
+    def _with_environment(self, options: dict[str, Any]) -> dict[str, Any]:
+        env = {**(options.get("env") or os.environ), **ENVIRONMENT}
+        if not self._ssh:
+            env["PATH"] = f"{STAND_IN_FOLDER}{os.pathsep}{env.get('PATH', TOOL_PATH)}"
+        return {**options, "env": env}
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -297,6 +269,11 @@ class Testbed:
         """
         if not 0 < share < 1:
             raise ValueError(f"share must be between 0 and 1, not {share}")
+        if not self._ssh:
+            raise TestbedError(
+                "a host without processes of its own cannot be slowed",
+                hint="Use ssh=True, as root.",
+            )
         box, ended = self._box(host), threading.Event()
         thread = threading.Thread(target=_throttle, args=(box, share, ended), daemon=True)
         thread.start()
@@ -319,16 +296,11 @@ class Testbed:
             str(slots * len(self.hosts)),
             "-H",
             layout,
-            "-i",
-            _KEY,
+            *(("-i", KEY) if self._ssh else ()),
             "--network-interfaces",
             "eth0",
             "--disable-cache",
         ]
-
-
-def _with_environment(options: dict[str, Any]) -> dict[str, Any]:
-    return {**options, "env": {**(options.get("env") or os.environ), **_ENVIRONMENT}}
 
 
 def _throttle(box: Box, share: float, ended: threading.Event) -> None:
@@ -340,23 +312,8 @@ def _throttle(box: Box, share: float, ended: threading.Event) -> None:
         ended.wait(_SLICE_S * share)
 
 
-def _tool(box: Box, *command: str, text: str = "") -> None:
-    """Run a system tool inside ``box``.
-
-    Raises:
-        TestbedError: It failed.
-    """
-    environment: Mapping[str, str] = {"PATH": _TOOL_PATH}
-    done = box.run(command, env=environment, cwd="/", input=text, capture_output=True, text=True)
-    if done.returncode:
-        raise TestbedError(
-            f"{command[0]} failed: {done.stderr.strip()}",
-            hint="Call testbed_missing() for what this machine lacks.",
-        )
-
-
 def _ip(box: Box, *commands: str) -> None:
-    _tool(box, "ip", "-batch", "-", text="\n".join([*commands, ""]))
+    run_tool(box, "ip", "-batch", "-", text="\n".join([*commands, ""]))
 
 
 def _limit(box: Box, interface: str, rate_mbit: float) -> None:
@@ -366,7 +323,7 @@ def _limit(box: Box, interface: str, rate_mbit: float) -> None:
     """
     bits_per_s = round(rate_mbit * 1e6)
     burst = max(round(bits_per_s / 8 * _BURST_S), _LEAST_BURST)
-    _tool(
+    run_tool(
         box,
         "tc",
         "qdisc",

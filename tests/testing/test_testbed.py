@@ -313,7 +313,7 @@ def test_nothing_remains_of_a_killed_owner(number: signal.Signals) -> None:
 
 def test_a_failed_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before, children = outside(), psutil.Process().children()
-    monkeypatch.setattr("hvd_autosync.testing.testbed._SSHD_CONFIG", "NoSuchWord")
+    monkeypatch.setattr("hvd_autosync.testing.remote_shells._SSHD_CONFIG", "NoSuchWord")
     with pytest.raises(TestbedError, match="NoSuchWord"), Testbed():
         pytest.fail("it must not start")
     assert outside() == before
