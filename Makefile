@@ -42,9 +42,8 @@ setup: ## make .venv with torch, MPI, Horovod (built once, then cached) and this
 dev: setup ## also install what linters, tests and benchmarks need
 	@$(LOCKED) $(MAKE) --no-print-directory $(DONE)/dev
 
-demo: setup ## tune and train the digits example on two local ranks
-	$(IN_VENV) horovodrun -np 2 --gloo --autosync --autosync-trials 10 \
-	  python examples/train_digits.py
+demo: setup ## tune and train the digits example between two hosts that this machine emulates
+	@$(IN_VENV) python tools/demo.py $(ARGS)
 
 test: dev ## run the tests; of wide matrices some cases
 	@$(IN_VENV) $(if $(ARGS),pytest $(ARGS),python tools/run_tests.py)
