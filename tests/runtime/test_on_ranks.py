@@ -103,6 +103,27 @@ GROUPS = {
     "examples": Group(
         ("cases_examples",), ("gloo",), wide=("case_ncf", "case_vgg", "case_bert"), slow=True
     ),
+    "loops": Group(
+        ("cases_loops",),
+        ("gloo",),
+        wide=(
+            "case_compiled",
+            "case_compiled_by_inductor",
+            "case_transformer",
+            "case_transformer_with_an_output_layer_of_its_own",
+            "case_module_loop",
+            "case_checkpointing",
+            "case_reentrant_checkpointing",
+            "case_gan_that_drops_gradients",
+            "case_added_group_reduced_by_hand",
+            "case_added_group_that_nobody_reduces",
+            "case_ema",
+            "case_frozen",
+            "case_frozen_in_another_optimizer",
+            "case_frozen_when_wrapped",
+        ),
+        slow=True,
+    ),
     "two levels": Group(("cases_two_levels",), ("two levels",), slow=True),
     "added levels": Group(("cases_added_levels",), ("two levels",)),
     "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
