@@ -104,7 +104,7 @@ GROUPS = {
         ("cases_examples",), ("gloo",), wide=("case_ncf", "case_vgg", "case_bert"), slow=True
     ),
     "loops": Group(
-        ("cases_loops",),
+        ("cases_loops", "cases_autocast"),
         ("gloo",),
         wide=(
             "case_compiled",
@@ -121,6 +121,10 @@ GROUPS = {
             "case_frozen",
             "case_frozen_in_another_optimizer",
             "case_frozen_when_wrapped",
+            "case_exact_exchanges_under_autocast",
+            "case_codecs_under_autocast",
+            "case_codecs_under_autocast_with_a_scaler",
+            "case_local_steps_under_autocast",
         ),
         slow=True,
     ),
