@@ -104,7 +104,7 @@ GROUPS = {
         ("cases_examples",), ("gloo",), wide=("case_ncf", "case_vgg", "case_bert"), slow=True
     ),
     "loops": Group(
-        ("cases_loops", "cases_autocast"),
+        ("cases_autocast", "cases_loops"),
         ("gloo",),
         wide=(
             "case_compiled",
