@@ -389,15 +389,6 @@ def case_no_factors_of_checkpointed_layers():
     compare(None, make=make, without="second.weight")
 
 
-def case_no_factors_of_compiled_modules():
-    def make():
-        model = Net()
-        model.second.compile(backend="aot_eager")
-        return model
-
-    compare(None, make=make, steps=8, without="second.weight")
-
-
 def case_no_factors_where_ranks_multiply_differently():
     torch.set_num_threads(1 + hvd.rank() % 2)
     try:

@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import cases_factors
 import horovod.torch as hvd
 import torch
 from cases_exchanges import BY_FACTORS, BY_ROWS, SHARDED, plan
@@ -139,3 +140,12 @@ def case_compiled():
 
 def case_compiled_by_inductor():
     compare("compiled", backend="inductor", steps=15)
+
+
+def case_no_factors_of_compiled_modules():
+    def make():
+        model = cases_factors.Net()
+        model.second.compile(backend="aot_eager")
+        return model
+
+    cases_factors.compare(None, make=make, steps=8, without="second.weight")
