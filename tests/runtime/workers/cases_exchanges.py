@@ -9,7 +9,7 @@ import unittest
 
 import horovod.torch as hvd
 import torch
-from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, raises
+from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, clipped_step, raises
 from torch import nn
 from torch.nn import functional as F
 
@@ -147,14 +147,7 @@ def case_adamw():
 
 
 def case_clipping():
-    def clipped(distributed):
-        distributed.synchronize()
-        parameters = [p for group in distributed.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, 0.05)
-        with distributed.skip_synchronize():
-            distributed.step()
-
-    compare(step=clipped)
+    compare(step=clipped_step)
 
 
 def case_accumulation():

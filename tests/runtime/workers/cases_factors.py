@@ -13,6 +13,7 @@ from common import (
     assert_close,
     assert_identical,
     assert_same_on_all_ranks,
+    clipped_step,
     strategy,
 )
 from torch import nn
@@ -154,14 +155,7 @@ def case_factors_summed_and_divided():
 
 
 def case_factors_clipped():
-    def clipped(distributed):
-        distributed.synchronize()
-        parameters = [p for group in distributed.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, 0.05)
-        with distributed.skip_synchronize():
-            distributed.step()
-
-    compare(None, step=clipped)
+    compare(None, step=clipped_step)
 
 
 def case_factors_while_some_have_joined():

@@ -5,7 +5,14 @@ import contextlib
 import horovod.torch as hvd
 import torch
 from cases_exchanges import FEW, OPTIMIZERS, STEPS, plan
-from common import HOROVODS, OURS, assert_close, assert_identical, assert_same_on_all_ranks
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    assert_identical,
+    assert_same_on_all_ranks,
+    clipped_step,
+)
 from horovod.torch.mpi_ops import global_process_set, synchronize
 from torch import nn
 
@@ -180,14 +187,7 @@ def case_training_under_autocast_has_the_bits_of_horovods():
 
 
 def case_clipping_of_what_synchronize_returns():
-    def clipped(distributed):
-        distributed.synchronize()
-        parameters = [p for group in distributed.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, 0.05)
-        with distributed.skip_synchronize():
-            distributed.step()
-
-    _compare(step=clipped, steps=FEW)
+    _compare(step=clipped_step, steps=FEW)
 
 
 def case_accumulated_gradients():

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 from cases_exchanges import CLASSES, HIERARCHICAL, OPTIMIZERS, PLANS, groups_of, loss_of, plan
 from cases_exchanges import Model as Plain
-from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, raises
+from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, clipped_step, raises
 from torch import nn
 
 from hvd_autosync.errors import AutosyncError
@@ -100,14 +100,7 @@ def case_switching_with_momentum():
 
 
 def case_switching_with_clipping_and_accumulation():
-    def clipped(distributed):
-        distributed.synchronize()
-        parameters = [p for group in distributed.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, 0.05)
-        with distributed.skip_synchronize():
-            distributed.step()
-
-    compare(plans(), step=clipped)
+    compare(plans(), step=clipped_step)
     compare(plans(), passes=2, optimizer="AdamW")
 
 

@@ -62,6 +62,15 @@ def train(factory, steps=5, dtype=torch.float32, base=sgd, **options) -> list[to
     return [parameter.detach() for parameter in model.parameters()]
 
 
+def clipped_step(distributed) -> None:
+    """A step that clips the reduced gradients."""
+    distributed.synchronize()
+    parameters = [p for group in distributed.param_groups for p in group["params"]]
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+    with distributed.skip_synchronize():
+        distributed.step()
+
+
 def assert_identical(left, right) -> None:
     for a, b in zip(left, right, strict=True):
         assert torch.equal(a, b), (a - b).abs().max()
