@@ -37,12 +37,12 @@ from hvd_autosync.runtime.exchange.compiling import COMPILED, anything_compiled,
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.reaching import (
     Memory,
-    Reach,
     marked_class,
     unwatch_modules,
     watch_modules,
 )
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, own_class, steps_by_element
+from hvd_autosync.util.weak_methods import weakly
 
 _HINT = "Leave the knob order out of the strategy, or set it to 'arrival'."
 
@@ -81,7 +81,7 @@ class DeferredUpdate:
         self._options: list[dict[str, Any]] = []
         self._group_swap = ParameterGroupSwap(optimizer)
         #: The class of parameters that were not accessed since the last step, and these parameters.
-        self._reach = _weakly(self.settle)
+        self._reach = weakly(self.settle)
         self._class = marked_class(self._reach)
         self._marked: set[nn.Parameter] = set()
         self._warned: set[str] = set()
@@ -295,18 +295,6 @@ def collect_dropped(parameters: Collection[nn.Parameter]) -> None:
         found.pop().settle_all()
         if not found:
             gc.collect()
-
-
-def _weakly(settle: Reach) -> Reach:
-    """``settle`` as modules and parameters hold it, which outlive an optimizer."""
-    reference = weakref.WeakMethod(settle)
-
-    def reach(parameter: nn.Parameter) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(parameter)
-
-    return reach
 
 
 def _stop_all(why: str) -> None:

@@ -22,6 +22,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_order, same_on_all
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
+from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
@@ -29,9 +30,6 @@ from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_prod
 
 #: Steps whose gradient was not the product, after which factors are given up.
 _MOST_REFUSALS = 3
-#: After a step that sent whole gradients, as they were less, this many steps at most do so
-#: unchecked; the number doubles each time.
-_MAX_UNCHECKED = 64
 #: Steps between two checksums of the weight.
 _CHECK_EVERY = 64
 #: Each part of a message begins at a multiple of this, bytes: the vector length of processors.
@@ -155,15 +153,13 @@ class FactorsBucket(Bucket):
             for number, parameter in enumerate(self.parameters)
         ]
         self._refusals = 0
-        self._whole_steps = 0
-        self._next_unchecked = 1
+        self._backoff = Backoff()
         self._steps = 0
         #: Whether all ranks' weights were equal at the first checksum.
         self._equal: bool | None = None
 
     def send(self) -> Steps:
-        if self._layer is None or self._whole_steps > 0:
-            self._whole_steps -= 1
+        if self._layer is None or self._backoff.skips():
             yield from self.send_plainly()
             return
         own = self._own_message(self._layer)
@@ -172,7 +168,7 @@ class FactorsBucket(Bucket):
         self._layer.clear()
         self._compare_weights([message.checksum for message in messages])
         if all(message.status is Status.SENT for message in messages):
-            self._next_unchecked = 1
+            self._backoff.tried(paid=True)
             self._put([message.passes for message in messages])
             return
         self._decide([message.status for message in messages])
@@ -262,8 +258,7 @@ class FactorsBucket(Bucket):
                     "its gradient)"
                 )
         elif Status.MORE in statuses:
-            self._whole_steps = self._next_unchecked - 1
-            self._next_unchecked = min(2 * self._next_unchecked, _MAX_UNCHECKED)
+            self._backoff.tried(paid=False)
 
     def _give_up(self, why: str) -> None:
         if self._layer is None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps, allreduce, gather, send_pieces
 from hvd_autosync.runtime.exchange.lossless import decode, encode, header_of, split_codes
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 #: As :data:`Steps`; returns whether any rank's code was shorter than what it encodes.
 _Tried: TypeAlias = Generator[int, torch.Tensor, bool]
-#: After a try in which no code was shorter, this many steps at most go without one, including the
-#: step of the try; the number doubles each time.
-_MAX_UNCHECKED = 64
 #: Different lengths that a message of two ranks has, up to that of the tensor.
 _LENGTHS = 64
 #: Mark of a sum's code: the summing rank has received a code that was shorter.
@@ -39,24 +37,18 @@ class LosslessSum:
     """A reduction of one tensor, step after step."""
 
     def __init__(self) -> None:
-        self._unchecked = 0
-        self._next_unchecked = 1
+        self._backoff = Backoff()
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
     ) -> Steps:
         """Sum ``tensor``, of type float32 and shape ``(n,)``, in place."""
-        if self._unchecked > 0 or among.size() == 1:
-            self._unchecked = max(self._unchecked - 1, 0)
+        if among.size() == 1 or self._backoff.skips():
             yield from allreduce(tensor, name, scaling, among)
             return
         way = _sum_of_two if among.size() == 2 else _sum_by_parts
         shorter = yield from way(tensor, f"{name}.codes", scaling, among)
-        if shorter:
-            self._next_unchecked = 1
-        else:
-            self._unchecked = self._next_unchecked - 1
-            self._next_unchecked = min(2 * self._next_unchecked, _MAX_UNCHECKED)
+        self._backoff.tried(paid=shorter)
 
 
 def _sum_of_two(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:

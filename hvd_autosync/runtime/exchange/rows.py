@@ -11,13 +11,10 @@ import torch
 from horovod.torch.mpi_ops import allgather_async
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, add_at
 from hvd_autosync.runtime.measure.touched import touched_rows
-
-#: After a step that sent the whole matrix, this many steps at most do so without a check; the
-#: number doubles each time.
-_MAX_UNCHECKED = 64
 
 
 class RowsBucket(Bucket):
@@ -39,15 +36,13 @@ class RowsBucket(Bucket):
         self._sparse = sparse
         self._scaling = scaling
         self._whole = FlatBucket(name, (parameter,), Flat(scaling))
-        self._dense_steps = 0
-        self._next_unchecked = 1
+        self._backoff = Backoff()
 
     def send(self) -> Steps:
         (table,) = self.parameters
         if self._sparse:
             yield from self._send_sparse(table)
-        elif self._dense_steps > 0:
-            self._dense_steps -= 1
+        elif self._backoff.skips():
             yield from self._whole.send()
         else:
             yield from self._send_touched(dense_gradient(table))
@@ -67,11 +62,10 @@ class RowsBucket(Bucket):
         # A ring gathers K rows with half of the bytes that it reduces K rows with; the other half
         # pays for selecting them.
         if len(numbers) > len(gradient):
-            self._dense_steps = self._next_unchecked - 1
-            self._next_unchecked = min(2 * self._next_unchecked, _MAX_UNCHECKED)
+            self._backoff.tried(paid=False)
             yield from self._whole.send()
             return
-        self._next_unchecked = 1
+        self._backoff.tried(paid=True)
         rows = gradient.index_select(0, sent).to(wire_dtype(gradient.dtype))
         rows = yield allgather_async(rows, name=f"{self.name}.rows")
         put_rows(gradient, numbers, rows.mul_(self._scaling.before * self._scaling.after))

@@ -22,6 +22,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
+from hvd_autosync.util.weak_methods import weakly
+
 #: More passes than this between two steps are no accumulation: nobody uses these gradients.
 _MOST_PASSES = 64
 #: Sums of products in another order differ by at most this many units of rounding of the sum of
@@ -89,7 +91,7 @@ class LinearLayer:
         self._arrived: list[tuple[int, LinearPass]] = []
         # Backward runs hooks in one thread for each device.
         self._lock = threading.Lock()
-        reached = _weakly(self._reached)
+        reached = weakly(self._reached)
         hook = weight.register_hook(lambda _: reached())
         weakref.finalize(self, hook.remove).atexit = False
         _install()
@@ -112,7 +114,7 @@ class LinearLayer:
         """A batch has passed the layer; its output gradients will follow, if it is trained."""
         if isinstance(bias, torch.nn.Parameter) and bias.shape == outputs.shape[-1:]:
             self.bias = bias
-        kept, arrived = inputs.detach(), _weakly(self._output_gradients)
+        kept, arrived = inputs.detach(), weakly(self._output_gradients)
         outputs.register_hook(lambda gradients: arrived(kept, gradients))
 
     def _output_gradients(self, inputs: torch.Tensor, gradients: torch.Tensor) -> None:
@@ -271,18 +273,6 @@ def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A bound method as hooks hold it, which may outlive its object."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(*args)
-
-    return call
 
 
 def _install() -> None:

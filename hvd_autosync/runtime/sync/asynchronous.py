@@ -23,12 +23,13 @@ from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_order
-from hvd_autosync.runtime.collectives.messaging import MessageHandler, open_endpoint
+from hvd_autosync.runtime.collectives.messaging import open_endpoint
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.states import Entry
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
 from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.util.weak_methods import weakly
 
 #: Kinds of messages: a gradient; no more steps in this segment; a request for parameters;
 #: parameters.
@@ -91,7 +92,7 @@ class Asynchronous:
         #: Guards what the service thread changes.
         self._changed = threading.Condition()
         # The service thread must not keep an optimizer that the script has dropped.
-        self._endpoint = open_endpoint(f"asynchronous.{name}", _weakly(self._on_message))
+        self._endpoint = open_endpoint(f"asynchronous.{name}", weakly(self._on_message))
         weakref.finalize(optimizer, self._endpoint.close_in_background).atexit = False
 
     @property
@@ -318,17 +319,6 @@ class Asynchronous:
             self._awaited -= 1
             if not self._awaited:
                 self._changed.notify_all()
-
-
-def _weakly(method: MessageHandler) -> MessageHandler:
-    reference = weakref.WeakMethod(method)
-
-    def on_message(source: int, head: bytes, body: memoryview) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(source, head, body)
-
-    return on_message
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
