@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from horovod.torch.mpi_ops import rank
-
 from hvd_autosync.runtime.collectives.agreement import gather_texts
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.search_space.horovod_settings import OWN_INTERFACE
 from hvd_autosync.util.sockets import address_towards, interface_address
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import (
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.collectives.operations import (
     Max,
     Sum,
     allgather,
@@ -21,8 +23,6 @@ from horovod.torch.mpi_ops import (
     size,
     synchronize,
 )
-
-from hvd_autosync.errors import ConfigurationError
 
 #: Seconds between two checks whether the other ranks are still there.
 _LOOK_S = 0.001

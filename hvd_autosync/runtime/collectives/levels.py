@@ -10,10 +10,22 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from horovod.common.process_sets import ProcessSet, add_process_set
+from horovod.common.process_sets import ProcessSet as HorovodProcessSet
 from horovod.torch import mpi_ops
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.operations import (
+    ProcessSet,
+    add_process_set,
+    allgather,
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    local_rank,
+    local_size,
+    once_per_rank,
+    size,
+)
 from hvd_autosync.search_space.horovod_settings import (
     OURS_ALONE,
     PLACE_VARIABLES,
@@ -23,7 +35,7 @@ from hvd_autosync.search_space.horovod_settings import (
 #: Level of a set, and its host or its slot on every host.
 _Key = tuple[str, int]
 #: The sets that ``hvd.init()`` has created.
-_MADE: dict[_Key, ProcessSet] = {}
+_MADE: dict[_Key, HorovodProcessSet] = {}
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ def prepare_levels(module: ModuleType) -> None:
         own = comm is not None or process_sets is not None
         if own or os.environ.get(PROCESS_SETS_VARIABLE) != OURS_ALONE or mpi_ops.is_initialized():
             return init(comm, process_sets)
-        sets = {key: ProcessSet(members) for key, members in _members(places).items()}
+        sets = {key: HorovodProcessSet(members) for key, members in _members(places).items()}
         del os.environ[PROCESS_SETS_VARIABLE]
         try:
             result = init(None, list(sets.values()))
@@ -74,7 +86,7 @@ def prepare_levels(module: ModuleType) -> None:
         vars(owner)["init"] = with_levels
 
 
-@functools.cache
+@once_per_rank
 def two_levels() -> Levels:
     """The levels of this job; the first call is a collective, unless ``init()`` created them.
 
@@ -83,16 +95,17 @@ def two_levels() -> Levels:
     Raises:
         SpaceError: The job has one host, or its hosts have different numbers of ranks.
     """
-    local, hosts = mpi_ops.local_size(), mpi_ops.cross_size()
-    if not mpi_ops.is_homogeneous() or local < 2 or hosts < 2:
+    local, hosts = local_size(), cross_size()
+    if not is_homogeneous() or local < 2 or hosts < 2:
         raise SpaceError(
-            f"exchange 'hierarchical' does not fit {mpi_ops.size()} ranks, {local} of them on this "
-            "host",
+            f"exchange 'hierarchical' does not fit {size()} ranks, {local} of them on this host",
             hint="Use it with several hosts that have the same number of slots, two or more.",
         )
     # Every rank adds all sets, in the same order.
-    sets = _MADE or {key: add_process_set(ranks) for key, ranks in _members(_places()).items()}
-    host, slot = mpi_ops.cross_rank(), mpi_ops.local_rank()
+    sets: Mapping[_Key, ProcessSet] = _MADE or {
+        key: add_process_set(ranks) for key, ranks in _members(_places()).items()
+    }
+    host, slot = cross_rank(), local_rank()
     return Levels(sets["within", host], sets["across", slot])
 
 
@@ -104,10 +117,10 @@ def _places_from_environment(environment: Mapping[str, str]) -> list[tuple[int, 
     texts = [environment.get(name, "") for name in PLACE_VARIABLES]
     if not all(each.isdecimal() for each in texts):
         return None
-    rank, size, slot, slots, host, hosts = map(int, texts)
-    if min(slots, hosts) < 2 or size != slots * hosts or rank != host * slots + slot:
+    rank, ranks, slot, slots, host, hosts = map(int, texts)
+    if min(slots, hosts) < 2 or ranks != slots * hosts or rank != host * slots + slot:
         return None
-    return [divmod(each, slots) for each in range(size)]
+    return [divmod(each, slots) for each in range(ranks)]
 
 
 def _members(places: Sequence[tuple[int, int]]) -> dict[_Key, list[int]]:
@@ -122,6 +135,6 @@ def _members(places: Sequence[tuple[int, int]]) -> dict[_Key, list[int]]:
 
 def _places() -> list[tuple[int, int]]:
     """Host and slot of each rank, in order of rank."""
-    own = torch.tensor([[mpi_ops.cross_rank(), mpi_ops.local_rank()]])
-    places = mpi_ops.allgather(own, name="hvd_autosync.places").tolist()
+    own = torch.tensor([[cross_rank(), local_rank()]])
+    places = allgather(own, name="hvd_autosync.places").tolist()
     return [(host, slot) for host, slot in places]

@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from horovod.torch.mpi_ops import mpi_enabled, rank, size
-
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.agreement import gather_texts
 from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler
+from hvd_autosync.runtime.collectives.operations import mpi_enabled, rank, size
 from hvd_autosync.runtime.collectives.transport import Transport
 from hvd_autosync.search_space.horovod_settings import launched_by_mpi
 

@@ -30,11 +30,10 @@ import threading
 from collections.abc import Callable
 from time import monotonic, sleep
 
-from horovod.torch.mpi_ops import rank, shutdown, size
-
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.agreement import gather_texts, tell_all
+from hvd_autosync.runtime.collectives.operations import rank, shutdown, size
 from hvd_autosync.util.authentication import (
     HANDSHAKE_S,
     NONCE_BYTES,

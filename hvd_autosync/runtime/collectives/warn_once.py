@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from horovod.torch.mpi_ops import rank
-
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.util.print_line import print_line
 
 #: Steps for which a condition must last before it is reported.

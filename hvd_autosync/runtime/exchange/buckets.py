@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce_async_
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.operations import Sum, collectives
 from hvd_autosync.runtime.exchange.codecs import Codec
 from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling, Steps
 
@@ -108,13 +108,19 @@ class GradientBucket(Bucket):
     def __init__(self, name: str, parameter: torch.nn.Parameter, scaling: Scaling) -> None:
         super().__init__(name, (parameter,))
         self._parameter = parameter
-        self._factors = {"prescale_factor": scaling.before, "postscale_factor": scaling.after}
+        self._allreduce_async_ = collectives().allreduce_async_
+        self._scaling = scaling
 
     def start(self) -> int:
         """Start the only operation; returns its handle."""
         gradient = dense_gradient(self._parameter)
-        handle: int = allreduce_async_(gradient, name=self.name, op=Sum, **self._factors)
-        return handle
+        return self._allreduce_async_(
+            gradient,
+            name=self.name,
+            op=Sum,
+            prescale_factor=self._scaling.before,
+            postscale_factor=self._scaling.after,
+        )
 
     def send(self) -> Steps:
         yield self.start()

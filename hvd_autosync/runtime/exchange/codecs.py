@@ -12,7 +12,10 @@ import math
 from abc import ABC, abstractmethod
 
 import torch
-from horovod.torch.mpi_ops import (
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.extensions import CODECS
+from hvd_autosync.runtime.collectives.operations import (
     ProcessSet,
     Sum,
     allgather_async,
@@ -20,9 +23,6 @@ from horovod.torch.mpi_ops import (
     alltoall_async,
     rank,
 )
-
-from hvd_autosync.errors import SpaceError
-from hvd_autosync.extensions import CODECS
 from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps, add_at, allreduce, gather_into
 from hvd_autosync.search_space.exchange_plan import ClassPlan
 

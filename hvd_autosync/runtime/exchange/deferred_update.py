@@ -21,16 +21,16 @@ import copy
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from time import perf_counter
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
 from torch import nn
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.operations import CollectiveError, collectives
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket
 from hvd_autosync.runtime.exchange.compiling import COMPILED, anything_compiled, before_compiling
@@ -310,21 +310,13 @@ def _stop_all(why: str) -> None:
 def _settle_at_the_end() -> None:
     """Make deferred steps before ``hvd.join()`` and ``hvd.shutdown()``, which drop operations."""
 
-    def settling(function: Callable[..., Any]) -> Callable[..., Any]:
-        def settle_first(*args: Any) -> Any:
-            for update in list(_LIVE):
-                # Another rank may be gone, and join() or shutdown() must not fail for deferred
-                # steps.
-                with contextlib.suppress(mpi_ops.HorovodInternalError, ConfigurationError):
-                    update.settle_all()
-            return function(*args)
+    def settle() -> None:
+        for update in list(_LIVE):
+            # Another rank may be gone, and join() or shutdown() must not fail for deferred steps.
+            with contextlib.suppress(CollectiveError, ConfigurationError):
+                update.settle_all()
 
-        return settle_first
-
-    # Patches the library, because scripts may have imported the Python functions already.
-    library, own_library = mpi_ops.mpi_lib, mpi_ops._basics.MPI_LIB_CTYPES
-    library.horovod_torch_join = settling(library.horovod_torch_join)
-    own_library.horovod_shutdown = settling(own_library.horovod_shutdown)
+    collectives().before_leaving(settle)
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce_async_, poll, size, synchronize
 
+from hvd_autosync.runtime.collectives.operations import Collectives, Sum, collectives
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, GradientBucket
 from hvd_autosync.runtime.exchange.exchanges import Steps
 
@@ -57,6 +57,9 @@ class Dispatcher:
         *,
         priority: bool = False,
     ) -> None:
+        # Backward runs hooks in one thread for each device.
+        self._lock = threading.RLock()
+        self._collectives = collectives()
         self._make_buckets = make_buckets
         self._plain = plain
         self._absence = absence
@@ -70,11 +73,9 @@ class Dispatcher:
         #: operations in sequence.
         self._single: dict[Bucket, tuple[int, Steps | None]] = {}
         self._staged: deque[tuple[int, Steps]] = deque()
-        self._participation = _ParticipationCheck(name)
+        self._participation = _ParticipationCheck(name, self._collectives)
         self._codec_states: dict[str, dict[str, torch.Tensor]] = {}
         self._codecs_dropped = False
-        # Backward runs hooks in one thread for each device.
-        self._lock = threading.RLock()
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
@@ -88,7 +89,7 @@ class Dispatcher:
                     self._ready.append(bucket)
             self._participation.begin()
             self._start_ready(wait=False)
-            if self._staged and poll(self._staged[0][0]):
+            if self._staged and self._collectives.poll(self._staged[0][0]):
                 self._advance()
 
     def finish(self, deferred: Collection[Bucket] = ()) -> None:
@@ -111,7 +112,7 @@ class Dispatcher:
         """Wait for the exchange of one bucket."""
         with self._lock:
             handle, steps = self._single.pop(bucket)
-            output = synchronize(handle)
+            output = self._collectives.synchronize(handle)
             if steps is not None:
                 with contextlib.suppress(StopIteration):
                     steps.send(output)
@@ -216,6 +217,7 @@ class Dispatcher:
 
     def _room(self) -> bool:
         """Whether few enough bytes are in flight for later gradients to overtake the rest."""
+        poll = self._collectives.poll
         under_way = sum(b.size_bytes for b, (handle, _) in self._single.items() if not poll(handle))
         return under_way < _UNDER_WAY_BYTES
 
@@ -230,6 +232,7 @@ class Dispatcher:
         Waiting for one of several would be wrong: if ranks began in different orders, the one
         waited for may wait for the next operation of another.
         """
+        poll = self._collectives.poll
         while self._staged:
             before = len(self._staged)
             done = [entry for entry in self._staged if before == 1 or poll(entry[0])]
@@ -244,7 +247,7 @@ class Dispatcher:
     def _advance(self) -> None:
         """Wait for the first staged exchange's operation, and continue that exchange."""
         handle, steps = self._staged.popleft()
-        output = synchronize(handle)
+        output = self._collectives.synchronize(handle)
         with contextlib.suppress(StopIteration):
             self._staged.append((steps.send(output), steps))
 
@@ -254,12 +257,14 @@ class _ParticipationCheck:
 
     Args:
         name: Name of the dispatcher.
+        own: The collectives.
 
     Attributes:
         needed: Whether any exchange depends on it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, own: Collectives) -> None:
+        self._collectives = own
         self.needed = True
         self._name = f"hvd_autosync.participation.{name}"
         self._count = torch.ones(1)
@@ -270,19 +275,20 @@ class _ParticipationCheck:
         """This rank takes part: from here on it makes the whole step."""
         if self.needed and self._handle is None and self._all_here is None:
             self._count.fill_(1)
-            self._handle = allreduce_async_(self._count, name=self._name, op=Sum)
+            self._handle = self._collectives.allreduce_async_(self._count, name=self._name, op=Sum)
 
     def all_here(self, *, wait: bool) -> bool | None:
         """Whether all ranks take part; ``None`` while that is not known."""
         if not self.needed:
             return True
-        if self._handle is not None and (wait or poll(self._handle)):
-            self._all_here = bool(synchronize(self._handle).item() == size())
+        if self._handle is not None and (wait or self._collectives.poll(self._handle)):
+            present = self._collectives.synchronize(self._handle).item()
+            self._all_here = present == self._collectives.size()
             self._handle = None
         return self._all_here
 
     def reset(self) -> None:
         """Prepare for the next step."""
         if self._handle is not None:
-            synchronize(self._handle)
+            self._collectives.synchronize(self._handle)
         self._handle = self._all_here = None

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import (
-    ProcessSet,
-    Sum,
-    allgather_async,
-    allreduce_async_,
-    alltoall_async,
-    global_process_set,
-)
 
 from hvd_autosync.runtime.collectives.levels import Levels
+from hvd_autosync.runtime.collectives.operations import (
+    ProcessSet,
+    Sum,
+    all_ranks,
+    allgather_async,
+    allgather_into,
+    allreduce_async_,
+    alltoall_async,
+)
 
 #: What an exchange yields and receives.
 Steps: TypeAlias = Generator[int, torch.Tensor, None]
@@ -71,7 +71,7 @@ class Flat:
         self._reduction = reduction
 
     def __call__(self, tensor: torch.Tensor, name: str) -> Steps:
-        return self._reduction(tensor, name, self._scaling, global_process_set)
+        return self._reduction(tensor, name, self._scaling, all_ranks())
 
 
 class Hierarchical:
@@ -143,10 +143,9 @@ def add_at(sums: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> No
         sums.scatter_add_(0, places.view(-1, *[1] * (values.dim() - 1)).expand_as(values), values)
 
 
-def gather(tensor: torch.Tensor, name: str, among: ProcessSet = global_process_set) -> int:
+def gather(tensor: torch.Tensor, name: str, among: ProcessSet | None = None) -> int:
     """Allgather of tensors that may have different first dimensions; returns the handle."""
-    handle: int = allgather_async(tensor, name=name, process_set=among)
-    return handle
+    return allgather_async(tensor, name=name, process_set=among)
 
 
 def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: ProcessSet) -> int:
@@ -162,8 +161,7 @@ def gather_into(output: torch.Tensor, tensor: torch.Tensor, name: str, among: Pr
     Returns:
         The operation's handle.
     """
-    handle: Any = mpi_ops._allgather_async(tensor, output, name, among)
-    return int(handle)
+    return allgather_into(output, tensor, name=name, process_set=among)
 
 
 def send_pieces(pieces: Sequence[torch.Tensor | None], name: str, among: ProcessSet) -> int:
@@ -181,4 +179,4 @@ def send_pieces(pieces: Sequence[torch.Tensor | None], name: str, among: Process
     sent = torch.cat([piece for piece in pieces if piece is not None])
     lengths = [0 if piece is None else len(piece) for piece in pieces]
     splits = torch.tensor(lengths, dtype=torch.int32)
-    return int(alltoall_async(sent, splits, name=name, process_set=among))
+    return alltoall_async(sent, splits, name=name, process_set=among)

@@ -23,7 +23,7 @@ from hvd_autosync.runtime.exchange.lossless import decode, encode, header_of, sp
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS
 
 if TYPE_CHECKING:
-    from horovod.torch.mpi_ops import ProcessSet
+    from hvd_autosync.runtime.collectives.operations import ProcessSet
 
 #: As :data:`Steps`; returns whether any rank's code was shorter than what it encodes.
 _Tried: TypeAlias = Generator[int, torch.Tensor, bool]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import torch
-from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.extensions import EXCHANGES
 from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.exchange.buckets import (
     Bucket,
     FlatBucket,

@@ -8,9 +8,9 @@ less than the whole matrix follows from the indices, which all ranks have, so al
 from __future__ import annotations
 
 import torch
-from horovod.torch.mpi_ops import allgather_async
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.operations import allgather_async
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, add_at

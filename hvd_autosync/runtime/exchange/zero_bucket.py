@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import global_process_set, rank
 
+from hvd_autosync.runtime.collectives.operations import all_ranks, alltoall_into, rank
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather_into
 
@@ -82,15 +81,9 @@ class ZeroBucket(Bucket):
     def send(self) -> Steps:
         """Send to each owner its share, and reduce this rank's."""
         flat = self._fill([dense_gradient(parameter) for parameter in self.parameters])
-        handle: int = mpi_ops._alltoall_async(
-            flat,
-            self._splits,
-            self._received.view(-1),
-            self._counts,
-            f"{self.name}.owners",
-            global_process_set,
+        yield alltoall_into(
+            self._received.view(-1), self._counts, flat, self._splits, name=f"{self.name}.owners"
         )
-        yield handle
         factor = self._scaling.before * self._scaling.after
         if self._dtype is torch.float16:
             # Summed in float32, because a sum in float16 overflows sooner than each summand.
@@ -132,7 +125,7 @@ class ZeroBucket(Bucket):
         """Gather the owners' ``_own`` into ``targets``."""
         self.owned = False
         flat = self._memory(targets)
-        yield gather_into(flat, self._own, f"{self.name}.{what}", global_process_set)
+        yield gather_into(flat, self._own, f"{self.name}.{what}", all_ranks())
         if flat is self._flat:
             parts = self._parts(targets)
             views = self._flat.split([part.numel() for part in parts])

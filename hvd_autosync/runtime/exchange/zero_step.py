@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, ZeroPiece
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element

@@ -14,10 +14,16 @@ import math
 from typing import Any
 
 import torch
-from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, size, synchronize
 
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all
+from hvd_autosync.runtime.collectives.operations import (
+    CollectiveError,
+    Sum,
+    allreduce,
+    allreduce_async_,
+    size,
+    synchronize,
+)
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
 from hvd_autosync.runtime.guard.snapshots import Snapshots
@@ -217,7 +223,7 @@ class Guard(JoinHook):
                 synchronize(sent[1])
                 arrived = sent[0].tolist()
             self._sent = sums, allreduce_async_(sums, name=self._name, op=Sum)
-        except HorovodInternalError:
+        except CollectiveError:
             return None  # others have ended; if they are still needed, the next collective raises
         return arrived
 

@@ -8,9 +8,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from horovod.torch.mpi_ops import local_rank, rank
-
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.operations import local_rank, rank
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.guard.guard import Guard

@@ -9,12 +9,9 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from horovod.torch import functions as horovod_functions
-from horovod.torch import mpi_ops
-from horovod.torch import optimizer as horovod_optimizer
-
 from hvd_autosync import extensions
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.operations import collectives
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.optimizer.optimizer import DistributedOptimizer, broadcast_optimizer_state
@@ -47,9 +44,9 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
     current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.driver_folder
     # Scripts may also import it from its defining module.
-    for owner in (module, horovod_optimizer):
+    for owner in (module, module.optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
-    for owner in (module, horovod_functions):
+    for owner in (module, module.functions):
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
     if current.plan is not None and current.plan.two_levels:
         from hvd_autosync.runtime.collectives.levels import prepare_levels  # few strategies need it
@@ -87,9 +84,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     current.losses = run.recorder.losses
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(current.losses, lambda: run.profiler)
-    join = leaving_join(mpi_ops.join, current.run)
-    for owner in (module, mpi_ops):
-        vars(owner)["join"] = join
+    collectives().wrap_join(lambda join: leaving_join(join, run))
 
 
 def _report_end(folder: str) -> None:

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import rank
 
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.search_space.trial import DRIFT_FILE
 from hvd_autosync.util.print_line import print_line

@@ -6,16 +6,13 @@ different times on different ranks.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
-import sys
 import weakref
-from collections.abc import Callable
-
-from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime.collectives.agreement import gather_texts
+from hvd_autosync.runtime.collectives.operations import collectives, once_per_rank
+from hvd_autosync.runtime.collectives.protocol import Join
 
 
 class JoinHook:
@@ -33,35 +30,40 @@ class JoinHook:
         raise NotImplementedError
 
 
-#: By number, in order of creation, which is the same on all ranks.
-_JOIN_HOOKS: weakref.WeakValueDictionary[int, JoinHook] = weakref.WeakValueDictionary()
-_NUMBERS = itertools.count()
+class _Hooks:
+    """The join hooks of one rank."""
+
+    def __init__(self) -> None:
+        #: By number, in order of creation, which is the same on all ranks.
+        self.by_number: weakref.WeakValueDictionary[int, JoinHook] = weakref.WeakValueDictionary()
+        self.numbers = itertools.count()
+
+    def wrap(self, join: Join) -> Join:
+        """Call the hooks' methods before and after ``join``."""
+
+        def joined(device: int) -> int:
+            for hook in dict(self.by_number).values():
+                hook.about_to_join()
+            last = join(device)
+            own = dict(self.by_number)
+            # Some ranks may still hold hooks of dropped optimizers, others not.
+            texts = gather_texts(json.dumps([*own]), "join hooks")
+            for number in sorted(set(own).intersection(*map(json.loads, texts))):
+                own[number].all_joined()
+            return last
+
+        return joined
 
 
 def register_join_hook(hook: JoinHook) -> None:
     """Call the methods of ``hook`` before and after every ``join()``, as long as it lives."""
-    watch_join()
-    _JOIN_HOOKS[next(_NUMBERS)] = hook
+    hooks = watch_join()
+    hooks.by_number[next(hooks.numbers)] = hook
 
 
-@functools.cache
-def watch_join() -> None:
-    """Watch every ``join()`` of this process from now on, except under names imported before."""
-    # A trial has patched the same names.
-    join: Callable[..., int] = mpi_ops.join
-
-    @functools.wraps(join)
-    def joined(device: int = -1) -> int:
-        for hook in dict(_JOIN_HOOKS).values():
-            hook.about_to_join()
-        last = join(device)
-        own = dict(_JOIN_HOOKS)
-        # Some ranks may still hold hooks of dropped optimizers, others not.
-        all_numbers = [json.loads(text) for text in gather_texts(json.dumps([*own]), "join hooks")]
-        for number in sorted(set(own).intersection(*all_numbers)):
-            own[number].all_joined()
-        return last
-
-    # While horovod.torch is being imported, horovod has no attribute torch yet.
-    for owner in (sys.modules["horovod.torch"], mpi_ops):
-        vars(owner)["join"] = joined
+@once_per_rank
+def watch_join() -> _Hooks:
+    """Watch every ``join()`` of this rank from now on, except under names imported before."""
+    hooks = _Hooks()
+    collectives().wrap_join(hooks.wrap)  # a trial has wrapped it too
+    return hooks

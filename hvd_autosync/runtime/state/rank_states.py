@@ -11,9 +11,9 @@ import weakref
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.runtime.collectives.agreement import tell_all
+from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries
 

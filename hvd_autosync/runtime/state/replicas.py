@@ -8,11 +8,10 @@ import weakref
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import Sum, allreduce, broadcast_, rank, size
 from torch.optim.lr_scheduler import LRScheduler
 
 from hvd_autosync.runtime.collectives.agreement import tell_all
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce, broadcast_, join, rank, size
 from hvd_autosync.runtime.state.normalization import running_statistics
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.states import (
@@ -60,7 +59,7 @@ class Replicas:
         Returns:
             The last rank's learning rates, for :meth:`take_rates`.
         """
-        last = mpi_ops.join()
+        last = join()
         optimizer = self._optimizer
         parameters = parameters_of(optimizer)
         for place, tensor in enumerate([*parameters, *self._statistics()]):

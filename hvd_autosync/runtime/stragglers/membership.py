@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import torch
-from horovod.torch.mpi_ops import rank, size
 
+from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.state.replicas import Rates, Replicas
 from hvd_autosync.util.print_line import print_line
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import rank, size
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_order
 from hvd_autosync.runtime.collectives.messaging import open_endpoint
+from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.state.rank_states import parameters_of
 from hvd_autosync.runtime.state.states import Entry
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push

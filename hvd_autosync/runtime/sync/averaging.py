@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce_async_, size, synchronize
 
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
 from hvd_autosync.runtime.exchange.buckets import Bucket, wire_dtype
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling

@@ -17,10 +17,16 @@ import weakref
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce, allreduce_async_, size, synchronize
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all, tell_all
+from hvd_autosync.runtime.collectives.operations import (
+    Sum,
+    allreduce,
+    allreduce_async_,
+    size,
+    synchronize,
+)
 from hvd_autosync.runtime.collectives.warn_once import WarnOnce
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import Sum, allreduce, rank, size
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
@@ -28,6 +27,7 @@ from hvd_autosync.runtime.collectives.agreement import (
     same_on_all,
     tell_all,
 )
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.collectives.warn_once import WarnOnce, warn_on_rank_0
 from hvd_autosync.runtime.guard.handler import LossGuardHandler

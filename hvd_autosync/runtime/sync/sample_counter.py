@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from horovod.torch.mpi_ops import size
-
 from hvd_autosync.runtime.collectives.agreement import agree_steps
+from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.runtime.collectives.warn_once import WarnOnce
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.search_space.protocol import Protocol

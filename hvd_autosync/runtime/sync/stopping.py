@@ -11,8 +11,7 @@ segment counts: each later one would move the stop further away.
 
 from __future__ import annotations
 
-from horovod.torch.mpi_ops import size
-
+from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.stragglers.policy import StragglerPolicy
 from hvd_autosync.runtime.sync.asynchronous import Asynchronous, PeerMessage
@@ -38,6 +37,7 @@ class Stopping:
         self.broken = False
         self._guard_handler = guard_handler
         self._stragglers = stragglers
+        self._size = size()  # messages arrive in another thread
         #: The order of the last segment that had one.
         self._order: PeerMessage | None = None
         #: On rank 0: the segment of the last report, and the highest step of any rank in it.
@@ -70,5 +70,5 @@ class Stopping:
         self.broken = self.broken or broken
         if self._stragglers.stepped(source, message["seconds"]) or broken:
             order = {"kind": _STOP, "segment": message["segment"], "clock": highest + _NOTICE}
-            for each in range(size()):
+            for each in range(self._size):
                 asynchronous.send(each, order)

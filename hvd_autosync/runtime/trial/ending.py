@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import resource
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
-from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.mpi_ops import Sum, allreduce, shutdown, size
 
+from hvd_autosync.runtime.collectives.operations import (
+    CollectiveError,
+    Sum,
+    allreduce,
+    shutdown,
+    size,
+)
+from hvd_autosync.runtime.collectives.protocol import Join
 from hvd_autosync.runtime.driver.processes import exit_with_children
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS, StepTime, enough_steps
 
@@ -86,7 +91,7 @@ def _leave_horovod() -> None:
     # After this allreduce every rank has finished the last collective of the training. Without it a
     # fast rank's shutdown could fail one that a slow rank still waits for. It fails itself if
     # another rank has left already, or the script has shut Horovod down.
-    with contextlib.suppress(HorovodInternalError, ValueError):
+    with contextlib.suppress(CollectiveError, ValueError):
         allreduce(torch.zeros(1), name="hvd_autosync.end", op=Sum)
     endpoints = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
     if endpoints is not None:
@@ -98,8 +103,8 @@ def _leave_horovod() -> None:
         mpi.Finalize()
 
 
-def leaving_join(join: Callable[..., int], run: TrialRun) -> Callable[..., int]:
-    """Wrap Horovod's ``join`` so that a rank leaves it when the others end the run.
+def leaving_join(join: Join, run: TrialRun) -> Join:
+    """Wrap ``join()`` so that a rank leaves it when the others end the run.
 
     If they shut Horovod down while a rank waits in ``join()``, that call fails, which must not look
     like a crash.
@@ -109,11 +114,10 @@ def leaving_join(join: Callable[..., int], run: TrialRun) -> Callable[..., int]:
         run: The trial.
     """
 
-    @functools.wraps(join)
-    def joined(device: int = -1) -> int:
+    def joined(device: int) -> int:
         try:
             last = join(device)
-        except HorovodInternalError:
+        except CollectiveError:
             run.leave("steps")
         run.all_joined()
         return last

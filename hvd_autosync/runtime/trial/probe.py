@@ -11,10 +11,20 @@ import socket
 from time import perf_counter
 from typing import NoReturn
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
+from hvd_autosync.runtime.collectives.operations import (
+    Max,
+    Sum,
+    allreduce,
+    allreduce_async_,
+    init,
+    local_rank,
+    rank,
+    size,
+    synchronize,
+)
 from hvd_autosync.runtime.driver.environment import spec_from_environment
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.trial.ending import leave, peak_memory_bytes
@@ -48,13 +58,13 @@ def measure(key: str) -> NoReturn:
     Args:
         key: The trial's key.
     """
-    hvd.init()
-    sender = Sender(os.dup(2), key, hvd.rank())
+    init()
+    sender = Sender(os.dup(2), key, rank())
     device = _device()
     hello = {"type": "hello", "host": socket.gethostname(), "device": device.type}
     sender.send(lambda: hello)
     link = measure_link(device)
-    if hvd.rank() == 0:
+    if rank() == 0:
         sender.send(lambda: {"type": "link", **vars(link)})
     end = {"type": "end", "cause": "probe", "peak_memory_bytes": peak_memory_bytes()}
     sender.send(lambda: end)
@@ -71,17 +81,17 @@ def measure_link(device: torch.device) -> Link:
         device: The device of the gradients.
     """
     seconds: dict[int, float] = {}
-    for size in _SIZES:
-        buffer = torch.zeros(size // 4, device=device)
+    for count_bytes in _SIZES:
+        buffer = torch.zeros(count_bytes // 4, device=device)
         # The first use of a name takes longer: Horovod has not cached its response yet.
         first = _most(_reduce(buffer))
         count = min(max(int(_EACH_S / first), _LEAST), _MOST)
         samples = [_reduce(buffer) for _ in range(count)]
-        seconds[size] = float(np.quantile(samples, _QUANTILE))
-        enough_s = _TELLING_S if size >= _TELLING_BYTES else _LONGEST_S
-        if len(seconds) > 1 and _most(seconds[size]) > enough_s:
+        seconds[count_bytes] = float(np.quantile(samples, _QUANTILE))
+        enough_s = _TELLING_S if count_bytes >= _TELLING_BYTES else _LONGEST_S
+        if len(seconds) > 1 and _most(seconds[count_bytes]) > enough_s:
             break
-    return fit_link(hvd.size(), seconds)
+    return fit_link(size(), seconds)
 
 
 def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
@@ -106,7 +116,7 @@ def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
 
 def _reduce(buffer: torch.Tensor) -> float:
     begin = perf_counter()
-    hvd.allreduce_(buffer, name=f"hvd_autosync.probe.{buffer.numel()}", op=hvd.Sum)
+    synchronize(allreduce_async_(buffer, name=f"hvd_autosync.probe.{buffer.numel()}", op=Sum))
     if buffer.is_cuda:
         torch.cuda.synchronize(buffer.device)
     return perf_counter() - begin
@@ -115,12 +125,12 @@ def _reduce(buffer: torch.Tensor) -> float:
 def _most(value: float) -> float:
     """The largest ``value`` of any rank, on every rank."""
     own = torch.tensor([value], dtype=torch.float64)
-    return float(hvd.allreduce(own, name="hvd_autosync.probe.most", op=hvd.Max).item())
+    return float(allreduce(own, name="hvd_autosync.probe.most", op=Max).item())
 
 
 def _device() -> torch.device:
     """The most likely device of a job's gradients on this host."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(hvd.local_rank())
-    return torch.device("cuda", hvd.local_rank())
+    torch.cuda.set_device(local_rank())
+    return torch.device("cuda", local_rank())

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import rank, size
 
+from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.patches.epochs import Epochs

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from horovod.torch.mpi_ops import rank
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_by_sums
+from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.recorder import Recorder

@@ -1,0 +1,143 @@
+"""Collectives over Horovod: its own functions, with no work of ours around an operation.
+
+Where a public function of Horovod's does no more than look at deprecated arguments and call a
+private one, the private one is called: so the way through this module takes no longer than a call
+of the public function.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from horovod.common.process_sets import add_process_set
+from horovod.torch import mpi_ops
+
+from hvd_autosync.runtime.collectives.protocol import Collectives, Join, ProcessSet
+
+_ALL = mpi_ops.global_process_set
+
+
+class OverHorovod:
+    """The collectives of a process that is one rank."""
+
+    all_ranks: ProcessSet = _ALL
+    rank = staticmethod(mpi_ops.rank)
+    size = staticmethod(mpi_ops.size)
+    local_rank = staticmethod(mpi_ops.local_rank)
+    local_size = staticmethod(mpi_ops.local_size)
+    cross_rank = staticmethod(mpi_ops.cross_rank)
+    cross_size = staticmethod(mpi_ops.cross_size)
+    is_homogeneous = staticmethod(mpi_ops.is_homogeneous)
+    mpi_enabled = staticmethod(mpi_ops.mpi_enabled)
+    poll = staticmethod(mpi_ops.poll)
+    synchronize = staticmethod(mpi_ops.synchronize)
+    shutdown = staticmethod(mpi_ops.shutdown)
+
+    def init(self) -> None:
+        mpi_ops.init()  # may be replaced
+
+    def add_process_set(self, ranks: Sequence[int]) -> ProcessSet:
+        made: ProcessSet = add_process_set(list(ranks))
+        return made
+
+    def allreduce(self, tensor: torch.Tensor, *, name: str, op: int) -> torch.Tensor:
+        output = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        handle = mpi_ops._allreduce_async(tensor, output, name, op, 1.0, 1.0, _ALL)
+        mpi_ops.synchronize(handle)
+        return output
+
+    def allreduce_async_(
+        self,
+        tensor: torch.Tensor,
+        *,
+        name: str,
+        op: int,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet | None = None,
+    ) -> int:
+        among = _ALL if process_set is None else process_set
+        handle: int = mpi_ops._allreduce_async(
+            tensor, tensor, name, op, prescale_factor, postscale_factor, among
+        )
+        return handle
+
+    def allgather(self, tensor: torch.Tensor, *, name: str) -> torch.Tensor:
+        output: torch.Tensor = self.synchronize(self.allgather_async(tensor, name=name))
+        return output
+
+    def allgather_async(
+        self, tensor: torch.Tensor, *, name: str, process_set: ProcessSet | None = None
+    ) -> int:
+        handle: int = mpi_ops.allgather_async(tensor, name, process_set or _ALL)
+        return handle
+
+    def allgather_into(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, name: str, process_set: ProcessSet
+    ) -> int:
+        handle: int = mpi_ops._allgather_async(tensor, output, name, process_set)
+        return handle
+
+    def alltoall_async(
+        self,
+        tensor: torch.Tensor,
+        splits: torch.Tensor | None = None,
+        *,
+        name: str,
+        process_set: ProcessSet | None = None,
+    ) -> int:
+        handle: int = mpi_ops.alltoall_async(tensor, splits, name, process_set or _ALL)
+        return handle
+
+    def alltoall_into(
+        self,
+        output: torch.Tensor,
+        counts: torch.Tensor,
+        tensor: torch.Tensor,
+        splits: torch.Tensor,
+        *,
+        name: str,
+    ) -> int:
+        handle: int = mpi_ops._alltoall_async(tensor, splits, output, counts, name, _ALL)
+        return handle
+
+    def broadcast_(self, tensor: torch.Tensor, root: int, *, name: str) -> torch.Tensor:
+        self.synchronize(mpi_ops.broadcast_async_(tensor, root, name))
+        return tensor
+
+    def join(self) -> int:
+        last: int = mpi_ops.join()  # may be replaced
+        return last
+
+    def wrap_join(self, wrap: Callable[[Join], Join]) -> None:
+        join: Callable[..., int] = mpi_ops.join
+        wrapped = wrap(join)
+
+        @functools.wraps(join)
+        def joined(device: int = -1) -> int:
+            return wrapped(device)
+
+        # While horovod.torch is being imported, horovod has no attribute torch yet.
+        for owner in (sys.modules["horovod.torch"], mpi_ops):
+            vars(owner)["join"] = joined
+
+    def before_leaving(self, action: Callable[[], None]) -> None:
+        def acting(function: Callable[..., Any]) -> Callable[..., Any]:
+            def act_first(*args: Any) -> Any:
+                action()
+                return function(*args)
+
+            return act_first
+
+        # Patches the library, because scripts may have imported the Python functions already.
+        library, own_library = mpi_ops.mpi_lib, mpi_ops._basics.MPI_LIB_CTYPES
+        library.horovod_torch_join = acting(library.horovod_torch_join)
+        own_library.horovod_shutdown = acting(own_library.horovod_shutdown)
+
+
+#: The only one.
+HOROVOD: Collectives = OverHorovod()
