@@ -45,6 +45,7 @@ class Group:
 GROUPS = {
     "plain": Group(
         (
+            "cases_collectives",
             "cases_arguments",
             "cases_drop_in",
             "cases_exactness",
