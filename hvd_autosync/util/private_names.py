@@ -204,7 +204,7 @@ PRIVATE_NAMES = (
     PrivateNames(
         "horovod.runner.http.http_server",
         "RendezvousHTTPServer RendezvousHandler",
-        ("launch/rendezvous.py",),
+        ("runtime/collectives/rendezvous_server.py",),
         "the rendezvous of a warm trial",
     ),
     PrivateNames(
