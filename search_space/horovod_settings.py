@@ -34,6 +34,8 @@ _CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 
 #: Enables Horovod's own tuner, which must not run during ours.
 AUTOTUNE_VARIABLE = "HOROVOD_AUTOTUNE"
+#: The file of Horovod's timeline, or that one may be started later.
+TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 #: "1" in the ranks of an elastic job.
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 #: Variables with a process's rank, of Horovod's launcher and of MPI.
@@ -51,6 +53,27 @@ PLACE_VARIABLES = (
     "HOROVOD_LOCAL_SIZE",
     "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE",
+)
+
+
+#: The two variables of which a process may set one only, if Horovod is initialized repeatedly.
+FUSION_VARIABLE = _VARIABLES["fusion_threshold_bytes"]
+CYCLE_VARIABLE = _VARIABLES["cycle_time_ms"]
+#: Variables whose value Horovod keeps when it is initialized again without them, with its defaults
+#: (``horovod/common/operations.cc``, ``parameter_manager.cc``).
+KEPT_BY_HOROVOD = {
+    FUSION_VARIABLE: str(128 * 1024**2),
+    CYCLE_VARIABLE: "1",
+    _VARIABLES["cache_capacity"]: "1024",
+    _VARIABLES["num_nccl_streams"]: "1",
+}
+#: Variables that Horovod reads at each initialization, so that other values can take effect. The
+#: flags not among them, such as batched copies, cannot be changed back.
+CHANGEABLE = (
+    *KEPT_BY_HOROVOD,
+    _VARIABLES["hierarchical_allreduce"],
+    _VARIABLES["torus_allreduce"],
+    _VARIABLES["hierarchical_allgather"],
 )
 
 

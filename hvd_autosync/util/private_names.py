@@ -172,6 +172,24 @@ PRIVATE_NAMES = (
         "how many batches the loader's workers were given",
     ),
     PrivateNames(
+        "horovod.common",
+        "basics.atexit",
+        ("runtime/collectives/initialization.py",),
+        "a repeated init() registers no second shutdown() at the end of the process",
+    ),
+    PrivateNames(
+        "horovod.torch.mpi_ops",
+        "_basics._get_process_set_ids_and_ranks _basics.init _basics.is_initialized",
+        ("runtime/collectives/initialization.py",),
+        "what Horovod was initialized with, and is again",
+    ),
+    PrivateNames(
+        "horovod.torch.mpi_ops",
+        "_basics.MPI_LIB_CTYPES _handle_map mpi_lib",
+        ("runtime/collectives/standstill.py",),
+        "operations under way; other threads wait at these libraries",
+    ),
+    PrivateNames(
         "horovod.runner.launch",
         "_run argparse.ArgumentParser parse_args",
         ("commands/flag.py", "engine/job_line.py"),
@@ -205,7 +223,7 @@ PRIVATE_NAMES = (
         "horovod.runner.http.http_server",
         "RendezvousHTTPServer RendezvousHandler",
         ("runtime/collectives/rendezvous_server.py",),
-        "the rendezvous of a warm trial",
+        "the rendezvous of a warm trial, and of a re-initialization",
     ),
     PrivateNames(
         "horovod.runner.util.lsf.LSFUtils",

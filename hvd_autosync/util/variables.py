@@ -1,6 +1,30 @@
-"""Environment variables that are looked for where the module that uses them is not imported."""
+"""Environment variables: names needed where the module that uses them is not imported."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+
 #: Lowest level that :mod:`hvd_autosync.util.log` writes; without this variable there is no log.
 LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
+
+
+def set_variables(variables: Mapping[str, str | None]) -> None:
+    """Set environment variables of this process; those that are ``None`` are unset."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def with_variables(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Have environment variables set, or unset if ``None``, while the context is open."""
+    before = {name: os.environ.get(name) for name in variables}
+    set_variables(variables)
+    try:
+        yield
+    finally:
+        set_variables(before)

@@ -131,6 +131,11 @@ GROUPS = {
     ),
     "two levels": Group(("cases_two_levels",), ("two levels",), slow=True),
     "added levels": Group(("cases_added_levels",), ("two levels",)),
+    "reinitialize": Group(
+        ("cases_reinitialize",),
+        ("gloo", "mpi", "four ranks", "two levels"),
+        ("case_a_training_has_the_bits_of_one_without",),
+    ),
     "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
     "phases": Group(("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)),
     "stragglers": Group(

@@ -26,7 +26,7 @@ _OURS = frozenset(
     "_in_step _local _phases _settle_steps".split()
 )
 #: Documented by Python.
-_DOCUMENTED = {"os._exit", "sys._getframe"}
+_DOCUMENTED = {"os._exit", "sys._current_frames", "sys._getframe"}
 
 
 class Search:

@@ -31,6 +31,7 @@ from torch import nn
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import CollectiveError, collectives
+from hvd_autosync.runtime.collectives.settling import settle_before
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket
 from hvd_autosync.runtime.exchange.compiling import COMPILED, anything_compiled, before_compiling
@@ -306,9 +307,17 @@ def _stop_all(why: str) -> None:
         unwatch_modules()
 
 
+def _settle_live() -> None:
+    for update in list(_LIVE):
+        update.settle_all()
+
+
 @functools.cache
 def _settle_at_the_end() -> None:
-    """Make deferred steps before ``hvd.join()`` and ``hvd.shutdown()``, which drop operations."""
+    """Make deferred steps before ``hvd.join()`` and ``hvd.shutdown()``, which drop operations.
+
+    So do re-initializations.
+    """
 
     def settle() -> None:
         for update in list(_LIVE):
@@ -316,6 +325,7 @@ def _settle_at_the_end() -> None:
             with contextlib.suppress(CollectiveError, ConfigurationError):
                 update.settle_all()
 
+    settle_before(_settle_live)
     collectives().before_leaving(settle)
 
 

@@ -20,6 +20,7 @@ import torch
 from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
 from hvd_autosync.runtime.collectives.messaging import prepare_messaging
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
@@ -67,6 +68,8 @@ def main(folder: str, *names: str) -> None:
         prepare_levels(hvd)
         hvd.init()
     else:
+        if "cases_reinitialize" in modules:
+            record_initialization()
         hvd.init(process_sets="dynamic")
     current.run._sender.stop()  # the cases look at news themselves
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:

@@ -1,0 +1,147 @@
+"""What ``hvd.init()`` was given, and what has to be the same when Horovod is initialized again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.common import basics
+from horovod.common.process_sets import ProcessSet
+from horovod.torch import mpi_ops
+
+from hvd_autosync.search_space.horovod_settings import (
+    KEPT_BY_HOROVOD,
+    PROCESS_SETS_VARIABLE,
+    launched_by_mpi,
+)
+from hvd_autosync.util.variables import with_variables
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """The last ``hvd.init()`` of the script.
+
+    Attributes:
+        comm: Its argument of that name.
+        dynamic: ``HOROVOD_DYNAMIC_PROCESS_SETS`` as Horovod read it.
+        keeps_mpi: Whether MPI had been initialized before, so that ``shutdown()`` leaves it alone.
+    """
+
+    comm: Any
+    dynamic: str | None
+    keeps_mpi: bool
+
+
+#: ``None`` before ``hvd.init()``, and if it was called before :func:`record_initialization`.
+_LAST: Initialization | None = None
+#: Variables of :data:`KEPT_BY_HOROVOD` that Horovod has read in this process.
+_READ: set[str] = set()
+_PROCESS_SETS: weakref.WeakSet[ProcessSet] = weakref.WeakSet()
+
+
+def last_initialization() -> Initialization | None:
+    """The last ``hvd.init()`` of the script; ``None`` if it is not known."""
+    return _LAST
+
+
+def variables_read() -> frozenset[str]:
+    """Variables that Horovod has read, and whose value it keeps until it reads another."""
+    return frozenset(_READ)
+
+
+@functools.cache
+def record_initialization() -> None:
+    """Record from now on what ``hvd.init()`` is given; call it before the script can.
+
+    In a job under MPI, ``hvd.init()`` then imports mpi4py first. The import initializes MPI, and
+    Horovod does not end an MPI that it has not initialized.
+    """
+    library = mpi_ops._basics
+    # The instance, because scripts may import the functions init() under many names.
+    init = library.init
+
+    def recording(comm: Any = None, process_sets: Any = None) -> None:
+        global _LAST
+        if library.is_initialized():
+            init(comm, process_sets)
+            return
+        if launched_by_mpi(os.environ):
+            with contextlib.suppress(ImportError):  # re-initialization is refused then
+                import mpi4py.MPI  # noqa: F401
+        keeps_mpi = _mpi_is_initialized()
+        _READ.update(KEPT_BY_HOROVOD.keys() & os.environ.keys())
+        init(comm, process_sets)
+        _LAST = Initialization(comm, os.environ.get(PROCESS_SETS_VARIABLE), keeps_mpi)
+
+    library.init = recording
+
+    def new(cls: type[ProcessSet], *_: Any, **__: Any) -> ProcessSet:
+        made: ProcessSet = object.__new__(cls)
+        _PROCESS_SETS.add(made)
+        return made
+
+    # Copies are not made by __init__.
+    ProcessSet.__new__ = staticmethod(new)
+
+
+def registered_process_sets() -> dict[int, list[int]]:
+    """Ranks of each process set of this job but the global one, by its number."""
+    found = mpi_ops._basics._get_process_set_ids_and_ranks()
+    return {number: list(ranks) for number, ranks in sorted(found.items()) if number}
+
+
+def initialize_again(known: Mapping[int, list[int]]) -> None:
+    """Shut Horovod down, and initialize it as the script did; a collective.
+
+    Process sets stay, those that the script has added later too: the same objects have new numbers.
+
+    Args:
+        known: The process sets, as :func:`registered_process_sets` returned them before any rank
+            could shut down: Horovod on the other ranks ends with it.
+    """
+    assert _LAST is not None, "checked before"
+    library = mpi_ops._basics
+    objects: dict[int, list[ProcessSet]] = {
+        number: [p for p in _PROCESS_SETS if (p.process_set_id, p.ranks) == (number, ranks)]
+        for number, ranks in known.items()
+    }
+    # The script may have dropped the object of a set: on this rank only, for all we know.
+    wanted = [next(iter(objects[n]), None) or ProcessSet(ranks) for n, ranks in known.items()]
+    mpi_ops.shutdown()
+    kept = {name: value for name, value in KEPT_BY_HOROVOD.items() if name in _READ}
+    kept = {name: os.environ.get(name, value) for name, value in kept.items()}
+    with with_variables({**kept, PROCESS_SETS_VARIABLE: _LAST.dynamic}), _nothing_at_exit():
+        library.init(_LAST.comm, wanted)
+    for number, each in zip(known, wanted, strict=True):
+        for other in objects[number]:
+            other.process_set_id = each.process_set_id
+            other.ranks = each.ranks
+
+
+@contextlib.contextmanager
+def _nothing_at_exit() -> Iterator[None]:
+    """Let ``init()`` register no further ``shutdown()``, which would come before the script's own.
+
+    Functions that the script has registered after its ``init()`` may use Horovod.
+    """
+
+    class Nothing:
+        register = staticmethod(lambda *_: None)
+
+    basics.atexit = Nothing
+    try:
+        yield
+    finally:
+        basics.atexit = atexit
+
+
+def _mpi_is_initialized() -> bool:
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and bool(module.Is_initialized())

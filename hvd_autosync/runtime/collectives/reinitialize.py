@@ -1,0 +1,252 @@
+"""Initializes Horovod again in a running training, with other variables.
+
+Horovod reads its variables in ``hvd.init()`` only. Between two steps, where nothing is under way,
+it can be shut down and initialized again in the same processes (:func:`reinitialize`); parameters,
+optimizers and process sets stay what they are. All ranks first agree that it is possible, so that
+none is left without Horovod.
+
+Horovod 0.28.1 was not made for it in every respect:
+
+- Under Gloo ranks meet at a rendezvous server, and those of an earlier meeting would be found at
+  the old one. Rank 0 runs a new one, for this time only.
+- MPI cannot be initialized twice. Horovod leaves it alone if mpi4py has initialized it
+  (:func:`~hvd_autosync.runtime.collectives.initialization.record_initialization`).
+- It crashes if a process has ever set both the fusion threshold and the cycle time
+  (``ParameterManager::BayesianParameter::SetValue`` writes into a vector that is empty then).
+- It keeps values of variables that are not set any more; they are set to Horovod's defaults.
+- Once a process has set the cycle time, its fusion threshold is 1 MiB after each further
+  initialization (:func:`limits_fusion`): the same function writes the default cycle time, 1, where
+  the threshold stands. The fusion threshold itself can be changed as often as one likes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from horovod.torch import mpi_ops
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.collectives.addresses import own_address
+from hvd_autosync.runtime.collectives.initialization import (
+    initialize_again,
+    last_initialization,
+    registered_process_sets,
+    variables_read,
+)
+from hvd_autosync.runtime.collectives.rendezvous_server import rendezvous_server
+from hvd_autosync.runtime.collectives.settling import settle
+from hvd_autosync.runtime.collectives.standstill import in_flight, others_wait, signals_wait
+from hvd_autosync.search_space.horovod_settings import (
+    AUTOTUNE_VARIABLE,
+    CHANGEABLE,
+    CYCLE_VARIABLE,
+    ELASTIC_VARIABLE,
+    FUSION_VARIABLE,
+    RENDEZVOUS_ADDRESS,
+    RENDEZVOUS_PORT,
+    TIMELINE_VARIABLE,
+)
+from hvd_autosync.util.variables import set_variables, with_variables
+
+#: The fusion threshold after :func:`reinitialize` where :func:`limits_fusion`.
+LIMITED_FUSION_BYTES = 1024**2
+
+_NAME = "hvd_autosync.reinitialize"
+#: The address of rank 0's host, once it is known: it is found by collectives.
+_ADDRESS: list[str] = []
+
+
+class CannotReinitializeError(AutosyncError):
+    """This job cannot initialize Horovod again, or not with these variables; nothing was done."""
+
+
+class NotNowError(AutosyncError):
+    """Operations of Horovod are under way on some rank; nothing was done. Try the next boundary."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What one rank says before anything is done.
+
+    Attributes:
+        refusal: Why it cannot be done; empty if it can.
+        busy: What is under way; empty if nothing is.
+        request: What must be the same on all ranks.
+        rendezvous: Rank 0's variables of the new rendezvous, if there is one.
+    """
+
+    refusal: str
+    busy: str
+    request: list[Any]
+    rendezvous: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What must be the same afterwards.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+        process_sets: Ranks of each process set but the global one, by number.
+    """
+
+    rank: int
+    size: int
+    process_sets: dict[int, list[int]]
+
+
+def _job(process_sets: dict[int, list[int]]) -> _Job:
+    return _Job(mpi_ops.rank(), mpi_ops.size(), process_sets)
+
+
+def limits_fusion() -> bool:
+    """Whether the next :func:`reinitialize` leaves Horovod with a fusion threshold of 1 MiB.
+
+    It does once Horovod has been initialized with a cycle time in this process, also if it was the
+    job's own. Larger tensors are sent alone, and groups of tensors in parts.
+    """
+    return CYCLE_VARIABLE in variables_read()
+
+
+def check_reinitialize(variables: Mapping[str, str | None]) -> str | None:
+    """Return why Horovod cannot be initialized again with ``variables``; a collective.
+
+    Args:
+        variables: As for :func:`reinitialize`, the same on all ranks.
+
+    Returns:
+        The reason, the same on all ranks; ``None`` if it can be done. Whether operations are under
+        way does not count.
+    """
+    own = _own_refusal(variables)
+    return _refusal(_gather(_Report(own, "", [sorted(variables.items())], {})))
+
+
+def reinitialize(variables: Mapping[str, str | None]) -> None:
+    """Shut Horovod down and initialize it again with other variables; a collective.
+
+    Call it between two steps, from the main thread of every rank. Other threads that call Horovod
+    meanwhile wait, and so do signals that Python handles.
+
+    Args:
+        variables: Variables to set, or to unset if ``None``: some of ``CHANGEABLE`` of
+            :mod:`~hvd_autosync.search_space.horovod_settings`, the same on all ranks.
+
+    Raises:
+        CannotReinitializeError: It is refused; raised on all ranks, nothing has changed.
+        NotNowError: Operations are under way on some rank; raised on all ranks, nothing has
+            changed.
+        AutosyncError: Horovod could not be initialized; this rank can do nothing but end.
+    """
+    settle()
+    own = _own_refusal(variables)
+    with signals_wait(), others_wait(), ExitStack() as stack:
+        busy = in_flight()
+        # While a process set is being added, Horovod does not tell which there are.
+        before = _job({} if busy else registered_process_sets())
+        request = [sorted(variables.items()), sorted(before.process_sets.items())]
+        rendezvous: dict[str, str | None] = {}
+        if _meets_at_a_server() and not _ADDRESS:
+            _ADDRESS.append(own_address("reinitialize"))
+        if _meets_at_a_server() and before.rank == 0 and not (own or busy):
+            rendezvous = stack.enter_context(_rendezvous(_ADDRESS[0]))
+        reports = _gather(_Report(own, busy, request, rendezvous))
+        _check(reports)
+        set_variables(variables)
+        _restart(before, reports[0].rendezvous)
+
+
+def _restart(before: _Job, rendezvous: Mapping[str, str | None]) -> None:
+    try:
+        with with_variables(rendezvous):
+            initialize_again(before.process_sets)
+            # No rank needs the rendezvous any more once all have initialized.
+            mpi_ops.allgather(torch.zeros(1), name=f"{_NAME}.done")
+    except Exception as error:
+        raise AutosyncError(
+            f"Horovod could not be initialized again on rank {before.rank}: {error}",
+            hint="See the output of the other ranks: one of them has probably ended. Start the job "
+            "again.",
+        ) from error
+    assert _job(registered_process_sets()) == before, "the same ranks in the same places"
+
+
+@contextmanager
+def _rendezvous(address: str) -> Iterator[dict[str, str | None]]:
+    with rendezvous_server(address) as port:
+        yield {RENDEZVOUS_ADDRESS: address, RENDEZVOUS_PORT: str(port)}
+
+
+def _meets_at_a_server() -> bool:
+    return RENDEZVOUS_ADDRESS in os.environ and not mpi_ops.mpi_enabled()
+
+
+def _own_refusal(variables: Mapping[str, str | None]) -> str:
+    """Why this rank cannot; empty if it can."""
+    last = last_initialization()
+    if last is None:
+        return "hvd.init() was called before hvd_autosync was imported"
+    if threading.current_thread() is not threading.main_thread():
+        return "it was asked for in another thread than the main one"
+    if os.environ.get(ELASTIC_VARIABLE) == "1":
+        return "the job is elastic"
+    if TIMELINE_VARIABLE in os.environ:
+        return f"Horovod writes a timeline ({TIMELINE_VARIABLE})"
+    if os.environ.get(AUTOTUNE_VARIABLE, "0") != "0":
+        return f"Horovod's own autotuning is on ({AUTOTUNE_VARIABLE})"
+    if mpi_ops.mpi_enabled() and not last.keeps_mpi:
+        return "MPI was not initialized by mpi4py before hvd.init(); install mpi4py"
+    if fixed := sorted({*variables} - {*CHANGEABLE}):
+        return f"{', '.join(fixed)} cannot be changed in a running job"
+    wanted = {name for name, value in variables.items() if value is not None}
+    if {FUSION_VARIABLE, CYCLE_VARIABLE} <= variables_read() | wanted:
+        return (
+            "fusion threshold and cycle time have both been set in this process, or would be: "
+            "Horovod 0.28.1 crashes then"
+        )
+    return ""
+
+
+def _refusal(reports: list[_Report]) -> str | None:
+    for rank, report in enumerate(reports):
+        if report.refusal:
+            return f"{report.refusal} (rank {rank})"
+    # What is under way on one rank only may be the addition of a process set.
+    busy = any(report.busy for report in reports)
+    if not busy and any(report.request != reports[0].request for report in reports):
+        return "ranks ask for different variables, or have different process sets"
+    return None
+
+
+def _check(reports: list[_Report]) -> None:
+    """Raise what the reports of all ranks forbid."""
+    if refusal := _refusal(reports):
+        raise CannotReinitializeError(
+            f"Horovod cannot be initialized again: {refusal}",
+            hint="Launch the job again with other variables.",
+        )
+    for rank, report in enumerate(reports):
+        if report.busy:
+            raise NotNowError(
+                f"Horovod cannot be initialized again now: {report.busy} on rank {rank}",
+                hint="Wait for all operations before, or try it after the next step.",
+            )
+
+
+def _gather(own: _Report) -> list[_Report]:
+    """The reports of all ranks; a collective of one operation."""
+    text = json.dumps(vars(own)).encode() + b"\n"
+    gathered = mpi_ops.allgather(
+        torch.frombuffer(bytearray(text), dtype=torch.uint8), name=f"{_NAME}.reports"
+    )
+    lines = gathered.numpy().tobytes().splitlines()
+    # Both ways through JSON, so that requests are compared in the same form.
+    return [_Report(**json.loads(line)) for line in lines]

@@ -1,0 +1,105 @@
+"""Holds a process still for a moment: other threads, and signals.
+
+Nothing is patched outside of that moment, so it costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from horovod.torch import mpi_ops
+
+#: The modules whose functions call Horovod's libraries.
+_HOROVODS = (mpi_ops.__name__, "horovod.common.basics")
+
+
+class _Gate:
+    """Stands in for a library of Horovod: other threads than this one wait at each use.
+
+    Args:
+        library: The library.
+        opened: Set once they may go on.
+    """
+
+    def __init__(self, library: Any, opened: threading.Event) -> None:
+        owner = threading.get_ident()
+
+        def enter(name: str) -> Any:
+            if threading.get_ident() != owner:
+                opened.wait()
+            return getattr(library, name)
+
+        self.__dict__["enter"] = enter
+
+    def __getattr__(self, name: str) -> Any:
+        return self.enter(name)
+
+
+@contextlib.contextmanager
+def others_wait() -> Iterator[None]:
+    """Let calls of Horovod wait that other threads make while the context is open."""
+    opened = threading.Event()
+    library, own_library = mpi_ops.mpi_lib, mpi_ops._basics.MPI_LIB_CTYPES
+    mpi_ops.mpi_lib = _Gate(library, opened)
+    mpi_ops._basics.MPI_LIB_CTYPES = _Gate(own_library, opened)
+    try:
+        yield
+    finally:
+        mpi_ops.mpi_lib = library
+        mpi_ops._basics.MPI_LIB_CTYPES = own_library
+        opened.set()
+
+
+def in_flight() -> str:
+    """What of Horovod is under way in this process; empty: nothing.
+
+    Call it while :func:`others_wait`.
+    """
+    if mpi_ops._handle_map:
+        return f"{len(mpi_ops._handle_map)} operations are under way"
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread.ident != threading.get_ident() and _is_inside(frames.get(thread.ident or 0)):
+            return f"thread {thread.name!r} is inside a call of Horovod"
+    return ""
+
+
+def _is_inside(frame: FrameType | None) -> bool:
+    """Whether a thread with this frame is in Horovod's code, and does not wait at the gate."""
+    while frame is not None:
+        if frame.f_code is _Gate.__getattr__.__code__:
+            return False
+        if frame.f_globals.get("__name__") in _HOROVODS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Let signals wait that Python handles, and handle them when the context is left.
+
+    A handler that raises an exception, or ends the process, would otherwise leave Horovod half
+    initialized, and the other ranks waiting. Main thread only.
+    """
+    received: list[int] = []
+    handlers = {
+        number: handler
+        for number in signal.valid_signals()
+        if callable(handler := signal.getsignal(number))
+    }
+    for number in handlers:
+        signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for each in received:
+            signal.raise_signal(each)

@@ -1,0 +1,351 @@
+"""Horovod is initialized again between two steps, and training goes on as without."""
+
+import contextlib
+import copy
+import itertools
+import os
+import signal
+import threading
+import time
+
+import horovod.torch as hvd
+import torch
+from cases_exchanges import CLASSES, OPTIMIZERS, PLANS, groups_of, loss_of, plan
+from cases_local_steps import local
+from cases_local_steps import step as local_step
+from cases_protocols import phases
+from cases_switching import Model, plans
+from common import HOROVODS, OURS, assert_close, assert_identical, assert_same_on_all_ranks, raises
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.collectives.levels import two_levels
+from hvd_autosync.runtime.collectives.reinitialize import (
+    CannotReinitializeError,
+    NotNowError,
+    check_reinitialize,
+    limits_fusion,
+    reinitialize,
+)
+from hvd_autosync.runtime.collectives.standstill import in_flight
+from hvd_autosync.runtime.optimizer.strategy_optimizer import switch_plan
+from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.schedule import Schedule
+
+CYCLE, CACHE, FUSION = (
+    f"HOROVOD_{name}" for name in ("CYCLE_TIME", "CACHE_CAPACITY", "FUSION_THRESHOLD")
+)
+#: What a re-initialization changes, over and over.
+VARIABLES = [
+    {CYCLE: "0.5"},
+    {CYCLE: "3", CACHE: "0"},
+    {CACHE: None, "HOROVOD_HIERARCHICAL_ALLREDUCE": "1"},
+    {CYCLE: None, CACHE: "7"},
+    {CACHE: None, "HOROVOD_HIERARCHICAL_ALLREDUCE": None},
+]
+TIMES = 50
+
+
+def again(variables=None):
+    reinitialize(variables or {})
+
+
+def files_and_threads():
+    """Open files and threads of this process, once those that are ending have ended."""
+    time.sleep(0.1)
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+class Data(Dataset):
+    """Batches of this rank, by number."""
+
+    def __init__(self, count, rank):
+        self.count, self.rank = count, rank
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        generator = torch.Generator().manual_seed(1000 * self.rank + number)
+        return torch.randn(6, 12, generator=generator)
+
+
+def train(between, steps, base):
+    """Bits of parameters, statistics and optimizer after some steps; ``between`` any two."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(12, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3))
+    for parameter in model.parameters():
+        # Sums without rounding are the same in whichever order ranks and buffers add up.
+        parameter.register_hook(lambda g: (g.clamp(-1, 1) * 2**16).round() / 2**16)
+    distributed = OURS(base(model.parameters()), named_parameters=model.named_parameters())
+    loader = DataLoader(
+        Data(steps // 2, hvd.rank()), batch_size=None, num_workers=1, persistent_workers=True
+    )
+    for number, x in enumerate(itertools.chain(loader, loader)):
+        distributed.zero_grad()
+        model(x).pow(2).mean().backward()
+        distributed.step()
+        between(number)
+    states = [v for s in distributed.state.values() for v in s.values() if torch.is_tensor(v)]
+    return [t.detach().clone() for t in (*model.parameters(), *model.buffers(), *states)]
+
+
+def case_a_training_has_the_bits_of_one_without():
+    before = {name: os.environ.get(name) for each in VARIABLES for name in each}
+    seen = []
+
+    def between(number):
+        if number % 2:
+            again(VARIABLES[number // 2 % len(VARIABLES)])
+            if number // 2 in (4, TIMES - 1):
+                seen.append(files_and_threads())
+
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    ours = train(between, 2 * TIMES, adam)
+    assert len(seen) == 2 and seen[0] == seen[1], seen
+    assert {name: os.environ.get(name) for name in before} == before
+    assert_identical(ours, train(lambda _: None, 2 * TIMES, adam))
+
+
+def case_variables_are_those_of_the_request():
+    rendezvous = {n: v for n, v in os.environ.items() if "RENDEZVOUS" in n}
+    again({CACHE: "5", CYCLE: "2"})
+    assert os.environ[CACHE] == "5" and os.environ[CYCLE] == "2"
+    again({CACHE: None})
+    assert CACHE not in os.environ and os.environ[CYCLE] == "2"
+    again({CYCLE: None})
+    assert limits_fusion()
+    assert {n: v for n, v in os.environ.items() if "RENDEZVOUS" in n} == rendezvous
+
+
+def case_cycle_time_takes_effect():
+    def seconds():
+        hvd.barrier()
+        began = time.perf_counter()
+        for number in range(5):
+            hvd.allreduce(torch.ones(1), name=f"cycle.{number}")
+        return time.perf_counter() - began
+
+    again({CYCLE: "100"})
+    slow = seconds()
+    again({CYCLE: None})
+    assert slow > 0.3 > seconds() or slow > 3 * seconds(), slow
+
+
+def case_plans_go_on():
+    """Each plan before and after, with its owners, deferred updates and factors."""
+    names = plans()
+
+    def run(factory, number=0):
+        model = Model()
+        base = OPTIMIZERS["Adam"](groups_of(model))
+        distributed = factory(base, named_parameters=model.named_parameters())
+        for place, name in enumerate([*names, *reversed(names)]):
+            if factory is OURS and place:
+                switch_plan(distributed, PLANS[name], CLASSES)
+            for _ in range(2):
+                for _ in range(4):
+                    distributed.zero_grad()
+                    loss_of(model, number).backward()
+                    distributed.step()
+                    number += 1
+                if factory is OURS:
+                    again(VARIABLES[place % len(VARIABLES)])
+        return [each.detach() for each in (*model.parameters(), *model.buffers())]
+
+    with plan(PLANS[names[0]]):
+        ours = run(OURS)
+    assert_close(ours, run(HOROVODS), atol=1e-4, rtol=1e-4)
+    assert_same_on_all_ranks([p for p in ours if p.dim() == 2])
+
+
+def case_rounds_of_local_steps_go_on():
+    def run(between):
+        model, optimizer = local(Schedule(4))
+        for number in range(13):
+            local_step(model, optimizer, number)
+            between(number)
+        optimizer.average()
+        return [p.detach() for p in model.parameters()]
+
+    ours = run(lambda number: again({CYCLE: "2"} if number % 2 else {CYCLE: None}))
+    assert_close(ours, run(lambda _: None))
+    assert_same_on_all_ranks(ours)
+
+
+def case_a_phase_with_a_barrier_goes_on():
+    model, optimizer = phases(Protocol("asp", share=1.0))
+    for number in range(6):
+        local_step(model, optimizer, number)
+        again()
+    assert_same_on_all_ranks([p.detach() for p in model.parameters()])
+
+
+def case_process_sets_stay():
+    added = hvd.add_process_set([0]), hvd.add_process_set(range(1, hvd.size()))
+    dropped = hvd.add_process_set(range(hvd.size() - 1)) if hvd.size() > 2 else None
+    copied = copy.deepcopy(added[0])
+    try:
+        for _ in range(2):
+            if dropped is not None:
+                hvd.remove_process_set(dropped)
+                dropped = None
+            again({CACHE: "9"})
+            own = added[min(hvd.rank(), 1)]
+            assert [each.ranks for each in added] == [[0], [*range(1, hvd.size())]]
+            assert copied.process_set_id == added[0].process_set_id
+            total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="own", process_set=own)
+            assert total.item() == own.size() == len(own.ranks)
+            with raises(ValueError, "duplicate"):
+                hvd.add_process_set([0])
+    finally:
+        again({CACHE: None})
+        for each in added:
+            assert hvd.remove_process_set(each)
+    later = hvd.add_process_set([0])
+    again()
+    assert later.included() == (hvd.rank() == 0)
+    assert hvd.remove_process_set(later)
+    again()
+    assert later.process_set_id is None
+
+
+def case_two_levels_stay():
+    if hvd.cross_size() > 1:
+        levels = two_levels()
+        again()
+        assert two_levels() is levels
+        total = torch.ones(1)
+        for name in ("within", "across"):
+            members = getattr(levels, name)
+            total = hvd.allreduce(total, op=hvd.Sum, name=name, process_set=members)
+        assert total.item() == hvd.size()
+
+
+def case_operations_under_way_are_waited_for():
+    library, handles = hvd.mpi_ops.mpi_lib, []
+    for late in range(hvd.size()):
+        own = torch.ones(3)
+        if hvd.rank() == late:
+            handles = [hvd.allreduce_async_(own, name="late", op=hvd.Sum)]
+        with raises(NotNowError, f"1 operations are under way on rank {late}"):
+            again({CACHE: "3"})
+        assert CACHE not in os.environ and hvd.mpi_ops.mpi_lib is library
+        if hvd.rank() != late:
+            handles = [hvd.allreduce_async_(own, name="late", op=hvd.Sum)]
+        assert hvd.synchronize(handles[0])[0] == hvd.size()
+        again()
+
+
+def case_other_threads_wait():
+    results, stop = [], threading.Event()
+
+    def work():
+        while not stop.is_set():
+            results.append((hvd.rank(), hvd.size(), hvd.mpi_ops.is_initialized()))
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    done = 0
+    try:
+        while done < 10:
+            with contextlib.suppress(NotNowError):
+                again()
+                done += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert {*results} == {(hvd.rank(), hvd.size(), True)}
+
+
+def case_a_thread_inside_an_operation_is_noticed():
+    """It waits for the other ranks in a function of Horovod's that has no handle."""
+    added = []
+    thread = threading.Thread(target=lambda: added.append(hvd.add_process_set([0])), name="adding")
+    if hvd.rank() == 0:
+        thread.start()
+        while not in_flight():
+            time.sleep(0.001)
+    with raises(NotNowError, "thread 'adding' is inside a call of Horovod on rank 0"):
+        again()
+    if hvd.rank() > 0:
+        added.append(hvd.add_process_set([0]))
+    else:
+        thread.join()
+    again()
+    assert hvd.remove_process_set(added[0])
+
+
+def case_signals_are_handled_afterwards():
+    seen = []
+
+    def handler(number, frame):
+        seen.append((number, hvd.mpi_ops.is_initialized()))
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGTERM, handler)
+    # Handlers run between two operations of Python only: this comes before shutdown() and after.
+    shutdown = hvd.mpi_ops.shutdown
+
+    def terminated():
+        signal.raise_signal(signal.SIGTERM)
+        shutdown()
+        time.sleep(0)
+
+    hvd.mpi_ops.shutdown = terminated
+    try:
+        with raises(InterruptedError):
+            again()
+    finally:
+        hvd.mpi_ops.shutdown = shutdown
+        assert signal.signal(signal.SIGTERM, before) is handler
+    assert seen == [(signal.SIGTERM, True)]
+    assert_same_on_all_ranks([torch.ones(3)])
+
+
+@contextlib.contextmanager
+def having(**variables):
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+def refused(variables, text):
+    library = hvd.mpi_ops.mpi_lib
+    assert text in check_reinitialize(variables), check_reinitialize(variables)
+    with raises(CannotReinitializeError, text):
+        again(variables)
+    assert hvd.mpi_ops.mpi_lib is library
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="on").item() == hvd.size()
+
+
+def case_refusals():
+    last = hvd.size() - 1
+    with having(HOROVOD_TIMELINE="DYNAMIC") if hvd.rank() == last else contextlib.nullcontext():
+        refused({}, f"timeline (HOROVOD_TIMELINE) (rank {last})")
+    with having(HOROVOD_AUTOTUNE="1"):
+        refused({}, "Horovod's own autotuning")
+    with having(HOROVOD_ELASTIC="1"):
+        refused({}, "the job is elastic")
+    refused({FUSION: "100", CYCLE: "2"}, "both")
+    refused({"HOROVOD_RANK": "7"}, "HOROVOD_RANK cannot be changed")
+    refused({"HOROVOD_BATCH_D2D_MEMCOPIES": "0"}, "cannot be changed")
+    refused({CACHE: str(hvd.rank())}, "different variables")
+    again({CYCLE: "1"})
+    again({CYCLE: None})
+    refused({FUSION: "100"}, "both")
+    assert check_reinitialize({CACHE: "1"}) is None
+    assert issubclass(CannotReinitializeError, AutosyncError)
+
+
+def case_in_another_thread():
+    reasons = []
+    thread = threading.Thread(target=lambda: reasons.append(check_reinitialize({})))
+    thread.start()
+    thread.join()
+    assert "another thread than the main one" in reasons[0]
