@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 #: One step of a contender: the gradient that it leaves.
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -72,8 +73,7 @@ def ours(plan: ClassPlan, rows: int, columns: int, name: str) -> Step:
     optimizer = make_strategy_optimizer(
         torch.optim.SGD(model.parameters(), lr=0.0),
         model.named_parameters(prefix=name),
-        ExchangePlan(large=plan),
-        {"large": ("*",)},
+        SyncPlan(ExchangePlan(large=plan), {"large": ("*",)}),
         arguments,
     )
 

@@ -97,7 +97,7 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
     from scheduled.jobs import JOBS, rate_factor
 
     from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
-    from hvd_autosync.search_space.exchange_plan import ExchangePlan
+    from hvd_autosync.search_space.sync_plan import SyncPlan
 
     hvd.init()
     torch.set_num_threads(1)
@@ -123,7 +123,7 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
             schedule = chosen if isinstance(chosen, Schedule) else None
             protocol = chosen if isinstance(chosen, Protocol) else None
             optimizer = make_strategy_optimizer(
-                own.optimizer, named, ExchangePlan(), {}, arguments, schedule, protocol
+                own.optimizer, named, SyncPlan(schedule=schedule, protocol=protocol), arguments
             )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step, steps=steps: rate_factor(step, steps)

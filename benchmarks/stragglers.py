@@ -54,7 +54,7 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
     from scheduled.jobs import JOBS, rate_factor
 
     from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
-    from hvd_autosync.search_space.exchange_plan import ExchangePlan
+    from hvd_autosync.search_space.sync_plan import SyncPlan
 
     hvd.init()
     torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
     own = JOBS["digits"](seed)
     named = [(f"{remedy}.{each}", p) for each, p in own.model.named_parameters()]
     optimizer: Any = make_strategy_optimizer(
-        own.optimizer, named, ExchangePlan(), {}, arguments, None, _REMEDIES[remedy]
+        own.optimizer, named, SyncPlan(protocol=_REMEDIES[remedy]), arguments
     )
     steps = own.passes * len(own.loader)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))

@@ -33,11 +33,10 @@ from hvd_autosync.runtime.optimizer.optimizer import distribute
 from hvd_autosync.runtime.optimizer.tuned import best_known, of_rank_0
 from hvd_autosync.search_space import Strategy, Value
 from hvd_autosync.search_space.documents import read_toml
-from hvd_autosync.search_space.exchange_plan import Classes, exchange_plan
+from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.horovod_settings import horovod_settings
-from hvd_autosync.search_space.protocol import protocol_of
-from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.strategy_file import read_strategy
+from hvd_autosync.search_space.sync_plan import sync_plan
 
 if TYPE_CHECKING:
     import torch
@@ -96,27 +95,9 @@ def DistributedOptimizer(
     }
     if strategy is None:
         owned = owned_knobs(arguments)
-        return distribute(
-            optimizer,
-            named,
-            arguments,
-            current.plan,
-            current.classes,
-            owned,
-            current.schedule,
-            current.protocol,
-        )
+        return distribute(optimizer, named, arguments, current.sync_plan, owned)
     chosen, members = _chosen(strategy, classes, optimizer, named)
-    return distribute(
-        optimizer,
-        named,
-        arguments,
-        exchange_plan(chosen),
-        members,
-        EXCHANGE_KNOBS,
-        schedule_of(chosen),
-        protocol_of(chosen),
-    )
+    return distribute(optimizer, named, arguments, sync_plan(chosen, members), EXCHANGE_KNOBS)
 
 
 def _chosen(

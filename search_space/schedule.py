@@ -17,9 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.exchange_plan import exchange_plan
 from hvd_autosync.search_space.knobs import Value
-from hvd_autosync.search_space.protocol import protocol_of
 
 
 @dataclass(frozen=True)
@@ -108,12 +106,6 @@ def rounds(schedule: Schedule, rates: Sequence[float]) -> Iterator[int]:
         yield length
         highest = max([highest, *rates[step : step + length]])
         step += length
-
-
-def beyond_horovod(strategy: Mapping[str, Value]) -> bool:
-    """Return whether ``strategy`` needs the strategy optimizer, not only Horovod's settings."""
-    parts = (exchange_plan(strategy), schedule_of(strategy), protocol_of(strategy))
-    return any(each is not None for each in parts)
 
 
 #: Most steps of a round unless a strategy sets another cap. The rules have no limit, and too long

@@ -11,6 +11,7 @@ import torch
 from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 from .models import Workload
 
@@ -56,7 +57,7 @@ class Trainer:
                 "gradient_predivide_factor": 1.0,
             }
             self.optimizer = make_strategy_optimizer(
-                base, named, plan, classes, arguments, None, protocol
+                base, named, SyncPlan(plan, classes, None, protocol), arguments
             )
 
     def step(self) -> float:

@@ -102,8 +102,8 @@ def _run_file(job: Job, options: Options) -> int:
     from hvd_autosync.engine.training import TrainingContext, run_training
     from hvd_autosync.engine.training_context import known_model, predicted_losses
     from hvd_autosync.search_space.documents import read_toml
-    from hvd_autosync.search_space.schedule import beyond_horovod
     from hvd_autosync.search_space.strategy_file import check_fits, check_model, read_strategy
+    from hvd_autosync.search_space.sync_plan import beyond_horovod
     from hvd_autosync.search_space.trial import LossPrediction
 
     assert options.strategy is not None
@@ -128,7 +128,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     from hvd_autosync.engine.training import run_training
     from hvd_autosync.engine.training_context import training_context
     from hvd_autosync.reporting import answer_line
-    from hvd_autosync.search_space.schedule import beyond_horovod
+    from hvd_autosync.search_space.sync_plan import beyond_horovod
     from hvd_autosync.study.fallbacks import fallback_line
     from hvd_autosync.traces.opening import open_trace
 

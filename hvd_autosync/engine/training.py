@@ -17,7 +17,7 @@ from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
-from hvd_autosync.search_space.schedule import beyond_horovod
+from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.search_space.trial import (
     DRIFT_FILE,
     ENDED_FILE,

@@ -11,8 +11,8 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import HIDDEN
 from hvd_autosync.search_space import HorovodSettings, Value, horovod_settings
 from hvd_autosync.search_space.exchange_plan import parameter_classes
-from hvd_autosync.search_space.schedule import beyond_horovod
 from hvd_autosync.search_space.strategy_file import strategy_text
+from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.util.printable import shell_line
 

@@ -9,19 +9,11 @@ if TYPE_CHECKING:
     from hvd_autosync.runtime.measure.losses import Losses
     from hvd_autosync.runtime.trial.run_summary import RunSummary
     from hvd_autosync.runtime.trial.trial_run import TrialRun
-    from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
-    from hvd_autosync.search_space.protocol import Protocol
-    from hvd_autosync.search_space.schedule import Schedule
+    from hvd_autosync.search_space.sync_plan import SyncPlan
     from hvd_autosync.search_space.trial import LossPrediction
 
-#: How gradients are exchanged; ``None``: as by Horovod's own optimizer.
-plan: ExchangePlan | None = None
-#: Which parameters are in which class of the plan.
-classes: Classes = {}
-#: When replicas are averaged; ``None``: after every step.
-schedule: Schedule | None = None
-#: When ranks wait for each other; ``None``: in every step.
-protocol: Protocol | None = None
+#: How ranks synchronize; ``None``: as by Horovod's own optimizer.
+sync_plan: SyncPlan | None = None
 
 #: When this worker began, before its script, in seconds of ``time.monotonic``.
 began_at: float | None = None

@@ -20,9 +20,7 @@ from hvd_autosync.runtime.patches.join_hook import watch_join
 from hvd_autosync.runtime.patches.seeds import seed_everything
 from hvd_autosync.runtime.trial.ending import leaving_join
 from hvd_autosync.runtime.trial.trial_run import TrialRun
-from hvd_autosync.search_space.exchange_plan import exchange_plan
-from hvd_autosync.search_space.protocol import protocol_of
-from hvd_autosync.search_space.schedule import schedule_of
+from hvd_autosync.search_space.sync_plan import sync_plan
 from hvd_autosync.search_space.trial import ENDED_FILE, TrialSpec
 
 _LOG = logging.getLogger(__name__)
@@ -40,21 +38,20 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     """
     extensions.load()
     _LOG.debug("strategy %s, %d measured steps", dict(spec.strategy), spec.measured_steps)
-    current.plan, current.classes = exchange_plan(spec.strategy), spec.classes
-    current.schedule, current.protocol = schedule_of(spec.strategy), protocol_of(spec.strategy)
+    current.sync_plan = plan = sync_plan(spec.strategy, spec.classes)
     current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.driver_folder
     # Scripts may also import it from its defining module.
     for owner in (module, module.optimizer):
         vars(owner)["DistributedOptimizer"] = DistributedOptimizer
     for owner in (module, module.functions):
         vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
-    if current.plan is not None and current.plan.two_levels:
+    if plan is not None and plan.exchange.two_levels:
         from hvd_autosync.runtime.collectives.levels import prepare_levels  # few strategies need it
 
         prepare_levels(module)
-    if current.schedule is not None or current.protocol is not None:
+    if plan is not None and plan.replicas_may_differ:
         watch_join()
-    if current.protocol is not None:
+    if plan is not None and plan.protocol is not None:
         from hvd_autosync.runtime.collectives.messaging import (
             prepare_messaging,  # few strategies need it
         )

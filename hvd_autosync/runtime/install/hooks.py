@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
-from hvd_autosync.search_space.schedule import beyond_horovod
+from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.util.import_hook import when_imported
 from hvd_autosync.util.variables import LOG_VARIABLE
 

@@ -22,9 +22,7 @@ from horovod.torch.mpi_ops import Adasum, size
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.optimizer.arguments import owned_knobs
-from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
-from hvd_autosync.search_space.protocol import Protocol
-from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
 _SIGNATURE = signature(_horovods_own)
@@ -49,14 +47,7 @@ def DistributedOptimizer(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
     arguments = call.arguments
     optimizer, named_parameters = arguments.pop("optimizer"), arguments.pop("named_parameters")
     return distribute(
-        optimizer,
-        named_parameters,
-        arguments,
-        current.plan,
-        current.classes,
-        owned_knobs(arguments),
-        current.schedule,
-        current.protocol,
+        optimizer, named_parameters, arguments, current.sync_plan, owned_knobs(arguments)
     )
 
 
@@ -64,11 +55,8 @@ def distribute(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
     arguments: dict[str, Any],
-    plan: ExchangePlan | None,
-    classes: Classes,
+    plan: SyncPlan | None,
     owned: frozenset[str],
-    schedule: Schedule | None = None,
-    protocol: Protocol | None = None,
 ) -> torch.optim.Optimizer:
     """Wrap ``optimizer``, and time it in a trial.
 
@@ -76,20 +64,16 @@ def distribute(
         optimizer: The optimizer to wrap.
         named_parameters: Its parameters with their names.
         arguments: All other arguments of ``horovod.torch.DistributedOptimizer``.
-        plan: How gradients are exchanged; ``None``: as by Horovod's own optimizer, which is also
-            the case if the arguments decide it.
-        classes: Which parameters are in which class of the plan.
+        plan: How ranks synchronize; ``None``: as by Horovod's own optimizer, which is also the case
+            if the arguments decide it.
         owned: Knobs fixed by the script.
-        schedule: When replicas are averaged; ``None``: after every step.
-        protocol: When ranks wait for each other; ``None``: in every step.
     """
     distributed: torch.optim.Optimizer
     decided = owned_knobs(arguments)
-    if "local_steps" in decided:
-        schedule = None
-    ours = (plan, schedule, protocol)
-    if "buckets" in decided or all(each is None for each in ours):
-        if "buckets" in decided and any(each is not None for each in ours):
+    if plan is not None and "local_steps" in decided:
+        plan = plan.without_local_steps()
+    if plan is None or "buckets" in decided:
+        if plan is not None:
             warn_on_rank_0(
                 "the arguments of the script's DistributedOptimizer say how gradients are "
                 "exchanged; the strategy's exchanges, local steps and protocols are not used"
@@ -98,15 +82,7 @@ def distribute(
     else:
         from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 
-        distributed = make_strategy_optimizer(
-            optimizer,
-            named_parameters,
-            plan or ExchangePlan(),
-            classes,
-            arguments,
-            schedule,
-            protocol,
-        )
+        distributed = make_strategy_optimizer(optimizer, named_parameters, plan, arguments)
     if current.run is not None or current.watch is not None or current.run_summary is not None:
         adasum = arguments["op"] == Adasum and size() > 1
         _add_timing(type(distributed), adasum=adasum)

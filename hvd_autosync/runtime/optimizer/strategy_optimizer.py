@@ -50,11 +50,10 @@ from hvd_autosync.search_space.exchange_plan import (
     ClassPlan,
     ExchangePlan,
     class_of,
-    replicated,
 )
 from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
 from hvd_autosync.search_space.protocol import Protocol
-from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
 #: Numbers of the optimizers of this process, in order of creation.
@@ -68,23 +67,17 @@ _SENT = (0, None)
 def make_strategy_optimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-    plan: ExchangePlan,
-    classes: Classes,
+    plan: SyncPlan,
     arguments: dict[str, Any],
-    schedule: Schedule | None = None,
-    protocol: Protocol | None = None,
 ) -> torch.optim.Optimizer:
-    """A distributed optimizer that exchanges gradients by ``plan``, at the times of ``schedule``.
+    """A distributed optimizer that synchronizes by ``plan``.
 
     Args:
         optimizer: The optimizer to wrap.
         named_parameters: As of ``horovod.torch.DistributedOptimizer``.
         plan: The plan.
-        classes: Which parameters are in which class.
         arguments: ``compression`` (none), ``backward_passes_per_step``, ``op`` and
             ``gradient_predivide_factor``.
-        schedule: When replicas are averaged; ``None``: after every step.
-        protocol: When ranks wait for each other; ``None``: in every step.
 
     Raises:
         ConfigurationError: The ranks have different parameters or plans, or the job is elastic.
@@ -103,9 +96,7 @@ def make_strategy_optimizer(
         "_settle_steps": _settle,
     }
     base = type(optimizer)
-    if schedule is not None or protocol is not None:
-        plan = replicated(plan)
-    methods["_hvd_autosync_plan"] = (plan, classes, schedule, protocol)
+    methods["_hvd_autosync_plan"] = plan
     methods |= dict.fromkeys(("_exchange", "_local", "_phases", "_guard"))
     methods |= {"_in_step": False, "_exact": False, "_guard_handler": None}
     methods["_hvd_autosync_after_skip"] = _after_skip
@@ -138,12 +129,13 @@ def _check(arguments: dict[str, Any]) -> None:
 
 
 def _register_hooks(self: Any) -> None:
-    plan, classes, schedule, protocol = type(self)._hvd_autosync_plan
+    whole: SyncPlan = type(self)._hvd_autosync_plan
+    plan, schedule, protocol = whole.effective_exchange, whole.schedule, whole.protocol
     parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
     self._requires_update.update(parameters)
     if not parameters:
         return
-    names = _named(self, parameters, classes)
+    names = _named(self, parameters, whole.classes)
     first = names[parameters[0]][0]
     agree_parameters(
         [
@@ -170,8 +162,7 @@ def _register_hooks(self: Any) -> None:
     if protocol is not None:
         watch_scalers()
         self._phases = _make_phases(self, own_name, protocol)
-    lossy = plan.lossy or schedule is not None or protocol is not None
-    if lossy and current.run is None:
+    if whole.lossy and current.run is None:
         if current.losses is None:
             current.losses = Losses()
             watch_backward(current.losses)

@@ -76,7 +76,8 @@ def test_training_with_a_plan_measures_nothing(run_python: Callable[[str], str])
         "import torch; backward = torch.autograd.backward\n"
         "import horovod.torch as hvd\n"
         "from hvd_autosync.runtime import DistributedOptimizer, current\n"
-        "print(hvd.DistributedOptimizer is DistributedOptimizer, current.plan.buckets)\n"
+        "plan = current.sync_plan.exchange\n"
+        "print(hvd.DistributedOptimizer is DistributedOptimizer, plan.buckets)\n"
         "print(current.run is None and torch.autograd.backward is backward)\n"
     )
     assert run_python(code).splitlines() == ["True 4", "True"]

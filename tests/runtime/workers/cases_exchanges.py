@@ -1,6 +1,5 @@
 """Every exchange gives the parameters that Horovod's own optimizer gives."""
 
-import contextlib
 import copy
 import gc
 import os
@@ -9,13 +8,21 @@ import unittest
 
 import horovod.torch as hvd
 import torch
-from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, clipped_step, raises
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    assert_same_on_all_ranks,
+    clipped_step,
+    raises,
+    synchronized_by,
+)
 from torch import nn
 from torch.nn import functional as F
 
 from hvd_autosync.errors import AutosyncError
-from hvd_autosync.runtime import current
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 ROWS, COLUMNS = 40, 6
 FEW, STEPS = 6, 50
@@ -48,14 +55,8 @@ OPTIMIZERS = {
 }
 
 
-@contextlib.contextmanager
 def plan(chosen, classes=CLASSES):
-    before = current.plan, current.classes
-    current.plan, current.classes = chosen, classes
-    try:
-        yield
-    finally:
-        current.plan, current.classes = before
+    return synchronized_by(SyncPlan(chosen, classes))
 
 
 def plans():

@@ -5,25 +5,30 @@ import io
 
 import horovod.torch as hvd
 import torch
-from common import OURS, assert_close, assert_same_on_all_ranks, batch, mlp, raises, wrap
+from common import (
+    OURS,
+    assert_close,
+    assert_same_on_all_ranks,
+    batch,
+    mlp,
+    raises,
+    synchronized_by,
+    wrap,
+)
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hvd_autosync
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.runtime import current
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule, rounds
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 
-@contextlib.contextmanager
 def scheduled(schedule, plan=None, classes=None):
-    before = current.schedule, current.plan, current.classes
-    current.schedule, current.plan, current.classes = schedule, plan, classes or {}
-    try:
-        yield
-    finally:
-        current.schedule, current.plan, current.classes = before
+    if plan is None and schedule is None:
+        return synchronized_by(None)
+    return synchronized_by(SyncPlan(plan or ExchangePlan(), classes or {}, schedule))
 
 
 def momentum(model):

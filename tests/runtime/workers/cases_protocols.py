@@ -10,7 +10,16 @@ import horovod.torch as hvd
 import torch
 from cases_guard import real_training
 from cases_local_steps import adam, batch, loader, momentum, step, together
-from common import OURS, assert_close, assert_identical, assert_same_on_all_ranks, mlp, raises, wrap
+from common import (
+    OURS,
+    assert_close,
+    assert_identical,
+    assert_same_on_all_ranks,
+    mlp,
+    raises,
+    synchronized_by,
+    wrap,
+)
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -21,6 +30,7 @@ from hvd_autosync.runtime.state.states import decode_entries
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 ASP = Protocol("asp")
 OPTIMIZERS = [
@@ -41,14 +51,10 @@ if hasattr(torch.optim, "Muon"):  # since torch 2.9
     OPTIMIZERS.append(lambda m: torch.optim.Muon([p for p in m.parameters() if p.dim() == 2]))
 
 
-@contextlib.contextmanager
 def phased(protocol, schedule=None, plan=None):
-    before = current.protocol, current.schedule, current.plan
-    current.protocol, current.schedule, current.plan = protocol, schedule, plan
-    try:
-        yield
-    finally:
-        current.protocol, current.schedule, current.plan = before
+    if plan is None and schedule is None and protocol is None:
+        return synchronized_by(None)
+    return synchronized_by(SyncPlan(plan or ExchangePlan(), {}, schedule, protocol))
 
 
 def phases(protocol, base=momentum, model=None, schedule=None, plan=None, **options):

@@ -9,7 +9,7 @@ from torch import nn
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.optimizer import optimizer
-from hvd_autosync.search_space.exchange_plan import exchange_plan
+from hvd_autosync.search_space.sync_plan import sync_plan
 
 OURS = hvd.DistributedOptimizer
 HOROVODS = optimizer._horovods_own
@@ -20,12 +20,18 @@ RUN = current.run
 @contextlib.contextmanager
 def strategy(classes=None, **values):
     """Optimizers that are created meanwhile are under this strategy."""
-    before = current.plan, current.classes
-    current.plan, current.classes = exchange_plan(values), classes or {}
+    with synchronized_by(sync_plan(values, classes)):
+        yield
+
+
+@contextlib.contextmanager
+def synchronized_by(plan):
+    """Optimizers that are created meanwhile have this plan."""
+    before, current.sync_plan = current.sync_plan, plan
     try:
         yield
     finally:
-        current.plan, current.classes = before
+        current.sync_plan = before
 
 
 def mlp(dtype=torch.float32, sizes=(12, 20, 8, 3)) -> nn.Module:

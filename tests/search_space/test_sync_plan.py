@@ -1,0 +1,69 @@
+"""The synchronization plan: made from a strategy by one function, and kept as a document."""
+
+from __future__ import annotations
+
+import json
+
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.schedule import DEFAULT_CAP, Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan, beyond_horovod, sync_plan
+
+CLASSES = {"large": ("body.*",)}
+WHOLE = {
+    "buckets": 2,
+    "large_exchange": "sharded",
+    "large_codec": "topk",
+    "local_steps": 4,
+    "protocol": "ssp",
+    "staleness": 3,
+    "sync_share": 0.5,
+    "stragglers": "greedy",
+}
+
+
+def test_a_strategy_becomes_one_value() -> None:
+    assert sync_plan(WHOLE, CLASSES) == SyncPlan(
+        ExchangePlan(buckets=2, large=ClassPlan("sharded", codec="topk")),
+        CLASSES,
+        Schedule(4, cap=DEFAULT_CAP),
+        Protocol("ssp", 3, share=0.5, stragglers="greedy"),
+    )
+
+
+def test_what_horovod_does_by_itself_needs_no_plan() -> None:
+    for strategy in ({}, {"cycle_time_ms": 2.0}, {"local_steps": 1}, {"protocol": "bsp"}):
+        assert sync_plan(strategy, CLASSES) is None and not beyond_horovod(strategy)
+    for name in ("buckets", "local_steps", "protocol"):
+        assert beyond_horovod({name: WHOLE[name]})
+
+
+def test_a_plan_comes_back_from_json() -> None:
+    for strategy in (WHOLE, {"buckets": 2}, {"local_steps": 4, "local_power": 2}):
+        plan = sync_plan(strategy, CLASSES)
+        assert plan is not None
+        assert SyncPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+        assert hash(plan) == hash(SyncPlan.from_json(plan.to_json()))
+
+
+def test_replicas_that_may_differ_have_whole_parameters() -> None:
+    plan = sync_plan(WHOLE)
+    assert plan is not None and plan.effective_exchange.large.exchange == "allreduce"
+    alone = sync_plan({"large_exchange": "sharded"})
+    assert alone is not None and alone.effective_exchange == alone.exchange
+
+
+def test_the_exact_plan_keeps_the_exchanges() -> None:
+    plan = sync_plan(WHOLE, CLASSES)
+    assert plan is not None and plan.lossy and not plan.exact().lossy
+    large = ClassPlan("sharded")
+    assert plan.exact() == SyncPlan(ExchangePlan(buckets=2, large=large), CLASSES)
+
+
+def test_a_script_with_steps_of_its_own_keeps_the_rest() -> None:
+    plan = sync_plan(WHOLE)
+    assert plan is not None
+    rest = plan.without_local_steps()
+    assert rest is not None and rest.schedule is None and rest.protocol == plan.protocol
+    alone = sync_plan({"local_steps": 4})
+    assert alone is not None and alone.without_local_steps() is None
