@@ -56,7 +56,7 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     for step in range(steps):
         before = spent[0]
         rows.append((model, repeat, step, trainer.step(), spent[0] - before))
-    guard = trainer.optimizer._guard  # type: ignore[attr-defined]
+    guard = trainer.optimizer._sync.guard.guard  # type: ignore[attr-defined]
     if guard is None:
         sys.exit("the guard has ended the codec: this model cannot be used here")
     taken = guard._snapshots.nbytes

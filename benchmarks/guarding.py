@@ -234,11 +234,11 @@ class Bench:
 
         import hvd_autosync.torch
         from hvd_autosync.runtime import current
-        from hvd_autosync.runtime.optimizer import strategy_optimizer as planned
+        from hvd_autosync.runtime.guard import handler
 
         training = self._make(seed)
         before = training.held_out()
-        planned._GUARDS.clear()  # each training is the only one of its process
+        handler._GUARDS.clear()  # each training is the only one of its process
         current.loss_prediction = self._prediction if guarded else LossPrediction()
         optimizer: Any = hvd_autosync.torch.DistributedOptimizer(
             training.optimizer,
@@ -247,7 +247,7 @@ class Bench:
             classes=_classes(planted, training.model),
         )
         if not guarded:
-            optimizer._guard = None
+            optimizer._sync.guard.end()
         rates = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: rate_factor(step, self._steps)
         )
@@ -261,7 +261,7 @@ class Bench:
                 optimizer.step()
                 rates.step()
                 losses.append(loss.detach())
-                if guarded and not caught and optimizer._guard is None:
+                if guarded and not caught and not optimizer._sync.guard.watches:
                     caught = str(len(losses))
                 if len(losses) == steps:
                     break

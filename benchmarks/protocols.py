@@ -143,7 +143,7 @@ def _begin(trainer: Any, steps: int) -> None:
 
     for _ in DataLoader(range(max(steps, 16)), batch_size=None):  # type: ignore[arg-type]
         trainer.step()
-    assert trainer.optimizer._phases.running
+    assert trainer.optimizer._sync.method.running
 
 
 def show(output: str) -> None:

@@ -142,8 +142,8 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
                 optimizer.step()
                 scheduler.step()
             spent, sent = spent + perf_counter() - begun, sent + sent_bytes() - before
-            local = getattr(optimizer, "_local", None)
-            averages = steps if local is None else local.averages
+            method = getattr(getattr(optimizer, "_sync", None), "method", None)
+            averages = getattr(method, "averages", steps)
             quality = own.quality()
             most = hvd.allreduce(torch.tensor([spent, float(sent)]), op=hvd.Max, name="most")
             if hvd.rank() == 0:

@@ -87,7 +87,7 @@ def work(remedy: str, slow: str, factor: float, seed: int, output: str) -> None:
             optimizer.step()
             scheduler.step()
             step, samples = step + 1, samples + len(batch[0])
-            if noticed is None and optimizer._phases.straggler_noticed:
+            if noticed is None and optimizer._sync.method.straggler_noticed:
                 noticed = step - first  # negative: a false alarm
         spent += perf_counter() - begun
         quality = own.quality()

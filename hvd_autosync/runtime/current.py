@@ -74,9 +74,9 @@ def average(optimizer: Any) -> None:
     Args:
         optimizer: The wrapped optimizer.
     """
-    for part in (getattr(optimizer, "_local", None), getattr(optimizer, "_phases", None)):
-        if part is not None:
-            part.average_for_script()
+    average_now = getattr(optimizer, "_hvd_autosync_average", None)
+    if average_now is not None:
+        average_now()
 
 
 def report(metric: Any) -> None:

@@ -12,11 +12,10 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_order
 from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
@@ -27,11 +26,17 @@ from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.factors import agree_linear
 from hvd_autosync.runtime.exchange.planning import Planning
 from hvd_autosync.runtime.exchange.zero_step import FetchedStates, ZeroStep
+from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.linear import watch_linear
+from hvd_autosync.runtime.state.progress import Progress
 from hvd_autosync.search_space.exchange_plan import ExchangePlan, check_parameters
 
+_T = TypeVar("_T")
+#: Key of an entry of checkpoints; it is part of their format.
+_CODEC_STATES = "hvd_autosync_codecs"
 
-class GradientExchange:
+
+class GradientExchange(SyncMethod):
     """Reduces an optimizer's gradients by a plan; creating it attaches it, which is a collective.
 
     In the first step gradients are sent at its end, because buckets follow their order of arrival.
@@ -42,12 +47,12 @@ class GradientExchange:
         plan: The plan.
         names: Parameter -> its name and its class; of all that the optimizer reduces, in its order.
         scaling: Factors of the reductions.
+        progress: Counts the steps.
 
     Attributes:
-        name: Its name.
-        plan: The plan.
-        parameters: All that the optimizer reduces, in its order.
         dispatcher: Sends the gradients.
+        arrival_order: The parameters in the order in which their gradients arrived in the first
+            step, once that is over; the same on all ranks.
 
     Raises:
         SpaceError: The plan does not fit the parameters or the job.
@@ -60,11 +65,14 @@ class GradientExchange:
         plan: ExchangePlan,
         names: Mapping[torch.nn.Parameter, tuple[str, str]],
         scaling: Scaling,
+        progress: Progress,
     ) -> None:
         check_plan(plan, names)
-        self.plan = plan
-        self.name = name
-        self.parameters = list(names)
+        self._name = name
+        self._parameters = list(names)
+        self._progress = progress
+        self._by_owners = False
+        self.arrival_order: list[torch.nn.Parameter] = []
         self._planning = Planning(plan, names, scaling)
         self._linear = watch_linear(
             p for p, (_, own) in names.items() if plan.of(own).exchange == "factors"
@@ -72,7 +80,7 @@ class GradientExchange:
         self.dispatcher = Dispatcher(
             name,
             self._make_buckets,
-            self._planning.plain(self.parameters),
+            self._planning.plain(self._parameters),
             self._some_rank_is_absent,
             priority=plan.order == "priority",
         )
@@ -89,41 +97,24 @@ class GradientExchange:
             self._zero_step = zero_step
         self._deferred_update: DeferredUpdate | None = None
         if plan.order == "priority":
-            collect_dropped(self.parameters)
+            collect_dropped(self._parameters)
             self._deferred_update = DeferredUpdate(optimizer, self.dispatcher)
 
-    def detach(self) -> None:
-        """End between two steps, with whole states on every rank; a collective.
-
-        Raises:
-            ConfigurationError: Gradients have arrived on some rank that no step has used yet.
-        """
-        if any(agree_any([self.dispatcher.begun], f"{self.name}.begun")):
-            raise ConfigurationError(
-                "the exchange of gradients cannot change between backward() and step()",
-                hint="Change it after step().",
-            )
-        if self._deferred_update is not None:
-            self._deferred_update.close()
-        self.collect()
-        self._close_server()
-        self._linear = {}
-        self.dispatcher.close()
-
-    def computed(self, parameter: torch.nn.Parameter) -> None:
+    def on_gradient_added(self, parameter: torch.nn.Parameter) -> None:
         """A backward pass has added to the gradient of ``parameter``."""
         if self._deferred_update is not None:
             self._deferred_update.arrived(parameter)
 
-    def arrived(self, parameter: torch.nn.Parameter) -> None:
+    def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
         self.dispatcher.arrived(parameter)
 
-    def synchronize(self, *, in_step: bool) -> None:
+    def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
         """Wait until gradients can be used.
 
         Args:
             in_step: Whether the optimizer's own step alone uses them.
+            fresh: Whether there are new ones; on some rank there may be in any case.
         """
         deferred: Collection[Bucket] = ()
         if self._deferred_update is not None:
@@ -137,21 +128,32 @@ class GradientExchange:
         if self._deferred_update is not None and deferred:
             self._deferred_update.begin(deferred)
 
-    def step_ended(self) -> bool:
-        """The optimizer's step is over; returns whether parameters are still to be shared."""
-        if self._deferred_update is not None:
-            self._deferred_update.put_back()
-        return self._zero_step is not None and self._zero_step.put_back()
+    def run_step(self, step: Callable[[], _T]) -> _T:
+        """Run the optimizer's own step, on what this rank is to step now."""
+        try:
+            return step()
+        finally:
+            if self._deferred_update is not None:
+                self._deferred_update.put_back()
+            self._by_owners = self._zero_step is not None and self._zero_step.put_back()
 
-    def share_parameters(self) -> None:
-        """Distribute what owners have stepped."""
-        if self._zero_step is not None:
+    def on_step_end(self) -> None:
+        """A step was made: distribute what owners have stepped."""
+        if self._zero_step is not None and self._by_owners:
+            self._by_owners = False
             self._zero_step.share()
+        self._progress.stepped()
 
     def settle(self) -> None:
         """Make all deferred updates."""
         if self._deferred_update is not None:
             self._deferred_update.settle_all()
+
+    def dropping_gradients(self) -> AbstractContextManager[None]:
+        """As :meth:`DeferredUpdate.dropping_gradients`."""
+        if self._deferred_update is None:
+            return contextlib.nullcontext()
+        return self._deferred_update.dropping_gradients()
 
     def before_loading(self) -> None:
         """End what some ranks have begun, because the optimizer is about to load states."""
@@ -159,10 +161,14 @@ class GradientExchange:
         self.dispatcher.finish_if_started()
         self.forget_states()
 
-    def collect(self) -> None:
+    def make_whole(self) -> None:
         """Let every rank have the whole states; a collective."""
         if self._zero_step is not None:
             self._zero_step.collect()
+
+    def before_sharing(self) -> None:
+        """As :meth:`make_whole`."""
+        self.make_whole()
 
     def forget_states(self) -> None:
         """Drop the owners' states, because others are about to be loaded."""
@@ -173,23 +179,46 @@ class GradientExchange:
         """As :meth:`ZeroStep.whole_states`; empty if every rank has them."""
         return {} if self._zero_step is None else self._zero_step.whole_states()
 
-    def dropping_gradients(self) -> AbstractContextManager[None]:
-        """As :meth:`DeferredUpdate.dropping_gradients`."""
-        if self._deferred_update is None:
-            return contextlib.nullcontext()
-        return self._deferred_update.dropping_gradients()
+    def state_dict(self) -> dict[str, Any]:
+        """Entries of a checkpoint: what error feedback keeps."""
+        states = self.dispatcher.codec_states()
+        return {_CODEC_STATES: states} if states else {}
+
+    def load_state_dict(self, entries: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was called."""
+        self.dispatcher.load_codec_states(entries.get(_CODEC_STATES, {}))
+
+    def make_exact(self, *, together: bool) -> None:
+        """Exchange all gradients uncompressed from now on."""
+        self.dispatcher.drop_codecs()
+
+    def detach(self) -> dict[str, Any]:
+        """End after a step, with whole states on every rank; a collective.
+
+        Returns:
+            As of :meth:`state_dict`.
+        """
+        if self._deferred_update is not None:
+            self._deferred_update.close()
+        self.make_whole()
+        self._close_server()
+        entries = {_CODEC_STATES: self.dispatcher.codec_states()}
+        self._linear = {}
+        self.dispatcher.close()
+        return entries
 
     def _make_buckets(self, arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
         # Parameters whose gradients never arrived come last, in the optimizer's order.
-        parameters = self.parameters
+        parameters = self._parameters
         index = {parameter: i for i, parameter in enumerate(parameters)}
         arrived = dict.fromkeys([*arrivals, *parameters])
-        order = agree_order([index[parameter] for parameter in arrived], self.name)
-        sparse = agree_any([_has_sparse_gradient(p) for p in parameters], self.name)
-        chosen = agree_linear(parameters, self._linear, self.name)
+        order = agree_order([index[parameter] for parameter in arrived], self._name)
+        sparse = agree_any([_has_sparse_gradient(p) for p in parameters], self._name)
+        self.arrival_order = [parameters[i] for i in order]
+        chosen = agree_linear(parameters, self._linear, self._name)
         self._linear = {}  # buckets hold those of theirs; the others are watched no longer
         return self._planning.buckets(
-            [parameters[i] for i in order],
+            self.arrival_order,
             {p for p, flag in zip(parameters, sparse, strict=True) if flag},
             chosen,
         )
@@ -197,7 +226,7 @@ class GradientExchange:
     def _some_rank_is_absent(self) -> None:
         for layer in self._linear.values():
             layer.clear()
-        self.collect()
+        self.make_whole()
 
 
 def check_plan(plan: ExchangePlan, names: Mapping[torch.nn.Parameter, tuple[str, str]]) -> None:

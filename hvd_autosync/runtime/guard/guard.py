@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ _SNAPSHOT_EVERY = 8
 
 class Guard(JoinHook):
     """The loss guard of one optimizer.
+
+    Without a barrier rank 0 tests losses in the thread of messages (:meth:`accepts_one`), while
+    this rank trains. What the tests use is used under a lock then; with a barrier there are no
+    such messages.
 
     Args:
         name: Distinguishes its operations from those of others; equal on all ranks.
@@ -70,6 +75,7 @@ class Guard(JoinHook):
         #: Step of a snapshot -> mean loss of the window in which it was taken.
         self._losses: dict[int, float] = {}
         self._warned = False
+        self._lock = threading.Lock()
         register_join_hook(self)
 
     def about_to_join(self) -> None:
@@ -114,18 +120,19 @@ class Guard(JoinHook):
 
         One rank tests the losses of all, and tells the others the result.
         """
-        if not math.isfinite(loss):
-            self.verdict = f"a loss of {loss:.4g} is not finite"
-            return False
-        self._loose.append(loss)
-        if len(self._loose) < LOSS_WINDOW * size():
-            return True
-        mean = math.fsum(self._loose) / len(self._loose)
-        self._loose.clear()
-        self._loose_windows += 1
-        window = self.step // LOSS_WINDOW + self._loose_windows - 1
-        self.verdict = self._envelope.accepts(mean, window)
-        return not self.verdict
+        with self._lock:
+            if not math.isfinite(loss):
+                self.verdict = f"a loss of {loss:.4g} is not finite"
+                return False
+            self._loose.append(loss)
+            if len(self._loose) < LOSS_WINDOW * size():
+                return True
+            mean = math.fsum(self._loose) / len(self._loose)
+            self._loose.clear()
+            self._loose_windows += 1
+            window = self.step // LOSS_WINDOW + self._loose_windows - 1
+            self.verdict = self._envelope.accepts(mean, window)
+            return not self.verdict
 
     def on_quiescent(self, step: int, *, waiting: bool) -> None:
         """Ranks stop together, after steps without a barrier.
@@ -135,17 +142,20 @@ class Guard(JoinHook):
             waiting: Whether steps have a barrier from now on. All ranks then restart their tests,
                 because one of them has seen losses that the others have not.
         """
-        self.step = step
-        self._loose_windows = 0
         if waiting:
-            self._await_sent()
-            self._restart()
-            self._loose.clear()
+            self._await_sent()  # other ranks send it; the lock is for nothing that waits for them
+        with self._lock:
+            self.step = step
+            self._loose_windows = 0
+            if waiting:
+                self._restart()
+                self._loose.clear()
 
     def forget_prediction(self) -> None:
         """Test without a prediction, as several optimizers with losses require."""
-        self._prediction = None
-        self._envelope.forget_prediction()
+        with self._lock:
+            self._prediction = None
+            self._envelope.forget_prediction()
 
     @property
     def predicted_steps(self) -> int:

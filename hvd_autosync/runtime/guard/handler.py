@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import local_rank, rank
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.guard.guard import Guard
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
 
 #: This many rounds of local steps must have predicted losses if rounds are longer than this many
@@ -20,49 +24,106 @@ from hvd_autosync.search_space.trial import FALLBACK_FILE, LOSS_WINDOW
 _ROUNDS_PREDICTED, _LONG_ROUND = 2, 2
 
 
+#: The guards in order of creation, which is the same on all ranks.
+_GUARDS: list[weakref.ref[Guard]] = []
+
+
+class Guarded(Protocol):
+    """What the handler uses of an optimizer's method of synchronization."""
+
+    @property
+    def replicas_in_sync(self) -> bool:
+        """Whether parameters are the same on all ranks."""
+
+    @property
+    def near_average(self) -> bool:
+        """Whether they are equal, or nearly so."""
+
+    @property
+    def round_steps(self) -> int:
+        """Steps of the current round of local steps."""
+
+    def average(self) -> None:
+        """Make parameters equal; a collective."""
+
+    def settle(self) -> None:
+        """Make all deferred updates."""
+
+    def forget_states(self) -> None:
+        """Drop states of parts of parameters."""
+
+
 class LossGuardHandler:
     """Connects one optimizer to its loss guard.
 
-    Args:
-        optimizer: Horovod's optimizer, of our class; its ``_guard`` is ``None`` after a fallback.
+    The thread of messages reads :attr:`guard` while the other one may end it, so both use it under
+    a lock.
+
+    Attributes:
+        guard: The guard; ``None`` if the training is exact, by its plan or after a fallback.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self._reference = weakref.ref(optimizer)
+    def __init__(self) -> None:
+        self.guard: Guard | None = None
+        self._lock = threading.Lock()
+        self._optimizer: Callable[[], Any] = lambda: None
         self._seen = 0
         self._warned = False
 
-    def stepped(self) -> None:
-        """A step with a barrier was made; a collective after each window."""
-        optimizer, guard = self._optimizer, self._guard
+    @property
+    def watches(self) -> bool:
+        """Whether there is a guard."""
+        return self.guard is not None
+
+    def watch(self, name: str, optimizer: Any) -> None:
+        """Guard the training of ``optimizer`` from now on; on all ranks.
+
+        Args:
+            name: As of :class:`Guard`.
+            optimizer: Horovod's optimizer, of our class.
+        """
+        if current.losses is None:
+            current.losses = Losses()
+            watch_backward(current.losses)
+        self._optimizer = weakref.ref(optimizer)
+        with self._lock:
+            self.guard = _new_guard(name)
+
+    def stepped(self, method: Guarded, step: int | None) -> None:
+        """A step with a barrier was made; a collective after each window.
+
+        Args:
+            method: What synchronizes the optimizer.
+            step: Its number, if all ranks agree on it.
+        """
+        guard = self.guard
         if guard is None:
             return
         assert current.losses is not None, "a guarded training records losses"
-        if not self._warned and optimizer._local is not None and optimizer._local.round_steps:
+        if not self._warned and method.round_steps:
             self._warned = True
-            _warn_of_long_rounds(guard, optimizer._local.round_steps)
-        local, phases = optimizer._local, optimizer._phases
-        parts = [each for each in (phases, local) if each is not None]
-        equal = all(each.replicas_in_sync for each in parts)
-        near = local is not None and local.near_average
-        average = equal or (near and (phases is None or phases.replicas_in_sync))
-        step = parts[0].step if parts else None
-        if not guard.stepped(current.losses, step, average=average):
+            _warn_of_long_rounds(guard, method.round_steps)
+        if not guard.stepped(current.losses, step, average=method.near_average):
             self.fall_back()
-        elif equal and guard.wants_snapshot:
+        elif method.replicas_in_sync and guard.wants_snapshot:
             self._take_snapshot(guard)
 
     def loss(self) -> float | None:
         """The loss of this rank's last step, if it had one and there is a guard."""
-        if self._guard is None or current.losses is None:
+        if self.guard is None or current.losses is None:
             return None
         loss = current.losses.since(self._seen)
         self._seen = current.losses.count
         return None if loss is None else float(loss)
 
     def healthy(self, loss: float) -> bool:
-        """Whether the guard accepts any rank's loss, in steps without a barrier; on one rank."""
-        return self._guard is None or self._guard.accepts_one(loss)
+        """Whether the guard accepts any rank's loss, in steps without a barrier; on one rank.
+
+        Called in the thread of messages.
+        """
+        with self._lock:
+            guard = self.guard
+        return guard is None or guard.accepts_one(loss)
 
     def on_quiescent(self, step: int, *, waiting: bool, healthy: bool = True) -> None:
         """All ranks stop before or after steps without a barrier, with equal parameters.
@@ -72,50 +133,58 @@ class LossGuardHandler:
             waiting: As of :meth:`Guard.on_quiescent`.
             healthy: Whether the parameters are fit for a snapshot.
         """
-        if self._guard is not None:
-            self._guard.on_quiescent(step, waiting=waiting)
-            if healthy and self._guard.wants_snapshot:
-                self._take_snapshot(self._guard)
+        guard = self.guard
+        if guard is not None:
+            guard.on_quiescent(step, waiting=waiting)
+            if healthy and guard.wants_snapshot:
+                self._take_snapshot(guard)
 
     def fall_back(self) -> None:
         """End the lossy strategy, and continue from the better of current parameters and snapshot.
 
         A collective.
         """
-        optimizer, guard = self._optimizer, self._guard
+        optimizer, guard = self._optimizer(), self.guard
         assert guard is not None, "the guard has rejected a loss"
         _report_fallback(guard)
-        optimizer._settle_steps()
+        method: Guarded = optimizer._sync.method
+        method.settle()
         done = "kept what was learned"
         if not guard.keeps:
-            optimizer._exchange.forget_states()  # snapshots have no states of shards
+            method.forget_states()  # snapshots have no states of shards
             done = f"restored step {guard.restore(optimizer)}"
-        elif optimizer._local is not None:
-            optimizer._local.average()
+        else:
+            method.average()
         warn_on_rank_0(
             f"loss guard: {guard.verdict} at step {guard.step}; {done}; the training continues "
             "uncompressed and synchronous"
         )
-        fall_back_to_exact(optimizer)
-        if optimizer._local is not None:
-            optimizer._local.stop()
-        if optimizer._phases is not None:
-            optimizer._phases.equalize()
+        fall_back_to_exact(optimizer, together=True)
 
-    @property
-    def _optimizer(self) -> Any:
-        optimizer = self._reference()
-        assert optimizer is not None, "its owner is alive"
-        return optimizer
-
-    @property
-    def _guard(self) -> Guard | None:
-        guard: Guard | None = self._optimizer._guard
-        return guard
+    def end(self) -> None:
+        """Guard no longer; nothing would wait for what the guard has sent."""
+        guard = self.guard
+        if guard is not None:
+            guard.about_to_join()
+        with self._lock:
+            self.guard = None
 
     def _take_snapshot(self, guard: Guard) -> None:
-        self._optimizer._settle_steps()
-        guard.take_snapshot(self._optimizer)
+        optimizer = self._optimizer()
+        optimizer._sync.method.settle()
+        guard.take_snapshot(optimizer)
+
+
+def _new_guard(name: str) -> Guard:
+    """A guard with predicted losses, unless there are several guards.
+
+    The prediction is of one optimizer's losses, and it is unknown of which.
+    """
+    guard = Guard(name, None if _GUARDS else current.loss_prediction)
+    if len(_GUARDS) == 1 and (first := _GUARDS[0]()) is not None:
+        first.forget_prediction()
+    _GUARDS.append(weakref.ref(guard))
+    return guard
 
 
 def _warn_of_long_rounds(guard: Guard, steps: int) -> None:

@@ -104,25 +104,19 @@ def broadcast_optimizer_state(
         root_rank: As in Horovod.
         model: As in Horovod.
     """
-    exchange = getattr(optimizer, "_exchange", None)
-    if exchange is not None:
-        exchange.collect()
-    phases = getattr(optimizer, "_phases", None)
-    if phases is not None:
-        phases.leave()
+    sync = getattr(optimizer, "_sync", None)
+    if sync is None:
+        _horovods_broadcast(optimizer, root_rank, model)
+        return
+    sync.method.before_sharing()
     _horovods_broadcast(optimizer, root_rank, model)
-    local = getattr(optimizer, "_local", None)
-    if local is not None:
-        local.share(root_rank)
-    if phases is not None:
-        phases.share(root_rank)
-    if hasattr(optimizer, "_exact"):
+    sync.method.share(root_rank)
+    exact = torch.tensor([float(sync.exact)])
+    horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")
+    if exact.item():
         from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 
-        exact = torch.tensor([float(optimizer._exact)])
-        horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")
-        if exact.item():
-            fall_back_to_exact(optimizer)
+        fall_back_to_exact(optimizer)
 
 
 def _add_timing(cls: Any, *, adasum: bool) -> None:

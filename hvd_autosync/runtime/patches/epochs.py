@@ -12,11 +12,20 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+
+class SyncPoint(Enum):
+    """Why parameters must be equal on all ranks now."""
+
+    EPOCH_END = "an epoch has ended"
+    EVALUATION = "another loader's epoch begins in the middle of one, as for an evaluation"
+    SCRIPT = "the script calls for it"
 
 
 class SyncPoints(Protocol):
@@ -26,11 +35,8 @@ class SyncPoints(Protocol):
     def replicas_in_sync(self) -> bool:
         """Whether parameters are the same on all ranks."""
 
-    def average(self) -> None:
-        """Synchronize at the end of an epoch, unless replicas are in sync; a collective."""
-
-    def sync_for_eval(self) -> None:
-        """Synchronize in the middle of an epoch, when another loader's begins; a collective."""
+    def at_sync_point(self, why: SyncPoint) -> None:
+        """Make parameters equal, unless they are; a collective."""
 
 
 class Epochs:
@@ -182,7 +188,7 @@ class Epochs:
     def _end(self) -> None:
         sync_points = self.sync_points
         if sync_points is not None:
-            sync_points.average()
+            sync_points.at_sync_point(SyncPoint.EPOCH_END)
 
 
 @dataclass
@@ -249,7 +255,7 @@ def _sync_for_eval() -> None:
         # Some ranks may have collected dropped optimizers, others not yet.
         gc.collect()
     for sync_points in open_ones():
-        sync_points.sync_for_eval()
+        sync_points.at_sync_point(SyncPoint.EVALUATION)
 
 
 def _samples_of(batch: Any) -> int:

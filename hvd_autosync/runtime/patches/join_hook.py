@@ -61,6 +61,13 @@ def register_join_hook(hook: JoinHook) -> None:
     hooks.by_number[next(hooks.numbers)] = hook
 
 
+def remove_join_hook(hook: JoinHook) -> None:
+    """Call the methods of ``hook`` no more; on all ranks."""
+    by_number = watch_join().by_number
+    for number in [number for number, each in by_number.items() if each is hook]:
+        del by_number[number]
+
+
 @once_per_rank
 def watch_join() -> _Hooks:
     """Watch every ``join()`` of this rank from now on, except under names imported before."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,7 +39,10 @@ class RankStates:
         self._optimizer = weakref.ref(optimizer)
         self._loaded: dict[int, States] = {}
         self._state_server = StateServer(self._name, self._answer)
-        weakref.finalize(optimizer, self._state_server.close).atexit = False
+        closing = weakref.finalize(optimizer, self._state_server.close)
+        closing.atexit = False
+        #: Other ranks may ask until all have called this, or dropped the optimizer.
+        self.close: Callable[[], object] = closing
 
     def save(self) -> dict[int, States]:
         """The states of all ranks by rank; this rank's are not copied.

@@ -93,7 +93,10 @@ class Asynchronous:
         self._changed = threading.Condition()
         # The service thread must not keep an optimizer that the script has dropped.
         self._endpoint = open_endpoint(f"asynchronous.{name}", weakly(self._on_message))
-        weakref.finalize(optimizer, self._endpoint.close_in_background).atexit = False
+        closing = weakref.finalize(optimizer, self._endpoint.close_in_background)
+        closing.atexit = False
+        #: Closes the endpoint once all ranks have called it, or dropped the optimizer.
+        self.close: Callable[[], object] = closing
 
     @property
     def _optimizer(self) -> Any:

@@ -14,7 +14,8 @@ import json
 import logging
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,58 +28,68 @@ from hvd_autosync.runtime.collectives.operations import (
     size,
     synchronize,
 )
-from hvd_autosync.runtime.collectives.warn_once import WarnOnce
-from hvd_autosync.runtime.patches.epochs import Epochs
-from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
+from hvd_autosync.runtime.method import SyncMethod
+from hvd_autosync.runtime.patches.epochs import SyncPoint
+from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
 from hvd_autosync.runtime.state.normalization import running_statistics
+from hvd_autosync.runtime.state.progress import EpochProgress
 from hvd_autosync.runtime.state.rank_states import RankStates, States
 from hvd_autosync.runtime.sync.averaging import Averaging, moments
+from hvd_autosync.runtime.sync.nested import Nested
+from hvd_autosync.runtime.sync.phase import Phase, TrainingPhase, Votes
 from hvd_autosync.search_space.schedule import Schedule
 
 _LOG = logging.getLogger(__name__)
-#: Parallel steps between two votes on whether local steps can begin.
-_VOTE_EVERY = 8
+_T = TypeVar("_T")
+#: Key of an entry of checkpoints; it is part of their format.
+_ROUNDS = "hvd_autosync_rounds"
 #: In a round of H steps, the first H / this are near the average that it began with.
 _NEAR = 32
 
 
-class LocalSteps(JoinHook):
-    """The rounds of one optimizer.
+class LocalSteps(Nested, JoinHook):
+    """The rounds of one optimizer; creating it attaches it, which is a collective.
 
     Args:
         name: Distinguishes its operations from those of others; equal on all ranks.
         optimizer: Horovod's optimizer, of our class.
+        inner: Exchanges the gradients before the first round, and whenever there are no rounds.
         schedule: Lengths of the rounds.
         averaging: Averages the parameters.
+        phase: The phase of the training.
+        progress: Counts its steps.
 
     Attributes:
         states: The optimizer state of each rank.
-        running: Whether steps are local now, so that gradients are not exchanged.
         owed: Whether gradients were synchronized without a step being made of them.
-        step: Steps so far.
-        averages: Collectives of all parameters or gradients so far.
-        highest: The highest learning rate of any step so far.
+        averages: Collectives of all parameters or gradients so far, in phases with a barrier.
     """
 
-    def __init__(self, name: str, optimizer: Any, schedule: Schedule, averaging: Averaging) -> None:
+    def __init__(
+        self,
+        name: str,
+        optimizer: Any,
+        inner: SyncMethod,
+        schedule: Schedule,
+        averaging: Averaging,
+        phase: TrainingPhase,
+        progress: EpochProgress,
+    ) -> None:
+        super().__init__(inner)
         self.states = RankStates(name, optimizer)
-        self.running = False
-        self.step = self.averages = 0
-        self.highest = 0.0
+        self.averages = 0
         self._name = f"hvd_autosync.rounds.{name}"
         # Weak, so that an optimizer dropped in an open round is collected on all ranks at once.
         self._optimizer = weakref.ref(optimizer)
         self._schedule = schedule
         self._averaging = averaging
-        self._epochs = Epochs(self)
+        self._phase = phase
+        self._progress = progress
         register_join_hook(self)
         self._proposal: _Proposal | None = None
         self._length = self._done = 0
         self._ends_epoch = False
-        #: Whether the script itself calls average().
-        self._script_averages = False
-        self._restored = self._stopped = self._paused = False
-        self._no_epoch_end = WarnOnce(
+        self._votes = Votes(
             "local steps have not begun: no epoch end seen yet. Use a torch.utils.data.DataLoader "
             "with a length, or call hvd_autosync.average(optimizer) where parameters must be the "
             "same on all ranks"
@@ -90,50 +101,73 @@ class LocalSteps(JoinHook):
         self._statistics: list[torch.Tensor] | None = None
 
     @property
-    def samples(self) -> int:
-        """Samples of this rank so far, where the batch size is known."""
-        return self._epochs.samples
+    def running(self) -> bool:
+        """Whether steps are local now, so that gradients are not exchanged."""
+        return self._phase.now is Phase.ROUNDS
 
-    def gradient_arrived(self) -> None:
-        """A gradient of a local step is complete."""
-        with self._lock:  # backward runs hooks in one thread for each device
-            if self._done == 0 and self._proposal is None:
-                self._propose()
+    @property
+    def step(self) -> int:
+        """Steps so far."""
+        return self._progress.step
 
-    def stepped(self) -> None:
-        """The optimizer has made a step."""
-        if not self.running:
-            self._count()
-            self.averages += 1
-            begun = self.step - max(self._schedule.start, 1)
-            if self._stopped or self._paused:
-                return
-            if self._restored or (begun >= 0 and begun % _VOTE_EVERY == 0):
-                self._vote()
-            return
-        self.owed = False
-        self.states.forget_loaded()
-        self.gradient_arrived()  # if none has
-        if self._done == 0:
-            self._begin_round()
-        self._count()
-        self._done += 1
-        if self._done == self._length:
-            self._end_round(early=False)
+    def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
+        """The gradient of ``parameter`` is complete, in a local step for this rank's own use."""
+        if self.running:
+            self._gradient_arrived()
+        else:
+            self.inner.on_gradient_ready(parameter)
 
-    def synchronized(self) -> None:
+    def settle_skipped(self) -> None:
+        """Count the skipped step whose gradients were synchronized, with all that counts steps."""
+        if self.running and self.owed:
+            self._owner._sync.end_step()
+
+    def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
         """The optimizer or the script is about to use the gradients of a local step.
 
         A script may make no step of them, for example if those of its own rank alone have
         overflowed. The step counts nevertheless: otherwise this rank would reach the end of its
         epoch a step before the others.
         """
-        assert not self.owed, "the skipped step was counted"
-        if self._joined and self._done == 0:
-            # The round begins from what is equal on all ranks again, as after a broadcast.
-            self._averaging.begin()
-            self._joined = False
-        self.owed = True
+        if not self.running:
+            self.inner.on_synchronize(in_step=in_step, fresh=fresh)
+        elif fresh:
+            assert not self.owed, "the skipped step was counted"
+            if self._done == 0:
+                self._begin_after_join()
+            self.owed = True
+
+    def run_step(self, step: Callable[[], _T]) -> _T:
+        """Run the optimizer's own step; other ranks do not read its states meanwhile."""
+        if not self.running:
+            return self.inner.run_step(step)
+        with self.states.lock:
+            return step()
+
+    def on_step_end(self) -> None:
+        """A step was made; a collective at the end of a round."""
+        if not self.running:
+            self.inner.on_step_end()
+            self.averages += 1
+            begins = self._phase.now is Phase.RESTORED or self._votes.due(
+                self.step, max(self._schedule.start, 1)
+            )
+            if begins and self._phase.now is not Phase.EXACT:
+                self._vote()
+            return
+        self.owed = False
+        self.states.forget_loaded()
+        self._gradient_arrived()  # if none has
+        if self._done == 0:
+            self._begin_round()
+        self._progress.stepped()
+        self._done += 1
+        if self._done == self._length:
+            self._end_round(early=False)
+
+    def on_skip(self) -> None:
+        """A gradient scaler may have skipped the step of this rank alone."""
+        self.settle_skipped()
 
     def about_to_join(self) -> None:
         """Wait for the agreement on the length of a round that has just begun."""
@@ -143,41 +177,31 @@ class LocalSteps(JoinHook):
 
     def all_joined(self) -> None:
         """All ranks have just left ``join()``; a collective."""
-        self.step = agree_steps(self.step, self._name)
+        self._progress.step = agree_steps(self.step, self._name)
+        self._votes.last = self.step
         self._joined = self.running
         self._length = self._done = 0
 
-    def settle(self) -> None:
-        """Count the skipped step whose gradients were synchronized.
-
-        The components that count steps, protocols and guard, count it too.
-        """
-        if self.owed:
-            self._owner._hvd_autosync_after_skip()
+    def at_sync_point(self, why: SyncPoint) -> None:
+        """Make parameters and statistics equal now; a collective."""
+        if why is SyncPoint.SCRIPT:
+            self._progress.script_averages = True
+        self.average()
 
     def average(self) -> None:
         """Make parameters and statistics equal now, in the middle of a round; a collective."""
-        self.settle()
-        if self._restored:
+        self.settle_skipped()
+        if self._phase.now is Phase.RESTORED:
             self._average_parameters()
         elif self._done:
             self._end_round(early=True)
-
-    def sync_for_eval(self) -> None:
-        """Make parameters equal before another loader's epoch, as for evaluation; a collective."""
-        self.average()
-
-    def average_for_script(self) -> None:
-        """The script calls for an average; its epochs need not be visible."""
-        self._script_averages = True
-        self.average()
 
     @property
     def replicas_in_sync(self) -> bool:
         """Whether parameters are the same on all ranks."""
         if self.running:
             return self._done == 0 and not self.owed
-        return not self._restored
+        return self._phase.now is not Phase.RESTORED
 
     @property
     def round_steps(self) -> int:
@@ -193,20 +217,12 @@ class LocalSteps(JoinHook):
         """
         return self.replicas_in_sync or (self.running and self._done * _NEAR < self._length)
 
-    def stop(self) -> None:
-        """Exchange gradients in every step from now on; parameters are equal on all ranks now.
+    def make_whole(self) -> None:
+        """Leave the rounds, now that parameters are equal; a collective.
 
-        A collective.
+        Moments become their averages over ranks.
         """
-        self.pause()
-        self._stopped = True
-
-    def pause(self) -> None:
-        """Make no rounds until :meth:`resume`; parameters are equal on all ranks now.
-
-        A collective that makes the moments equal too.
-        """
-        if self.running:
+        if self._phase.now in (Phase.ROUNDS, Phase.RESTORED):
             found = moments(self._owner)
             described = [(name, list(value.shape)) for name, value in found]
             if same_on_all(described, f"{self._name}.moments"):
@@ -214,29 +230,37 @@ class LocalSteps(JoinHook):
                 self._averaging.average_tensors("moments", tensors, size())
             else:  # for example if some rank had no gradient
                 self._owner.state.clear()
-        self.running, self._restored, self._paused = False, False, True
+            self._phase.enter(Phase.EXCHANGE)
         self._length = self._done = 0
         self._proposal = None
+        super().make_whole()
 
-    def resume(self) -> None:
-        """Make rounds again, now that all ranks make steps together; a collective."""
-        self.step = agree_steps(self.step, self._name)
-        self._paused = False
+    def make_exact(self, *, together: bool) -> None:
+        """Exchange gradients uncompressed in every step; parameters are equal on all ranks now."""
+        self.make_whole()
+        self._phase.enter(Phase.EXACT)
+        super().make_exact(together=together)
 
-    def save(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs for the schedule to continue, with the states of all ranks."""
-        return {
+        apart = self._phase.now in (Phase.ROUNDS, Phase.RESTORED)
+        saved = {
             **self._place(),
             "codecs": self._averaging.dispatcher.codec_states(),
-            "ranks": self.states.save() if self.running or self._restored else {},
+            "ranks": self.states.save() if apart else {},
         }
+        return {**super().state_dict(), _ROUNDS: saved}
 
-    def load(self, saved: dict[str, Any]) -> States | None:
-        """Continue where :meth:`save` was called; an open round starts over.
+    def load_state_dict(self, entries: dict[str, Any]) -> States | None:
+        """Continue where :meth:`state_dict` was called; an open round starts over.
 
         Returns:
             This rank's optimizer state by place of the parameter, if it had one of its own.
         """
+        super().load_state_dict(entries)
+        saved = entries.get(_ROUNDS)
+        if not saved:
+            return None
         self._go_to(saved)
         self._averaging.dispatcher.load_codec_states(saved["codecs"])
         return self.states.load(saved["ranks"])
@@ -246,34 +270,48 @@ class LocalSteps(JoinHook):
         text = tell_all(json.dumps(self._place()).encode(), f"{self._name}.place", root)
         self._go_to(json.loads(text))
         self.states.share(root)
+        super().share(root)
+
+    def detach(self) -> dict[str, Any]:
+        """End the rounds with an exact average, which has what error feedback has kept.
+
+        A collective. Moments are averages too.
+
+        Returns:
+            As of :meth:`SyncMethod.detach`.
+        """
+        self.settle_skipped()
+        if self._phase.now is Phase.RESTORED:
+            self._average_parameters()
+        elif self.running:
+            self._begin_after_join()
+            self._end_round(early=True)
+        self.make_whole()
+        self.states.close()
+        remove_join_hook(self)
+        self._averaging.dispatcher.close()
+        return super().detach()
 
     def _place(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "highest": self.highest,
-            "samples": self.samples,
+            "highest": self._progress.highest,
+            "samples": self._progress.epochs.samples,
             "length": self._length,
             "done": self._done,
-            "running": self.running or self._restored,
-            "stopped": self._stopped,
+            "running": self._phase.now in (Phase.ROUNDS, Phase.RESTORED),
+            "stopped": self._phase.now is Phase.EXACT,
         }
 
     def _go_to(self, place: dict[str, Any]) -> None:
-        self.step, self.highest = place["step"], place["highest"]
-        self._epochs.samples = place["samples"]
-        self.running, self._restored = False, place["running"]
-        self._stopped = place["stopped"]
+        self._progress.step, self._progress.highest = place["step"], place["highest"]
+        self._progress.epochs.samples = place["samples"]
+        if self._phase.now is not Phase.EXACT:
+            apart = Phase.RESTORED if place["running"] else Phase.EXCHANGE
+            self._phase.enter(Phase.EXACT if place["stopped"] else apart)
+        self._votes.last = self.step - Votes.EVERY
         self._length = self._done = 0
         self._proposal = None
-
-    def _count(self) -> None:
-        self.highest = max(self.highest, self._rate())
-        self.step += 1
-        self._epochs.stepped()
-
-    def _rate(self) -> float:
-        rates = [group["lr"] for group in self._owner.param_groups]
-        return max((float(rate) for rate in rates if rate is not None), default=0.0)
 
     @property
     def _owner(self) -> Any:
@@ -287,19 +325,28 @@ class LocalSteps(JoinHook):
         A collective. Rounds of one step do not count: with exchanged gradients moments stay equal
         on all ranks.
         """
-        known = self._script_averages or self._epochs.seen
-        wanted = self._schedule.length(self.step, self._rate(), self.highest) > 1
+        self._votes.last = self.step
+        progress = self._progress
+        known = progress.epochs.seen or progress.script_averages
+        wanted = self._schedule.length(self.step, progress.rate, progress.highest) > 1
         ready = torch.tensor([float(known and wanted)])
-        if allreduce(ready, op=Sum, name=f"{self._name}.vote").item() == size():
-            self.running = True
-            if self._restored:
+        in_favour = allreduce(ready, op=Sum, name=f"{self._name}.vote").item()
+        if self._votes.passed(in_favour, self.step, wanted=wanted, known=known):
+            if self._phase.now is Phase.RESTORED:
                 self._average_parameters()
+            self._phase.enter(Phase.ROUNDS)
             self._averaging.begin()
-            self._restored = False
-        elif wanted and not known:
-            self._no_epoch_end.seen(self.step)
-        if known:
-            self._no_epoch_end.gone()
+
+    def _begin_after_join(self) -> None:
+        """Begin the round from what is equal on all ranks again, as after a broadcast."""
+        if self._joined:
+            self._averaging.begin()
+            self._joined = False
+
+    def _gradient_arrived(self) -> None:
+        with self._lock:  # backward runs hooks in one thread for each device
+            if self._done == 0 and self._proposal is None:
+                self._propose()
 
     def _average_parameters(self) -> None:
         """Make replicas equal that have diverged since a resume.
@@ -309,10 +356,11 @@ class LocalSteps(JoinHook):
         self._averaging.average_tensors("parameters", self._averaging.parameters, size())
 
     def _propose(self) -> None:
-        known = self._epochs.remaining()
-        most = 1 if known is None and not self._script_averages else known
-        highest = max(self.highest, self._rate())
-        length = self._schedule.length(self.step, self._rate(), highest, most)
+        progress = self._progress
+        known = progress.epochs.remaining()
+        most = 1 if known is None and not self._progress.script_averages else known
+        highest = max(progress.highest, progress.rate)
+        length = self._schedule.length(self.step, progress.rate, highest, most)
         self._proposal = _Proposal(self._name, length, known == length)
 
     def _begin_round(self) -> None:

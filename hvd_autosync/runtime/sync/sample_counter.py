@@ -57,6 +57,12 @@ class SampleCounter:
         """Samples of all ranks; those that only each rank knows are estimated from this rank's."""
         return self.samples + (self._epochs.samples - self._included) * int(size())
 
-    def load(self, samples: int) -> None:
-        """Continue from ``samples``."""
-        self.samples, self._included = samples, self._epochs.samples
+    def load(self, samples: int, counted: int | None = None) -> None:
+        """Continue from ``samples``.
+
+        Args:
+            samples: Samples of all ranks.
+            counted: How many of this rank's are included; ``None``: all so far.
+        """
+        self.samples = samples
+        self._included = self._epochs.samples if counted is None else counted

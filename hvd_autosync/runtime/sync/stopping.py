@@ -11,6 +11,8 @@ segment counts: each later one would move the stop further away.
 
 from __future__ import annotations
 
+import threading
+
 from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.stragglers.policy import StragglerPolicy
@@ -23,18 +25,19 @@ _NOTICE = 2
 
 
 class Stopping:
-    """One rank's part.
+    """One rank's part, shared by two threads: the one that trains, and the one of messages.
+
+    During steps without a barrier all that both use is used under a lock here: the order, the
+    reports, the straggler policy and, in the handler, the guard.
 
     Args:
         guard_handler: Judges losses.
         stragglers: Knows whether there still is a straggler.
-
-    Attributes:
-        broken: On rank 0: whether a loss was not healthy.
     """
 
     def __init__(self, guard_handler: LossGuardHandler, stragglers: StragglerPolicy) -> None:
-        self.broken = False
+        self._lock = threading.Lock()
+        self._broken = False
         self._guard_handler = guard_handler
         self._stragglers = stragglers
         self._size = size()  # messages arrive in another thread
@@ -43,14 +46,32 @@ class Stopping:
         #: On rank 0: the segment of the last report, and the highest step of any rank in it.
         self._reported = 0, 0
 
+    @property
+    def broken(self) -> bool:
+        """On rank 0: whether a loss was not healthy."""
+        with self._lock:
+            return self._broken
+
+    @property
+    def straggler_present(self) -> bool:
+        """Whether a straggler is known to be there."""
+        with self._lock:
+            return self._stragglers.present
+
+    @straggler_present.setter
+    def straggler_present(self, present: bool) -> None:
+        with self._lock:
+            self._stragglers.present = present
+
     def stepped(self, asynchronous: Asynchronous, computed_s: float) -> bool:
         """This rank has made a step; returns whether it is to stop now."""
         segment, clock = asynchronous.segment, asynchronous.clock
-        order = self._order
+        with self._lock:
+            order, slow = self._order, self._stragglers.present
         if order is not None and order["segment"] == segment and clock >= order["clock"]:
             return True
         loss = self._guard_handler.loss()
-        if loss is not None or self._stragglers.present:
+        if loss is not None or slow:
             message = {"kind": _STEP, "segment": segment, "clock": clock}
             asynchronous.send(0, {**message, "loss": loss, "seconds": computed_s})
         return False
@@ -58,17 +79,20 @@ class Stopping:
     def on_message(self, asynchronous: Asynchronous, source: int, message: PeerMessage) -> None:
         """Handle a message, in the service thread."""
         if message["kind"] == _STOP:
-            if self._order is None or self._order["segment"] != message["segment"]:
-                self._order = message
+            with self._lock:
+                if self._order is None or self._order["segment"] != message["segment"]:
+                    self._order = message
             return
-        if message["segment"] != self._reported[0]:
-            self._reported = message["segment"], 0
-        highest = max(self._reported[1], message["clock"])
-        self._reported = message["segment"], highest
         loss = message["loss"]
         broken = loss is not None and not self._guard_handler.healthy(loss)
-        self.broken = self.broken or broken
-        if self._stragglers.stepped(source, message["seconds"]) or broken:
+        with self._lock:
+            if message["segment"] != self._reported[0]:
+                self._reported = message["segment"], 0
+            highest = max(self._reported[1], message["clock"])
+            self._reported = message["segment"], highest
+            self._broken = self._broken or broken
+            recovered = self._stragglers.stepped(source, message["seconds"])
+        if recovered or broken:
             order = {"kind": _STOP, "segment": message["segment"], "clock": highest + _NOTICE}
             for each in range(self._size):
                 asynchronous.send(each, order)

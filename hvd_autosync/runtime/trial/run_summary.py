@@ -20,7 +20,7 @@ import torch
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
-from hvd_autosync.runtime.patches.epochs import Epochs
+from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
 from hvd_autosync.search_space.trial import LOSS_WINDOW, OUTCOME_FILE
 
 #: Windows of losses at the end whose mean substitutes for a metric that the script does not report.
@@ -60,10 +60,7 @@ class RunSummary:
         """Always true: epochs are only counted here."""
         return True
 
-    def average(self) -> None:
-        """Do nothing; see :attr:`replicas_in_sync`."""
-
-    def sync_for_eval(self) -> None:
+    def at_sync_point(self, why: SyncPoint) -> None:
         """Do nothing; see :attr:`replicas_in_sync`."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from hvd_autosync.runtime.patches.epochs import Epochs
+from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
 from hvd_autosync.runtime.stragglers.batch_split import cut_sizes
 from hvd_autosync.runtime.stragglers.dynamic_batching import DynamicBatching
 
@@ -265,10 +265,8 @@ class SyncPoints:
 
     replicas_in_sync = True
 
-    def average(self) -> None:
-        raise AssertionError
-
-    sync_for_eval = average
+    def at_sync_point(self, why: SyncPoint) -> None:
+        raise AssertionError(why)
 
 
 @pytest.mark.parametrize("kind", ["no sampler", "evaluation", "two loaders", "training"])

@@ -7,7 +7,7 @@ import warnings
 import horovod.torch
 import horovod.torch as hvd
 import torch
-from common import HOROVODS, OURS, mlp, raises, strategy, wrap
+from common import HOROVODS, OURS, exchange_of, mlp, raises, strategy, wrap
 from torch import nn
 
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
@@ -82,7 +82,7 @@ def case_num_groups_is_deprecated():
 def case_strategy_fills_what_is_open():
     with strategy(buckets=2):
         distributed = wrap(OURS, mlp())
-    assert isinstance(distributed._exchange.dispatcher, Dispatcher)
+    assert isinstance(exchange_of(distributed).dispatcher, Dispatcher)
 
 
 def case_script_decides():

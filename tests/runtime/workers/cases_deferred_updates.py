@@ -8,7 +8,7 @@ import weakref
 import horovod.torch as hvd
 import torch
 from cases_exchanges import plan
-from common import HOROVODS, OURS, assert_close, batch, mlp, raises, wrap
+from common import HOROVODS, OURS, assert_close, batch, exchange_of, mlp, raises, wrap
 from torch import nn
 
 from hvd_autosync.errors import AutosyncError
@@ -48,7 +48,7 @@ def unseen(parameters):
 
 
 def waits(distributed):
-    return len(distributed._exchange._deferred_update._waiting)
+    return len(exchange_of(distributed)._deferred_update._waiting)
 
 
 def case_steps_wait_until_forward():
@@ -235,7 +235,7 @@ def case_a_gradient_that_is_changed_after_the_step_is_noticed():
     steps(model, distributed)
     held = [
         g
-        for gradients in distributed._exchange._deferred_update._gradients.values()
+        for gradients in exchange_of(distributed)._deferred_update._gradients.values()
         for g, _ in gradients
     ]
     held[0].zero_()
@@ -256,14 +256,14 @@ def case_first_layers_are_sent_first():
     steps(model, distributed, 3)
     list(model.parameters())
     begun = []
-    for bucket in distributed._exchange.dispatcher.buckets:
+    for bucket in exchange_of(distributed).dispatcher.buckets:
 
         def start(bucket=bucket, original=bucket.start):
-            begun.append(distributed._exchange.dispatcher._place[bucket])
+            begun.append(exchange_of(distributed).dispatcher._place[bucket])
             return original()
 
         bucket.start = start
-    distributed._exchange.dispatcher._room = lambda: False
+    exchange_of(distributed).dispatcher._room = lambda: False
     step(model, distributed, 3)
     assert begun == sorted(begun, reverse=True) and len(begun) == 6
     list(model.parameters())

@@ -14,6 +14,7 @@ from common import (
     assert_close,
     assert_same_on_all_ranks,
     clipped_step,
+    exchange_of,
     raises,
     synchronized_by,
 )
@@ -184,7 +185,8 @@ def case_an_exchange_begins_in_the_midst_of_backward():
         for _ in range(4):
             distributed.zero_grad()
             hidden = model[0](torch.randn(4, 8))
-            hidden.register_hook(lambda _: under_way.append(distributed._exchange.dispatcher.busy))  # noqa: B023
+            dispatcher = exchange_of(distributed).dispatcher
+            hidden.register_hook(lambda _: under_way.append(dispatcher.busy))  # noqa: B023
             model[1:](hidden).pow(2).mean().backward()
             distributed.step()
         assert under_way == [False, True, True, True], (name, under_way)
@@ -444,4 +446,4 @@ def case_later_sparse_gradients_are_refused():
     with raises(AutosyncError, "sparse"):
         table(inputs(1)).sum().backward()
         distributed.step()
-    distributed._exchange.dispatcher._ready.clear()
+    exchange_of(distributed).dispatcher._ready.clear()

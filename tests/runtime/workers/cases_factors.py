@@ -14,6 +14,7 @@ from common import (
     assert_identical,
     assert_same_on_all_ranks,
     clipped_step,
+    exchange_of,
     strategy,
 )
 from torch import nn
@@ -443,7 +444,7 @@ def case_factors_after_steps_that_others_have_joined_from_the_beginning():
         step(number)
     hvd.join()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    exchange = distributed._exchange
+    exchange = exchange_of(distributed)
     assert not exchange.dispatcher.begun
     assert all(not layer.passes for layer in exchange._linear.values())
     with Sent() as sent:

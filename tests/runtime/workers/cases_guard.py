@@ -10,11 +10,11 @@ import tempfile
 import horovod.torch as hvd
 import torch
 from cases_local_steps import loader, local, together
-from common import batch, mlp
+from common import batch, exchange_of, guard_of, mlp, rounds_of
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.guard import handler
 from hvd_autosync.runtime.measure.losses import Losses
-from hvd_autosync.runtime.optimizer import strategy_optimizer as planned
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.trial import FALLBACK_FILE, LossPrediction
@@ -28,7 +28,7 @@ def real_training():
     """As outside of a trial; collects the messages."""
     before, current.run = current.run, None
     losses, current.losses = current.losses, Losses()
-    planned._GUARDS.clear()
+    handler._GUARDS.clear()
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -51,9 +51,9 @@ def case_a_healthy_training_goes_on():
         for schedule, plan in ((Schedule(4), None), (None, CODED)):
             model, optimizer = local(schedule, plan=plan)
             train(model, optimizer, 6 * WINDOW)
-            assert optimizer._guard is not None
+            assert guard_of(optimizer) is not None
         _exact, optimizer = local(None, plan=ExchangePlan(buckets=2))
-        assert optimizer._guard is None
+        assert guard_of(optimizer) is None
     assert not said.getvalue()
 
 
@@ -61,9 +61,9 @@ def case_a_loss_that_is_no_number_ends_local_steps():
     with real_training() as said:
         model, optimizer = local(Schedule(4))
         train(model, optimizer, 300, lambda number: math.nan if number == 290 else 1.0)
-        assert optimizer._guard is not None and not together(model)
+        assert guard_of(optimizer) is not None and not together(model)
         train(model, optimizer, 3 * WINDOW, first=300)
-        assert optimizer._guard is None and not optimizer._local.running
+        assert guard_of(optimizer) is None and not rounds_of(optimizer).running
         assert together(model) and all(p.isfinite().all() for p in model.parameters())
         states = [v for p in model.parameters() for v in optimizer.state[p].values()]
         assert all(value.isfinite().all() for value in states)
@@ -79,8 +79,8 @@ def case_a_loss_that_rises_ends_a_codec():
     with real_training() as said:
         model, optimizer = local(None, plan=CODED)
         train(model, optimizer, 10 * WINDOW, lambda number: 1.0 if number < 200 else 1e5)
-        assert optimizer._guard is None
-        assert all(bucket.codec is None for bucket in optimizer._exchange.dispatcher.buckets)
+        assert guard_of(optimizer) is None
+        assert all(bucket.codec is None for bucket in exchange_of(optimizer).dispatcher.buckets)
         assert together(model)
     assert bool(said.getvalue()) == (hvd.rank() == 0)
 
@@ -92,7 +92,7 @@ def case_a_window_may_end_right_before_join():
         for _ in range(20):
             train(model, optimizer, WINDOW * (1 if hvd.rank() else 2))
             hvd.join()
-            assert optimizer._guard.step % WINDOW == 0
+            assert guard_of(optimizer).step % WINDOW == 0
         train(model, optimizer, 3 * WINDOW)
 
 
@@ -102,22 +102,22 @@ def case_losses_of_one_rank_are_all_ranks():
         model, optimizer = local(Schedule(4))
         bad = math.inf if hvd.rank() == 1 else 1.0
         train(model, optimizer, 8 * WINDOW, lambda number: bad if number == 150 else 1.0)
-        assert optimizer._guard is None and together(model)
+        assert guard_of(optimizer) is None and together(model)
 
 
 def case_a_verdict_is_remembered():
     with real_training():
         model, optimizer = local(None, plan=CODED)
         train(model, optimizer, 8 * WINDOW, lambda number: math.nan if number == 100 else 1.0)
-        assert optimizer._guard is None
+        assert guard_of(optimizer) is None
         saved = optimizer.state_dict()
         again, resumed = local(None, plan=CODED)
         if hvd.rank() == 0:
             resumed.load_state_dict(saved)
         hvd.broadcast_optimizer_state(resumed, root_rank=0)
-        assert resumed._guard is None
+        assert guard_of(resumed) is None
         train(again, resumed, 3)
-        assert all(bucket.codec is None for bucket in resumed._exchange.dispatcher.buckets)
+        assert all(bucket.codec is None for bucket in exchange_of(resumed).dispatcher.buckets)
 
 
 def case_losses_with_a_dimension_count():
@@ -125,7 +125,7 @@ def case_losses_with_a_dimension_count():
         _, optimizer = local(None, plan=CODED)
         current.losses.seen(torch.tensor([2.5]))
         assert current.losses.since(0) == torch.tensor(2.5)
-        assert optimizer._guard.stepped(current.losses)
+        assert guard_of(optimizer).stepped(current.losses)
 
 
 def case_without_losses_it_says_so():
@@ -140,7 +140,7 @@ def case_without_losses_it_says_so():
 
 def case_a_trial_has_no_guard():
     _, optimizer = local(Schedule(4), model=mlp())
-    assert optimizer._guard is None
+    assert guard_of(optimizer) is None
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def case_a_prediction_leaves_healthy_local_steps_alone():
                 model(batch(int(number))).pow(2).mean().backward()
                 current.losses.seen(torch.tensor(0.1 + 1.5 * math.exp(-int(number) / 20)))
                 optimizer.step()
-            assert optimizer._guard is not None
+            assert guard_of(optimizer) is not None
         assert not said.getvalue()
 
 
@@ -173,7 +173,7 @@ def case_several_optimizers_have_no_prediction():
         model, optimizer = local(None, plan=CODED)
         _, second = local(None, plan=CODED)
         train(model, optimizer, 6 * WINDOW)
-        assert optimizer._guard is not None and second._guard is not None
+        assert guard_of(optimizer) is not None and guard_of(second) is not None
 
 
 def case_a_loss_that_lags_ends_a_codec_and_local_steps():
@@ -193,7 +193,7 @@ def lags_behind(schedule, plan, folder):
             return 1.0
 
         train(model, optimizer, 6 * WINDOW, factor)
-        assert optimizer._guard is None and together(model)
+        assert guard_of(optimizer) is None and together(model)
         assert not torch.equal(moved[4 * WINDOW], moved[1]), "the snapshot of step 1 was restored"
     on_rank_0 = hvd.rank() == 0
     assert ("above what trials of this job predict" in said.getvalue()) == on_rank_0
@@ -222,11 +222,11 @@ def case_an_average_that_is_bad_ends_local_steps():
         lengths = []
 
         def factor(number):
-            lengths.append(optimizer._guard is not None and optimizer._guard._at_average)
+            lengths.append(guard_of(optimizer) is not None and guard_of(optimizer)._at_average)
             return 1e4 if number > 200 and lengths[-1] else 1.0
 
         train(model, optimizer, 16 * WINDOW, factor)
-        assert optimizer._guard is None and together(model)
+        assert guard_of(optimizer) is None and together(model)
     assert ("hvd-autosync: loss guard: " in said.getvalue()) == (hvd.rank() == 0)
     assert sum(lengths[200:400]) < 10
 

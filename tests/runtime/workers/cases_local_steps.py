@@ -12,6 +12,7 @@ from common import (
     batch,
     mlp,
     raises,
+    rounds_of,
     synchronized_by,
     wrap,
 )
@@ -115,10 +116,10 @@ def case_rounds_of_one_step_are_parallel_sgd():
         for number in range(20):
             for _ in loader(1):
                 step(model, optimizer, number)
-        assert (getattr(optimizer, "_local", None) is not None) == (schedule is not None)
+        assert hasattr(optimizer, "_sync") == (schedule is not None)
         found.append(list(model.parameters()))
         if schedule is not None:
-            assert optimizer._local.running
+            assert rounds_of(optimizer).running
     assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
@@ -129,7 +130,7 @@ def case_a_round_never_crosses_the_end_of_a_pass():
         for number in data:
             step(model, optimizer, number)
         assert together(model)
-    assert optimizer._local.step == 30
+    assert rounds_of(optimizer).step == 30
 
 
 def case_leaving_a_pass_early_ends_the_round():
@@ -166,7 +167,7 @@ def case_no_known_end_no_local_steps():
         for number in data:
             step(model, optimizer, number)
             assert together(model)
-        assert not optimizer._local.running
+        assert not rounds_of(optimizer).running
 
 
 def case_a_script_whose_epochs_have_no_known_end_gets_a_message():
@@ -185,14 +186,14 @@ def case_a_script_whose_epochs_have_no_known_end_gets_a_message():
 def case_no_collective_waits_with_the_states_locked():
     """Another rank may need them to save a checkpoint, before it takes part in the collective."""
     model, optimizer = local(Schedule(2))
-    rounds_of, held = optimizer._local, []
-    end_round = rounds_of._end_round
+    local_steps, held = rounds_of(optimizer), []
+    end_round = local_steps._end_round
 
     def watched(**options):
-        held.append(rounds_of.states.lock.locked())
+        held.append(local_steps.states.lock.locked())
         end_round(**options)
 
-    rounds_of._end_round = watched
+    local_steps._end_round = watched
     for number in loader(24):
         optimizer.zero_grad()
         model(batch(int(number))).pow(2).mean().backward()
@@ -212,7 +213,7 @@ def case_a_script_may_average_by_itself():
         if number in (15, 31):
             hvd_autosync.average(optimizer)
             assert together(model)
-    assert optimizer._local.running and not together(model)
+    assert rounds_of(optimizer).running and not together(model)
     hvd_autosync.average(optimizer)
     assert together(model)
     hvd_autosync.average(torch.optim.SGD(model.parameters(), lr=0.1))  # nothing to do
@@ -294,7 +295,7 @@ def case_an_average_at_the_end_of_an_epoch_has_all_that_codecs_left_out():
         for schedule in (Schedule(4), Schedule(100)):
             kept = []
             for model, optimizer in trained(schedule, plan):  # noqa: B007 (the last one counts)
-                buckets = optimizer._local._averaging.dispatcher.buckets
+                buckets = rounds_of(optimizer)._averaging.dispatcher.buckets
                 codecs = [bucket.codec for bucket in buckets if bucket.codec is not None]
                 kept.append(any(codec.left_out().any() for codec in codecs))
             assert kept[8] == (schedule.base == 4) and not kept[-1], kept
@@ -311,7 +312,7 @@ def case_any_layout_of_memory():
         model(inputs).pow(2).mean().backward()
         optimizer.step()
         assert together(model) == (int(number) in (0, 3, 6, 7))
-    optimizer._local.stop()
+    rounds_of(optimizer).make_exact(together=True)
 
 
 def case_rows_of_tables():
@@ -409,8 +410,8 @@ def case_back_to_parallel_steps():
     for number in loader(11):
         step(model, optimizer, number)
         if int(number) == 8:
-            optimizer._local.stop()
-    assert together(model) and not optimizer._local.running
+            rounds_of(optimizer).make_exact(together=True)
+    assert together(model) and not rounds_of(optimizer).running
     state = [value for p in model.parameters() for value in optimizer.state[p].values()]
     assert_same_on_all_ranks([value for value in state if value.dim()])
 
@@ -449,7 +450,7 @@ def case_a_checkpoint_of_one_rank_has_the_moments_of_all():
     hvd.broadcast_parameters(resumed.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(again, root_rank=0)
     found = [v for p in resumed.parameters() for v in again.state[p].values()]
-    assert again._local.step == 14
+    assert rounds_of(again).step == 14
     assert_close(found, own)
     moments = torch.cat([value.flatten() for value in found if value.dim()])
     highest = hvd.allreduce(moments, op=hvd.Max, name="moments.highest")
@@ -459,7 +460,7 @@ def case_a_checkpoint_of_one_rank_has_the_moments_of_all():
         step(resumed, again, number)
         if together(resumed):
             ends.append(int(number) + 1)
-    assert ends == [1, 5, 9] and again._local.step == 23
+    assert ends == [1, 5, 9] and rounds_of(again).step == 23
 
 
 def case_a_step_that_one_rank_skips_counts():
@@ -472,4 +473,4 @@ def case_a_step_that_one_rank_skips_counts():
         if hvd.rank() == 0 or int(number) not in (3, 6, 13):
             with optimizer.skip_synchronize():
                 optimizer.step()
-    assert together(model) and optimizer._local.step == 14
+    assert together(model) and rounds_of(optimizer).step == 14

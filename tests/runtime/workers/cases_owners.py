@@ -9,7 +9,17 @@ import time
 import horovod.torch as hvd
 import torch
 from cases_exchanges import SHARDED, plan
-from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, batch, mlp, raises, wrap
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    assert_same_on_all_ranks,
+    batch,
+    exchange_of,
+    mlp,
+    raises,
+    wrap,
+)
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
@@ -78,7 +88,7 @@ def case_every_elementwise_optimizer():
 def case_states_are_only_with_their_owners():
     model, distributed = make(OURS)
     step(model, distributed, 0)
-    own = sum(s["exp_avg"].numel() for s in distributed._exchange._zero_step._states.values())
+    own = sum(s["exp_avg"].numel() for s in exchange_of(distributed)._zero_step._states.values())
     total = sum(parameter.numel() for parameter in model.parameters())
     counts = hvd.allgather(torch.tensor([own]), name="counts")
     assert int(counts.sum()) == total and int(counts.max()) <= total // hvd.size() + 2
@@ -232,7 +242,7 @@ def case_a_script_that_begins_to_clip():
                 distributed.step()
     (ours, left), (expected, right) = pairs
     assert_close(list(ours.parameters()), list(expected.parameters()))
-    assert left.state and not left._exchange._zero_step._states
+    assert left.state and not exchange_of(left)._zero_step._states
     assert_states(left.state_dict(), right.state_dict())
 
 
@@ -308,11 +318,11 @@ def case_a_state_in_the_midst_of_a_step_is_refused():
     distributed.zero_grad()
     model(batch(2)).pow(2).mean().backward()
     for _ in range(3000):  # of 0.01 s: the participation check may come late
-        if distributed._exchange.dispatcher.busy:
+        if exchange_of(distributed).dispatcher.busy:
             break
         time.sleep(0.01)
-        distributed._exchange.dispatcher.arrived(next(iter(model.parameters())))
-    assert distributed._exchange.dispatcher.busy
+        exchange_of(distributed).dispatcher.arrived(next(iter(model.parameters())))
+    assert exchange_of(distributed).dispatcher.busy
     with raises(AutosyncError, "between backward() and step()"):
         distributed.state_dict()
     distributed.step()

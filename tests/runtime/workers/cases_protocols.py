@@ -15,8 +15,11 @@ from common import (
     assert_close,
     assert_identical,
     assert_same_on_all_ranks,
+    guard_of,
     mlp,
+    phases_of,
     raises,
+    rounds_of,
     synchronized_by,
     wrap,
 )
@@ -98,8 +101,8 @@ def case_ssp_of_no_staleness_is_bsp():
                     scheduler.step()
             found.append(list(model.parameters()))
             if protocol is not None:
-                assert optimizer._phases.running
-                assert set(optimizer._phases.staleness) == {0}
+                assert phases_of(optimizer).running
+                assert set(phases_of(optimizer).staleness) == {0}
         assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
@@ -108,12 +111,12 @@ def case_asp_and_ssp_train_and_are_equal_after_every_pass():
         model, optimizer = phases(protocol)
         before = model(batch(999)).pow(2).mean()
         passes(model, optimizer, 10, 10, 10)
-        assert optimizer._phases.running and optimizer._phases.step == 30
+        assert phases_of(optimizer).running and phases_of(optimizer).step == 30
         after = model(batch(999)).pow(2).mean()
         assert hvd.allreduce(after, name="after") < hvd.allreduce(before, name="before")
-        staleness = optimizer._phases.staleness
+        staleness = phases_of(optimizer).staleness
         # One step of BSP, then every gradient of both ranks.
-        buckets = len(optimizer._phases._asynchronous._buckets)
+        buckets = len(phases_of(optimizer)._no_barrier.asynchronous._buckets)
         assert sum(staleness.values()) == buckets * hvd.size() * 29
         if protocol.kind == "ssp":
             # s steps of each other rank ahead, those that it catches up, and the running ones.
@@ -126,7 +129,7 @@ def case_ranks_with_less_data_wait_for_the_others_after_their_pass():
         passes(model, optimizer, 4)
         uneven = 5 + 4 * (hvd.rank() == 0)
         passes(model, optimizer, uneven, 3, uneven, first=100)
-        assert optimizer._phases.running
+        assert phases_of(optimizer).running
 
 
 def case_leaving_a_pass_early_is_its_end():
@@ -161,9 +164,9 @@ def case_a_pass_that_ends_at_an_evaluation_is_the_same_pass_as_that_of_others():
             if number % 3 == 2:
                 for _ in loader(2):
                     assert together(model)
-        places.append(optimizer._phases._asynchronous.segment)
+        places.append(phases_of(optimizer)._no_barrier.asynchronous.segment)
         assert together(model)
-    assert optimizer._phases.running
+    assert phases_of(optimizer).running
     assert_same_on_all_ranks([torch.tensor(places)])
 
 
@@ -173,7 +176,7 @@ def case_a_switch_at_the_last_step_of_some_ranks_waits_for_the_others():
     for _ in range(2):
         for number in loader(1 + (hvd.rank() == 0)):
             step(model, optimizer, number)
-        places.append(optimizer._phases._asynchronous.segment)
+        places.append(phases_of(optimizer)._no_barrier.asynchronous.segment)
         assert together(model)
     assert_same_on_all_ranks([torch.tensor(places)])
 
@@ -193,7 +196,7 @@ def case_a_step_that_one_rank_leaves_out_counts_for_protocols_too():
                 continue
             with optimizer.skip_synchronize():
                 optimizer.step()
-            ran.append(optimizer._phases.running)
+            ran.append(phases_of(optimizer).running)
         assert together(model)
     assert ran[-1] and not ran[0]
 
@@ -201,10 +204,10 @@ def case_a_step_that_one_rank_leaves_out_counts_for_protocols_too():
 def case_what_went_wrong_at_the_end_of_a_pass_is_raised_in_the_next():
     model, optimizer = phases(ASP)
     passes(model, optimizer, 4)
-    optimizer._phases._epochs.error = ConfigurationError("at the end")
+    phases_of(optimizer)._epochs.error = ConfigurationError("at the end")
     with raises(ConfigurationError, "at the end"):
         iter(loader(2))
-    optimizer._phases._epochs.error = None
+    phases_of(optimizer)._epochs.error = None
 
 
 def case_without_a_known_end_of_a_pass_ranks_wait_for_each_other():
@@ -212,7 +215,7 @@ def case_without_a_known_end_of_a_pass_ranks_wait_for_each_other():
     for number in range(20):
         step(model, optimizer, number)
         assert together(model)
-    assert not optimizer._phases.running
+    assert not phases_of(optimizer).running
 
 
 def case_bsp_comes_first_for_its_share():
@@ -225,7 +228,7 @@ def case_bsp_comes_first_for_its_share():
         for _ in range(2):
             for numbers in data:
                 step(model, optimizer, numbers[0])
-                ran.append(optimizer._phases.running)
+                ran.append(phases_of(optimizer).running)
             assert together(model)
         first = ran.index(True)
         assert all(ran[first:]) and 9 <= first <= 17 + 3 * (schedule is not None), ran
@@ -244,8 +247,8 @@ def case_samples_are_counted_where_a_sampler_makes_batches():
     for _ in range(2):
         for index, _ in enumerate(data(uneven)):
             step(model, optimizer, index)
-            ran.append(optimizer._phases.running)
-    assert optimizer._phases._sample_counter.samples == 40 * hvd.size() * 2
+            ran.append(phases_of(optimizer).running)
+    assert phases_of(optimizer)._sample_counter.samples == 40 * hvd.size() * 2
     assert ran.index(True) in range(10, 17) and ran[-1], ran
 
 
@@ -259,7 +262,7 @@ def case_a_script_whose_samples_cannot_be_counted_gets_a_message():
             for _ in range(5):
                 for number in loader(20):
                     step(model, optimizer, number)
-            assert optimizer._phases.running == protocol.async_first
+            assert phases_of(optimizer).running == protocol.async_first
         count = said.getvalue().count("samples of this training cannot be counted")
         assert count == (hvd.rank() == 0), said.getvalue()
 
@@ -274,11 +277,11 @@ def case_local_steps_come_back_with_the_barrier():
             for numbers in DataLoader(range(lengths), batch_size=4):
                 step(model, optimizer, numbers[0])
             assert together(model)
-            apart_in.append(optimizer._local.running)
-            assert not (optimizer._local.running and optimizer._phases.running)
+            apart_in.append(rounds_of(optimizer).running)
+            assert not (rounds_of(optimizer).running and phases_of(optimizer).running)
         assert apart_in == [False, True, True, True], apart_in
-        assert not optimizer._phases.running
-        assert optimizer._local.averages < optimizer._local.step - 10
+        assert not phases_of(optimizer).running
+        assert rounds_of(optimizer).averages < rounds_of(optimizer).step - 10
 
 
 def case_bsp_may_come_last():
@@ -290,7 +293,7 @@ def case_bsp_may_come_last():
         for _ in range(3):
             for numbers in data:
                 step(model, optimizer, numbers[0])
-                ran.append(optimizer._phases.running)
+                ran.append(phases_of(optimizer).running)
             assert together(model)
         assert ran == [False or index < 10 for index in range(30)] or ran[1:9] == [True] * 8
         assert not any(ran[10:])
@@ -318,7 +321,7 @@ def case_momentum_is_kept_when_ranks_cease_to_wait_and_when_they_wait_again():
 def case_without_a_known_total_ranks_wait_for_each_other():
     model, optimizer = phases(Protocol("asp", share=0.5))
     passes(model, optimizer, 10, 10)
-    assert not optimizer._phases.running
+    assert not phases_of(optimizer).running
 
 
 def case_gradients_may_be_clipped():
@@ -332,7 +335,7 @@ def case_gradients_may_be_clipped():
         # Eleven steps of two gradients of 0.01, each times half the rate.
         far = [(a - b).norm() for a, b in zip(start, model.parameters(), strict=True)]
         found.append(torch.stack(far).norm())
-        assert optimizer._phases._script_uses_gradients
+        assert phases_of(optimizer)._script_uses_gradients
     assert max(found) <= 11 * 0.01 * 0.05 * 1.001
 
 
@@ -347,7 +350,7 @@ def case_accumulated_gradients_are_sent_once():
                 optimizer.step()
         if protocol is not None:
             found = list(model.parameters())
-            assert optimizer._phases.running and optimizer._phases.step == 10
+            assert phases_of(optimizer).running and phases_of(optimizer).step == 10
     assert_close(found, model.parameters(), rtol=1e-5, atol=1e-6)
 
 
@@ -392,7 +395,7 @@ def case_a_checkpoint_has_what_all_owners_have():
     for base in (momentum, adam):
         model, optimizer = phases(Protocol("ssp", 0), base)
         passes(model, optimizer, 8)
-        assert optimizer._phases.running
+        assert phases_of(optimizer).running
         # Other ranks must not go on before all is asked of them.
         saved = optimizer.state_dict() if hvd.rank() == 0 else None
         hvd.barrier()
@@ -407,7 +410,7 @@ def case_a_checkpoint_has_what_all_owners_have():
         for trained, by in ((model, optimizer), (again, resumed)):
             for number in loader(9):
                 step(trained, by, 50 + int(number))
-            assert by._phases.running
+            assert phases_of(by).running
         assert_close(model.parameters(), again.parameters(), rtol=1e-5, atol=1e-6)
 
 
@@ -416,11 +419,11 @@ def case_states_are_served_in_the_middle_of_a_step():
     passes(model, optimizer, 5)
     answers = []
     hook = optimizer.register_step_pre_hook(
-        lambda *_: answers.append(decode_entries(optimizer._phases._answer()))
+        lambda *_: answers.append(decode_entries(phases_of(optimizer)._no_barrier.answer()))
     )
     passes(model, optimizer, 3)
     hook.remove()
-    assert answers and all(answers) and optimizer._phases.running
+    assert answers and all(answers) and phases_of(optimizer).running
 
 
 def case_a_learning_rate_is_divided_where_ranks_do_not_wait():
@@ -447,7 +450,7 @@ def case_a_learning_rate_is_divided_where_ranks_do_not_wait():
 def case_a_dropped_optimizer_is_gone():
     model, optimizer = phases(ASP)
     passes(model, optimizer, 5)
-    assert optimizer._phases.running
+    assert phases_of(optimizer).running
     gone = weakref.ref(optimizer)
     del optimizer
     gc.collect()
@@ -461,7 +464,7 @@ def case_two_optimizers_of_one_job():
         step(first, one, number)
         step(second, two, number)
     assert together(first) and together(second)
-    assert one._phases.running and two._phases.running
+    assert phases_of(one).running and phases_of(two).running
 
 
 def case_what_no_owner_can_step_is_refused():
@@ -506,7 +509,7 @@ def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
             if joins:
                 hvd.join()
             for number in loader(560 + first):
-                assert optimizer._guard is None or number < 300, "at once, not after the pass"
+                assert guard_of(optimizer) is None or number < 300, "at once, not after the pass"
                 bad = math.nan if hvd.rank() == 1 and int(number) == 55 else 1.0
                 optimizer.zero_grad()
                 loss = model(batch(int(number))).pow(2).mean() * bad
@@ -514,9 +517,9 @@ def case_a_loss_that_is_no_number_ends_steps_without_a_barrier():
                 loss.backward()
                 optimizer.step()
             assert together(model) and all(p.isfinite().all() for p in model.parameters())
-            assert optimizer._guard is None and not optimizer._phases.running
+            assert guard_of(optimizer) is None and not phases_of(optimizer).running
             passes(model, optimizer, 10)
-            assert not optimizer._phases.running
+            assert not phases_of(optimizer).running
         assert ("is not finite at step" in said.getvalue()) == (hvd.rank() == 0)
 
 
@@ -527,10 +530,10 @@ def case_a_loss_that_rises_ends_steps_without_a_barrier():
             for number in loader(length):
                 optimizer.zero_grad()
                 loss = model(batch(int(number))).pow(2).mean()
-                current.losses.seen(torch.tensor(1.0 if optimizer._phases.step < 340 else 9.0))
+                current.losses.seen(torch.tensor(1.0 if phases_of(optimizer).step < 340 else 9.0))
                 loss.backward()
                 optimizer.step()
-        assert together(model) and optimizer._guard is None
+        assert together(model) and guard_of(optimizer) is None
     assert ("hvd-autosync: loss guard: " in said.getvalue()) == (hvd.rank() == 0)
 
 
@@ -555,8 +558,8 @@ def case_the_guard_catches_a_learning_rate_that_is_not_divided():
                 optimizer.step()
             assert together(model) and abs(model.weight.item()) < 10
             caught = rate == "kept"
-            assert (optimizer._guard is None) == caught, rate
-            assert optimizer._phases.running != caught
+            assert (guard_of(optimizer) is None) == caught, rate
+            assert phases_of(optimizer).running != caught
         on_rank_0 = "continues uncompressed and synchronous" in said.getvalue()
         assert on_rank_0 == (caught and hvd.rank() == 0)
 
@@ -572,8 +575,8 @@ def case_an_evaluation_of_one_rank_feeds_no_step():
             if hvd.rank() == 0:
                 with context():
                     assert sum(1 for _ in held) == 12
-        assert optimizer._phases.running and optimizer._phases._epochs.samples == 0
-        assert together(model) and optimizer._phases._epochs._per_step == 1
+        assert phases_of(optimizer).running and phases_of(optimizer)._epochs.samples == 0
+        assert together(model) and phases_of(optimizer)._epochs._per_step == 1
 
 
 class OfItsOwn(torch.optim.SGD):
@@ -612,7 +615,7 @@ def case_what_the_script_makes_of_parameters_is_not_lost_silently():
     with raises(ConfigurationError, "changed parameters itself"):
         for number in loader(20):
             step(model, optimizer, number)
-            if optimizer._phases.running:
+            if phases_of(optimizer).running:
                 with torch.no_grad():
                     model[0].weight.clamp_(-1e-3, 1e-3)
     with raises(ConfigurationError, "while its states are with their owners"):
@@ -650,7 +653,7 @@ def case_iterators_that_live_on_end_their_passes_too():
         batches = make()
         for number in batches:
             step(model, optimizer, number)
-        assert optimizer._phases.running and together(model)
+        assert phases_of(optimizer).running and together(model)
 
 
 def case_parameters_that_no_server_has_are_refused():
@@ -661,14 +664,14 @@ def case_parameters_that_no_server_has_are_refused():
         with raises(ConfigurationError, "add_param_group"):
             optimizer.add_param_group({"params": [*extra.parameters()]})
         passes(model, optimizer, 3)
-    assert optimizer._phases.running
-    optimizer._phases.leave()
+    assert phases_of(optimizer).running
+    phases_of(optimizer).before_sharing()
 
     model = mlp()
     model[0].requires_grad_(False)
     model, optimizer = phases(ASP, model=model)
     passes(model, optimizer, 3)
-    assert optimizer._phases.running
+    assert phases_of(optimizer).running
     model[0].requires_grad_(True)
     with raises(ConfigurationError, "2 parameters were frozen"):
         step(model, optimizer, 9)

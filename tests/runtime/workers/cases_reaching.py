@@ -7,7 +7,7 @@ import io
 import horovod.torch as hvd
 import torch
 from cases_deferred_updates import IN_BUCKETS, LATE, make, waits
-from common import assert_identical, batch, mlp, raises, sgd
+from common import assert_identical, batch, exchange_of, mlp, raises, sgd
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -55,7 +55,7 @@ class Script:
             self.forward(batch(number)).pow(2).mean().backward()
             self.distributed.step()
             self.after_step()
-        self.late = waits(self.distributed) if self.distributed._exchange._deferred_update else 0
+        self.late = waits(self.distributed) if exchange_of(self.distributed)._deferred_update else 0
         return [*(p.detach().clone() for p in self.model.parameters()), *self.kept]
 
 

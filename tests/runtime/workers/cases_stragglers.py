@@ -7,7 +7,7 @@ import torch
 from cases_guard import real_training
 from cases_local_steps import batch, loader, together
 from cases_protocols import phases, plain
-from common import assert_close, raises
+from common import assert_close, phases_of, raises
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -56,7 +56,7 @@ def case_others_go_on_without_a_straggler():
                 present = [rank for rank, count in enumerate(of_pass) if index < count]
                 moved += 0.05 * sum(3.0 if rank else 1.0 for rank in present) / len(present)
         assert abs(-model.weight.item() - moved) < 1e-3 * moved, (steps, model.weight, moved)
-        assert scheduler.last_epoch == optimizer._phases.step == 160
+        assert scheduler.last_epoch == phases_of(optimizer).step == 160
     assert ("rank 1 is much slower" in said.getvalue()) == (hvd.rank() == 0)
 
 
@@ -75,7 +75,7 @@ def case_nobody_waits_as_long_as_there_is_a_straggler():
             (length, following),
             lambda index, number: index == 0 and number < 90,
         ):
-            ran.append(optimizer._phases.running)
+            ran.append(phases_of(optimizer).running)
             steps = list(made)
         assert steps == [length, following]
         return [i for i in range(1, length + following) if ran[i] != ran[i - 1]]
@@ -89,11 +89,11 @@ def case_who_waits_for_others_at_the_end_of_a_round_computes_no_longer():
     protocol = Protocol(share=1.0, stragglers="greedy")
     for state in slow_training(protocol, (60,), lambda *_: True, Schedule(2)):
         optimizer = state[1]
-    seconds = torch.tensor([optimizer._phases.compute_timer.seconds])
+    seconds = torch.tensor([phases_of(optimizer).compute_timer.seconds])
     first, *others = hvd.allgather(seconds, name="paces").tolist()
     assert first < 0.7 * min(others), (first, others)
-    assert optimizer._phases._stragglers.windows > 2
-    assert optimizer._phases.running
+    assert phases_of(optimizer)._stragglers.windows > 2
+    assert phases_of(optimizer).running
 
 
 def case_a_straggler_is_left_out_sooner_in_later_passes():

@@ -8,7 +8,15 @@ import horovod.torch as hvd
 import torch
 from cases_exchanges import CLASSES, HIERARCHICAL, OPTIMIZERS, PLANS, groups_of, loss_of, plan
 from cases_exchanges import Model as Plain
-from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, clipped_step, raises
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    assert_same_on_all_ranks,
+    clipped_step,
+    exchange_of,
+    raises,
+)
 from torch import nn
 
 from hvd_autosync.errors import AutosyncError
@@ -153,11 +161,11 @@ def case_switching_from_and_to_error_feedback():
             distributed.step()
 
     steps(0)
-    before = distributed._exchange.dispatcher.codec_states()
+    before = exchange_of(distributed).dispatcher.codec_states()
     assert before
     switch_plan(distributed, ExchangePlan(2, "size", "arrival", large=LOSSY.large), CLASSES)
     switch_plan(distributed, LOSSY, CLASSES)
-    after = distributed._exchange.dispatcher.codec_states()
+    after = exchange_of(distributed).dispatcher.codec_states()
     assert {*after} == {*before}
     for name, state in before.items():
         assert_close(list(after[name].values()), list(state.values()))
@@ -216,10 +224,10 @@ def case_switching_to_a_plan_that_does_not_fit():
             distributed.zero_grad()
             loss_of(model, number).backward()
             distributed.step()
-            exchange = distributed._exchange
+            exchange = exchange_of(distributed)
             with raises(AutosyncError, "hierarchical"):
                 switch_plan(distributed, ExchangePlan(large=HIERARCHICAL), CLASSES)
-            assert distributed._exchange is exchange
+            assert exchange_of(distributed) is exchange
             assert exchange.dispatcher.buckets
         if hvd.rank() == 0:
             assert len(distributed.state_dict()["state"]) > 4
@@ -242,7 +250,7 @@ def case_switching_after_a_fallback_stays_exact():
         distributed.zero_grad()
         loss_of(model, number).backward()
         distributed.step()
-    assert all(bucket.codec is None for bucket in distributed._exchange.dispatcher.buckets)
+    assert all(bucket.codec is None for bucket in exchange_of(distributed).dispatcher.buckets)
 
 
 def case_switching_while_only_some_have_made_steps():

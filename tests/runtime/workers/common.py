@@ -8,7 +8,11 @@ import torch
 from torch import nn
 
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.exchange.gradient_exchange import GradientExchange
+from hvd_autosync.runtime.guard.guard import Guard
 from hvd_autosync.runtime.optimizer import optimizer
+from hvd_autosync.runtime.sync.local_steps import LocalSteps
+from hvd_autosync.runtime.sync.phases import ProtocolPhases
 from hvd_autosync.search_space.sync_plan import sync_plan
 
 OURS = hvd.DistributedOptimizer
@@ -32,6 +36,33 @@ def synchronized_by(plan):
         yield
     finally:
         current.sync_plan = before
+
+
+def exchange_of(optimizer) -> GradientExchange:
+    """What exchanges the gradients of a strategy optimizer."""
+    return _method_of(optimizer, GradientExchange)
+
+
+def rounds_of(optimizer) -> LocalSteps:
+    """The local steps of a strategy optimizer."""
+    return _method_of(optimizer, LocalSteps)
+
+
+def phases_of(optimizer) -> ProtocolPhases:
+    """The phases of a strategy optimizer."""
+    return _method_of(optimizer, ProtocolPhases)
+
+
+def guard_of(optimizer) -> Guard | None:
+    """The loss guard of a strategy optimizer."""
+    return optimizer._sync.guard.guard
+
+
+def _method_of(optimizer, kind):
+    method = optimizer._sync.method
+    while not isinstance(method, kind):
+        method = method.inner
+    return method
 
 
 def mlp(dtype=torch.float32, sizes=(12, 20, 8, 3)) -> nn.Module:
