@@ -114,18 +114,18 @@ def work(
             plan = None if how is None else ExchangePlan()
             protocol = None if how is None else how[0]
             trainer = Trainer(f"{model}.{number}", MODELS[model], plan, protocol)
-            phases = getattr(trainer.optimizer, "_phases", None)
+            phases: Any = None if how is None else trainer.optimizer._sync.method
             if how is not None and how[1]:
-                phases.script_uses_gradients()
+                phases._script_uses_gradients = True
             begun = None if phases is None else Timed(phases, "_begin")
             waits = Timed(
-                *((trainer.optimizer, "synchronize") if phases is None else (phases, "exchange"))
+                *((trainer.optimizer, "synchronize") if phases is None else (phases, "on_step_end"))
             )
             trainers[name] = trainer, waits
             a_pass(trainer, waits) if phases is None else _begin(trainer, steps)
             if name == "ASP":
-                leave = Timed(phases, "leave")
-                phases.leave()
+                leave = Timed(phases, "before_sharing")
+                phases.before_sharing()
                 _begin(trainer, steps)
                 assert begun is not None, "it has phases"
                 for switch, seconds in zip(

@@ -191,7 +191,7 @@ def work(controller: str, name: str, steps: int, every: int, commit: str, output
                 if name == _LEAK:
                     lost.append(bytes(_LEAKED_BYTES))
                 if step % every == 0:
-                    in_force = not getattr(optimizer, "_exact", False)
+                    in_force = not (hasattr(optimizer, "_sync") and optimizer._sync.exact)
                     rows.writerow(
                         (
                             commit,

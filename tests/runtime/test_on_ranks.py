@@ -138,6 +138,16 @@ GROUPS = {
     ),
     "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
     "phases": Group(("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)),
+    "methods": Group(
+        ("cases_methods",),
+        ("gloo", "mpi"),
+        ("case_no_gradient_is_lost_between_some_methods",),
+        wide=(
+            "case_every_exact_method_after_every_other",
+            "case_no_gradient_is_lost_between_any_two_methods",
+            "case_exact_methods_of_two_optimizers",
+        ),
+    ),
     "stragglers": Group(
         ("cases_stragglers",), ("gloo", "mpi"), ("case_others_go_on_without_a_straggler",)
     ),

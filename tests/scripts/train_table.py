@@ -26,7 +26,7 @@ for _ in range(args.steps):
     model["body"](model["table"](chosen)).pow(2).mean().backward()
     optimizer.step()
 if hvd.rank() == 0:
-    plan = getattr(optimizer, "_hvd_autosync_plan", None)
+    plan = getattr(getattr(optimizer, "_sync", None), "plan", None)
     total = sum(p.double().sum() for p in model.parameters())
     print(f"plan {plan}")
     print(f"trained to {total:.10f}", flush=True)

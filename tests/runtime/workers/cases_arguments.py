@@ -98,7 +98,7 @@ def case_script_decides():
             {"process_set": own},
         ):
             with strategy(buckets=2):
-                assert not hasattr(wrap(OURS, mlp(), **options), "_exchange"), options
+                assert not hasattr(wrap(OURS, mlp(), **options), "_sync"), options
     finally:
         hvd.remove_process_set(own)
 

@@ -23,7 +23,7 @@ def wrap(model, **options):
 
 
 def plan_of(distributed):
-    plan, classes, *_ = distributed._hvd_autosync_plan
+    plan, classes = distributed._sync.plan.exchange, distributed._sync.plan.classes
     return plan.buckets, plan.large.slices, classes
 
 
@@ -43,7 +43,7 @@ def case_everything_of_horovod_is_there():
 
 
 def case_without_a_strategy_it_is_horovods():
-    assert not hasattr(wrap(mlp()), "_hvd_autosync_plan")
+    assert not hasattr(wrap(mlp()), "_sync")
 
 
 def case_a_strategy_as_knobs():
@@ -130,6 +130,6 @@ def case_the_best_known_strategy():
     with store(mlp(), hvd.size()):
         assert plan_of(wrap(mlp(), strategy="tuned"))[0] == 3
         other = mlp(sizes=(12, 5, 3))
-        assert not hasattr(wrap(other, strategy="tuned"), "_hvd_autosync_plan")
+        assert not hasattr(wrap(other, strategy="tuned"), "_sync")
     with store(mlp(), hvd.size() + 1):
-        assert not hasattr(wrap(mlp(), strategy="tuned"), "_hvd_autosync_plan")
+        assert not hasattr(wrap(mlp(), strategy="tuned"), "_sync")

@@ -76,7 +76,7 @@ model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.L
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if not args.manual:
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    print("planned", hasattr(optimizer, "_hvd_autosync_plan"), flush=True)
+    print("planned", hasattr(optimizer, "_sync"), flush=True)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 for step, batch in enumerate(batches()):
     if step == args.steps:
