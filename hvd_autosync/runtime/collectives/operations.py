@@ -23,12 +23,14 @@ from hvd_autosync.runtime.collectives.protocol import ProcessSet as ProcessSet
 from hvd_autosync.runtime.collectives.protocol import Sum as Sum
 
 _T = TypeVar("_T")
-_OWN: ContextVar[Collectives] = ContextVar("hvd_autosync.collectives")
+_OWN: ContextVar[Collectives | None] = ContextVar("hvd_autosync.collectives")
+#: Horovod's, once they were needed.
+_of_process: Collectives | None = None
 
 
 def collectives() -> Collectives:
     """The collectives of the calling thread."""
-    return _OWN.get(None) or _horovods()
+    return _OWN.get(_of_process) or _horovods()
 
 
 @contextmanager
@@ -56,11 +58,13 @@ def once_per_rank(make: Callable[[], _T]) -> Callable[[], _T]:
 
 
 def _horovods() -> Collectives:
+    global _of_process
     # First, because its import may activate the runtime, which calls this function.
     import horovod.torch  # noqa: F401
 
     from hvd_autosync.runtime.collectives.over_horovod import HOROVOD
 
+    _of_process = HOROVOD
     return HOROVOD
 
 

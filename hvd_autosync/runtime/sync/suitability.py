@@ -9,13 +9,18 @@ from typing import Any, NoReturn
 import torch
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.collectives.operations import once_per_rank
 from hvd_autosync.runtime.state.group_swap import own_class
 from hvd_autosync.search_space.protocol import Protocol
 
 _HINT = "Leave the protocol knobs out of the strategy of this script."
 _ALONE_HINT = "Leave the knob stragglers at none for a script with several optimizers."
-#: The phases of the optimizers that made the last two steps of this process.
-_stepped: deque[weakref.ref[Any]] = deque(maxlen=2)
+
+
+@once_per_rank
+def _stepped() -> deque[weakref.ref[Any]]:
+    """The phases of the optimizers that made the last two steps of this rank."""
+    return deque(maxlen=2)
 
 
 def check_alone(phases: Any, protocol: Protocol) -> None:
@@ -28,8 +33,8 @@ def check_alone(phases: Any, protocol: Protocol) -> None:
     Raises:
         ConfigurationError: They step in turn, and the protocol handles stragglers.
     """
-    before_last, last = ([None, None, *(each() for each in _stepped)])[-2:]
-    _stepped.append(weakref.ref(phases))
+    before_last, last = ([None, None, *(each() for each in _stepped())])[-2:]
+    _stepped().append(weakref.ref(phases))
     if protocol.stragglers != "none" and before_last is phases is not last:
         raise ConfigurationError(
             f"stragglers={protocol.stragglers!r} with two optimizers that step in turn: ranks that "

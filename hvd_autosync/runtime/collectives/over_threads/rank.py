@@ -48,6 +48,15 @@ class ThreadRank:
         self._join: Join = lambda device: ranks.join(rank)
         self._before_leaving: list[Callable[[], None]] = []
 
+    @property
+    def ranks(self) -> ThreadRanks:
+        """All of them."""
+        return self._ranks
+
+    def pass_turn(self) -> None:
+        """Let other ranks run, where a test stands for what the tested code would wait for."""
+        self._ranks.pass_turn(self._rank)
+
     def init(self) -> None:
         pass
 

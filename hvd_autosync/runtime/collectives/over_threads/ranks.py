@@ -181,6 +181,11 @@ class ThreadRanks:
                 raise CollectiveError(self.failure)
             return self._last_joined
 
+    def pass_turn(self, rank: int) -> None:
+        """Let other ranks run."""
+        with self._scheduler.lock:
+            self._scheduler.switch(rank, lambda: True, idle=True)
+
     def fail(self, why: str) -> None:
         """Let all operations fail, those in progress too."""
         self.failure = self.failure or why

@@ -22,7 +22,10 @@ class Turns:
     def __init__(self, ranks: ThreadRanks) -> None:
         self._ranks = ranks
         self._ready: dict[int, Callable[[], bool]] = dict.fromkeys(ranks.names, lambda: True)
-        self._turns = {rank: threading.Semaphore(0) for rank in ranks.names}
+        #: Held until the rank gets its turn.
+        self._turns = {rank: threading.Lock() for rank in ranks.names}
+        for turn in self._turns.values():
+            turn.acquire()
         self._idle = 0
         self.lock: AbstractContextManager[Any] = nullcontext()
 
@@ -40,7 +43,7 @@ class Turns:
         if self._idle > _IDLE_TURNS * len(self._ranks.alive):
             self._ranks.fail_if_stuck()
         self._ready[rank] = ready
-        chosen = self._next()
+        chosen = self._next(besides=rank if idle else None)
         if chosen != rank:
             self._turns[chosen].release()
             self._turns[rank].acquire()
@@ -50,8 +53,10 @@ class Turns:
         if self._ranks.alive:
             self._turns[self._next()].release()
 
-    def _next(self) -> int:
+    def _next(self, besides: int | None = None) -> int:
+        """Draw a rank that can go on, another one than ``besides`` if there is any."""
         able = [rank for rank in sorted(self._ranks.alive) if self._ready[rank]()]
+        able = [rank for rank in able if rank != besides] or able
         if not able:
             self._ranks.fail_if_stuck()
             able = sorted(self._ranks.alive)

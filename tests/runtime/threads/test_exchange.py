@@ -1,0 +1,178 @@
+"""Gradient exchanges of ranks in threads: any plan, order of arrival, and absence of ranks.
+
+Gradients are small integers, so sums are exact in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank, size
+from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.exchange.exchanges import Scaling
+from hvd_autosync.runtime.exchange.gradient_exchange import GradientExchange
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, ExchangePlan
+
+_SHAPES = [(4, 3), (6, 2), (5,), (1, 8), (3, 3)]
+
+
+class Wrapped(torch.optim.SGD):
+    """As Horovod's, a class that was derived from the script's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A short training of some ranks.
+
+    Attributes:
+        ranks: How many.
+        hosts: On how many hosts.
+        seed: Of the order of the ranks' turns.
+        plan: The plan.
+        classes: The class of each parameter.
+        arrivals: Rank -> for each step the order in which gradients arrive; those that are not in
+            it have none.
+        steps: Rank -> how many steps it makes before it waits in ``join()``.
+        in_step: Whether the optimizer alone uses the gradients.
+    """
+
+    ranks: int
+    hosts: int
+    seed: int
+    plan: ExchangePlan
+    classes: tuple[str, ...]
+    arrivals: tuple[tuple[tuple[int, ...], ...], ...]
+    steps: tuple[int, ...]
+    in_step: bool
+
+
+@st.composite
+def class_plans(draw: st.DrawFn, *, two_levels: bool) -> ClassPlan:
+    exchanges = ["allreduce", "sharded", "rows", *(["hierarchical"] if two_levels else [])]
+    exchange = draw(st.sampled_from(exchanges))
+    if exchange == "rows":
+        return ClassPlan(exchange)
+    lossless = exchange != "sharded" and draw(st.booleans())
+    return ClassPlan(exchange, slices=draw(st.integers(1, 3)), lossless=lossless)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    ranks = draw(st.integers(2, 4))
+    hosts = 2 if ranks == 4 and draw(st.booleans()) else 1
+    plan = ExchangePlan(
+        buckets=draw(st.integers(0, 3)),
+        rule=draw(st.sampled_from(["ordered", "size"])),
+        **{name: draw(class_plans(two_levels=hosts > 1)) for name in PARAMETER_CLASSES},
+    )
+    matrices = [name for name in PARAMETER_CLASSES if plan.of(name).exchange != "rows"]
+    classes = tuple(
+        draw(st.sampled_from(PARAMETER_CLASSES if len(shape) > 1 or not matrices else matrices))
+        for shape in _SHAPES
+    )
+    all_steps = 4
+    order = st.permutations(range(len(_SHAPES))).flatmap(
+        lambda order: st.integers(0, 2).map(lambda missing: tuple(order[missing:]))
+    )
+    arrivals = tuple(tuple(draw(order) for _ in range(all_steps)) for _ in range(ranks))
+    steps = tuple(draw(st.sampled_from([4, 4, 1, 2, 3])) for _ in range(ranks))
+    return Case(
+        ranks,
+        hosts,
+        draw(st.integers(0, 10**6)),
+        plan,
+        classes,
+        arrivals,
+        steps,
+        draw(st.booleans()),
+    )
+
+
+def gradient(of_rank: int, step: int, place: int) -> torch.Tensor:
+    """Small integers, zero in most rows."""
+    shape = _SHAPES[place]
+    generator = torch.Generator().manual_seed(1000 * of_rank + 100 * step + place)
+    values = torch.randint(-3, 4, shape, generator=generator).float()
+    return values * (torch.arange(shape[0]) % 3 == step % 3).view(-1, *[1] * (len(shape) - 1))
+
+
+def training(case: Case) -> list[list[torch.Tensor]]:
+    """The parameters after each step of this rank."""
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in _SHAPES]
+    optimizer = Wrapped(parameters, lr=0.5, momentum=0.5)
+    names = {each: (f"p{place}", case.classes[place]) for place, each in enumerate(parameters)}
+    exchange = GradientExchange("p0", optimizer, case.plan, names, Scaling(1.0, 1 / size()))
+    after = []
+    for step in range(case.steps[rank()]):
+        for each in parameters:
+            each.grad = None
+        for place in case.arrivals[rank()][step]:
+            parameters[place].grad = gradient(rank(), step, place)
+            exchange.computed(parameters[place])
+            exchange.arrived(parameters[place])
+        exchange.synchronize(in_step=case.in_step)
+        optimizer.step()
+        if exchange.step_ended():
+            exchange.share_parameters()
+        after.append([each.detach().clone() for each in parameters])
+    join()
+    return after
+
+
+def reference(case: Case) -> list[list[torch.Tensor]]:
+    """The same by one optimizer, with the means of all ranks' gradients."""
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in _SHAPES]
+    optimizer = torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
+    after = []
+    for step in range(max(case.steps)):
+        for place, each in enumerate(parameters):
+            each.grad = torch.zeros(_SHAPES[place])
+            for other in range(case.ranks):
+                if step < case.steps[other] and place in case.arrivals[other][step]:
+                    each.grad += gradient(other, step, place)
+            each.grad /= case.ranks
+        optimizer.step()
+        after.append([each.detach().clone() for each in parameters])
+    return after
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case) -> None:
+    wanted = reference(case)
+    trained = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed).run(lambda: training(case))
+    longest = max(trained, key=len)
+    for steps in trained:
+        for own, of_longest, whole in zip(steps, longest, wanted, strict=False):
+            for tensor, same, near in zip(own, of_longest, whole, strict=True):
+                assert torch.equal(tensor, same), "ranks differ"
+                torch.testing.assert_close(tensor, near, rtol=1e-5, atol=1e-6)
+    assert [len(steps) for steps in trained] == list(case.steps)
+
+
+@given(cases(), st.integers(0, 3), st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_the_death_of_a_rank_ends_the_others_or_comes_too_late(
+    case: Case, which: int, at: int
+) -> None:
+    dying = which % case.ranks
+    ranks = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed, dies={dying: at})
+    outcomes = ranks.outcomes(lambda: training(case))
+    if isinstance(outcomes[dying], RankDied):
+        others = [each for place, each in enumerate(outcomes) if place != dying]
+        assert all(isinstance(each, CollectiveError) for each in others)
+    else:
+        assert all(isinstance(each, list) for each in outcomes)
+
+
+@given(cases(), st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_an_operation_that_fails_ends_all(case: Case, at: int) -> None:
+    ranks = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed, breaks_at=at)
+    outcomes = ranks.outcomes(lambda: training(case))
+    failed = [isinstance(each, CollectiveError) for each in outcomes]
+    assert all(failed) or not any(failed)

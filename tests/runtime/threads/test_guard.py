@@ -1,0 +1,173 @@
+"""The loss guard of ranks in threads: any losses, order of turns, absence and failure.
+
+What it decides is compared with the tests of the losses themselves (``LossEnvelope``), applied to
+the means over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
+from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.guard import guard as module
+from hvd_autosync.runtime.guard.guard import Guard
+from hvd_autosync.runtime.guard.loss_envelope import LossEnvelope
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.search_space.trial import LossPrediction
+
+#: Windows are as short as this here.
+_WINDOW = 4
+_of_fixtures = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The losses of a training.
+
+    Attributes:
+        ranks: How many.
+        seed: Of the order of their turns.
+        levels: The level of each window's losses.
+        noise: The deviation of single losses.
+        prediction: Whether the level of the first windows is predicted, and as what.
+        steps: Rank -> how many steps it makes before it waits in ``join()``.
+    """
+
+    ranks: int
+    seed: int
+    levels: tuple[float, ...]
+    noise: float
+    prediction: float | None
+    steps: tuple[int, ...]
+
+    def loss(self, of_rank: int, step: int) -> float:
+        """One loss; a multiple of 1/64, so that sums are exact."""
+        generator = torch.Generator().manual_seed(self.seed + 1000 * of_rank + step)
+        level = self.levels[step // _WINDOW]
+        noise = self.noise * float(torch.randn(1, generator=generator))
+        return level if math.isnan(level) else round(64 * (level + noise)) / 64
+
+    def predicted(self) -> LossPrediction | None:
+        """The prediction."""
+        if self.prediction is None:
+            return None
+        return LossPrediction((self.prediction,) * 6, (0.05,) * 6)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, uneven: bool = False) -> Case:
+    ranks = draw(st.integers(2, 4))
+    healthy = draw(st.integers(2, 16))
+    levels = [1.0] * healthy
+    levels += draw(st.sampled_from([[], [3.0] * 6, [1.2] * 8, [math.nan] * 4, [5.0, 1.0, 1.0]]))
+    total = _WINDOW * len(levels)
+    steps = tuple(total - (draw(st.integers(0, total // 2)) if uneven else 0) for _ in range(ranks))
+    return Case(
+        ranks,
+        draw(st.integers(0, 10**6)),
+        tuple(levels),
+        draw(st.sampled_from([0.0, 0.05])),
+        draw(st.sampled_from([None, None, 1.0, 0.8])),
+        steps,
+    )
+
+
+@dataclass
+class Seen:
+    """What one rank's guard has done.
+
+    Attributes:
+        rejected_at: The step at which it did not accept the loss.
+        verdict: Why.
+        restored: The parameter after that, and the step of the snapshot.
+    """
+
+    rejected_at: int | None = None
+    verdict: str = ""
+    restored: tuple[float, int] | None = None
+
+
+def training(case: Case, wrapped: Any) -> Seen:
+    """Each step adds 1 to the only parameter."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = wrapped([parameter], lr=1.0)
+    guard, losses, seen = Guard("own", case.predicted()), Losses(), Seen()
+    for step in range(case.steps[rank()]):
+        losses.seen(torch.tensor(case.loss(rank(), step)))
+        parameter.grad = torch.tensor([-1.0])
+        optimizer.step()
+        if not guard.stepped(losses):
+            seen.rejected_at, seen.verdict = guard.step, guard.verdict
+            step_restored = guard.restore(optimizer)
+            seen.restored = parameter.item(), step_restored
+            break
+        if guard.wants_snapshot:
+            guard.take_snapshot(optimizer)
+    guard.about_to_join()
+    join()
+    return seen
+
+
+def reference(case: Case) -> Seen:
+    """The same from the means over ranks."""
+    envelope, snapshots = LossEnvelope(case.predicted()), []
+    for step in range(1, case.steps[0] + 1):
+        window = step // _WINDOW - 2
+        if step % _WINDOW == 0 and window >= 0:
+            losses = [
+                case.loss(each, _WINDOW * window + i)
+                for each in range(case.ranks)
+                for i in range(_WINDOW)
+            ]
+            wrong = envelope.accepts(math.fsum(losses) / len(losses), window)
+            if wrong and snapshots:
+                return Seen(step, wrong, (float(snapshots[0]), snapshots[0]))
+        if not snapshots or step - snapshots[-1] >= 8 * _WINDOW:
+            snapshots = [*snapshots, step][-2:]
+    return Seen()
+
+
+@given(case=cases())
+@_of_fixtures
+def test_all_ranks_reject_what_the_means_of_all_losses_reject(
+    case: Case, wrapped: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+    seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, wrapped))
+    assert seen == [reference(case)] * case.ranks
+
+
+@given(case=cases(uneven=True))
+@_of_fixtures
+def test_no_rank_falls_back_alone(case: Case, wrapped: Any, monkeypatch: Any) -> None:
+    """While some rank waits in ``join()``, the others may not fall back, because it could not."""
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+    assume(len(set(case.steps)) > 1)
+    seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, wrapped))
+    assert all(each == seen[0] for each in seen)
+    if seen[0].rejected_at is not None:
+        assert seen[0].rejected_at <= min(case.steps)
+
+
+@given(case=cases(), at=st.integers(0, 20), which=st.integers(0, 3), dies=st.booleans())
+@_of_fixtures
+def test_failures_end_all_ranks(
+    case: Case, at: int, which: int, dies: bool, wrapped: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "LOSS_WINDOW", _WINDOW)
+    faults: Any = {"dies": {which % case.ranks: at}} if dies else {"breaks_at": at}
+    outcomes = ThreadRanks(case.ranks, seed=case.seed, **faults).outcomes(
+        lambda: training(case, wrapped)
+    )
+    failed = [each for each in outcomes if isinstance(each, BaseException)]
+    assert len(failed) in (0, case.ranks)
+    assert all(isinstance(each, (CollectiveError, RankDied)) for each in failed)

@@ -1,0 +1,209 @@
+"""Rounds of local steps of ranks in threads: any schedule, epoch, order of turns, and failure.
+
+Gradients do not depend on parameters, and steps are those of plain SGD. So wherever replicas are
+averaged, the average is where one replica with the mean gradients would be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvd_autosync.runtime.collectives.operations import (
+    CollectiveError,
+    Sum,
+    allreduce,
+    join,
+    rank,
+    size,
+)
+from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.sync.averaging import Averaging
+from hvd_autosync.runtime.sync.local_steps import LocalSteps
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.schedule import Schedule
+
+_SHAPES = [(4, 3), (5,), (2, 8)]
+_RATE = 0.5
+_of_fixtures = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training of some ranks.
+
+    Attributes:
+        ranks: How many.
+        seed: Of the order of their turns.
+        schedule: The lengths of rounds.
+        epochs: Batches of each epoch, the same on all ranks.
+        left_out: Rank -> how many batches of the last epoch it lacks.
+        plan: How changes are sent.
+    """
+
+    ranks: int
+    seed: int
+    schedule: Schedule
+    epochs: tuple[int, ...]
+    left_out: tuple[int, ...]
+    plan: ExchangePlan
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, uneven: bool = False) -> Case:
+    ranks = draw(st.integers(2, 4))
+    schedule = Schedule(
+        base=draw(st.integers(1, 6)),
+        power=draw(st.sampled_from([0, 0, 2])),
+        alpha=draw(st.sampled_from([0.0, 1.0, 2.0])),
+        start=draw(st.integers(0, 9)),
+        warmup=draw(st.sampled_from([None, 0])),
+        cap=draw(st.sampled_from([None, 3, 8])),
+    )
+    own = ClassPlan(lossless=draw(st.booleans()))
+    plan = ExchangePlan(buckets=draw(st.integers(0, 2)), rest=own)
+    epochs = tuple(draw(st.lists(st.integers(3, 14), min_size=1, max_size=3)))
+    left_out = [draw(st.integers(0, 2)) if uneven else 0 for _ in range(ranks)]
+    return Case(ranks, draw(st.integers(0, 10**6)), schedule, epochs, tuple(left_out), plan)
+
+
+def gradient(of_rank: int, step: int, place: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * of_rank + 10 * step + place)
+    return torch.randint(-3, 4, _SHAPES[place], generator=generator).float()
+
+
+@dataclass
+class Trained:
+    """What one rank has seen.
+
+    Attributes:
+        in_sync: Steps after which replicas were in sync -> the parameters.
+        ends: The steps at which epochs ended.
+        averages: Averages that were made.
+        local: Local steps.
+    """
+
+    in_sync: dict[int, list[torch.Tensor]]
+    ends: list[int]
+    averages: int
+    local: int
+
+
+def training(case: Case, loader: Any, wrapped: Any) -> Trained:
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in _SHAPES]
+    optimizer = wrapped(parameters, lr=_RATE)
+    names = {each: (f"p{place}", "rest") for place, each in enumerate(parameters)}
+    local = LocalSteps("own", optimizer, case.schedule, Averaging("own", names, case.plan))
+    optimizer._hvd_autosync_after_skip = local.stepped
+    seen = Trained({}, [], 0, 0)
+    step = 0
+    for number, batches in enumerate(case.epochs):
+        last = number == len(case.epochs) - 1
+        for _ in loader(local._epochs, batches - (case.left_out[rank()] if last else 0)):
+            for place, each in enumerate(parameters):
+                each.grad = gradient(rank(), step, place)
+                if local.running:
+                    local.gradient_arrived()
+            if local.running:
+                local.synchronized()
+                seen.local += 1
+            else:
+                for place, each in enumerate(parameters):
+                    each.grad = allreduce(each.grad, name=f"gradient {place}", op=Sum) / size()
+            optimizer.step()
+            local.stepped()
+            step += 1
+            if local.replicas_in_sync:
+                seen.in_sync[step] = [each.detach().clone() for each in parameters]
+        assert local.replicas_in_sync, "an epoch is over"
+        seen.in_sync[step] = [each.detach().clone() for each in parameters]
+        seen.ends.append(step)
+    seen.averages = local.averages
+    join()
+    assert local.step == max(sum(case.epochs) - each for each in case.left_out)
+    return seen
+
+
+def reference(case: Case) -> list[list[torch.Tensor]]:
+    """The parameters after each step with the mean gradients."""
+    parameters = [torch.ones(shape) for shape in _SHAPES]
+    after = [parameters]
+    for step in range(sum(case.epochs)):
+        parameters = [
+            each - _RATE * sum(gradient(r, step, place) for r in range(case.ranks)) / case.ranks
+            for place, each in enumerate(parameters)
+        ]
+        after.append(parameters)
+    return after
+
+
+@given(case=cases())
+@_of_fixtures
+def test_averages_are_those_of_the_mean_gradients(case: Case, loader: Any, wrapped: Any) -> None:
+    wanted = reference(case)
+    first, *others = ThreadRanks(case.ranks, seed=case.seed).run(
+        lambda: training(case, loader, wrapped)
+    )
+    for other in others:
+        assert other.in_sync.keys() == first.in_sync.keys()
+        assert (other.averages, other.local) == (first.averages, first.local)
+    for step, parameters in first.in_sync.items():
+        for place, own in enumerate(parameters):
+            torch.testing.assert_close(own, wanted[step][place], rtol=1e-5, atol=1e-4)
+            for other in others:
+                assert torch.equal(own, other.in_sync[step][place]), "ranks differ"
+
+
+@given(case=cases())
+@_of_fixtures
+def test_rounds_have_the_lengths_of_the_schedule(case: Case, loader: Any, wrapped: Any) -> None:
+    (seen, *_) = ThreadRanks(case.ranks, seed=case.seed).run(
+        lambda: training(case, loader, wrapped)
+    )
+    total = sum(case.epochs)
+    local = total - seen.local
+    places = sorted(seen.in_sync)
+    for begin, end in itertools.pairwise(places):
+        if begin < local:
+            assert end == begin + 1, "steps were synchronous"
+            continue
+        epoch_end = min(each for each in seen.ends if each > begin)
+        assert end - begin == case.schedule.length(begin, _RATE, _RATE, epoch_end - begin)
+
+
+@given(case=cases(uneven=True))
+@_of_fixtures
+def test_ranks_with_less_data_hold_nobody_up(case: Case, loader: Any, wrapped: Any) -> None:
+    seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, loader, wrapped))
+    longest = [each for each, left in zip(seen, case.left_out, strict=True) if not left]
+    for other in longest[1:]:
+        end = other.ends[-1]
+        assert end == longest[0].ends[-1]
+        for own, same in zip(other.in_sync[end], longest[0].in_sync[end], strict=True):
+            assert torch.equal(own, same)
+
+
+@pytest.mark.parametrize("kind", ["dies", "breaks"])
+@given(case=cases(uneven=True), at=st.integers(0, 60), which=st.integers(0, 3))
+@_of_fixtures
+def test_failures_end_all_ranks(
+    case: Case, at: int, which: int, kind: str, loader: Any, wrapped: Any
+) -> None:
+    dying = which % case.ranks
+    faults: dict[str, Any] = {"dies": {dying: at}} if kind == "dies" else {"breaks_at": at}
+    ranks = ThreadRanks(case.ranks, seed=case.seed, **faults)
+    body: Callable[[], Trained] = lambda: training(case, loader, wrapped)  # noqa: E731
+    outcomes = ranks.outcomes(body)
+    failed = [each for each in outcomes if isinstance(each, BaseException)]
+    assert len(failed) in (0, case.ranks)
+    assert all(isinstance(each, (CollectiveError, RankDied)) for each in failed)
+    assert not failed or ranks.failure
