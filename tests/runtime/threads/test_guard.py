@@ -60,7 +60,8 @@ class Case:
         """The prediction."""
         if self.prediction is None:
             return None
-        return LossPrediction((self.prediction,) * 6, (0.05,) * 6)
+        levels = tuple(self.prediction + 0.05 * window for window in range(6))
+        return LossPrediction(levels, (0.05,) * 6)
 
 
 @st.composite
