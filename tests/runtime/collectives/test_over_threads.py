@@ -235,6 +235,15 @@ def test_no_gathering_while_a_rank_is_in_join() -> None:
     assert isinstance(first, CollectiveError), "its peer is gone"
 
 
+def test_no_join_with_an_operation_in_progress() -> None:
+    def body() -> None:
+        allreduce_async_(torch.ones(1), name="open", op=Sum)
+        join()
+
+    with pytest.raises(CollectiveError, match=r"calls join\(\) with \['open'\] in progress"):
+        ThreadRanks(2).run(body)
+
+
 @pytest.mark.parametrize("turns", [True, False])
 @pytest.mark.parametrize("at", range(4))
 def test_a_rank_that_dies(at: int, turns: bool) -> None:

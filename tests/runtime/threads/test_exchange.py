@@ -141,7 +141,7 @@ def reference(case: Case) -> list[list[torch.Tensor]]:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case) -> None:
     wanted = reference(case)
     trained = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed).run(lambda: training(case))
@@ -155,7 +155,7 @@ def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case) -
 
 
 @given(cases(), st.integers(0, 3), st.integers(0, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_death_of_a_rank_ends_the_others_or_comes_too_late(
     case: Case, which: int, at: int
 ) -> None:
@@ -170,7 +170,7 @@ def test_the_death_of_a_rank_ends_the_others_or_comes_too_late(
 
 
 @given(cases(), st.integers(0, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_an_operation_that_fails_ends_all(case: Case, at: int) -> None:
     ranks = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed, breaks_at=at)
     outcomes = ranks.outcomes(lambda: training(case))

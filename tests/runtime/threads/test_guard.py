@@ -25,7 +25,7 @@ from hvd_autosync.search_space.trial import LossPrediction
 #: Windows are as short as this here.
 _WINDOW = 4
 _of_fixtures = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

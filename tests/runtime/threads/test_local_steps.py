@@ -33,7 +33,7 @@ from hvd_autosync.search_space.schedule import Schedule
 _SHAPES = [(4, 3), (5,), (2, 8)]
 _RATE = 0.5
 _of_fixtures = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -173,6 +173,9 @@ class ThreadRanks:
             self._die_if_due(rank)
             if self.failure:
                 raise CollectiveError(self.failure)
+            own = sorted(call.name for call in self._handles.values() if call.rank == rank)
+            if own:  # Horovod may forget them
+                raise CollectiveError(f"rank {rank} calls join() with {own} in progress")
             self._joined.append(rank)
             round_, self._last_joined = self._joins, rank
             self._advance()
