@@ -113,7 +113,6 @@ def training(case: Case, wrapped: Any) -> Seen:
             break
         if guard.wants_snapshot:
             guard.take_snapshot(optimizer)
-    guard.about_to_join()
     join()
     return seen
 
