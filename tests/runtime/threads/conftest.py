@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -11,13 +11,16 @@ import pytest
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 import torch
 
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives import agreement
 from hvd_autosync.runtime.collectives.operations import collectives, rank
 from hvd_autosync.runtime.exchange import dispatcher, gradient_exchange
 from hvd_autosync.runtime.guard import snapshots
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.state import rank_states, replicas
-from hvd_autosync.runtime.sync import local_steps, phases
+from hvd_autosync.runtime.sync import local_steps, no_barrier
+from hvd_autosync.runtime.sync.synchronizer import Synchronizer
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 
 class StateServerOfThreads:
@@ -42,7 +45,7 @@ class StateServerOfThreads:
 
 @pytest.fixture(autouse=True)
 def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gradient_exchange, rank_states, phases):
+    for module in (gradient_exchange, rank_states, no_barrier):
         monkeypatch.setattr(module, "StateServer", StateServerOfThreads)
     # The search through all objects of a process takes 50 ms, and finds those of all ranks.
     nothing: list[torch.Tensor] = []
@@ -53,6 +56,8 @@ def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         (replicas, "_schedulers"),
     ):
         monkeypatch.setattr(owner, name, lambda _: nothing)
+    # As in a trial: no loss guard, which would share the losses of all ranks.
+    monkeypatch.setattr(current, "run", object())
     monkeypatch.setattr(dispatcher, "_PAUSE_S", 0)
     monkeypatch.setattr(agreement, "_LOOK_S", 0)
 
@@ -105,3 +110,64 @@ class Wrapped(torch.optim.SGD):
 def wrapped() -> type[Wrapped]:
     """A class of optimizers as Horovod makes them."""
     return Wrapped
+
+
+class Training:
+    """One rank's optimizer under a plan, stepped as a strategy optimizer is.
+
+    Args:
+        shapes: Shapes of its parameters, which begin as ones.
+        plan: The plan.
+        momentum: Of SGD, whose learning rate is 0.5.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], plan: SyncPlan, momentum: float = 0.0
+    ) -> None:
+        self.parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+        self.optimizer: Any = Wrapped(self.parameters, lr=0.5, momentum=momentum)
+        self.optimizer._requires_update = set(self.parameters)
+        self.optimizer._parameter_names = {p: f"p{i}" for i, p in enumerate(self.parameters)}
+        self.optimizer._allreduce_delay = dict.fromkeys(self.parameters, 1)
+        self.optimizer.op, self.optimizer.gradient_predivide_factor = 0, 1.0
+        self.optimizer.backward_passes_per_step = 1
+        self.sync = self.optimizer._sync = Synchronizer(plan)
+        self.sync.attach(self.optimizer, self.parameters, averaged=True)
+
+    @property
+    def method(self) -> Any:
+        """The outermost method of its plan."""
+        return self.sync.method
+
+    @property
+    def epochs(self) -> Epochs:
+        """Its epochs, under a plan under which replicas may differ."""
+        epochs: Epochs = self.method._progress.epochs
+        return epochs
+
+    def step(self, gradients: Mapping[int, torch.Tensor], *, in_step: bool = True) -> None:
+        """Make a step with gradients by place, in the order of their arrival."""
+        for each in self.parameters:
+            each.grad = None
+        for place, gradient in gradients.items():
+            self.parameters[place].grad = gradient
+            self.method.on_gradient_added(self.parameters[place])
+            self.method.on_gradient_ready(self.parameters[place])
+
+        def own_step() -> None:
+            self.method.on_synchronize(in_step=in_step, fresh=True)
+            self.optimizer.step()
+
+        self.method.settle_skipped()
+        self.method.run_step(own_step)
+        self.sync.end_step()
+
+    def values(self) -> list[torch.Tensor]:
+        """Copies of the parameters."""
+        return [each.detach().clone() for each in self.parameters]
+
+
+@pytest.fixture
+def begin() -> type[Training]:
+    """Begins one rank's training."""
+    return Training

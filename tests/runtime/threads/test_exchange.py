@@ -6,22 +6,22 @@ Gradients are small integers, so sums are exact in any order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank, size
+from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
-from hvd_autosync.runtime.exchange.exchanges import Scaling
-from hvd_autosync.runtime.exchange.gradient_exchange import GradientExchange
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, ExchangePlan
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (6, 2), (5,), (1, 8), (3, 3)]
 
 
-class Wrapped(torch.optim.SGD):
-    """As Horovod's, a class that was derived from the script's."""
+_of_fixtures = [HealthCheck.function_scoped_fixture]
 
 
 @dataclass(frozen=True)
@@ -100,25 +100,19 @@ def gradient(of_rank: int, step: int, place: int) -> torch.Tensor:
     return values * (torch.arange(shape[0]) % 3 == step % 3).view(-1, *[1] * (len(shape) - 1))
 
 
-def training(case: Case) -> list[list[torch.Tensor]]:
+def training(case: Case, begin: Any) -> list[list[torch.Tensor]]:
     """The parameters after each step of this rank."""
-    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in _SHAPES]
-    optimizer = Wrapped(parameters, lr=0.5, momentum=0.5)
-    names = {each: (f"p{place}", case.classes[place]) for place, each in enumerate(parameters)}
-    exchange = GradientExchange("p0", optimizer, case.plan, names, Scaling(1.0, 1 / size()))
+    classes = {
+        name: tuple(f"p{i}" for i, own in enumerate(case.classes) if own == name)
+        for name in PARAMETER_CLASSES
+    }
+    own = begin(_SHAPES, SyncPlan(case.plan, classes), momentum=0.5)
     after = []
     for step in range(case.steps[rank()]):
-        for each in parameters:
-            each.grad = None
-        for place in case.arrivals[rank()][step]:
-            parameters[place].grad = gradient(rank(), step, place)
-            exchange.computed(parameters[place])
-            exchange.arrived(parameters[place])
-        exchange.synchronize(in_step=case.in_step)
-        optimizer.step()
-        if exchange.step_ended():
-            exchange.share_parameters()
-        after.append([each.detach().clone() for each in parameters])
+        arriving = case.arrivals[rank()][step]
+        gradients = {place: gradient(rank(), step, place) for place in arriving}
+        own.step(gradients, in_step=case.in_step)
+        after.append(own.values())
     join()
     return after
 
@@ -140,11 +134,14 @@ def reference(case: Case) -> list[list[torch.Tensor]]:
     return after
 
 
-@given(cases())
-@settings(max_examples=100, deadline=None)
-def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case) -> None:
+@pytest.mark.filterwarnings("ignore:no parameter of this optimizer")
+@given(case=cases())
+@settings(max_examples=100, deadline=None, suppress_health_check=_of_fixtures)
+def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case, begin: Any) -> None:
     wanted = reference(case)
-    trained = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed).run(lambda: training(case))
+    trained = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed).run(
+        lambda: training(case, begin)
+    )
     longest = max(trained, key=len)
     for steps in trained:
         for own, of_longest, whole in zip(steps, longest, wanted, strict=False):
@@ -154,14 +151,15 @@ def test_every_plan_trains_as_one_optimizer_with_the_mean_gradient(case: Case) -
     assert [len(steps) for steps in trained] == list(case.steps)
 
 
-@given(cases(), st.integers(0, 3), st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
+@pytest.mark.filterwarnings("ignore:no parameter of this optimizer")
+@given(case=cases(), which=st.integers(0, 3), at=st.integers(0, 40))
+@settings(max_examples=60, deadline=None, suppress_health_check=_of_fixtures)
 def test_the_death_of_a_rank_ends_the_others_or_comes_too_late(
-    case: Case, which: int, at: int
+    case: Case, which: int, at: int, begin: Any
 ) -> None:
     dying = which % case.ranks
     ranks = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed, dies={dying: at})
-    outcomes = ranks.outcomes(lambda: training(case))
+    outcomes = ranks.outcomes(lambda: training(case, begin))
     if isinstance(outcomes[dying], RankDied):
         others = [each for place, each in enumerate(outcomes) if place != dying]
         assert all(isinstance(each, CollectiveError) for each in others)
@@ -169,10 +167,11 @@ def test_the_death_of_a_rank_ends_the_others_or_comes_too_late(
         assert all(isinstance(each, list) for each in outcomes)
 
 
-@given(cases(), st.integers(0, 60))
-@settings(max_examples=60, deadline=None)
-def test_an_operation_that_fails_ends_all(case: Case, at: int) -> None:
+@pytest.mark.filterwarnings("ignore:no parameter of this optimizer")
+@given(case=cases(), at=st.integers(0, 60))
+@settings(max_examples=60, deadline=None, suppress_health_check=_of_fixtures)
+def test_an_operation_that_fails_ends_all(case: Case, at: int, begin: Any) -> None:
     ranks = ThreadRanks(case.ranks, hosts=case.hosts, seed=case.seed, breaks_at=at)
-    outcomes = ranks.outcomes(lambda: training(case))
+    outcomes = ranks.outcomes(lambda: training(case, begin))
     failed = [isinstance(each, CollectiveError) for each in outcomes]
     assert all(failed) or not any(failed)

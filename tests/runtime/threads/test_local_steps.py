@@ -16,19 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvd_autosync.runtime.collectives.operations import (
-    CollectiveError,
-    Sum,
-    allreduce,
-    join,
-    rank,
-    size,
-)
+from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
-from hvd_autosync.runtime.sync.averaging import Averaging
-from hvd_autosync.runtime.sync.local_steps import LocalSteps
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (5,), (2, 8)]
 _RATE = 0.5
@@ -98,38 +90,24 @@ class Trained:
     local: int
 
 
-def training(case: Case, loader: Any, wrapped: Any) -> Trained:
-    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in _SHAPES]
-    optimizer = wrapped(parameters, lr=_RATE)
-    names = {each: (f"p{place}", "rest") for place, each in enumerate(parameters)}
-    local = LocalSteps("own", optimizer, case.schedule, Averaging("own", names, case.plan))
-    optimizer._hvd_autosync_after_skip = local.stepped
+def training(case: Case, loader: Any, begin: Any) -> Trained:
+    own = begin(_SHAPES, SyncPlan(case.plan, schedule=case.schedule))
     seen = Trained({}, [], 0, 0)
     step = 0
     for number, batches in enumerate(case.epochs):
         last = number == len(case.epochs) - 1
-        for _ in loader(local._epochs, batches - (case.left_out[rank()] if last else 0)):
-            for place, each in enumerate(parameters):
-                each.grad = gradient(rank(), step, place)
-                if local.running:
-                    local.gradient_arrived()
-            if local.running:
-                local.synchronized()
-                seen.local += 1
-            else:
-                for place, each in enumerate(parameters):
-                    each.grad = allreduce(each.grad, name=f"gradient {place}", op=Sum) / size()
-            optimizer.step()
-            local.stepped()
+        for _ in loader(own.epochs, batches - (case.left_out[rank()] if last else 0)):
+            seen.local += own.method.running
+            own.step({place: gradient(rank(), step, place) for place in range(len(_SHAPES))})
             step += 1
-            if local.replicas_in_sync:
-                seen.in_sync[step] = [each.detach().clone() for each in parameters]
-        assert local.replicas_in_sync, "an epoch is over"
-        seen.in_sync[step] = [each.detach().clone() for each in parameters]
+            if own.sync.replicas_in_sync:
+                seen.in_sync[step] = own.values()
+        assert own.sync.replicas_in_sync, "an epoch is over"
+        seen.in_sync[step] = own.values()
         seen.ends.append(step)
-    seen.averages = local.averages
+    seen.averages = own.method.averages
     join()
-    assert local.step == max(sum(case.epochs) - each for each in case.left_out)
+    assert own.method.step == max(sum(case.epochs) - each for each in case.left_out)
     return seen
 
 
@@ -148,10 +126,10 @@ def reference(case: Case) -> list[list[torch.Tensor]]:
 
 @given(case=cases())
 @_of_fixtures
-def test_averages_are_those_of_the_mean_gradients(case: Case, loader: Any, wrapped: Any) -> None:
+def test_averages_are_those_of_the_mean_gradients(case: Case, loader: Any, begin: Any) -> None:
     wanted = reference(case)
     first, *others = ThreadRanks(case.ranks, seed=case.seed).run(
-        lambda: training(case, loader, wrapped)
+        lambda: training(case, loader, begin)
     )
     for other in others:
         assert other.in_sync.keys() == first.in_sync.keys()
@@ -165,10 +143,8 @@ def test_averages_are_those_of_the_mean_gradients(case: Case, loader: Any, wrapp
 
 @given(case=cases())
 @_of_fixtures
-def test_rounds_have_the_lengths_of_the_schedule(case: Case, loader: Any, wrapped: Any) -> None:
-    (seen, *_) = ThreadRanks(case.ranks, seed=case.seed).run(
-        lambda: training(case, loader, wrapped)
-    )
+def test_rounds_have_the_lengths_of_the_schedule(case: Case, loader: Any, begin: Any) -> None:
+    (seen, *_) = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, loader, begin))
     total = sum(case.epochs)
     local = total - seen.local
     places = sorted(seen.in_sync)
@@ -182,8 +158,8 @@ def test_rounds_have_the_lengths_of_the_schedule(case: Case, loader: Any, wrappe
 
 @given(case=cases(uneven=True))
 @_of_fixtures
-def test_ranks_with_less_data_hold_nobody_up(case: Case, loader: Any, wrapped: Any) -> None:
-    seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, loader, wrapped))
+def test_ranks_with_less_data_hold_nobody_up(case: Case, loader: Any, begin: Any) -> None:
+    seen = ThreadRanks(case.ranks, seed=case.seed).run(lambda: training(case, loader, begin))
     longest = [each for each, left in zip(seen, case.left_out, strict=True) if not left]
     for other in longest[1:]:
         end = other.ends[-1]
@@ -196,12 +172,12 @@ def test_ranks_with_less_data_hold_nobody_up(case: Case, loader: Any, wrapped: A
 @given(case=cases(uneven=True), at=st.integers(0, 60), which=st.integers(0, 3))
 @_of_fixtures
 def test_failures_end_all_ranks(
-    case: Case, at: int, which: int, kind: str, loader: Any, wrapped: Any
+    case: Case, at: int, which: int, kind: str, loader: Any, begin: Any
 ) -> None:
     dying = which % case.ranks
     faults: dict[str, Any] = {"dies": {dying: at}} if kind == "dies" else {"breaks_at": at}
     ranks = ThreadRanks(case.ranks, seed=case.seed, **faults)
-    body: Callable[[], Trained] = lambda: training(case, loader, wrapped)  # noqa: E731
+    body: Callable[[], Trained] = lambda: training(case, loader, begin)  # noqa: E731
     outcomes = ranks.outcomes(body)
     failed = [each for each in outcomes if isinstance(each, BaseException)]
     assert len(failed) in (0, case.ranks)

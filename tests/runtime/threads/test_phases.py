@@ -23,21 +23,20 @@ from hypothesis import strategies as st
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.operations import (
     CollectiveError,
-    Sum,
-    allreduce,
     collectives,
     join,
     rank,
-    size,
     using,
 )
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
-from hvd_autosync.runtime.guard.handler import LossGuardHandler
-from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
-from hvd_autosync.runtime.sync import asynchronous, phases
+from hvd_autosync.runtime.sync import asynchronous, no_barrier
 from hvd_autosync.runtime.sync.asynchronous import Asynchronous
+from hvd_autosync.runtime.sync.phase import Votes
 from hvd_autosync.runtime.sync.phases import ProtocolPhases
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _SHAPES = [(4, 3), (5,), (2, 8)]
 _RATE = 0.5
@@ -51,30 +50,31 @@ class Network:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._queues: dict[tuple[int, int], deque[tuple[bytes, Any]]] = defaultdict(deque)
-        self.endpoints: dict[int, ThreadEndpoint] = {}
+        #: Name of endpoints, source and destination -> messages.
+        self._queues: dict[tuple[str, int, int], deque[tuple[bytes, Any]]] = defaultdict(deque)
+        self.endpoints: dict[tuple[str, int], ThreadEndpoint] = {}
         #: Ranks that wait for messages, and hold their locks: nobody else may deliver to them.
         self.waiting: set[int] = set()
         self._delivering = False
 
-    def send(self, source: int, to: int, head: bytes, body: Any) -> None:
-        self._queues[source, to].append((head, body))
+    def send(self, name: str, source: int, to: int, head: bytes, body: Any) -> None:
+        self._queues[name, source, to].append((head, body))
 
     def deliver(self, own: int) -> bool:
         """Deliver a message to some rank; returns whether there was one."""
         able = [
-            pair
-            for pair, queue in sorted(self._queues.items())
-            if queue and (pair[1] == own or pair[1] not in self.waiting)
-            if pair[1] in self.endpoints and self.endpoints[pair[1]].takes(queue[0][0])
+            (name, source, to)
+            for (name, source, to), queue in sorted(self._queues.items())
+            if queue and (to == own or to not in self.waiting)
+            if (endpoint := self.endpoints.get((name, to))) and endpoint.takes(queue[0][0])
         ]
         if self._delivering or not able:
             return False
-        source, to = self._random.choice(able)
-        head, body = self._queues[source, to].popleft()
+        name, source, to = self._random.choice(able)
+        head, body = self._queues[name, source, to].popleft()
         self._delivering = True
         try:
-            self.endpoints[to].take(source, head, body)
+            self.endpoints[name, to].take(source, head, body)
         finally:
             self._delivering = False
         return True
@@ -91,10 +91,11 @@ _NETWORKS: weakref.WeakKeyDictionary[ThreadRanks, Network] = weakref.WeakKeyDict
 class ThreadEndpoint:
     """As ``Endpoint``, without a thread of its own."""
 
-    def __init__(self, on_message: Callable[[int, bytes, memoryview], None]) -> None:
+    def __init__(self, name: str, on_message: Callable[[int, bytes, memoryview], None]) -> None:
+        self._name = name
         self._own: Any = collectives()
         self._network = _NETWORKS[self._own.ranks]
-        self._network.endpoints[rank()] = self
+        self._network.endpoints[name, rank()] = self
         self._on_message = on_message
         self.owner: Callable[[], Asynchronous | None] = lambda: None
 
@@ -108,7 +109,7 @@ class ThreadEndpoint:
             self._on_message(source, head, memoryview(b"") if body is None else body)
 
     def send(self, to: int, head: bytes, body: memoryview | None = None) -> None:
-        self._network.send(self._own.rank(), to, head, body)
+        self._network.send(self._name, self._own.rank(), to, head, body)
         if not self._network.busy:
             self._network.deliver(self._own.rank())
             self._own.pass_turn()
@@ -136,12 +137,10 @@ class ThreadAsynchronous(Asynchronous):
 
 @pytest.fixture(autouse=True)
 def _messages_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        asynchronous, "open_endpoint", lambda name, on_message: ThreadEndpoint(on_message)
-    )
+    monkeypatch.setattr(asynchronous, "open_endpoint", ThreadEndpoint)
     monkeypatch.setattr(asynchronous, "_LOOK_S", 0)
-    monkeypatch.setattr(phases, "Asynchronous", ThreadAsynchronous)
-    monkeypatch.setattr(phases, "_VOTE_EVERY", 2)
+    monkeypatch.setattr(no_barrier, "Asynchronous", ThreadAsynchronous)
+    monkeypatch.setattr(Votes, "EVERY", 2)
 
 
 class Timer:
@@ -210,56 +209,40 @@ def gradient(of_rank: int, epoch: int, place_in_epoch: int, place: int) -> torch
     ).float()
 
 
-def training(case: Case, loader: Any, wrapped: Any, clocks: dict[int, int]) -> Seen:
-    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in _SHAPES]
-    optimizer = wrapped(parameters, lr=_RATE, momentum=case.momentum)
-    optimizer._requires_update, optimizer._guard = set(parameters), None
-    handler = LossGuardHandler(optimizer)
-    own = ProtocolPhases("own", optimizer, case.protocol, handler, None, summed=False)
+def training(case: Case, loader: Any, begin: Any, clocks: dict[int, int]) -> Seen:
+    own = begin(_SHAPES, SyncPlan(protocol=case.protocol), momentum=case.momentum)
     epoch, seen = 0, Seen()
-    own.compute_timer = Timer(lambda: 3.0 if case.slow[epoch] == rank() else 1.0)  # type: ignore[assignment]
+    own.method.compute_timer = Timer(lambda: 3.0 if case.slow[epoch] == rank() else 1.0)
     for epoch, batches in enumerate(case.epochs):
-        for place_in_epoch in loader(own._epochs, batches):
-            for place, each in enumerate(parameters):
-                each.grad = gradient(rank(), epoch, place_in_epoch, place)
-                own.arrived(each)
-            if own.running:
-                swap = ParameterGroupSwap(optimizer)
-                swap.make(lambda _: ())
-                optimizer.step()
-                swap.undo()
-                own.exchange()
-                seen.without_barrier += 1
-                _check_staleness(case, own, clocks)
-            else:
-                for place, each in enumerate(parameters):
-                    each.grad = allreduce(each.grad, name=f"gradient {place}", op=Sum) / size()
-                own.rescale([each.grad for each in parameters])
-                optimizer.step()
-            seen.made.append((epoch, place_in_epoch))
-            own.stepped()
+        for at in loader(own.epochs, batches):
+            running = own.method.running
+            seen.without_barrier += running
+            own.step({place: gradient(rank(), epoch, at, place) for place in range(len(_SHAPES))})
+            if running and own.method.running:
+                _check_staleness(case, own.method, clocks)
+            seen.made.append((epoch, at))
         clocks.pop(rank(), None)
-        assert own.replicas_in_sync, "an epoch is over"
-        seen.after.append([each.detach().clone() for each in parameters])
-    own.leave()
+        assert own.sync.replicas_in_sync, "an epoch is over"
+        seen.after.append(own.values())
+    own.method.before_sharing()
     join()
-    seen.step = own.step
+    seen.step = own.method.step
     return seen
 
 
 def _check_staleness(case: Case, own: ProtocolPhases, clocks: dict[int, int]) -> None:
     """No rank is further ahead than SSP allows; ranks that have ended the epoch do not count."""
-    clocks[rank()] = own._asynchronous.clock
+    clocks[rank()] = own._no_barrier.asynchronous.clock
     if case.protocol.kind == "ssp" and len(clocks) == case.ranks:
         # The slowest may have sent the gradient of its next step.
         assert clocks[rank()] - min(clocks.values()) <= case.protocol.staleness + 1
 
 
-def run(case: Case, loader: Any, wrapped: Any, **faults: Any) -> tuple[ThreadRanks, list[Any]]:
+def run(case: Case, loader: Any, begin: Any, **faults: Any) -> tuple[ThreadRanks, list[Any]]:
     ranks = ThreadRanks(case.ranks, seed=case.seed, **faults)
     _NETWORKS[ranks] = Network(case.seed)
     clocks: dict[int, int] = {}
-    return ranks, ranks.outcomes(lambda: training(case, loader, wrapped, clocks))
+    return ranks, ranks.outcomes(lambda: training(case, loader, begin, clocks))
 
 
 def reference(case: Case, seen: list[Seen]) -> list[list[torch.Tensor]]:
@@ -317,8 +300,8 @@ def with_stragglers(draw: st.DrawFn, policies: tuple[str, ...] = ("elastic",)) -
 
 @given(case=without_barrier())
 @_of_fixtures
-def test_each_gradient_is_used_once_where_ranks_meet(case: Case, loader: Any, wrapped: Any) -> None:
-    _, seen = run(case, loader, wrapped)
+def test_each_gradient_is_used_once_where_ranks_meet(case: Case, loader: Any, begin: Any) -> None:
+    _, seen = run(case, loader, begin)
     check(case, seen)
     if case.protocol.share == 0:
         assert all(each.without_barrier >= sum(case.epochs) - 1 for each in seen)
@@ -327,10 +310,8 @@ def test_each_gradient_is_used_once_where_ranks_meet(case: Case, loader: Any, wr
 
 @given(case=with_stragglers())
 @_of_fixtures
-def test_excluded_ranks_take_over_what_the_others_have(
-    case: Case, loader: Any, wrapped: Any
-) -> None:
-    _, seen = run(case, loader, wrapped)
+def test_excluded_ranks_take_over_what_the_others_have(case: Case, loader: Any, begin: Any) -> None:
+    _, seen = run(case, loader, begin)
     check(case, seen)
     for r, each in enumerate(seen):
         for epoch, batches in enumerate(case.epochs):
@@ -338,9 +319,9 @@ def test_excluded_ranks_take_over_what_the_others_have(
             assert made == batches or r in case.slow[: epoch + 1], "only stragglers are excluded"
 
 
-def test_a_straggler_is_excluded(loader: Any, wrapped: Any) -> None:
+def test_a_straggler_is_excluded(loader: Any, begin: Any) -> None:
     case = Case(3, 1, Protocol(share=1.0, stragglers="elastic"), (24, 24), (1, -1))
-    _, seen = run(case, loader, wrapped)
+    _, seen = run(case, loader, begin)
     check(case, seen)
     made = [sum(at == 0 for at, _ in each.made) for each in seen]
     assert made[0] == made[2] == 24 and made[1] < 24
@@ -348,9 +329,63 @@ def test_a_straggler_is_excluded(loader: Any, wrapped: Any) -> None:
 
 @given(case=with_stragglers(("greedy",)))
 @_of_fixtures
-def test_nobody_waits_for_a_straggler(case: Case, loader: Any, wrapped: Any) -> None:
-    _, seen = run(case, loader, wrapped)
+def test_nobody_waits_for_a_straggler(case: Case, loader: Any, begin: Any) -> None:
+    _, seen = run(case, loader, begin)
     check(case, seen)
+
+
+@st.composite
+def switches(draw: st.DrawFn) -> tuple[int, int, list[tuple[SyncPlan, int, int]]]:
+    """Ranks, seed, and for each epoch its plan, its batches, and when the plan is changed to."""
+    plan = st.builds(
+        SyncPlan,
+        exchange=st.builds(
+            ExchangePlan,
+            buckets=st.integers(0, 2),
+            rest=st.sampled_from([ClassPlan(), ClassPlan("sharded"), ClassPlan(lossless=True)]),
+        ),
+        schedule=st.sampled_from([None, Schedule(base=3), Schedule(base=2, start=4)]),
+        protocol=st.sampled_from([None, Protocol(), Protocol("ssp", staleness=1)]),
+    )
+    epochs = []
+    for _ in range(draw(st.integers(2, 4))):
+        batches = draw(st.integers(4, 12))
+        epochs.append((draw(plan), batches, draw(st.integers(0, batches - 1))))
+    return draw(st.integers(2, 4)), draw(st.integers(0, 10**6)), epochs
+
+
+@given(case=switches())
+@_of_fixtures
+def test_any_plan_may_follow_any_other(case: Any, loader: Any, begin: Any) -> None:
+    size, seed, epochs = case
+
+    def body() -> list[list[torch.Tensor]]:
+        own, after = begin(_SHAPES, epochs[0][0]), []
+        for epoch, (plan, batches, change) in enumerate(epochs):
+            known = getattr(own.sync._progress, "epochs", None)
+            for at in range(batches) if known is None else loader(known, batches):
+                own.step({i: gradient(rank(), epoch, at, i) for i in range(len(_SHAPES))})
+                if at == change:
+                    own.sync.switch(plan)
+                    assert own.sync.replicas_in_sync
+            assert own.sync.replicas_in_sync, "an epoch is over"
+            after.append(own.values())
+        own.method.before_sharing()
+        join()
+        return after
+
+    ranks = ThreadRanks(size, seed=seed)
+    _NETWORKS[ranks] = Network(seed)
+    seen = ranks.run(body)
+    parameters = [torch.ones(shape) for shape in _SHAPES]
+    for epoch, (_, batches, _) in enumerate(epochs):
+        for place, tensor in enumerate(parameters):
+            for at in range(batches):
+                total = sum(gradient(r, epoch, at, place) for r in range(size))
+                tensor -= _RATE * total / size
+            for each in seen:
+                assert torch.equal(each[epoch][place], seen[0][epoch][place]), "ranks differ"
+            torch.testing.assert_close(seen[0][epoch][place], tensor, rtol=1e-5, atol=1e-4)
 
 
 # A rank that was to die in a finalizer, which raises nothing, dies in its next operation.
@@ -363,10 +398,10 @@ def test_nobody_waits_for_a_straggler(case: Case, loader: Any, wrapped: Any) -> 
 )
 @_of_fixtures
 def test_failures_end_all_ranks(
-    case: Case, at: int, which: int, kind: str, loader: Any, wrapped: Any
+    case: Case, at: int, which: int, kind: str, loader: Any, begin: Any
 ) -> None:
     faults: Any = {"dies": {which % case.ranks: at}} if kind == "dies" else {"breaks_at": at}
-    _, seen = run(case, loader, wrapped, **faults)
+    _, seen = run(case, loader, begin, **faults)
     failed = [each for each in seen if isinstance(each, BaseException)]
     assert len(failed) in (0, case.ranks)
     assert all(isinstance(each, (CollectiveError, RankDied, AutosyncError)) for each in failed)
