@@ -53,11 +53,15 @@ from hvd_autosync.search_space.horovod_settings import (
     RENDEZVOUS_PORT,
     TIMELINE_VARIABLE,
 )
+from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.variables import set_variables, with_variables
 
 #: The fusion threshold after :func:`reinitialize` where :func:`limits_fusion`.
 LIMITED_FUSION_BYTES = 1024**2
 
+#: Longest time without Horovod. A rank that waits for one that has ended would wait for 30 seconds
+#: under Gloo, and end with an error that names nothing; under MPI it would wait for ever.
+_LIMIT_S = 20.0
 _NAME = "hvd_autosync.reinitialize"
 #: The address of rank 0's host, once it is known: it is found by collectives.
 _ADDRESS: list[str] = []
@@ -166,7 +170,7 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
 
 def _restart(before: _Job, rendezvous: Mapping[str, str | None]) -> None:
     try:
-        with with_variables(rendezvous):
+        with _limited(before.rank), with_variables(rendezvous):
             initialize_again(before.process_sets)
             # No rank needs the rendezvous any more once all have initialized.
             mpi_ops.allgather(torch.zeros(1), name=f"{_NAME}.done")
@@ -176,7 +180,30 @@ def _restart(before: _Job, rendezvous: Mapping[str, str | None]) -> None:
             hint="See the output of the other ranks: one of them has probably ended. Start the job "
             "again.",
         ) from error
-    assert _job(registered_process_sets()) == before, "the same ranks in the same places"
+    after = _job(registered_process_sets())
+    assert (after.rank, after.size) == (before.rank, before.size)
+    assert [*after.process_sets.values()] == [*before.process_sets.values()]
+
+
+@contextmanager
+def _limited(rank: int) -> Iterator[None]:
+    """End this process with an error if the context stays open for too long."""
+
+    def end() -> None:
+        print_line(
+            f"rank {rank} cannot initialize Horovod again: another rank has ended, or has hung for "
+            f"{_LIMIT_S:.0f} seconds. This rank ends; start the job again."
+        )
+        os._exit(1)
+
+    timer = threading.Timer(_LIMIT_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 @contextmanager

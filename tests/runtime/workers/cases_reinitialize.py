@@ -88,6 +88,7 @@ def train(between, steps, base):
         distributed.step()
         between(number)
     states = [v for s in distributed.state.values() for v in s.values() if torch.is_tensor(v)]
+    del loader  # and its worker
     return [t.detach().clone() for t in (*model.parameters(), *model.buffers(), *states)]
 
 
@@ -136,10 +137,12 @@ def case_cycle_time_takes_effect():
 def case_plans_go_on():
     """Each plan before and after, with its owners, deferred updates and factors."""
     names = plans()
+    # Adam makes steps of gradients that are zero but for the order in which ranks add up.
+    optimizer = "Adam" if hvd.size() == 2 else "momentum"
 
     def run(factory, number=0):
         model = Model()
-        base = OPTIMIZERS["Adam"](groups_of(model))
+        base = OPTIMIZERS[optimizer](groups_of(model))
         distributed = factory(base, named_parameters=model.named_parameters())
         for place, name in enumerate([*names, *reversed(names)]):
             if factory is OURS and place:
@@ -183,32 +186,30 @@ def case_a_phase_with_a_barrier_goes_on():
 
 
 def case_process_sets_stay():
-    added = hvd.add_process_set([0]), hvd.add_process_set(range(1, hvd.size()))
-    dropped = hvd.add_process_set(range(hvd.size() - 1)) if hvd.size() > 2 else None
+    last = hvd.size() - 1
+    added = [hvd.add_process_set([0]), hvd.add_process_set([last])]
     copied = copy.deepcopy(added[0])
-    try:
-        for _ in range(2):
-            if dropped is not None:
-                hvd.remove_process_set(dropped)
-                dropped = None
-            again({CACHE: "9"})
-            own = added[min(hvd.rank(), 1)]
-            assert [each.ranks for each in added] == [[0], [*range(1, hvd.size())]]
-            assert copied.process_set_id == added[0].process_set_id
+    mine = [each for each in added if hvd.rank() in each.ranks]
+    for _ in range(2):
+        again({CACHE: "9"})
+        assert [each.ranks for each in added] == [[0], [last]]
+        assert copied.process_set_id == added[0].process_set_id
+        for own in mine:
             total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="own", process_set=own)
-            assert total.item() == own.size() == len(own.ranks)
-            with raises(ValueError, "duplicate"):
-                hvd.add_process_set([0])
-    finally:
-        again({CACHE: None})
-        for each in added:
-            assert hvd.remove_process_set(each)
+            assert total.item() == own.size() == 1
+        hvd.barrier()
+        with raises(ValueError, "duplicate"):
+            hvd.add_process_set([0])
+    # One that is removed does not return, and the other one has another number perhaps.
+    assert hvd.remove_process_set(added[0])
+    again({CACHE: None})
+    assert added[0].process_set_id is None
+    assert mine in ([], [added[0]]) or mine[-1].rank() == 0
     later = hvd.add_process_set([0])
     again()
     assert later.included() == (hvd.rank() == 0)
-    assert hvd.remove_process_set(later)
-    again()
-    assert later.process_set_id is None
+    for each in (later, added[1]):
+        assert hvd.remove_process_set(each)
 
 
 def case_two_levels_stay():
