@@ -134,7 +134,7 @@ GROUPS = {
     "reinitialize": Group(
         ("cases_reinitialize",),
         ("gloo", "mpi", "four ranks", "two levels"),
-        ("case_a_training_has_the_bits_of_one_without",),
+        wide=("case_plans_go_on", "case_rounds_of_local_steps_go_on"),
     ),
     "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
     "phases": Group(("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)),
