@@ -41,7 +41,7 @@ from hvd_autosync.search_space.sync_plan import SyncPlan
 _SHAPES = [(4, 3), (5,), (2, 8)]
 _RATE = 0.5
 _of_fixtures = settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
