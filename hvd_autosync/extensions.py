@@ -4,7 +4,9 @@ The variable ``HVD_AUTOSYNC_EXTENSIONS`` lists files, separated as in ``PATH``, 
 :func:`add_knob`, :func:`add_exchange` or :func:`add_codec`. They are loaded in the driver, which
 builds the search spaces, and on every rank, which exchanges gradients.
 
-This module imports only the modules that describe strategies, so that unused parts cost nothing.
+:class:`Extensions` adds to the registry that it is given; the functions of this module add to that
+of this process. This module imports only the modules that describe strategies, so that unused parts
+cost nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space import Knob, ModelProfile, Resources
-from hvd_autosync.search_space import catalogue as _catalogue
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ClassPlan, class_knob
-from hvd_autosync.search_space.horovod_settings import add_variable
+from hvd_autosync.search_space.knob_spec import KnobSpec, Variable
+from hvd_autosync.search_space.registry import KnobRegistry
 
 if TYPE_CHECKING:
     import torch
@@ -39,103 +42,116 @@ if TYPE_CHECKING:
 #: The variable that names the files, separated as in ``PATH``.
 VARIABLE = "HVD_AUTOSYNC_EXTENSIONS"
 
-#: The added exchanges and codecs by name, for the runtime.
-EXCHANGES: dict[str, MakeExchange] = {}
-CODECS: dict[str, MakeCodec] = {}
 
-_loaded: dict[Path, str] = {}
-
-
-def add_knob(
-    knob: Knob,
-    variable: str,
-    applies: Callable[[ModelProfile, Resources], bool] = lambda model, resources: True,
-) -> None:
-    """Add a knob that sets one environment variable of each rank.
-
-    At its default the variable is not set. If the user has set the variable, the knob is not tuned.
+class Extensions:
+    """What users' files have added.
 
     Args:
-        knob: The knob, of the group ``horovod``.
-        variable: The variable. Its reader must read it when ``hvd.init()`` is called, or later:
-            forked trials have imported torch and Horovod before it is set.
-        applies: Returns whether the knob can matter for a model on some resources.
+        registry: The knobs, to which knobs and choices are added.
 
-    Raises:
-        SpaceError: A knob of that name exists, or the knob is of another group.
+    Attributes:
+        exchanges: The added exchanges by name, for the runtime.
+        codecs: The added codecs by name, for the runtime.
     """
-    if knob.group != "horovod":
-        raise SpaceError(
-            f"knob {knob.name} is of the group {knob.group!r}",
-            hint="Give a knob that sets a variable the group 'horovod'.",
+
+    def __init__(self, registry: KnobRegistry) -> None:
+        self._registry = registry
+        self.exchanges: dict[str, MakeExchange] = {}
+        self.codecs: dict[str, MakeCodec] = {}
+        self._loaded: dict[Path, str] = {}
+
+    def add_knob(
+        self,
+        knob: Knob,
+        variable: str,
+        applies: Callable[[ModelProfile, Resources], bool] = lambda model, resources: True,
+        *,
+        when: str = "as its extension decides",
+    ) -> None:
+        """Add a knob that sets one environment variable of each rank.
+
+        At its default the variable is not set. If the user has set the variable, the knob is not
+        tuned.
+
+        Args:
+            knob: The knob, of the group ``horovod``.
+            variable: The variable. Its reader must read it when ``hvd.init()`` is called, or later:
+                forked trials have imported torch and Horovod before it is set.
+            applies: Returns whether the knob can matter for a model on some resources.
+            when: The same, in words.
+
+        Raises:
+            SpaceError: A knob of that name exists, or the knob is of another group.
+        """
+        if knob.group != "horovod":
+            raise SpaceError(
+                f"knob {knob.name} is of the group {knob.group!r}",
+                hint="Give a knob that sets a variable the group 'horovod'.",
+            )
+        self._registry.add(
+            KnobSpec(
+                knob,
+                sets=Variable(variable),
+                when=when,
+                applies=lambda situation: applies(situation.model, situation.resources),
+            )
         )
-    _catalogue.add_knob(knob, applies)
-    add_variable(knob.name, variable)
+
+    def add_exchange(
+        self, name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES
+    ) -> None:
+        """Add an exchange, which must be exact.
+
+        Args:
+            name: The value of the knobs ``..._exchange``.
+            make: Makes it for one bucket, on every rank.
+            classes: The classes of parameters that may use it.
+
+        Raises:
+            SpaceError: Horovod or hvd_autosync has an exchange of that name.
+        """
+        self._add_choices("exchange", name, classes)
+        self.exchanges[name] = make
+
+    def add_codec(
+        self, name: str, make: MakeCodec, classes: Sequence[str] = PARAMETER_CLASSES
+    ) -> None:
+        """Add a codec.
+
+        Args:
+            name: The value of the knobs ``..._codec``.
+            make: Makes it for one bucket, on every rank.
+            classes: The classes of parameters that may use it.
+
+        Raises:
+            SpaceError: hvd_autosync has a codec of that name.
+        """
+        self._add_choices("codec", name, classes)
+        self.codecs[name] = make
+
+    def _add_choices(self, attribute: str, name: str, classes: Sequence[str]) -> None:
+        if name in self._registry.own_choices(attribute):
+            raise SpaceError(f"{attribute} {name!r} exists already", hint="Choose another name.")
+        for parameter_class in classes:
+            self._registry.add_choice(class_knob(parameter_class, attribute), name)
+
+    def load(self) -> None:
+        """Load each file in the variable once.
+
+        Raises:
+            ConfigurationError: A file cannot be loaded.
+        """
+        for text in os.environ.get(VARIABLE, "").split(os.pathsep):
+            if text and (path := Path(text).resolve()) not in self._loaded:
+                self._loaded[path] = _run(path)
+
+    def names(self) -> list[str]:
+        """Return name and digest of each loaded file, on which studies with its knobs depend."""
+        return [f"{path.name} {digest}" for path, digest in sorted(self._loaded.items())]
 
 
-def add_exchange(name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES) -> None:
-    """Add an exchange, which must be exact.
-
-    Args:
-        name: The value of the knobs ``..._exchange``.
-        make: Makes it for one bucket, on every rank.
-        classes: The classes of parameters that may use it.
-
-    Raises:
-        SpaceError: Horovod or hvd_autosync has an exchange of that name.
-    """
-    _add_choices("exchange", name, EXCHANGES, classes)
-    EXCHANGES[name] = make
-
-
-def add_codec(name: str, make: MakeCodec, classes: Sequence[str] = PARAMETER_CLASSES) -> None:
-    """Add a codec.
-
-    Args:
-        name: The value of the knobs ``..._codec``.
-        make: Makes it for one bucket, on every rank.
-        classes: The classes of parameters that may use it.
-
-    Raises:
-        SpaceError: hvd_autosync has a codec of that name.
-    """
-    _add_choices("codec", name, CODECS, classes)
-    CODECS[name] = make
-
-
-def _add_choices(
-    attribute: str,
-    name: str,
-    added: dict[str, MakeExchange] | dict[str, MakeCodec],
-    classes: Sequence[str],
-) -> None:
-    own: set[str] = set()
-    for knob in _catalogue.CATALOGUE:
-        if knob.name.endswith(f"_{attribute}"):
-            own |= {str(choice) for choice in getattr(knob, "choices", ())}
-    if name in own - set(added):
-        raise SpaceError(f"{attribute} {name!r} exists already", hint="Choose another name.")
-    for parameter_class in classes:
-        _catalogue.add_choice(class_knob(parameter_class, attribute), name)
-
-
-def load() -> None:
-    """Load each file in the variable once.
-
-    Raises:
-        ConfigurationError: A file cannot be loaded.
-    """
-    for text in os.environ.get(VARIABLE, "").split(os.pathsep):
-        if text and (path := Path(text).resolve()) not in _loaded:
-            _load(path)
-
-
-def names() -> list[str]:
-    """Return name and digest of each loaded file, on which studies with its knobs depend."""
-    return [f"{path.name} {digest}" for path, digest in sorted(_loaded.items())]
-
-
-def _load(path: Path) -> None:
+def _run(path: Path) -> str:
+    """Run a file and return its digest."""
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         name = f"hvd_autosync_extension_{digest}"
@@ -152,4 +168,12 @@ def _load(path: Path) -> None:
             f"cannot load {str(path)!r}, which {VARIABLE} names: {type(error).__name__}: {error}",
             hint="List Python files that add knobs, exchanges or codecs.",
         ) from error
-    _loaded[path] = digest
+    return digest
+
+
+#: What has been added to this process.
+ADDED = Extensions(REGISTRY)
+add_knob, add_exchange, add_codec = ADDED.add_knob, ADDED.add_exchange, ADDED.add_codec
+load, names = ADDED.load, ADDED.names
+#: The added exchanges and codecs by name, for the runtime.
+EXCHANGES, CODECS = ADDED.exchanges, ADDED.codecs

@@ -1,36 +1,25 @@
-"""The mapping between strategies and the settings of Horovod 0.28.1.
+"""The mapping between strategies and the settings of Horovod 0.28.1 and of libraries below it.
 
 Forward, it maps a strategy to environment variables and ``horovodrun`` options. Backward, it maps a
-job's environment to the knobs that the user has fixed. No other module spells ``HOROVOD_``.
+job's environment to the knobs that the user has fixed. The variables of knobs stand in their
+declarations (:mod:`hvd_autosync.search_space.families`), others of Horovod's here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
-from hvd_autosync.search_space.catalogue import catalogue_knob
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.exchange_plan import exchange_plan
-from hvd_autosync.search_space.knobs import CategoricalKnob, IntegerKnob, Knob, Value
+from hvd_autosync.search_space.knob_spec import LauncherOption, Variable
+from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.search_space.registry import KnobRegistry
 
-#: Knob name -> variable read by ``horovod/common/operations.cc``.
-_VARIABLES = {
-    "fusion_threshold_bytes": "HOROVOD_FUSION_THRESHOLD",
-    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
-    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
-    "hierarchical_allreduce": "HOROVOD_HIERARCHICAL_ALLREDUCE",
-    "torus_allreduce": "HOROVOD_TORUS_ALLREDUCE",
-    "hierarchical_allgather": "HOROVOD_HIERARCHICAL_ALLGATHER",
-    "num_nccl_streams": "HOROVOD_NUM_NCCL_STREAMS",
-    "batch_d2d_memcopies": "HOROVOD_BATCH_D2D_MEMCOPIES",
-}
 #: Variable that allows process sets to be added after ``hvd.init()``, which the script calls.
 #: Horovod takes any number above 0 for true; this value shows that the user has not set it.
 PROCESS_SETS_VARIABLE, OURS_ALONE = "HOROVOD_DYNAMIC_PROCESS_SETS", "2"
-
-#: Variables that choose the controller, as ``--gloo`` and ``--mpi`` do.
-_CONTROLLER_VARIABLES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 
 #: Enables Horovod's own tuner, which must not run during ours.
 AUTOTUNE_VARIABLE = "HOROVOD_AUTOTUNE"
@@ -54,27 +43,18 @@ PLACE_VARIABLES = (
     "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE",
 )
-
-
 #: The two variables of which a process may set one only, if Horovod is initialized repeatedly.
-FUSION_VARIABLE = _VARIABLES["fusion_threshold_bytes"]
-CYCLE_VARIABLE = _VARIABLES["cycle_time_ms"]
-#: Variables whose value Horovod keeps when it is initialized again without them, with its defaults
-#: (``horovod/common/operations.cc``, ``parameter_manager.cc``).
-KEPT_BY_HOROVOD = {
-    FUSION_VARIABLE: str(128 * 1024**2),
-    CYCLE_VARIABLE: "1",
-    _VARIABLES["cache_capacity"]: "1024",
-    _VARIABLES["num_nccl_streams"]: "1",
-}
-#: Variables that Horovod reads at each initialization, so that other values can take effect. The
-#: flags not among them, such as batched copies, cannot be changed back.
-CHANGEABLE = (
-    *KEPT_BY_HOROVOD,
-    _VARIABLES["hierarchical_allreduce"],
-    _VARIABLES["torus_allreduce"],
-    _VARIABLES["hierarchical_allgather"],
+FUSION_VARIABLE, CYCLE_VARIABLE = (
+    REGISTRY.variables[name][1].name for name in ("fusion_threshold_bytes", "cycle_time_ms")
 )
+#: Variables whose value Horovod keeps when it is initialized again without them, with its defaults.
+KEPT_BY_HOROVOD = {
+    variable.name: variable.text(spec.knob.default)
+    for spec, variable in REGISTRY.variables.values()
+    if variable.kept
+}
+#: Variables that Horovod reads at each initialization, so that other values can take effect.
+CHANGEABLE = tuple(each.name for _, each in REGISTRY.variables.values() if each.reread)
 
 
 def launched_by_mpi(environment: Mapping[str, str]) -> bool:
@@ -83,11 +63,6 @@ def launched_by_mpi(environment: Mapping[str, str]) -> bool:
     Under Gloo, Horovod's launcher sets its own variable, even if it runs inside a rank of MPI.
     """
     return OWN_RANK not in environment and any(name in environment for name in RANK_VARIABLES)
-
-
-def add_variable(knob: str, variable: str) -> None:
-    """Map a knob of an extension to ``variable``."""
-    _VARIABLES[knob] = variable
 
 
 @dataclass(frozen=True)
@@ -103,8 +78,10 @@ class HorovodSettings:
     options: tuple[str, ...] = ()
 
 
-def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
-    """Return the settings of ``strategy``. Horovod's own defaults set no variable.
+def horovod_settings(
+    strategy: Mapping[str, Value], registry: KnobRegistry = REGISTRY
+) -> HorovodSettings:
+    """Return the settings of ``strategy``. A knob's default sets no variable.
 
     So the default trial is exactly the user's job. A controller is always set as an option, because
     Horovod's default depends on its build. The exchange plan itself is no setting of Horovod, but a
@@ -116,50 +93,61 @@ def horovod_settings(strategy: Mapping[str, Value]) -> HorovodSettings:
     environment: dict[str, str] = {}
     options: list[str] = []
     for name, value in strategy.items():
-        knob = catalogue_knob(name)
-        if name == "controller":
+        spec = registry[name]
+        if isinstance(spec.sets, LauncherOption):
             options.append(f"--{value}")
-        elif name in _VARIABLES and value != knob.default:
-            environment[_VARIABLES[name]] = str(int(value) if isinstance(value, bool) else value)
+        elif isinstance(spec.sets, Variable) and value != spec.knob.default:
+            environment[spec.sets.name] = spec.sets.text(value)
     plan = exchange_plan(strategy)
     if plan is not None and plan.two_levels:
         environment[PROCESS_SETS_VARIABLE] = OURS_ALONE
     return HorovodSettings(tuple(sorted(environment.items())), tuple(options))
 
 
-def held_by_environment(environment: Mapping[str, str]) -> dict[str, Value]:
+def held_by_environment(
+    environment: Mapping[str, str], registry: KnobRegistry = REGISTRY
+) -> dict[str, Value]:
     """Return the knobs that the job's environment fixes, with their values.
 
     Args:
         environment: The environment with the ``horovodrun`` options already written into it
             (``horovod.runner.common.util.config_parser.set_env_from_args``).
+        registry: The known knobs.
 
     Raises:
         ConfigurationError: A variable has a value that Horovod would misread.
     """
     held: dict[str, Value] = {}
-    for variable in _CONTROLLER_VARIABLES:
-        if variable in environment:
-            held["controller"] = environment[variable].lower()
-    for name, variable in _VARIABLES.items():
-        text = environment.get(variable)
-        if text is not None:
-            try:
-                held[name] = _parse(catalogue_knob(name), text)
-            except (ValueError, SpaceError):
-                raise ConfigurationError(
-                    f"{variable}={text!r} is not a value that Horovod understands",
-                    hint=f"Unset {variable} or correct it.",
-                ) from None
+    for spec, option in registry.options:
+        for variable in option.variables:
+            if variable in environment:
+                held[spec.name] = environment[variable].lower()
+    for name, (spec, target) in registry.variables.items():
+        text = environment.get(target.name)
+        if text is None or (target.foreign and not text.strip()):
+            continue
+        try:
+            held[name] = target.value(spec.knob, text)
+        except (ValueError, SpaceError):
+            raise ConfigurationError(
+                f"{target.name}={text!r} is not a value that Horovod understands",
+                hint=f"Unset {target.name} or correct it.",
+            ) from None
     return held
 
 
-def _parse(knob: Knob, text: str) -> Value:
-    convert: Callable[[str], Value]
-    if isinstance(knob, CategoricalKnob) and isinstance(knob.default, bool):
-        return bool(int(text))
-    if isinstance(knob, CategoricalKnob) and isinstance(knob.default, str):
-        knob.validate(text)
-        return text
-    convert = int if isinstance(knob, (IntegerKnob, CategoricalKnob)) else float
-    return convert(text)
+def without_held(
+    settings: Mapping[str, str], environment: Mapping[str, str], registry: KnobRegistry = REGISTRY
+) -> dict[str, str]:
+    """Return ``settings`` without other libraries' variables that the user has set.
+
+    A strategy that was found before the user set them must not overrule the user.
+
+    Args:
+        settings: Variables of a strategy.
+        environment: The user's environment.
+        registry: The known knobs.
+    """
+    foreign = {target.name for _, target in registry.variables.values() if target.foreign}
+    held = {name for name in foreign if environment.get(name, "").strip()}
+    return {name: text for name, text in settings.items() if name not in held}

@@ -1,43 +1,12 @@
-"""Lossless codes: their knobs, and for which classes of gradients they can pay."""
+"""For which classes of gradients lossless codes can pay."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from hvd_autosync.search_space.exchange_plan import (
-    EMBEDDING,
-    LARGE,
-    REST,
-    Classes,
-    class_knob,
-    class_of,
-)
-from hvd_autosync.search_space.knobs import CategoricalKnob, Condition, categorical_knob
+from hvd_autosync.search_space.exchange_plan import Classes, class_of
 from hvd_autosync.search_space.model_profile import ParameterProfile
-
-
-def _knob(parameter_class: str, which: str) -> CategoricalKnob:
-    exchange = class_knob(parameter_class, "exchange")
-    return categorical_knob(
-        class_knob(parameter_class, "lossless"),
-        (False, True),
-        False,
-        group="exchange",
-        help=f"Whether gradients of {which} travel as lossless codes, which are shorter where bits "
-        "repeat.",
-        # Those of the class "rest" have no other exchange.
-        condition=Condition(exchange, ("allreduce", "hierarchical"))
-        if parameter_class != REST
-        else None,
-    )
-
-
-LOSSLESS_KNOBS = (
-    _knob(EMBEDDING, "embedding tables (a batch touches few rows)"),
-    _knob(LARGE, "large matrices"),
-    _knob(REST, "all other parameters"),
-)
 
 #: Least bytes of a class; a message of fewer takes about as long when it is shorter.
 _LEAST_BYTES = 256 * 1024

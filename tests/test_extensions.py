@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.reporting.space import applies_when
 from hvd_autosync.search_space import (
     CATALOGUE,
     CategoricalKnob,
@@ -23,13 +21,14 @@ from hvd_autosync.search_space import (
     Resources,
     Strategy,
     build_space,
-    catalogue,
     catalogue_knob,
     every_knob,
     held_by_environment,
     horovod_settings,
 )
+from hvd_autosync.search_space.catalogue import FAMILIES, REGISTRY
 from hvd_autosync.search_space.knobs import categorical_knob, integer_knob
+from hvd_autosync.search_space.registry import KnobRegistry
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
 CORES = categorical_knob("cores", ("free", "0,1"), "free", help="Where threads run.")
@@ -37,56 +36,86 @@ CORES = categorical_knob("cores", ("free", "0,1"), "free", help="Where threads r
 
 @pytest.fixture(autouse=True)
 def _nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test adds is gone after it."""
-    monkeypatch.setattr(catalogue, "_BY_NAME", dict(catalogue._BY_NAME))
-    monkeypatch.setattr(catalogue, "_ADDED", {})
-    for owner, name in ((extensions, "EXCHANGES"), (extensions, "CODECS"), (extensions, "_loaded")):
-        monkeypatch.setattr(owner, name, {})
-    # The package has a function of the module's name.
-    settings = sys.modules["hvd_autosync.search_space.horovod_settings"]
-    monkeypatch.setattr(settings, "_VARIABLES", dict(vars(settings)["_VARIABLES"]))
+    """What a test's files add to this process is gone after it."""
+    monkeypatch.setattr(REGISTRY, "_specs", dict(REGISTRY._specs))
+    monkeypatch.setattr(extensions.ADDED, "_loaded", {})
+
+
+@pytest.fixture
+def registry() -> KnobRegistry:
+    """The catalogue, to which a test may add."""
+    return KnobRegistry(FAMILIES)
+
+
+@pytest.fixture
+def added(registry: KnobRegistry) -> extensions.Extensions:
+    """Adds to that registry."""
+    return extensions.Extensions(registry)
 
 
 def space_names(model: ModelProfile, resources: Resources, **options: Any) -> list[str]:
     return [knob.name for knob in build_space(model, resources, **options).knobs]
 
 
-def test_a_knob_is_tuned_where_it_applies(model: ModelProfile, slow_network: Resources) -> None:
-    extensions.add_knob(CORES, "HOROVOD_CORES", lambda _, resources: resources.world_size == 4)
-    assert space_names(model, slow_network)[-1] == "cores"
+def test_a_knob_is_tuned_where_it_applies(
+    model: ModelProfile,
+    slow_network: Resources,
+    registry: KnobRegistry,
+    added: extensions.Extensions,
+) -> None:
+    added.add_knob(CORES, "HOROVOD_CORES", lambda _, resources: resources.world_size == 4)
+    assert space_names(model, slow_network, registry=registry)[-1] == "cores"
     alone = Resources((Host("a", 1),), "cpu", slow_network.build, slow_network.links)
-    assert "cores" not in space_names(model, alone)
-    assert "cores" not in space_names(model, slow_network, held={"cores": "0,1"})
-    assert every_knob() == (*CATALOGUE, CORES) and applies_when("cores")
+    assert "cores" not in space_names(model, alone, registry=registry)
+    held = {"cores": "0,1"}
+    assert "cores" not in space_names(model, slow_network, held=held, registry=registry)
+    assert tuple(spec.knob for spec in registry) == (*CATALOGUE, CORES)
+    assert registry["cores"].when == "as its extension decides"
 
 
-def test_a_knob_is_a_variable_both_ways() -> None:
-    extensions.add_knob(CORES, "HOROVOD_CORES")
-    assert horovod_settings(Strategy({"cores": "free"})).environment == ()
-    chosen = horovod_settings(Strategy({"cores": "0,1"}))
+def test_a_registry_that_is_passed_leaves_the_process_as_it_was(
+    model: ModelProfile, slow_network: Resources, added: extensions.Extensions
+) -> None:
+    added.add_knob(CORES, "HOROVOD_CORES", when="always")
+    added.add_exchange("gather", object())  # type: ignore[arg-type]
+    assert every_knob() == CATALOGUE and "gather" not in extensions.EXCHANGES
+    assert "cores" not in space_names(model, slow_network)
+
+
+def test_a_knob_is_a_variable_both_ways(
+    registry: KnobRegistry, added: extensions.Extensions
+) -> None:
+    added.add_knob(CORES, "HOROVOD_CORES")
+    assert horovod_settings(Strategy({"cores": "free"}), registry).environment == ()
+    chosen = horovod_settings(Strategy({"cores": "0,1"}), registry)
     assert chosen.environment == (("HOROVOD_CORES", "0,1"),)
-    assert held_by_environment({"HOROVOD_CORES": "0,1"}) == {"cores": "0,1"}
+    assert held_by_environment({"HOROVOD_CORES": "0,1"}, registry) == {"cores": "0,1"}
     with pytest.raises(ConfigurationError, match="HOROVOD_CORES='2'"):
-        held_by_environment({"HOROVOD_CORES": "2"})
+        held_by_environment({"HOROVOD_CORES": "2"}, registry)
 
 
-def test_knobs_that_cannot_be_added() -> None:
+def test_knobs_that_cannot_be_added(registry: KnobRegistry, added: extensions.Extensions) -> None:
     with pytest.raises(SpaceError, match="knob 'cycle_time_ms' already exists"):
-        extensions.add_knob(catalogue_knob("cycle_time_ms"), "HOROVOD_CYCLE_TIME")
+        added.add_knob(catalogue_knob("cycle_time_ms"), "HOROVOD_CYCLE_TIME")
     lossy = integer_knob("x", 0, 1, 0, group="codec", exact=False, help="")
     with pytest.raises(SpaceError, match="of the group 'codec'"):
-        extensions.add_knob(lossy, "X")
-    assert every_knob() == CATALOGUE
+        added.add_knob(lossy, "X")
+    with pytest.raises(SpaceError, match="cycle_time_ms is not categorical"):
+        registry.add_choice("cycle_time_ms", "short")
+    assert tuple(spec.knob for spec in registry) == CATALOGUE
 
 
 def test_exchanges_and_codecs_are_choices_of_their_classes(
-    model: ModelProfile, slow_network: Resources
+    model: ModelProfile,
+    slow_network: Resources,
+    registry: KnobRegistry,
+    added: extensions.Extensions,
 ) -> None:
     make: Any = object()
-    extensions.add_exchange("gather", make, classes=("large",))
-    extensions.add_codec("sign", make, classes=("large", "rest"))
-    extensions.add_codec("sign", make, classes=("large",))  # as when a cell is run again
-    space = build_space(model, slow_network, allow=("codec",))
+    added.add_exchange("gather", make, classes=("large",))
+    added.add_codec("sign", make, classes=("large", "rest"))
+    added.add_codec("sign", make, classes=("large",))  # as when a cell is run again
+    space = build_space(model, slow_network, allow=("codec",), registry=registry)
 
     def choices(name: str) -> tuple[Any, ...]:
         knob = space[name]
@@ -97,9 +126,9 @@ def test_exchanges_and_codecs_are_choices_of_their_classes(
     assert "gather" not in choices("rest_exchange") + choices("embedding_exchange")
     assert choices("large_codec")[-1] == "sign" and choices("rest_codec")[-1] == "sign"
     assert choices("large_codec").count("sign") == 1 and "sign" not in choices("embedding_codec")
-    for add in (extensions.add_exchange, extensions.add_codec):
+    for add in (added.add_exchange, added.add_codec):
         with pytest.raises(SpaceError, match="already"):
-            add("rows" if add is extensions.add_exchange else "int8", make)
+            add("rows" if add == added.add_exchange else "int8", make)
 
 
 def test_files_are_loaded_once_and_make_another_job(

@@ -87,7 +87,12 @@ def run(
     raise typer.Exit(run_command(strategy, list(words or [])))
 
 
-def space(words: _WordsArgument = None) -> None:
+def space(
+    words: _WordsArgument = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the space file.")
+    ] = False,
+) -> None:
     """Print the knobs that would be tuned in a job, or all knobs.
 
     With a horovodrun line: the known part of that job's search space, and the plan.
@@ -97,6 +102,14 @@ def space(words: _WordsArgument = None) -> None:
 
     Without a line: every knob, when it applies, and how to restrict or fix knobs.
     """
+    if schema:
+        import json
+
+        from hvd_autosync.search_space import every_knob
+        from hvd_autosync.search_space.space_schema import space_schema
+
+        print(json.dumps(space_schema(every_knob()), indent=2))
+        return
     if words:
         from hvd_autosync.commands.flag import space_command
 

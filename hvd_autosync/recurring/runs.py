@@ -23,8 +23,7 @@ from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import NextShare, RecurringOutcome, SearchSettings
-from hvd_autosync.search_space import Strategy
-from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
+from hvd_autosync.search_space import CATALOGUE, Strategy
 from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
 from hvd_autosync.traces import TraceStore
 from hvd_autosync.traces.records import timestamp
@@ -104,7 +103,7 @@ def strategy_at(base: Strategy, share: float, total: int) -> Strategy:
         share: Share of the work.
         total: Samples of all the work; 0: unknown.
     """
-    protocol = {knob.name for knob in PROTOCOL_KNOBS}
+    protocol = {knob.name for knob in CATALOGUE if knob.group == "protocol"}
     kept = Strategy({name: value for name, value in base.items() if name not in protocol})
     if share == 1:
         return kept

@@ -8,51 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hvd_autosync.search_space import CategoricalKnob, Knob, SearchSpace, catalogue_knob, every_knob
-from hvd_autosync.search_space.catalogue import PROTOCOL_KNOBS
+from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.restrictions import condition_text
 from hvd_autosync.util.printable import printable
 
-_CODEC = "--autosync-allow codec; hvd.DistributedOptimizer; float32 or float64"
-_REPEATING = "hvd.DistributedOptimizer; bits that repeat (docs/exchanges.md)"
-#: When each knob of the catalogue is in a job's space, as text. The rules themselves are in
-#: :func:`hvd_autosync.search_space.build_space`.
-APPLIES_WHEN = {
-    "controller": "Horovod has Gloo and MPI; neither --gloo nor --mpi is given",
-    "fusion_threshold_bytes": "always",
-    "cycle_time_ms": "always",
-    "cache_capacity": "always; 4096 only for models with more than 1024 tensors",
-    "hierarchical_allreduce": "NCCL; several hosts with several ranks each",
-    "torus_allreduce": "NCCL; several hosts with several ranks each",
-    "hierarchical_allgather": "sparse gradients; MPI; CPUs; several hosts with several ranks each",
-    "num_nccl_streams": "NCCL; GPUs",
-    "batch_d2d_memcopies": "NCCL; GPUs",
-    "buckets": "hvd.DistributedOptimizer; several dense gradients",
-    "bucket_rule": "as buckets, if buckets is not 0",
-    "order": "hvd.DistributedOptimizer; several dense gradients",
-    "embedding_exchange": "hvd.DistributedOptimizer; tables of which batches touch few rows",
-    "large_exchange": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
-    "rest_exchange": "hvd.DistributedOptimizer; several hosts with several ranks each",
-    "large_slices": "hvd.DistributedOptimizer; gradients of 256 KiB or more",
-    "embedding_lossless": f"{_REPEATING}; tables of which batches touch few rows",
-    "large_lossless": f"{_REPEATING}; gradients of 256 KiB or more",
-    "rest_lossless": f"{_REPEATING}; 256 KiB of other gradients or more",
-    "embedding_codec": f"{_CODEC}; tables of which batches touch few rows",
-    "embedding_ratio": "as embedding_codec, if it is topk",
-    "large_codec": f"{_CODEC}; gradients of 256 KiB or more",
-    "large_ratio": "as large_codec, if it is topk",
-    "large_rank": "as large_codec, if it is powersgd",
-    "rest_codec": _CODEC,
-    "local_steps": "--autosync-allow schedule; hvd.DistributedOptimizer; several ranks; more than "
-    "16 only in a strategy file",
-    **dict.fromkeys(
-        ("local_power", "local_alpha", "local_start", "local_cap"),
-        "only in a strategy file (docs/local-steps.md)",
-    ),
-    **dict.fromkeys(
-        (knob.name for knob in PROTOCOL_KNOBS),
-        "only in a strategy file or by --autosync-recurring (docs/protocols.md)",
-    ),
-}
 RESTRICTIONS_HELP = """\
 Restrict or fix knobs with a TOML file, given as --autosync-space FILE:
 
@@ -91,7 +50,7 @@ def space_table(space: SearchSpace, title: str) -> Table:
 
 def applies_when(name: str) -> str:
     """When the knob is in a job's space, as text."""
-    return APPLIES_WHEN.get(name, "as its extension decides")
+    return REGISTRY[name].when
 
 
 def catalogue_table(knobs: Iterable[Knob] | None = None, title: str = "All knobs") -> Table:

@@ -192,6 +192,13 @@ def test_space_without_a_line_prints_all_knobs_and_how_to_restrict_them() -> Non
     assert "[knobs.cycle_time_ms]" in result.output and "--autosync-space FILE" in result.output
 
 
+def test_space_prints_the_schema_of_its_file() -> None:
+    result = run("space", "--schema")
+    assert result.exit_code == 0
+    tables = json.loads(result.output)["properties"]["knobs"]["properties"]
+    assert list(tables) == [knob.name for knob in CATALOGUE]
+
+
 def test_space_with_a_line_prints_the_space_of_that_job(store: TraceStore) -> None:
     done = process("space", "-np", "2", "--gloo", "--cycle-time-ms", "3", "true")
     assert done.returncode == 0, done.stderr

@@ -11,48 +11,34 @@ import yaml
 
 from hvd_autosync import __version__
 from hvd_autosync.engine.options import Options, option_name
-from hvd_autosync.reporting.space import APPLIES_WHEN, domain_text
-from hvd_autosync.search_space import CATALOGUE, Knob, Strategy, horovod_settings
+from hvd_autosync.reporting.knob_page import cost_page, knob_page
+from hvd_autosync.search_space import CATALOGUE, Knob
+from hvd_autosync.search_space.catalogue import FAMILIES
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def maps_to(knob: Knob) -> str:
-    """What of Horovod's, or of ours, a knob sets."""
-    if knob.name == "controller":
-        return "`--gloo`, `--mpi`"
-    value = next(v for v in map(knob.from_unit, (0.0, 0.9, 1.0)) if v != knob.default)
-    set_by = dict(horovod_settings(Strategy({knob.name: value})).environment)
-    return f"`{next(iter(set_by))}`" if set_by and knob.group == "horovod" else "our optimizer"
-
-
-def knob_row(knob: Knob) -> str:
-    """The row of a knob in the table of the page."""
-    sort = "exact" if knob.exact else f"lossy: `{knob.group}`"
-    cells = (
-        f"[`{knob.name}`](#{knob.name})",
-        domain_text(knob),
-        knob.format(knob.default),
-        sort,
-        maps_to(knob),
-        re.sub(r" \(docs/[a-z-]*\.md\)", "", APPLIES_WHEN[knob.name]),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def test_the_table_of_knobs_is_the_catalogue() -> None:
+def test_the_page_of_knobs_is_made_from_their_declarations() -> None:
     page = (DOCS / "knobs.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| [`")]
-    wanted = [knob_row(knob) for knob in CATALOGUE]
-    assert rows == wanted, "\n" + "\n".join(wanted)
+    assert page == knob_page(page, FAMILIES), "run python tools/write_knob_pages.py"
+
+
+def test_the_terms_of_the_cost_model_are_those_of_the_declarations() -> None:
+    page = (DOCS / "cost-model.md").read_text(encoding="utf-8")
+    assert page == cost_page(page, FAMILIES), "run python tools/write_knob_pages.py"
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="end of table"):
+        knob_page("# Knobs\n<!-- table: made by tools/write_knob_pages.py -->\n", FAMILIES)
 
 
 @pytest.mark.parametrize("knob", CATALOGUE, ids=lambda knob: knob.name)
 def test_every_knob_has_a_place_of_its_own_that_says_when_it_matters(knob: Knob) -> None:
     page = (DOCS / "knobs.md").read_text(encoding="utf-8")
     (section,) = re.findall(
-        rf'^<span id="{knob.name}"></span>.*?(?=^## |^<span|\Z)', page, re.M | re.S
+        rf'^<span id="{knob.name}"></span>.*?(?=^## |^<span|^<!--|\Z)', page, re.M | re.S
     )
     assert f"`{knob.name}`" in section and len(section.split()) > 25
 

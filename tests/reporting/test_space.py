@@ -8,8 +8,8 @@ from rich.table import Table
 
 from hvd_autosync.engine.study_options import load_restrictions
 from hvd_autosync.reporting.space import (
-    APPLIES_WHEN,
     RESTRICTIONS_HELP,
+    applies_when,
     catalogue_table,
     domain_text,
     space_table,
@@ -25,7 +25,7 @@ def rendered(table: Table) -> str:
 
 
 def test_every_knob_of_the_catalogue_says_when_it_applies() -> None:
-    assert set(APPLIES_WHEN) == {knob.name for knob in CATALOGUE}
+    assert all(len(applies_when(knob.name)) > 4 for knob in CATALOGUE)
 
 
 def test_the_catalogue_has_domain_default_and_exactness() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from hvd_autosync.errors import ConfigurationError, SpaceError
 from hvd_autosync.search_space import CATALOGUE, Strategy, held_by_environment, horovod_settings
-from hvd_autosync.search_space.horovod_settings import launched_by_mpi
+from hvd_autosync.search_space.horovod_settings import CHANGEABLE, KEPT_BY_HOROVOD, launched_by_mpi
 
 
 def test_defaults_set_no_variable() -> None:
@@ -75,3 +75,14 @@ def test_which_launcher_has_started_a_rank() -> None:
     assert launched_by_mpi({"OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "mpi"})
     assert not launched_by_mpi({"HOROVOD_RANK": "0", "PMIX_RANK": "0"})
     assert not launched_by_mpi({"HOME": "/"})
+
+
+def test_what_horovod_reads_again_and_what_it_keeps() -> None:
+    assert dict(KEPT_BY_HOROVOD) == {
+        "HOROVOD_FUSION_THRESHOLD": str(128 * 2**20),
+        "HOROVOD_CYCLE_TIME": "1.0",
+        "HOROVOD_CACHE_CAPACITY": "1024",
+        "HOROVOD_NUM_NCCL_STREAMS": "1",
+    }
+    flags = {"HIERARCHICAL_ALLREDUCE", "TORUS_ALLREDUCE", "HIERARCHICAL_ALLGATHER"}
+    assert {*CHANGEABLE} == {*KEPT_BY_HOROVOD} | {f"HOROVOD_{flag}" for flag in flags}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.search_space.catalogue import CATALOGUE, CYCLE_TIME, FUSION_THRESHOLD
+from hvd_autosync.search_space.catalogue import CATALOGUE, catalogue_knob
 from hvd_autosync.search_space.knobs import (
     categorical_knob,
     float_knob,
@@ -29,25 +29,25 @@ def test_every_position_decodes_to_a_value_of_the_domain_that_encodes_to_itself(
 
 
 def test_ends_of_the_unit_interval_are_the_bounds() -> None:
-    assert FUSION_THRESHOLD.from_unit(0.0) == 0
-    assert FUSION_THRESHOLD.from_unit(1.0) == 256 * 2**20
-    assert CYCLE_TIME.from_unit(0.0) == 0.1
-    assert CYCLE_TIME.from_unit(1.0) == 100.0
+    assert catalogue_knob("fusion_threshold_bytes").from_unit(0.0) == 0
+    assert catalogue_knob("fusion_threshold_bytes").from_unit(1.0) == 256 * 2**20
+    assert catalogue_knob("cycle_time_ms").from_unit(0.0) == 0.1
+    assert catalogue_knob("cycle_time_ms").from_unit(1.0) == 100.0
 
 
 def test_a_log_scale_gives_equal_factors_equal_distances() -> None:
-    low, middle, high = (CYCLE_TIME.to_unit(v) for v in (0.1, 1.0, 10.0))
+    low, middle, high = (catalogue_knob("cycle_time_ms").to_unit(v) for v in (0.1, 1.0, 10.0))
     assert math.isclose(middle - low, high - middle)
 
 
 def test_integer_values_are_multiples() -> None:
-    assert FUSION_THRESHOLD.from_unit(0.3) % (64 * 1024) == 0
+    assert catalogue_knob("fusion_threshold_bytes").from_unit(0.3) % (64 * 1024) == 0
 
 
 @pytest.mark.parametrize("value", [True, "fast", math.nan, math.inf, 0.05, 101])
 def test_values_outside_the_domain_are_named(value: object) -> None:
     with pytest.raises(SpaceError, match="cycle_time_ms") as caught:
-        CYCLE_TIME.validate(value)  # type: ignore[arg-type]
+        catalogue_knob("cycle_time_ms").validate(value)  # type: ignore[arg-type]
     assert "0.1 to 100 ms" in caught.value.hint
 
 
@@ -74,14 +74,14 @@ def test_a_log_scale_without_offset_cannot_contain_zero() -> None:
 
 
 def test_restricting_moves_the_default_inside() -> None:
-    knob = CYCLE_TIME.restrict(5, 10)
+    knob = catalogue_knob("cycle_time_ms").restrict(5, 10)
     assert (knob.low, knob.high, knob.default) == (5, 10, 5)
 
 
 @pytest.mark.parametrize(("low", "high"), [(200, 300), (3, 2), (0.001, 0.01)])
 def test_bounds_that_leave_nothing_are_refused(low: float, high: float) -> None:
     with pytest.raises(SpaceError, match="leave nothing"):
-        CYCLE_TIME.restrict(low, high)
+        catalogue_knob("cycle_time_ms").restrict(low, high)
 
 
 @pytest.mark.parametrize("knob", CATALOGUE, ids=lambda knob: knob.name)

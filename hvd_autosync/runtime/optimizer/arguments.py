@@ -7,11 +7,11 @@ from typing import Any
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import Average, Sum, global_process_set
 
-from hvd_autosync.search_space import CATALOGUE
+from hvd_autosync.search_space.catalogue import REGISTRY
 
 #: The knobs that decide how and when gradients are exchanged.
-EXCHANGE_KNOBS = frozenset(knob.name for knob in CATALOGUE if knob.group != "horovod")
-_SCHEDULE_KNOBS = frozenset(knob.name for knob in CATALOGUE if knob.group == "schedule")
+EXCHANGE_KNOBS = frozenset(spec.name for spec in REGISTRY if not spec.at_launch)
+_SCHEDULE_KNOBS = frozenset(spec.name for spec in REGISTRY if spec.knob.group == "schedule")
 
 
 def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:

@@ -1,0 +1,1 @@
+"""The knobs of the catalogue, a module for each family."""
