@@ -104,6 +104,9 @@ class Collector:
         )
         if kind == "hello":
             report |= {"host": message["host"], "device": message["device"]}
+            cores = message.get("cores")
+            if isinstance(cores, int) and cores > 0:
+                report["cores"] = cores
             script_s = message.get("script_s")
             if isinstance(script_s, float) and script_s >= 0:
                 began_s = max(time.monotonic() - self._started - script_s, 0.0)
@@ -199,6 +202,7 @@ class Collector:
                 )
                 for rank, r in sorted(self._reports.items())
             )
+            cores = min((r.get("cores", 0) for r in self._reports.values()), default=0)
             device = next((r["device"] for r in self._reports.values() if "device" in r), "")
             profile, link = self._shared.get("profile"), self._shared.get("link")
             status, reason, output = self._judge(exit_status, killed_because, statuses)
@@ -216,6 +220,7 @@ class Collector:
             profile=_read(ModelProfile.from_json, profile and profile["profile"]),
             owned=tuple(map(str, profile["owned"])) if profile else (),
             device=device,
+            cores=cores,
             link=_read(_link, link),
         )
 

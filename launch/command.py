@@ -23,7 +23,7 @@ from hvd_autosync.launch.job import Job, job_environment
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.runtime.driver.environment import DRIVER_VARIABLE, worker_environment
 from hvd_autosync.search_space import TrialSpec, Value, horovod_settings
-from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE
+from hvd_autosync.search_space.horovod_settings import PROCESS_SETS_VARIABLE, without_held
 from hvd_autosync.util.program import run_code
 
 _LOG = logging.getLogger(__name__)
@@ -135,11 +135,12 @@ def launch(
 
 
 def strategy_environment(strategy: Mapping[str, Value]) -> dict[str, str]:
-    """Return Horovod's variables of ``strategy``.
+    """Return the variables of ``strategy``.
 
-    The variable for process sets is left out if the user has set it, because the script needs it.
+    The variable for process sets is left out if the user has set it, because the script needs it;
+    so are variables of libraries below Horovod.
     """
-    environment = dict(horovod_settings(strategy).environment)
+    environment = without_held(dict(horovod_settings(strategy).environment), os.environ)
     if os.environ.get(PROCESS_SETS_VARIABLE, "0") != "0":
         environment.pop(PROCESS_SETS_VARIABLE, None)
     return environment

@@ -12,13 +12,14 @@ from hvd_autosync.search_space.families.exchanges import EXCHANGES
 from hvd_autosync.search_space.families.horovod import HOROVOD
 from hvd_autosync.search_space.families.local_steps import LOCAL
 from hvd_autosync.search_space.families.protocols import PROTOCOLS
+from hvd_autosync.search_space.families.transport import TRANSPORT
 from hvd_autosync.search_space.knobs import Knob, Value
 from hvd_autosync.search_space.model_profile import ModelProfile
 from hvd_autosync.search_space.registry import KnobRegistry
 from hvd_autosync.search_space.resources import Resources
 from hvd_autosync.search_space.space import SearchSpace
 
-FAMILIES = (HOROVOD, EXCHANGES, CODECS, LOCAL, PROTOCOLS)
+FAMILIES = (HOROVOD, TRANSPORT, EXCHANGES, CODECS, LOCAL, PROTOCOLS)
 #: The knobs of the catalogue and those that users' files have added to this process.
 REGISTRY = KnobRegistry(FAMILIES)
 #: The knobs of the catalogue.

@@ -18,7 +18,7 @@ Value: TypeAlias = bool | int | float | str
 Scale: TypeAlias = Literal["linear", "log"]
 
 #: Groups of exact knobs, and groups of lossy knobs, which are tuned only if the user allows it.
-EXACT_GROUPS = ("horovod", "exchange")
+EXACT_GROUPS = ("horovod", "transport", "exchange")
 LOSSY_GROUPS = ("codec", "order", "schedule")
 
 _MIB = 1024 * 1024
@@ -105,10 +105,13 @@ class _Numeric(_Common):
         return f"Choose a value from {self.low:g} to {self.high:g}{unit}."
 
     def format(self, value: Value) -> str:
-        """Return ``value`` with its unit, for users."""
-        if self.unit == "B":
-            return f"{float(value) / _MIB:.4g} MiB"
-        return f"{value:.4g} {self.unit}".rstrip()
+        """Return ``value`` with its unit, for users.
+
+        A text, which another library understands, is returned as it is.
+        """
+        if isinstance(value, str):
+            return value
+        return _mebibytes(value) if self.unit == "B" else f"{value:.4g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,13 @@ class CategoricalKnob(_Common):
         """Return ``value`` for users; flags are "on" and "off"."""
         if isinstance(value, bool):
             return "on" if value else "off"
+        if self.unit == "B" and isinstance(value, int):
+            return _mebibytes(value)
         return str(value)
+
+
+def _mebibytes(size_bytes: float) -> str:
+    return f"{size_bytes / _MIB:.4g} MiB"
 
 
 Knob: TypeAlias = FloatKnob | IntegerKnob | CategoricalKnob
@@ -270,10 +279,11 @@ def categorical_knob(
     help: str,
     group: str = "horovod",
     exact: bool = True,
+    unit: str = "",
     condition: Condition | None = None,
 ) -> CategoricalKnob:
     """Declare a knob with choices; a flag has the choices ``False`` and ``True``."""
-    return CategoricalKnob(name, help, group, exact, "", condition, tuple(choices), default)
+    return CategoricalKnob(name, help, group, exact, unit, condition, tuple(choices), default)
 
 
 _KINDS: dict[str, type[FloatKnob] | type[IntegerKnob] | type[CategoricalKnob]] = {

@@ -101,12 +101,14 @@ class Resources:
         device: ``"cpu"`` or the accelerator's name.
         build: Capabilities of the installed Horovod.
         links: The links between the ranks.
+        cores: Least number of cores that a rank has to itself; 0: unknown.
     """
 
     hosts: tuple[Host, ...]
     device: str
     build: HorovodBuild
     links: Links = Links()
+    cores: int = 0
 
     @property
     def world_size(self) -> int:
@@ -148,8 +150,11 @@ class Resources:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return asdict(self)
+        """Return a plain dictionary, without an unknown number of cores."""
+        fields = asdict(self)
+        if not self.cores:  # as in traces of earlier versions
+            del fields["cores"]
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Resources:
@@ -159,4 +164,5 @@ class Resources:
             device=fields["device"],
             build=HorovodBuild(**fields["build"]),
             links=Links.from_json(fields["links"]),
+            cores=fields.get("cores", 0),
         )

@@ -243,6 +243,7 @@ class TrialResult:
         profile: The model's profile, if it was recorded.
         owned: Knobs that the script itself fixes.
         device: Device of the ranks; "" if unknown.
+        cores: Least number of cores that a rank has to itself; 0: unknown.
         link: The link that a probe measured; not in the JSON, because it belongs to the cluster.
         round_steps: Number of steps of a round; a measured step is the mean over a round.
     """
@@ -261,6 +262,7 @@ class TrialResult:
     link: Link | None = None
     round_steps: int = 1
     launch_s: float = math.nan
+    cores: int = 0
 
     def parts_s(self) -> dict[str, float]:
         """Return the parts of the trial's time, seconds, without unknown ones.
@@ -317,6 +319,8 @@ class TrialResult:
         """Return a plain dictionary without NaN."""
         fields = asdict(replace(self, profile=None))
         del fields["link"]
+        if not self.cores:
+            del fields["cores"]
         if self.round_steps == 1:  # as in traces of earlier versions
             del fields["round_steps"]
         if math.isnan(self.launch_s):

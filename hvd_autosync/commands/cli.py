@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from hvd_autosync.commands.common import (
     console,
     mention_failed,
     open_store,
+    write_file,
 )
 from hvd_autosync.util.streams import open_standard_streams
 from hvd_autosync.util.variables import LOG_VARIABLE
@@ -69,10 +71,27 @@ def show(
             "strategies, for `hvd-autosync run --strategy FILE`.",
         ),
     ] = None,
+    nccl_tuner: Annotated[
+        str | None,
+        typer.Option(
+            "--nccl-tuner",
+            metavar="FILE",
+            help="Only write the winner as a configuration of NCCL's tuner plugin; '-' prints it.",
+        ),
+    ] = None,
     store: StoreOption = None,
 ) -> None:
     """Explain a study: the winner, the reasons, and how to use it."""
     traces = open_store(store)
+    if nccl_tuner is not None:
+        from hvd_autosync.reporting.nccl_tuner import tuner_config
+
+        text = tuner_config(traces.study(study))
+        if nccl_tuner == "-":
+            print(text, end="")
+        else:
+            write_file(Path(nccl_tuner), text)
+        return
     if take is not None:
         from hvd_autosync.reporting.strategy_export import exported_strategy
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from hvd_autosync.errors import AutosyncError
+from hvd_autosync.errors import AutosyncError, StoreError
 from hvd_autosync.util.printable import printable_output
 
 if TYPE_CHECKING:
@@ -62,6 +63,20 @@ def open_store(location: str | None) -> TraceStore:
     from hvd_autosync.traces import TraceStore
 
     return TraceStore(location)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user asked for.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}", hint="Choose a file that you can write."
+        ) from error
 
 
 def mention_failed(store: TraceStore, study: str) -> None:

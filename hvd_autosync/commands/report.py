@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvd_autosync.commands.common import StoreOption, mention_failed
-from hvd_autosync.errors import StoreError
+from hvd_autosync.commands.common import StoreOption, mention_failed, write_file
 
 
 class ReportFormat(str, enum.Enum):
@@ -80,10 +79,5 @@ def report(
         print(text, end="")
         return
     path = output or Path(f"report-{found.study_id}.{format.value}")
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}: {error.strerror}", hint="Choose a file that you can write."
-        ) from error
+    write_file(path, text)
     print(path)

@@ -53,7 +53,9 @@ def hypothetical_resources(
         across=_ring(hosts, rate, hop, own_across),
     )
     names = tuple(Host(f"host{number}", slots) for number in range(hosts))
-    return replace(resources, hosts=names, links=extrapolated)
+    most = max(host.slots for host in resources.hosts)
+    cores = resources.cores * most // slots
+    return replace(resources, hosts=names, links=extrapolated, cores=cores)
 
 
 def _own_s(link: Link | None, hop_s: float) -> float:

@@ -355,7 +355,8 @@ class _Tuning:
     def describe(self, result: TrialResult) -> tuple[Task, SearchSpace]:
         """Task and space, from the result of the default trial."""
         device = result.device or "cpu"
-        resources = Resources(self._job.hosts, device, horovod_build(), self._links)
+        build = horovod_build()
+        resources = Resources(self._job.hosts, device, build, self._links, result.cores)
         model = result.profile or ModelProfile(wrapped=False)
         space = build_space(
             model,

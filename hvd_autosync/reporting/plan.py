@@ -25,6 +25,8 @@ from hvd_autosync.search_space import (
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.traces import StudyRecord, TraceStore
 
+#: Number of cores of a rank that every rule treats as several.
+_MANY_CORES = 64
 #: Number of tensors of a model that every rule treats as large.
 _LARGE_MODEL = 4096
 
@@ -82,11 +84,13 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
 def _possible_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
     """The job's space for models and devices on both sides of each rule, largest model last."""
     build = horovod_build()
-    for device in ["cpu", "gpu"] if build.nccl else ["cpu"]:
+    gpus = [Resources(job.hosts, "gpu", build)] if build.nccl else []
+    cpus = [Resources(job.hosts, "cpu", build, cores=cores) for cores in (1, _MANY_CORES)]
+    for resources in (*cpus, *gpus):
         for model in _possible_models():
             yield build_space(
                 model,
-                Resources(job.hosts, device, build),
+                resources,
                 held=job.chosen,
                 allow=options.allow,
                 default_controller=default_controller(build),

@@ -27,11 +27,16 @@ def exported_strategy(store: TraceStore, study: StudyRecord, which: str) -> str:
         StudyError: The study has no winner yet; there is no such row.
         StoreError: The store cannot be read.
     """
-    strategy = _winner(study) if which == WINNER else _judged(store, study, which)
+    strategy = winner_of(study) if which == WINNER else _judged(store, study, which)
     return strategy_text(strategy, parameter_classes(study.task.model) if study.task else {})
 
 
-def _winner(study: StudyRecord) -> Strategy:
+def winner_of(study: StudyRecord) -> Strategy:
+    """The study's winner.
+
+    Raises:
+        StudyError: The study has no winner yet.
+    """
     if study.winner is None:
         raise StudyError(
             f"study {study.study_id} has no winner: it is {study.status.value}",

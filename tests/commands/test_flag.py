@@ -134,16 +134,23 @@ def test_a_torch_that_cannot_be_imported_is_reported_without_a_traceback(
 
 def test_the_users_own_settings_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "0")
+    monkeypatch.setenv("NCCL_PROTO", "^LL128")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     job = job_of("-np", "2", "--gloo", "--cycle-time-ms", "3.5", "--fusion-threshold-mb", "16")
     assert dict(job.held) == {  # type: ignore[attr-defined]
         "cache_capacity": 0,
         "cycle_time_ms": 3.5,
         "fusion_threshold_bytes": 16 * 2**20,
+        "nccl_protocol": "^LL128",
+        "threads_per_rank": 3,
     }
     assert job.controller == "gloo"  # type: ignore[attr-defined]
 
 
-def test_horovods_configuration_file_counts(tmp_path: Path) -> None:
+def test_horovods_configuration_file_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     file = tmp_path / "config.yaml"
     file.write_text(
         "controller: mpi\nparams:\n  cycle_time_ms: 7\nautosync:\n  trials: 4\n  warmup: 2\n"

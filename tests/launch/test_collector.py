@@ -74,6 +74,15 @@ def test_the_script_begins_when_the_slowest_rank_has_been_launched() -> None:
     assert math.isnan(collected(HELLO, steps(0, 9, [])).launch_s)
 
 
+def test_the_rank_with_the_fewest_cores_counts() -> None:
+    collector = Collector(SPEC, world_size=2)
+    for rank, cores in ((0, 7), (1, 2)):
+        say(collector, SPEC.key, {**HELLO, "cores": cores}, steps(0, 9, []), rank=rank)
+    assert collector.result(0, "").cores == 2
+    assert collected(HELLO, steps(0, 9, [])).cores == 0
+    assert collected({**HELLO, "cores": "many"}, steps(0, 9, [])).cores == 0
+
+
 def test_a_profile_that_is_none_is_left_out() -> None:
     profile = {"type": "profile", "profile": {"parameters": 5}, "owned": []}
     link = {"type": "link", "ranks": 1, "latency_s": 0.1, "bandwidth_bytes_per_s": 1.0}

@@ -56,6 +56,10 @@ def test_json_round_trip() -> None:
     links = Links(Link(3, 2e-3, 5e6), Link(2, 1e-4, 1e9), Link(2, 1e-3, 1e7))
     resources = replace(CLUSTER, links=links)
     assert Resources.from_json(resources.to_json()) == resources
+    assert "cores" not in resources.to_json()  # as in traces of earlier versions
+    spare = replace(resources, cores=3)
+    assert Resources.from_json(spare.to_json()) == spare
+    assert spare.identity() == resources.identity()
 
 
 @pytest.mark.parametrize(

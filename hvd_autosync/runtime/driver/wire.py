@@ -14,8 +14,8 @@ with it its message; so are messages without the fields of their type.
 
 Messages of a trial, by ``"type"``:
 
-- ``hello``: a rank counts steps now: ``host, device``, and, if known, ``script_s``: seconds from
-  the worker's start to the script's.
+- ``hello``: a rank counts steps now: ``host, device``, and, if known, ``cores``: how many it has to
+  itself, and ``script_s``: seconds from the worker's start to the script's.
 - ``steps``: new steps, or none as a sign of life: ``first, step_s, blocked_s, losses``.
 - ``profile``: rank 0's model: ``profile, owned``.
 - ``link``: what a probe measured: ``ranks, latency_s, bandwidth_bytes_per_s``.

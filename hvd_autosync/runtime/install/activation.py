@@ -6,8 +6,11 @@ import atexit
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+
+import torch
 
 from hvd_autosync import extensions
 from hvd_autosync.runtime import current
@@ -20,6 +23,8 @@ from hvd_autosync.runtime.patches.join_hook import watch_join
 from hvd_autosync.runtime.patches.seeds import seed_everything
 from hvd_autosync.runtime.trial.ending import leaving_join
 from hvd_autosync.runtime.trial.trial_run import TrialRun
+from hvd_autosync.search_space.families.transport import THREADS_PER_RANK, THREADS_VARIABLE
+from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.sync_plan import sync_plan
 from hvd_autosync.search_space.trial import ENDED_FILE, TrialSpec
 
@@ -39,6 +44,7 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     extensions.load()
     _LOG.debug("strategy %s, %d measured steps", dict(spec.strategy), spec.measured_steps)
     current.sync_plan = plan = sync_plan(spec.strategy, spec.classes)
+    _set_threads(spec.strategy)
     current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.driver_folder
     # Scripts may also import it from its defining module.
     for owner in (module, module.optimizer):
@@ -82,6 +88,16 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(current.losses, lambda: run.profiler)
     collectives().wrap_join(lambda join: leaving_join(join, run))
+
+
+def _set_threads(strategy: Mapping[str, Value]) -> None:
+    """Let torch compute with the strategy's number of threads, unless the user has set another.
+
+    OpenMP reads its variable when it is loaded: in a forked trial before that was set.
+    """
+    threads = strategy.get(THREADS_PER_RANK.name, THREADS_PER_RANK.knob.default)
+    if threads and os.environ.get(THREADS_VARIABLE) == str(threads):
+        torch.set_num_threads(int(threads))
 
 
 def _report_end(folder: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import socket
 import time
 import weakref
@@ -22,12 +23,13 @@ import torch
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps, same_by_sums
-from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.collectives.operations import local_size, rank
 from hvd_autosync.runtime.driver.sender import Sender
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.trial import ending
+from hvd_autosync.search_space.families.transport import THREADS_PER_RANK
 from hvd_autosync.search_space.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class TrialRun:
         # Weak, so that optimizers that the script drops are collected.
         self._optimizers: list[weakref.ref[Any]] = []
         self._owned: list[frozenset[str]] = []
+        #: Threads of torch before the script could set their number.
+        self._threads = torch.get_num_threads()
         self._classifier = StepClassifier()
         self._begun = False
         self._steps = 0
@@ -151,6 +155,7 @@ class TrialRun:
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
         device = device_name(self._device())
         hello: dict[str, Any] = {"type": "hello", "host": socket.gethostname(), "device": device}
+        hello["cores"] = len(os.sched_getaffinity(0)) // local_size()
         if current.began_at is not None:
             hello["script_s"] = time.monotonic() - current.began_at
         self._sender.send(lambda: hello)
@@ -181,6 +186,8 @@ class TrialRun:
         profile = self.profiler.finish(factor_bytes if self._alike else {})
         self.profiler = self._factor_meter = None
         owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
+        if torch.get_num_threads() != self._threads:
+            owned |= {THREADS_PER_RANK.name}
         message = {"type": "profile", "profile": profile.to_json(), "owned": sorted(owned)}
         self._sender.send(lambda: message)
 

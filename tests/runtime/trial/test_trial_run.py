@@ -61,6 +61,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         raise Left
 
     monkeypatch.setattr(trial_run, "rank", lambda: 0)
+    monkeypatch.setattr(trial_run, "local_size", lambda: 1)
     monkeypatch.setattr(trial_run.ending, "leave", leave)
     monkeypatch.setattr(trial_run.ending, "vote_prune", spy.vote)
     monkeypatch.setattr(trial_run, "same_by_sums", lambda described, name: spy.alike)
