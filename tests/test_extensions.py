@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,5 +176,6 @@ def test_the_example_of_a_knob(
     assert "thread_affinity" in space_names(model, slow_network)
     (setting,) = horovod_settings(Strategy({"thread_affinity": "3,2,1,0"})).environment
     assert setting == ("HOROVOD_THREAD_AFFINITY", "3,2,1,0")
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert "thread_affinity" not in space_names(model, slow_network)
+    crowded = replace(slow_network, hosts=(Host("a", 5),))
+    assert "thread_affinity" not in space_names(model, crowded)
+    assert REGISTRY["thread_affinity"].when == "each rank of a host can have a core of its own"

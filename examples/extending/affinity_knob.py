@@ -10,23 +10,17 @@ the thread that negotiates and reduces is pinned. Unset, the system moves it as 
 import os
 
 from hvd_autosync.extensions import add_knob
-from hvd_autosync.search_space import ModelProfile, Resources
 from hvd_autosync.search_space.knobs import categorical_knob
 
+CORES = os.cpu_count() or 1
 #: The last cores, the highest first: "3,2,1,0" on four.
-LAST_CORES = ",".join(str(core) for core in reversed(range(os.cpu_count() or 1)))
+LAST_CORES = ",".join(str(core) for core in reversed(range(CORES)))
 
-AFFINITY = categorical_knob(
-    "thread_affinity",
-    ("free", LAST_CORES),
-    "free",
-    help="Cores that the ranks' threads of Horovod are pinned to.",
+add_knob(
+    categorical_knob(
+        "thread_affinity", ("free", LAST_CORES), "free", help="Cores of Horovod's threads."
+    ),
+    "HOROVOD_THREAD_AFFINITY",
+    lambda model, resources: max(host.slots for host in resources.hosts) <= CORES,
+    when="each rank of a host can have a core of its own",
 )
-
-
-def applies(model: ModelProfile, resources: Resources) -> bool:
-    """Whether each rank of a host can have a core of its own."""
-    return max(host.slots for host in resources.hosts) <= (os.cpu_count() or 1)
-
-
-add_knob(AFFINITY, "HOROVOD_THREAD_AFFINITY", applies)

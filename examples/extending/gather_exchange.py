@@ -11,30 +11,20 @@ import torch
 from horovod.torch.mpi_ops import global_process_set, size
 
 from hvd_autosync.extensions import add_exchange
-from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps, gather_into
+from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling, Steps, gather_into
 
 
-class Gather:
-    """Makes tensors of one bucket equal on all ranks, step after step.
+def gather(count: int, like: torch.Tensor, scaling: Scaling) -> Exchange:
+    """Make the exchange of one bucket: ``count`` elements of the type and device of ``like``."""
+    rows = like.new_empty(size(), count)
 
-    All ranks add in the same order, so that their replicas stay the same, bit for bit.
+    def exchange(tensor: torch.Tensor, name: str) -> Steps:
+        tensor.mul_(scaling.before)
+        yield gather_into(rows.view(-1), tensor, name, global_process_set)
+        # All ranks add in the same order, so that replicas stay the same, bit for bit.
+        torch.sum(rows, dim=0, out=tensor).mul_(scaling.after)
 
-    Args:
-        count: Elements of the tensor.
-        like: A tensor of its type, on its device.
-        scaling: Factors of each rank's tensor, and of the sum.
-    """
-
-    def __init__(self, count: int, like: torch.Tensor, scaling: Scaling) -> None:
-        self._scaling = scaling
-        self._all = like.new_empty(size(), count)
-
-    def __call__(self, tensor: torch.Tensor, name: str) -> Steps:
-        """Exchange ``tensor``, shape ``(count,)``, in place."""
-        tensor.mul_(self._scaling.before)
-        yield gather_into(self._all.view(-1), tensor, name, global_process_set)
-        torch.sum(self._all, dim=0, out=tensor)
-        tensor.mul_(self._scaling.after)
+    return exchange
 
 
-add_exchange("gather", Gather, classes=("large", "rest"))
+add_exchange("gather", gather, classes=("large", "rest"))
