@@ -85,7 +85,7 @@ def work(
 
     from hvd_autosync.runtime.collectives.levels import prepare_levels
 
-    prepare_levels(hvd)
+    prepare_levels()
     hvd.init()
     torch.set_num_threads(1)
     for model in models:

@@ -32,14 +32,14 @@ def _is_launcher() -> bool:
     return any(w.endswith("horovodrun") or w.startswith(modules) for w in sys.orig_argv[1:6])
 
 
-def _extend_launcher(launcher: ModuleType) -> None:
+def _extend_launcher(_: ModuleType) -> None:
     from hvd_autosync.commands.flag import extend_launcher
     from hvd_autosync.util.streams import open_standard_streams
 
     # Not earlier: during the import of this module Python reads the .pth file, whose descriptor may
     # be that of a closed stream.
     open_standard_streams()
-    extend_launcher(launcher)
+    extend_launcher()
 
 
 def _end_with(driver: int) -> None:

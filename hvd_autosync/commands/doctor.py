@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,9 +44,12 @@ def doctor(
 ) -> None:
     """Check this installation, and print a remedy for each problem.
 
+    The table below the checks lists what a tuned job replaces in other packages, and the versions
+    with which that was tested.
+
     Exit status: 1 if a check fails, else 0, also with warnings.
     """
-    from hvd_autosync.doctor.checks import examine
+    from hvd_autosync.doctor.checks import examine, patch_table
     from hvd_autosync.doctor.finding import Severity
 
     names = [host.strip().partition(":")[0] for host in hosts.split(",") if host.strip()]
@@ -55,8 +59,12 @@ def doctor(
         if not as_json:
             print_check(check)
     failed = any(check.severity is Severity.FAIL for check in checks)
+    patches = patch_table()
     if as_json:
-        print(json.dumps({"ok": not failed, "checks": [c.to_json() for c in checks]}, indent=2))
+        document = {"ok": not failed, "checks": [c.to_json() for c in checks], "patches": patches}
+        print(json.dumps(document, indent=2))
+    else:
+        print_patches(patches)
     raise typer.Exit(int(failed))
 
 
@@ -69,3 +77,12 @@ def print_check(check: Finding) -> None:
     console().print(line, soft_wrap=True)
     if check.remedy:
         console().print(f"      {check.remedy}", soft_wrap=True)
+
+
+def print_patches(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print the table of patches."""
+    console().print("patches of other packages (tested versions; those here):")
+    for row in rows:
+        line = f"      {row['name']} ({row['tested']}; {row['here']}): {row['why']}"
+        console().print(line, soft_wrap=True, markup=False)
+        console().print(f"          {row['targets']}", soft_wrap=True, markup=False)

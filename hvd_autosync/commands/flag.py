@@ -11,7 +11,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 from hvd_autosync.engine.job_line import extend_parser, parse_words, read_job
@@ -21,22 +21,25 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
+from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable, printable_output
 
 _PREFIX = "hvd-autosync"
 
 
-def extend_launcher(launcher: ModuleType) -> None:
+def extend_launcher() -> None:
     """Add ``--autosync`` to ``horovod.runner.launch``."""
-    extend_parser(launcher)
-    run_unchanged: Callable[[argparse.Namespace], Any] = launcher._run
+    extend_parser()
+    patches.install("launcher", _tuning)
 
+
+def _tuning(run_unchanged: Callable[[argparse.Namespace], Any]) -> Callable[..., object]:
     def run(arguments: argparse.Namespace) -> object:
         if not getattr(arguments, "autosync", False):
             return run_unchanged(arguments)
         sys.exit(guarded(lambda: autosync(arguments, sys.argv[1:])))
 
-    launcher._run = run  # type: ignore[attr-defined]
+    return run
 
 
 def guarded(action: Callable[[], int]) -> int:

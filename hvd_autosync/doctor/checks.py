@@ -20,6 +20,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.command import OPEN_MPI_5_BINDING, launcher_environment, open_mpi_major
 from hvd_autosync.runtime.driver.environment import DISABLE_VARIABLE
 from hvd_autosync.search_space import HorovodBuild
+from hvd_autosync.util.patches import PATCHES, missing_targets, tested_here
 from hvd_autosync.util.private_names import TESTED_VERSIONS, missing_names, untested
 from hvd_autosync.util.versions import versions
 
@@ -44,6 +45,7 @@ def examine(
     yield check_versions()
     yield from check_horovod()
     yield check_private_names()
+    yield check_patches()
     yield check_plugin()
     yield from check_hosts(hosts, ssh)
     yield check_store(store)
@@ -89,6 +91,46 @@ def check_private_names() -> Finding:
         if tested
         else "Use an older Python, and report the output of hvd-autosync doctor --json.",
     )
+
+
+def check_patches() -> Finding:
+    """Whether the installed packages have everything that this one replaces in them."""
+    missing = list(missing_targets())
+    if missing:
+        lines = [f"{name} ({patch.why}; {patch.used_in})" for name, patch in missing]
+        packages = sorted({package for _, patch in missing for package in patch.packages})
+        tested = " and ".join(f"{package} {TESTED_VERSIONS[package]}" for package in packages)
+        return Finding(
+            "patches",
+            Severity.FAIL,
+            f"cannot be replaced, as they are missing: {'; '.join(lines)}",
+            f"Install {tested}, the tested version{'s' if len(packages) > 1 else ''}.",
+        )
+    return Finding("patches", Severity.OK, f"the targets of all {len(PATCHES)} exist")
+
+
+def patch_table() -> list[dict[str, str]]:
+    """A row for each patch of other packages, with the versions that it was tested with.
+
+    Keys: name, targets, why, tested (such as ``"torch 2.13.0"``) and here, how the installed
+    versions compare with these.
+    """
+    rows = []
+    for patch in PATCHES:
+        tested = [f"{package} {TESTED_VERSIONS[package]}" for package in patch.packages]
+        here = {package: tested_here(package) for package in patch.packages}
+        alike = len(set(here.values())) == 1
+        words = [next(iter(here.values()))] if alike else [f"{p}: {w}" for p, w in here.items()]
+        rows.append(
+            {
+                "name": patch.name,
+                "targets": patch.targets.replace(" ", ", "),
+                "why": patch.why,
+                "tested": ", ".join(tested),
+                "here": ", ".join(words),
+            }
+        )
+    return rows
 
 
 def check_horovod() -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from hvd_autosync.engine.options import (
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job, assign_hosts
 from hvd_autosync.search_space.horovod_settings import AUTOTUNE_VARIABLE, held_by_environment
+from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable_lines
 
 
@@ -85,12 +86,12 @@ def _refuse(arguments: argparse.Namespace) -> None:
         raise ConfigurationError("jsrun jobs are not supported", hint="Use --gloo or --mpi.")
 
 
-def extend_parser(launcher: ModuleType) -> None:
+def extend_parser() -> None:
     """Add our options to the parser of ``horovod.runner.launch``."""
     shim = ModuleType("argparse")
     shim.__dict__.update(vars(argparse))
     shim.ArgumentParser = _Parser  # type: ignore[attr-defined]
-    launcher.argparse = shim  # type: ignore[attr-defined]
+    patches.install("launcher options", lambda _: shim)
 
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:
@@ -98,7 +99,7 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
     from horovod.runner import launch
 
     if not issubclass(launch.argparse.ArgumentParser, _Parser):
-        extend_parser(launch)
+        extend_parser()
     before = sys.argv
     sys.argv = ["horovodrun", "--autosync", *words]
     try:

@@ -1,5 +1,6 @@
 """Names of other packages that those do not document, and that a new version may change.
 
+Names that are replaced are in the registry of patches (:mod:`hvd_autosync.util.patches`) instead.
 ``hvd-autosync doctor`` checks that the installed versions have them. A test compares the table with
 a search of our sources (``tests/util/test_private_names.py``), so it is complete.
 
@@ -17,7 +18,7 @@ from types import FunctionType
 from typing import Any
 
 #: The newest versions in which the names were checked and the tests were run.
-TESTED_VERSIONS = {"torch": "2.13.0", "horovod": "0.28.1", "ipykernel": "7.4.0"}
+TESTED_VERSIONS = {"torch": "2.13.0", "horovod": "0.28.1", "ipykernel": "7.4.0", "numpy": "2.4.6"}
 
 
 @dataclass(frozen=True)
@@ -100,26 +101,14 @@ PRIVATE_NAMES = (
         "calls of linear layers that must not be watched",
     ),
     PrivateNames(
-        "torch._dynamo.callback.callback_handler",
-        "run_start_callbacks",
-        ("runtime/exchange/compiling.py",),
-        "called before torch.compile compiles anything",
-    ),
-    PrivateNames(
         "torch._dynamo.convert_frame",
         "FRAME_COUNTER",
         ("runtime/exchange/compiling.py",),
         "whether torch.compile has compiled anything",
     ),
     PrivateNames(
-        "torch.jit",
-        "RecursiveScriptModule",
-        ("runtime/exchange/compiling.py",),
-        "the class of scripted modules, whose creation is detected",
-    ),
-    PrivateNames(
         "torch.jit._builtins",
-        "_register_builtin",
+        "_get_builtin_table _register_builtin",
         ("runtime/patches/linear.py",),
         "a watched linear() can still be compiled by torch.jit",
     ),
@@ -146,12 +135,6 @@ PRIVATE_NAMES = (
         "_global_optimizer_post_hooks _global_optimizer_pre_hooks",
         ("runtime/optimizer/strategy_optimizer.py",),
         "the same, for hooks of all optimizers",
-    ),
-    PrivateNames(
-        "torch.utils.data.dataloader",
-        "_BaseDataLoaderIter",
-        ("runtime/patches/epochs.py",),
-        "the iterators whose batches are counted",
     ),
     PrivateNames(
         "torch.utils.data.dataloader._BaseDataLoaderIter",
@@ -185,15 +168,15 @@ PRIVATE_NAMES = (
     ),
     PrivateNames(
         "horovod.torch.mpi_ops",
-        "_basics.MPI_LIB_CTYPES _handle_map mpi_lib",
+        "_handle_map",
         ("runtime/collectives/standstill.py",),
-        "operations under way; other threads wait at these libraries",
+        "operations under way",
     ),
     PrivateNames(
         "horovod.runner.launch",
-        "_run argparse.ArgumentParser parse_args",
-        ("commands/flag.py", "engine/job_line.py"),
-        "the options of horovodrun, and what it does with them",
+        "argparse.ArgumentParser parse_args",
+        ("engine/job_line.py",),
+        "the options of horovodrun",
     ),
     PrivateNames(
         "horovod.runner.launch",
@@ -260,12 +243,6 @@ PRIVATE_NAMES = (
         "is_homogeneous",
         ("runtime/collectives/over_horovod.py",),
         "whether all hosts have the same number of ranks",
-    ),
-    PrivateNames(
-        "horovod.torch.mpi_ops",
-        "_basics.MPI_LIB_CTYPES.horovod_shutdown mpi_lib.horovod_torch_join",
-        ("runtime/collectives/over_horovod.py",),
-        "what is under way is finished before Horovod ends",
     ),
     PrivateNames(
         "horovod.torch.optimizer._DistributedOptimizer",

@@ -349,6 +349,8 @@ def checks(monkeypatch: pytest.MonkeyPatch, *severities: str) -> list[Any]:
         return [Finding("store", Severity(v), f"[{v}]", f"repair {v}") for v in severities]
 
     monkeypatch.setattr(doctor, "examine", examine)
+    row = {"name": "p", "targets": "torch.f", "why": "[w]", "tested": "torch 1.0", "here": "tested"}
+    monkeypatch.setattr(doctor, "patch_table", lambda: [row])
     return asked
 
 
@@ -361,6 +363,9 @@ def test_the_doctor_prints_each_check_with_its_remedy(monkeypatch: pytest.Monkey
         "      repair ok",
         "warn  store: [warn]",
         "      repair warn",
+        "patches of other packages (tested versions; those here):",
+        "      p (torch 1.0; tested): [w]",
+        "          torch.f",
     ]
 
 
@@ -377,6 +382,7 @@ def test_the_doctor_fails_when_a_check_does(monkeypatch: pytest.MonkeyPatch) -> 
         "text": "[fail]",
         "remedy": "repair fail",
     }
+    assert document["patches"][0]["targets"] == "torch.f"
 
 
 def test_the_doctor_gets_hosts_ssh_and_store(

@@ -12,8 +12,9 @@ from hvd_autosync.doctor.finding import Finding, Severity
 from hvd_autosync.errors import HorovodBuildError
 from hvd_autosync.launch import facts
 from hvd_autosync.search_space import HorovodBuild
-from hvd_autosync.util import private_names
-from hvd_autosync.util.private_names import PrivateNames
+from hvd_autosync.util import patches, private_names
+from hvd_autosync.util.patches import PATCHES, Patch
+from hvd_autosync.util.private_names import TESTED_VERSIONS, PrivateNames
 
 
 def build(monkeypatch: pytest.MonkeyPatch, version: str = "0.28.1", **offers: bool) -> None:
@@ -88,6 +89,33 @@ def test_a_missing_private_name_of_python_is_a_warning(monkeypatch: pytest.Monke
         Severity.WARN,
         "Use an older Python, and report the output of hvd-autosync doctor --json.",
     )
+
+
+def test_every_target_of_a_patch_exists() -> None:
+    check = doctor.check_patches()
+    assert check.severity is Severity.OK and str(len(PATCHES)) in check.text
+
+
+def test_a_missing_target_fails_with_the_tested_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (Patch("p", "torch.nn.gone torch.nn.Module", "runtime/current.py", "to test it"),)
+    monkeypatch.setattr(patches, "PATCHES", rows)
+    assert doctor.check_patches() == Finding(
+        "patches",
+        Severity.FAIL,
+        "cannot be replaced, as they are missing: torch.nn.gone (to test it; runtime/current.py)",
+        "Install torch 2.13.0, the tested version.",
+    )
+
+
+def test_the_table_of_patches_compares_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [row["name"] for row in doctor.patch_table()] == [patch.name for patch in PATCHES]
+    assert {row["here"] for row in doctor.patch_table()} == {"tested"}
+    monkeypatch.setattr(patches, "TESTED_VERSIONS", {**TESTED_VERSIONS, "torch": "2.0.0"})
+    rows = {row["name"]: row for row in doctor.patch_table()}
+    assert rows["losses"]["here"] == "newer than tested"
+    assert rows["losses"]["targets"] == "torch.autograd.backward, torch.amp.GradScaler.scale"
+    assert rows["seeds"]["tested"] == "numpy 2.4.6, torch 2.13.0"
+    assert rows["seeds"]["here"] == "numpy: tested, torch: newer than tested"
 
 
 def test_the_build_and_its_controllers(monkeypatch: pytest.MonkeyPatch) -> None:

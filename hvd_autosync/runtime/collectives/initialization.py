@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
+import gc
 import os
 import sys
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.common import basics
 from horovod.common.process_sets import ProcessSet
 from horovod.torch import mpi_ops
 
@@ -21,6 +19,7 @@ from hvd_autosync.search_space.horovod_settings import (
     PROCESS_SETS_VARIABLE,
     launched_by_mpi,
 )
+from hvd_autosync.util import patches
 from hvd_autosync.util.variables import with_variables
 
 
@@ -43,7 +42,6 @@ class Initialization:
 _LAST: Initialization | None = None
 #: Variables of :data:`KEPT_BY_HOROVOD` that Horovod has read in this process.
 _READ: set[str] = set()
-_PROCESS_SETS: weakref.WeakSet[ProcessSet] = weakref.WeakSet()
 
 
 def last_initialization() -> Initialization | None:
@@ -56,20 +54,21 @@ def variables_read() -> frozenset[str]:
     return frozenset(_READ)
 
 
-@functools.cache
 def record_initialization() -> None:
     """Record from now on what ``hvd.init()`` is given; call it before the script can.
 
     In a job under MPI, ``hvd.init()`` then imports mpi4py first. The import initializes MPI, and
     Horovod does not end an MPI that it has not initialized.
     """
-    library = mpi_ops._basics
-    # The instance, because scripts may import the functions init() under many names.
-    init = library.init
+    patches.install("initialization", _recording)
 
+
+def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    # Of the instance, because scripts may import the functions init() under many names.
+    @functools.wraps(init)
     def recording(comm: Any = None, process_sets: Any = None) -> None:
         global _LAST
-        if library.is_initialized():
+        if mpi_ops._basics.is_initialized():
             init(comm, process_sets)
             return
         if launched_by_mpi(os.environ):
@@ -80,15 +79,7 @@ def record_initialization() -> None:
         init(comm, process_sets)
         _LAST = Initialization(comm, os.environ.get(PROCESS_SETS_VARIABLE), keeps_mpi)
 
-    library.init = recording
-
-    def new(cls: type[ProcessSet], *_: Any, **__: Any) -> ProcessSet:
-        made: ProcessSet = object.__new__(cls)
-        _PROCESS_SETS.add(made)
-        return made
-
-    # Copies are not made by __init__.
-    ProcessSet.__new__ = staticmethod(new)
+    return recording
 
 
 def registered_process_sets() -> dict[int, list[int]]:
@@ -108,8 +99,10 @@ def initialize_again(known: Mapping[int, list[int]]) -> None:
     """
     assert _LAST is not None, "checked before"
     library = mpi_ops._basics
+    # Scripts may also have copied or unpickled some.
+    all_sets = [each for each in gc.get_objects() if issubclass(type(each), ProcessSet)]
     objects: dict[int, list[ProcessSet]] = {
-        number: [p for p in _PROCESS_SETS if (p.process_set_id, p.ranks) == (number, ranks)]
+        number: [p for p in all_sets if (p.process_set_id, p.ranks) == (number, ranks)]
         for number, ranks in known.items()
     }
     # The script may have dropped the object of a set: on this rank only, for all we know.
@@ -135,11 +128,11 @@ def _nothing_at_exit() -> Iterator[None]:
     class Nothing:
         register = staticmethod(lambda *_: None)
 
-    basics.atexit = Nothing
+    patches.install("end of the process", lambda _: Nothing)
     try:
         yield
     finally:
-        basics.atexit = atexit
+        patches.uninstall("end of the process")
 
 
 def _mpi_is_initialized() -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from hvd_autosync.search_space.horovod_settings import (
     PLACE_VARIABLES,
     PROCESS_SETS_VARIABLE,
 )
+from hvd_autosync.util import patches
 
 #: Level of a set, and its host or its slot on every host.
 _Key = tuple[str, int]
@@ -51,7 +51,7 @@ class Levels:
     across: ProcessSet
 
 
-def prepare_levels(module: ModuleType) -> None:
+def prepare_levels() -> None:
     """Let ``hvd.init()`` create the process sets, if the launcher gave this rank its host and slot.
 
     Process sets that may be added later delay every operation: Horovod's loop locks their table
@@ -59,15 +59,13 @@ def prepare_levels(module: ModuleType) -> None:
     before, as under MPI, or if the script has process sets of its own, :func:`two_levels` adds them
     nevertheless. If hosts have different numbers of ranks, some of them may take the job for one of
     two levels: do not use a two-level strategy on such hosts.
-
-    Args:
-        module: ``horovod.torch``.
     """
     places = _places_from_environment(os.environ)
-    if places is None:
-        return
-    init = module.init
+    if places is not None:
+        patches.install("process sets", lambda init: _with_levels(init, places))
 
+
+def _with_levels(init: Callable[..., Any], places: list[tuple[int, int]]) -> Callable[..., Any]:
     @functools.wraps(init)
     def with_levels(comm: Any = None, process_sets: Any = None) -> Any:
         own = comm is not None or process_sets is not None
@@ -82,8 +80,7 @@ def prepare_levels(module: ModuleType) -> None:
         _MADE.update(sets)
         return result
 
-    for owner in (module, mpi_ops):
-        vars(owner)["init"] = with_levels
+    return with_levels
 
 
 @once_per_rank

@@ -8,7 +8,6 @@ of the public function.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from horovod.common.process_sets import add_process_set
 from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime.collectives.protocol import Collectives, Join, ProcessSet
+from hvd_autosync.util import patches
 
 _ALL = mpi_ops.global_process_set
 
@@ -36,6 +36,11 @@ class OverHorovod:
     poll = staticmethod(mpi_ops.poll)
     synchronize = staticmethod(mpi_ops.synchronize)
     shutdown = staticmethod(mpi_ops.shutdown)
+
+    def __init__(self) -> None:
+        #: ``join()`` with all that it was wrapped in; Horovod's own before the first.
+        self._join: Join = mpi_ops.join
+        self._before_leaving: list[Callable[[], None]] = []
 
     def init(self) -> None:
         mpi_ops.init()  # may be replaced
@@ -114,29 +119,30 @@ class OverHorovod:
         return last
 
     def wrap_join(self, wrap: Callable[[Join], Join]) -> None:
-        join: Callable[..., int] = mpi_ops.join
-        wrapped = wrap(join)
+        def replacing(join: Callable[..., int]) -> Callable[..., int]:
+            self._join = join
 
-        @functools.wraps(join)
-        def joined(device: int = -1) -> int:
-            return wrapped(device)
+            @functools.wraps(join)
+            def joined(device: int = -1) -> int:
+                return self._join(device)
 
-        # While horovod.torch is being imported, horovod has no attribute torch yet.
-        for owner in (sys.modules["horovod.torch"], mpi_ops):
-            vars(owner)["join"] = joined
+            return joined
+
+        patches.install("join", replacing)
+        self._join = wrap(self._join)
 
     def before_leaving(self, action: Callable[[], None]) -> None:
         def acting(function: Callable[..., Any]) -> Callable[..., Any]:
             def act_first(*args: Any) -> Any:
-                action()
+                for each in reversed(self._before_leaving):
+                    each()
                 return function(*args)
 
             return act_first
 
-        # Patches the library, because scripts may have imported the Python functions already.
-        library, own_library = mpi_ops.mpi_lib, mpi_ops._basics.MPI_LIB_CTYPES
-        library.horovod_torch_join = acting(library.horovod_torch_join)
-        own_library.horovod_shutdown = acting(own_library.horovod_shutdown)
+        # Functions of the library, because scripts may have imported the Python functions already.
+        patches.install("join and shutdown", acting, undo=self._before_leaving.clear)
+        self._before_leaving.append(action)
 
 
 #: The only one.

@@ -15,6 +15,8 @@ from typing import Any
 
 from horovod.torch import mpi_ops
 
+from hvd_autosync.util import patches
+
 #: The modules whose functions call Horovod's libraries.
 _HOROVODS = (mpi_ops.__name__, "horovod.common.basics")
 
@@ -45,14 +47,11 @@ class _Gate:
 def others_wait() -> Iterator[None]:
     """Let calls of Horovod wait that other threads make while the context is open."""
     opened = threading.Event()
-    library, own_library = mpi_ops.mpi_lib, mpi_ops._basics.MPI_LIB_CTYPES
-    mpi_ops.mpi_lib = _Gate(library, opened)
-    mpi_ops._basics.MPI_LIB_CTYPES = _Gate(own_library, opened)
+    patches.install("standstill", lambda library: _Gate(library, opened))
     try:
         yield
     finally:
-        mpi_ops.mpi_lib = library
-        mpi_ops._basics.MPI_LIB_CTYPES = own_library
+        patches.uninstall("standstill")
         opened.set()
 
 

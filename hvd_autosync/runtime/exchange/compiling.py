@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from hvd_autosync.util import patches
 
 #: Reasons, for messages.
 COMPILED = "torch.compile compiles code of this script"
@@ -24,28 +24,24 @@ def anything_compiled() -> bool:
     return bool(convert_frame.FRAME_COUNTER)
 
 
-@functools.cache
 def before_compiling(call: Callable[[str], None]) -> None:
     """Call ``call`` with the reason, from now on, before code is compiled or a module scripted.
+
+    One ``call`` in a process; callbacks that torch registers itself would be dropped by
+    ``torch._dynamo.reset()``.
 
     Args:
         call: May be called several times.
     """
-    from torch._dynamo.callback import callback_handler
 
-    # Callbacks registered there would be dropped by torch._dynamo.reset().
-    begin = callback_handler.run_start_callbacks
-    scripted: Any = vars(torch.jit)["RecursiveScriptModule"]
-    script = scripted.__init__
+    def calling(begin: Callable[..., None], why: str) -> Callable[..., None]:
+        @functools.wraps(begin)
+        def call_first(*args: Any) -> None:
+            call(why)
+            begin(*args)
 
-    def begin_compiling(*args: Any) -> None:
-        call(COMPILED)
-        begin(*args)
+        return call_first
 
-    @functools.wraps(script)
-    def begin_script(self: Any, *args: Any) -> None:
-        call(_SCRIPTED)
-        script(self, *args)
-
-    vars(callback_handler)["run_start_callbacks"] = begin_compiling
-    scripted.__init__ = begin_script
+    patches.install(
+        "compilers", lambda begin: calling(begin, COMPILED), lambda make: calling(make, _SCRIPTED)
+    )

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -27,17 +26,17 @@ from hvd_autosync.search_space.families.transport import THREADS_PER_RANK, THREA
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.sync_plan import sync_plan
 from hvd_autosync.search_space.trial import ENDED_FILE, TrialSpec
+from hvd_autosync.util import patches
 
 _LOG = logging.getLogger(__name__)
 
 
-def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) -> None:
+def activate(spec: TrialSpec, sender: Sender | None = None) -> None:
     """Replace Horovod's ``DistributedOptimizer`` by ours and, in a trial, start measuring.
 
     Repeated calls, as after a reload of ``horovod.torch``, change nothing.
 
     Args:
-        module: ``horovod.torch``.
         spec: The trial; ``measured_steps == 0`` means the real training.
         sender: Sends messages to the driver; needed by a trial only.
     """
@@ -47,14 +46,12 @@ def activate(module: ModuleType, spec: TrialSpec, sender: Sender | None = None) 
     _set_threads(spec.strategy)
     current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.driver_folder
     # Scripts may also import it from its defining module.
-    for owner in (module, module.optimizer):
-        vars(owner)["DistributedOptimizer"] = DistributedOptimizer
-    for owner in (module, module.functions):
-        vars(owner)["broadcast_optimizer_state"] = broadcast_optimizer_state
+    patches.install("strategy optimizer", lambda _: DistributedOptimizer)
+    patches.install("optimizer broadcast", lambda _: broadcast_optimizer_state)
     if plan is not None and plan.exchange.two_levels:
         from hvd_autosync.runtime.collectives.levels import prepare_levels  # few strategies need it
 
-        prepare_levels(module)
+        prepare_levels()
     if plan is not None and plan.replicas_may_differ:
         watch_join()
     if plan is not None and plan.protocol is not None:

@@ -42,10 +42,10 @@ def install(spec: TrialSpec) -> None:
     # Duplicated before the script can redirect or close its standard error.
     sender = Sender(os.dup(2), spec.key) if current.trial else None
 
-    def activate(module: ModuleType) -> None:
+    def activate(_: ModuleType) -> None:
         from hvd_autosync.runtime.install import activation
 
-        activation.activate(module, spec, sender)
+        activation.activate(spec, sender)
 
     when_imported("horovod.torch", activate)
     if not current.trial and beyond_horovod(spec.strategy):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.util import patches
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.measure.profiler import Profiler
@@ -16,10 +17,20 @@ if TYPE_CHECKING:
 _UNSCALED = "_hvd_autosync_unscaled"
 
 
+def _no_profiler() -> Profiler | None:
+    return None
+
+
+#: What the last caller gave.
+
+_losses: Losses | None = None
+_profiler_now: Callable[[], Profiler | None] = _no_profiler
+
+
 def watch_backward(
-    losses: Losses, profiler_now: Callable[[], Profiler | None] = lambda: None
+    losses: Losses, profiler_now: Callable[[], Profiler | None] = _no_profiler
 ) -> None:
-    """Watch every backward pass of this process from now on.
+    """Watch every backward pass of this process from now on, for the last caller.
 
     ``Tensor.backward`` calls ``torch.autograd.backward`` too. A loss that was scaled for mixed
     precision is recorded unscaled, so that losses of different runs are comparable.
@@ -28,15 +39,17 @@ def watch_backward(
         losses: Receives the losses.
         profiler_now: Returns the profiler, while there is one.
     """
-    backward = torch.autograd.backward
-    scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # since torch 2.3
-    scale = scaler.scale
+    global _losses, _profiler_now
+    _losses, _profiler_now = losses, profiler_now
+    patches.install("losses", _watching, _keep_unscaled)
 
+
+def _watching(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-            losses.seen(getattr(tensors, _UNSCALED, tensors).detach())
-        profiler = profiler_now()
+        if _losses is not None and isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+            _losses.seen(getattr(tensors, _UNSCALED, tensors).detach())
+        profiler = _profiler_now()
         if profiler is None:
             backward(tensors, *args, **kwargs)
         else:
@@ -44,6 +57,10 @@ def watch_backward(
             backward(tensors, *args, **kwargs)
             profiler.backward_ends()
 
+    return watched_backward
+
+
+def _keep_unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(scale)
     def watched_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
@@ -51,5 +68,4 @@ def watch_backward(
             setattr(scaled, _UNSCALED, outputs.detach())
         return scaled
 
-    vars(torch.autograd)["backward"] = watched_backward
-    scaler.scale = watched_scale  # type: ignore[method-assign]
+    return watched_scale

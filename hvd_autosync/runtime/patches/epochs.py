@@ -16,8 +16,8 @@ from enum import Enum
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from hvd_autosync.util import patches
 
 
 class SyncPoint(Enum):
@@ -283,11 +283,12 @@ def _on_gone(reference: weakref.ref[Epochs], key: int, _: Any) -> None:
             epochs.error = error
 
 
-@functools.cache
 def _listen() -> None:
     """Watch every epoch of this process from now on."""
-    original: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
+    patches.install("epochs", _watching_loader, _watching_batches)
 
+
+def _watching_loader(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
     @functools.wraps(original)
     def watched(self: Any) -> Iterator[Any]:
         for epochs in _listening():
@@ -298,14 +299,16 @@ def _listen() -> None:
             epochs.on_begin(self, iterator)
         return iterator
 
-    original_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
+    return watched
 
-    @functools.wraps(original_next)
+
+def _watching_batches(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
     def watched_next(self: Any) -> Any:
         try:
             if any(epochs.is_truncated(id(self)) for epochs in _listening()):
                 raise StopIteration
-            batch = original_next(self)
+            batch = original(self)
         except StopIteration:
             for epochs in _listening():
                 epochs.on_exhausted(id(self))
@@ -314,7 +317,8 @@ def _listen() -> None:
             epochs.on_batch(id(self), batch)
         return batch
 
-    # Child processes of the script's take no part in collectives.
-    os.register_at_fork(after_in_child=_LISTENING.clear)
-    DataLoader.__iter__ = watched  # type: ignore[method-assign,assignment]
-    _BaseDataLoaderIter.__next__ = watched_next  # type: ignore[method-assign]
+    return watched_next
+
+
+# Child processes of the script's take no part in collectives.
+os.register_at_fork(after_in_child=_LISTENING.clear)

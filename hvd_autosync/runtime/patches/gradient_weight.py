@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from hvd_autosync.util import patches
+
 #: Returns the weight of the next gradient: the last registered method, while its object lives.
 _weight: weakref.WeakMethod[Callable[[], float]] | None = None
 
@@ -21,14 +23,11 @@ def weight_backward(weight: Callable[[], float]) -> None:
     """
     global _weight
     _weight = weakref.WeakMethod(weight)
-    _watch()
+    patches.install("gradient weights", _weighting)
 
 
-@functools.cache
-def _watch() -> None:
+def _weighting(backward: Callable[..., None]) -> Callable[..., None]:
     # Tensor.backward() calls this function too.
-    backward = torch.autograd.backward
-
     @functools.wraps(backward)
     def weighted_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         weight = None if _weight is None else _weight()
@@ -41,7 +40,7 @@ def _watch() -> None:
             gradients = kwargs.pop("grad_tensors", None) if not args else args[0]
             backward(tensors, _weighted(factor, tensors, gradients), *args[1:], **kwargs)
 
-    vars(torch.autograd)["backward"] = weighted_backward
+    return weighted_backward
 
 
 def _weighted(factor: float, tensors: Any, gradients: Any) -> list[torch.Tensor]:

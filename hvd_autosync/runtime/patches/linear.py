@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
+from hvd_autosync.util import patches
 from hvd_autosync.util.weak_methods import weakly
 
+_PATCH = "linear layers"
 #: More passes than this between two steps are no accumulation: nobody uses these gradients.
 _MOST_PASSES = 64
 #: Sums of products in another order differ by at most this many units of rounding of the sum of
@@ -94,8 +95,8 @@ class LinearLayer:
         reached = weakly(self._reached)
         hook = weight.register_hook(lambda _: reached())
         weakref.finalize(self, hook.remove).atexit = False
+        _WATCHED[id(weight)] = self  # before: a layer that ends meanwhile must not uninstall it
         _install()
-        _WATCHED[id(weight)] = self
         weakref.finalize(self, _uninstall).atexit = False
 
     @property
@@ -276,16 +277,25 @@ def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager
 
 
 def _install() -> None:
-    if isinstance(functional.linear, _WatchedLinear):
-        return
-    watched = _WatchedLinear(functional.linear)
-    # torch.jit knows functions by identity.
-    vars(torch.jit)["_builtins"]._register_builtin(watched, "aten::linear")
-    vars(functional)["linear"] = watched
+    builtins = vars(torch.jit)["_builtins"]
+    known: list[int] = []
+
+    def watching(linear: Callable[..., Any]) -> _WatchedLinear:
+        watched = _WatchedLinear(linear)
+        # torch.jit knows functions by identity.
+        builtins._register_builtin(watched, "aten::linear")
+        known.append(id(watched))
+        return watched
+
+    def forget() -> None:
+        for each in known:
+            builtins._get_builtin_table().pop(each, None)
+
+    patches.install(_PATCH, watching, undo=forget)
 
 
 def _uninstall() -> None:
     """Put PyTorch's own function back, if nothing is watched any more."""
     # The entry of the layer that ends just now may still be there.
-    if not list(_WATCHED.values()) and isinstance(functional.linear, _WatchedLinear):
-        vars(functional)["linear"] = functional.linear.own
+    if not list(_WATCHED.values()):
+        patches.uninstall(_PATCH)

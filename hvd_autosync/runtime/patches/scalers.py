@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-import torch
+from hvd_autosync.util import patches
 
 
-@functools.cache
 def watch_scalers() -> None:
     """Tell our optimizers, from now on, which steps a scaler has skipped.
 
     Where gradients are exchanged, all ranks skip the same steps. Under local steps, a rank that
     skips alone would reach the end of its round later than the others.
     """
-    scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)  # since torch 2.3
-    step = scaler.step
+    patches.install("skipped steps", _watching)
 
+
+def _watching(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def watched(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = step(self, optimizer, *args, **kwargs)
@@ -26,4 +27,4 @@ def watch_scalers() -> None:
             after_skip()
         return result
 
-    scaler.step = watched  # type: ignore[method-assign]
+    return watched

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
+from hvd_autosync.util import patches
 
 
 def seed_everything(seed: int) -> None:
@@ -44,35 +45,27 @@ def seed_everything(seed: int) -> None:
             return [*np.asarray(given).ravel().tolist(), seed]
         return given  # a bit generator, or a sequence of seeds that was made from one
 
-    for owner, name in (
-        (random, "seed"),
-        (np.random, "seed"),
-        (np.random, "default_rng"),
-        (torch, "manual_seed"),
-        (torch.random, "manual_seed"),
-        (torch.cuda, "manual_seed"),
-        (torch.cuda, "manual_seed_all"),
-    ):
-        _replace(owner, name, shifted)
-    _replace_generators(shifted)
+    patches.install("seeds", lambda own: _seeded(own, shifted))
 
 
 def _mixed(seed: int, rank: int, count: int) -> int:
     return int(np.random.SeedSequence((seed, rank, count)).generate_state(1)[0])
 
 
-def _replace(owner: Any, name: str, shifted: Callable[[Any], Any]) -> None:
-    original = vars(owner)[name]
+def _seeded(original: Any, shifted: Callable[[Any], Any]) -> Any:
+    """Shift the seeds of a function, or of generators that the script creates itself."""
+    if isinstance(original, type):
+        return _generators(shifted)[original]
 
     @functools.wraps(original)
     def seeded(seed: Any = None, *args: Any, **keywords: Any) -> Any:
         return original(shifted(seed), *args, **keywords)
 
-    vars(owner)[name] = seeded
+    return seeded
 
 
-def _replace_generators(shifted: Callable[[Any], Any]) -> None:
-    """Shift the seeds of generators that the script creates itself, too."""
+def _generators(shifted: Callable[[Any], Any]) -> dict[type, type]:
+    """Classes of generators -> those that take their place."""
 
     class Random(random.Random, metaclass=_like(random.Random)):  # type: ignore[metaclass]
         def seed(self, a: Any = None, version: int = 2) -> None:  # also called when it is made
@@ -94,9 +87,7 @@ def _replace_generators(shifted: Callable[[Any], Any]) -> None:
             super().manual_seed(number)
             return number
 
-    vars(random)["Random"] = Random
-    vars(np.random)["RandomState"] = RandomState
-    vars(torch)["Generator"] = Generator
+    return {random.Random: Random, np.random.RandomState: RandomState, torch.Generator: Generator}
 
 
 def _like(original: type) -> type:

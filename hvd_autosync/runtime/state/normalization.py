@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+
+from hvd_autosync.util import patches
 
 
 def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[torch.Tensor]:
@@ -46,20 +49,29 @@ _layers: list[weakref.ref[_NormBase]] | None = None
 def count_layers() -> None:
     """Record each normalization layer created from now on.
 
-    Called before a script can have created any. Copying and unpickling create layers by ``__new__``
-    without ``__init__``, so ``__new__`` is wrapped.
+    Called before a script can have created any. Copying and unpickling create layers without
+    ``__init__``, by ``__setstate__``. (``__new__`` sees all of them, but Python cannot put back a
+    class's ``__new__``.)
     """
     global _layers
     if _layers is not None:
         return
     layers = _layers = []
 
-    def new(cls: type[_NormBase], *args: Any, **kwargs: Any) -> _NormBase:
-        layer = object.__new__(cls)
-        layers.append(weakref.ref(layer, layers.remove))
-        return layer
+    def recording(make: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(make)
+        def record(self: _NormBase, *args: Any, **kwargs: Any) -> None:
+            make(self, *args, **kwargs)
+            layers.append(weakref.ref(self, layers.remove))
 
-    _NormBase.__new__ = new  # type: ignore[assignment, method-assign]
+        return record
+
+    patches.install("normalization layers", recording, undo=_forget_layers)
+
+
+def _forget_layers() -> None:
+    global _layers
+    _layers = None
 
 
 def statistics_beside(parameters: Collection[torch.nn.Parameter]) -> list[torch.Tensor]:

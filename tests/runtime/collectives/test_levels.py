@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
+import horovod.torch as hvd
 import pytest
 from horovod.torch import mpi_ops
 
 from hvd_autosync.runtime.collectives import levels
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
+from hvd_autosync.util import patches
 
 #: Rank 3 of two hosts with two slots each.
 PLACE = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
@@ -26,7 +27,6 @@ def init(monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, value in place.items():
             monkeypatch.setenv(f"HOROVOD_{name}", str(value))
         monkeypatch.setenv(PROCESS_SETS_VARIABLE, variable)
-        monkeypatch.setattr(mpi_ops, "init", mpi_ops.init)
         monkeypatch.setattr(levels, "_MADE", {})
         called = []
 
@@ -34,9 +34,11 @@ def init(monkeypatch: pytest.MonkeyPatch) -> Any:
             dynamic = PROCESS_SETS_VARIABLE in levels.os.environ
             called.append((comm, process_sets, dynamic))
 
-        module: Any = SimpleNamespace(init=horovods)
-        levels.prepare_levels(module)
-        module.init(*arguments)
+        for owner in (hvd, mpi_ops):
+            monkeypatch.setattr(owner, "init", horovods)
+        levels.prepare_levels()
+        hvd.init(*arguments)
+        assert patches.uninstall("process sets")
         comm, sets, dynamic = called[0]
         assert levels.os.environ[PROCESS_SETS_VARIABLE] == variable
         assert comm is (arguments[0] if arguments else None)
@@ -95,9 +97,9 @@ os.environ[{PROCESS_SETS_VARIABLE!r}] = {OURS_ALONE!r}
 import horovod.torch as hvd
 from hvd_autosync.runtime.install.activation import activate
 from hvd_autosync.search_space import Strategy, TrialSpec
-hvd.init = lambda comm=None, process_sets=None: print(len(process_sets or ()))
+hvd.init = hvd.mpi_ops.init = lambda comm=None, process_sets=None: print(len(process_sets or ()))
 strategy = Strategy({{"rest_exchange": {exchange!r}, "buckets": 2}})
-activate(hvd, TrialSpec("t", strategy, warmup_steps=0, measured_steps=0))
+activate(TrialSpec("t", strategy, warmup_steps=0, measured_steps=0))
 hvd.init()
 """
     assert run_python(code).strip() == str(sets)

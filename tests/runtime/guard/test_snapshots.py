@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from torch import nn
 
 from hvd_autosync.runtime.guard.snapshots import Snapshots
 from hvd_autosync.runtime.state import normalization
+from hvd_autosync.util import patches
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normalization, "_layers", None)
-    monkeypatch.setattr(normalization._NormBase, "__new__", object.__new__, raising=False)
+def counted() -> Iterator[None]:
     normalization.count_layers()
+    yield
+    assert patches.uninstall("normalization layers")
 
 
 def step(model: nn.Module, optimizer: Any) -> None:

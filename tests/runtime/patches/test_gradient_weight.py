@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
+from hvd_autosync.util import patches
 
 
 class Weight:
@@ -26,6 +27,7 @@ def weight() -> Iterator[Weight]:
     own = Weight()
     weight_backward(own.now)
     yield own
+    assert patches.uninstall("gradient weights")
 
 
 def test_every_way_to_call_backward() -> None:

@@ -65,7 +65,7 @@ def main(folder: str, *names: str) -> None:
         hvd.init()
     elif "cases_two_levels" in modules:
         os.environ[PROCESS_SETS_VARIABLE] = OURS_ALONE
-        prepare_levels(hvd)
+        prepare_levels()
         hvd.init()
     else:
         if "cases_reinitialize" in modules:
