@@ -126,7 +126,7 @@ def assert_no_secret_is_shown(
     key = (Path(os.environ["XDG_DATA_HOME"]) / "hvd-autosync" / "key").read_bytes().hex()
     ports, trials = secrets.drawn_by("channel.py"), secrets.drawn_by("trial.py")
     assert len(ports) >= 2 and len(trials) >= 3
-    for secret in (key, *ports, *trials, *secrets.drawn_by("peers.py")):
+    for secret in (key, *ports, *trials, *secrets.drawn_by("state_rpc.py")):
         for seen in (tuned, trained):
             assert not seen.lines_with(secret) and not seen.variables_with(secret)
     # The keys of trials go to fork servers, not into environments; a training's is of no use.

@@ -695,9 +695,10 @@ def test_control_messages(inputs: range, tmp_path: Path) -> None:
                 contextlib.suppress(OSError),
                 socket.create_connection(("127.0.0.1", port)) as peer,
             ):
-                nonce = peer.recv(32)
-                forged = hmac.digest(others, nonce + b"driver", "sha256")
-                forged += struct.pack("!I", len(order)) + forged + order
+                nonces = peer.recv(32) + b"n" * 32
+                forged = hmac.digest(others, b"proof of the peer" + nonces, "sha256")
+                signed = struct.pack("!Q", len(order)) + forged + order + forged
+                forged = nonces[32:] + forged + signed
                 peer.sendall(changed_bytes(forged, dice))
                 peer.shutdown(socket.SHUT_WR)
                 peer.recv(1)

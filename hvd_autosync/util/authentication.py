@@ -1,12 +1,10 @@
-"""A TCP port for peers that prove to know a secret; other clients cannot block or exhaust it.
+"""A TCP port for peers that prove to know its secret; other clients cannot block or exhaust it.
 
 One thread waits for all connections at once. Each has one deadline for its whole proof, however
 slowly it sends. The number of unauthenticated connections is bounded: a further one replaces the
 oldest, so that a peer that answers at once authenticates even during a flood of connections. Only
-:meth:`AuthenticatedPort.close` ends the port.
-
-    port -> peer   nonce (32 bytes)
-    peer -> port   proof
+:meth:`AuthenticatedPort.close` ends the port. The handshake is that of
+:mod:`hvd_autosync.util.connection`.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ import contextlib
 import os
 import selectors
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-NONCE_BYTES = 32
+from hvd_autosync.util.connection import NONCE_BYTES, PROOF_BYTES, Connection, accept_proof
+
 #: Longest time for a whole proof, seconds.
 HANDSHAKE_S = 30.0
 #: Most unauthenticated connections.
@@ -42,32 +40,19 @@ class _PendingPeer:
     received: bytes = b""
 
 
-@dataclass(frozen=True)
-class AuthenticatedPeer:
-    """An authenticated connection, in blocking mode, with its proof."""
-
-    connection: socket.socket
-    nonce: bytes
-    proof: bytes
-
-
 class AuthenticatedPort:
     """Listens for peers; all methods except :meth:`close` must be called by one thread.
 
     Args:
         host: The only address to listen on.
-        proof_bytes: Length of a proof.
-        proves: Returns whether a proof fits a nonce; arguments: nonce, proof.
+        secret: What peers must know.
         backlog: Number of connections that the system queues until they are accepted.
     """
 
-    def __init__(
-        self, host: str, proof_bytes: int, proves: Callable[[bytes, bytes], bool], backlog: int = 0
-    ) -> None:
+    def __init__(self, host: str, secret: bytes, backlog: int = 0) -> None:
         self._listener = socket.create_server((host, 0), backlog=max(backlog, _BACKLOG))
         self._listener.setblocking(False)
-        self._proof_bytes = proof_bytes
-        self._proves = proves
+        self._secret = secret
         #: In the order of arrival.
         self._pending: dict[socket.socket, _PendingPeer] = {}
         self._closed = False
@@ -79,8 +64,8 @@ class AuthenticatedPort:
         host, port = self._listener.getsockname()
         return host, port
 
-    def wait(self, most_s: float | None = None) -> AuthenticatedPeer | None:
-        """Return the next authenticated peer; ``None`` after ``most_s`` seconds or when closed."""
+    def wait(self, most_s: float | None = None) -> Connection | None:
+        """Return the next peer's connection; ``None`` after ``most_s`` seconds or when closed."""
         deadline = None if most_s is None else monotonic() + most_s
         self._waits = True
         try:
@@ -90,7 +75,7 @@ class AuthenticatedPort:
             if self._closed:
                 self._listener.close()
 
-    def _next(self, deadline: float | None) -> AuthenticatedPeer | None:
+    def _next(self, deadline: float | None) -> Connection | None:
         while not self._closed:
             now = monotonic()
             self._drop_expired(now)
@@ -153,26 +138,32 @@ class AuthenticatedPort:
         except OSError:
             self._drop(connection)
 
-    def _receive(self, connection: socket.socket) -> AuthenticatedPeer | None:
-        """Receive a part of a proof; return the peer if the proof is complete and valid."""
+    def _receive(self, connection: socket.socket) -> Connection | None:
+        """Receive a part of a proof; return the connection if it is complete and valid."""
         pending = self._pending.get(connection)
         if pending is None:  # it was replaced just now
             return None
         try:
-            data = connection.recv(self._proof_bytes - len(pending.received))
+            data = connection.recv(PROOF_BYTES - len(pending.received))
         except BlockingIOError:
             return None
         except OSError:
             data = b""
         pending.received += data
-        if data and len(pending.received) < self._proof_bytes:
+        if data and len(pending.received) < PROOF_BYTES:
             return None
-        if not data or not self._proves(pending.nonce, pending.received):
+        authenticated = None
+        if data:
+            connection.setblocking(True)
+            with contextlib.suppress(OSError):  # the peer is gone
+                authenticated = accept_proof(
+                    connection, self._secret, pending.nonce, pending.received
+                )
+        if authenticated is None:
             self._drop(connection)
-            return None
-        del self._pending[connection]
-        connection.setblocking(True)
-        return AuthenticatedPeer(connection, pending.nonce, pending.received)
+        else:
+            del self._pending[connection]
+        return authenticated
 
     def _drop_expired(self, now: float) -> None:
         for pending in list(self._pending.values()):

@@ -155,12 +155,6 @@ PRIVATE_NAMES = (
         "how many batches the loader's workers were given",
     ),
     PrivateNames(
-        "horovod.common",
-        "basics.atexit",
-        ("runtime/collectives/initialization.py",),
-        "a repeated init() registers no second shutdown() at the end of the process",
-    ),
-    PrivateNames(
         "horovod.torch.mpi_ops",
         "_basics._get_process_set_ids_and_ranks _basics.init _basics.is_initialized",
         ("runtime/collectives/initialization.py",),

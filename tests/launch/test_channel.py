@@ -12,6 +12,7 @@ import pytest
 from hvd_autosync.launch import channel
 from hvd_autosync.launch.channel import ChannelError, ControlReceiver, ControlSender, new_secret
 from hvd_autosync.util import authentication
+from hvd_autosync.util.sockets import read_exactly
 
 SECRET = new_secret()
 
@@ -58,7 +59,7 @@ def test_nobody_in_time(receiver: ControlReceiver) -> None:
 
 
 def forged(text: bytes, mac: bytes = b"\0" * 32) -> bytes:
-    return struct.pack("!I", len(text)) + mac + text
+    return b"n" * 32 + mac + struct.pack("!Q", len(text)) + mac + text + mac
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,7 @@ def forged(text: bytes, mac: bytes = b"\0" * 32) -> bytes:
         b"GET / HTTP/1.1\r\n\r\n",
         forged(b'{"type": "run"}'),
         forged(b"", b"x" * 32),
-        struct.pack("!I", channel.MAX_MESSAGE_BYTES + 1),
-        struct.pack("!I", 2**32 - 1) * 99,
+        struct.pack("!Q", 2**64 - 1) * 99,
     ],
 )
 def test_unauthenticated_clients_are_dropped_and_the_driver_still_gets_in(
@@ -131,7 +131,7 @@ def test_somebody_else_at_the_port_is_not_taken_for_the_server() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.sendall(b"n" * 32 + b"m" * 32)
-            with pytest.raises(ChannelError, match="does not know the server"):
+            with pytest.raises(ChannelError, match="does not know the secret"):
                 entering.result()
 
 
@@ -168,12 +168,14 @@ class Wire:
         self._near, _ = self._listener.accept()
         self._far = socket.create_connection(self._where)
         self._near.sendall(self._far.recv(32))
-        self._far.sendall(self._near.recv(32))
+        self._far.sendall(self._near.recv(64))
         self._near.sendall(self._far.recv(32))
 
     def take(self) -> bytes:
         self._thread.join()
-        return self._near.recv(1 << 16)
+        """The next message: what was sent at once may come in parts."""
+        length = read_exactly(self._near, 8)
+        return length + read_exactly(self._near, 32 + int.from_bytes(length, "big") + 32)
 
     def pass_on(self, data: bytes) -> None:
         self._far.sendall(data)

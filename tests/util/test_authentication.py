@@ -7,36 +7,31 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from hvd_autosync.util import authentication
-from hvd_autosync.util.authentication import NONCE_BYTES, AuthenticatedPort
-from hvd_autosync.util.sockets import read_exactly
+from hvd_autosync.util.authentication import AuthenticatedPort
+from hvd_autosync.util.connection import PROOF_BYTES, Connection, connect
 
+SECRET = b"s" * 32
 Crowd = Callable[..., list[socket.socket]]
 
 
 @pytest.fixture
 def port() -> Iterator[AuthenticatedPort]:
-    """A proof is its nonce."""
-    made = AuthenticatedPort("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
+    made = AuthenticatedPort("127.0.0.1", SECRET)
     yield made
     made.close()
     made.wait()
 
 
-def enter(address: tuple[str, int]) -> socket.socket:
+def enter(address: tuple[str, int]) -> Connection:
     """A peer, who comes again where there was no room."""
-    while True:
-        peer = socket.create_connection(address, 20)
-        with contextlib.suppress(ConnectionError):
-            peer.sendall(read_exactly(peer, NONCE_BYTES))
-            if read_exactly(peer, 2) == b"in":
-                return peer
-        peer.close()
+    return connect(address, SECRET, time.monotonic() + 60)
 
 
 @pytest.mark.parametrize("manner", ["silent", "drip", "garbage"])
@@ -46,10 +41,9 @@ def test_peers_come_in_through_a_crowd(port: AuthenticatedPort, manner: str, cro
         entering = [pool.submit(enter, port.address) for _ in range(3)]
         for _ in entering:
             admitted = port.wait(20)
-            assert admitted is not None and admitted.proof == admitted.nonce
+            assert admitted is not None
             assert len(port._pending) <= authentication._MOST
-            admitted.connection.sendall(b"in")
-            admitted.connection.close()
+            admitted.close()
         for peer in entering:
             peer.result().close()
 
@@ -61,9 +55,9 @@ def test_who_talks_slowly_has_no_more_time(
     (_slow,) = crowd(port.address, "drip", 1)
     while not port._pending:
         port.wait(0.05)
-    while port._pending:  # it says something twenty times a second, and would for 32 bytes
+    while port._pending:  # it says something twenty times a second, and would for 64 bytes
         (pending,) = port._pending.values()
-        assert len(pending.received) < NONCE_BYTES
+        assert len(pending.received) < PROOF_BYTES
         port.wait(0.05)
 
 
@@ -90,15 +84,14 @@ def test_close_ends_the_wait_from_another_thread(port: AuthenticatedPort, crowd:
 
 POOR = """
 import os, resource, sys
-from hvd_autosync.util.authentication import NONCE_BYTES, AuthenticatedPort
+from hvd_autosync.util.authentication import AuthenticatedPort
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-port = AuthenticatedPort("127.0.0.1", NONCE_BYTES, lambda nonce, proof: proof == nonce)
+port = AuthenticatedPort("127.0.0.1", b"s" * 32)
 held = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(sys.argv[1]))]
 print(port.address[1], flush=True)
 while (peer := port.wait()) is not None:
-    with peer.connection:
-        peer.connection.sendall(b"in")
+    peer.close()
     while held:  # nothing was left, as long as somebody waited in vain
         os.close(held.pop())
 """

@@ -20,7 +20,8 @@ pytest.importorskip("horovod.torch")
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives import state_rpc as module
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
-from hvd_autosync.util.authentication import AuthenticatedPeer, AuthenticatedPort
+from hvd_autosync.util.authentication import AuthenticatedPort
+from hvd_autosync.util.connection import Connection
 
 POOR = Path(__file__).parents[1] / "workers" / "poor_peer.py"
 SECRET = os.urandom(32)
@@ -75,7 +76,7 @@ def test_a_client_that_connects_while_a_rank_ends_is_turned_away(
     """Where MPI keeps a process in its finalization, no thread answers and nothing is closed."""
     waits, came = AuthenticatedPort.wait, threading.Event()
 
-    def wait(port: AuthenticatedPort) -> AuthenticatedPeer | None:
+    def wait(port: AuthenticatedPort) -> Connection | None:
         peer = waits(port)
         if peer is not None:
             came.set()
@@ -101,11 +102,11 @@ def test_who_took_the_port_of_a_rank_that_is_gone_cannot_fill_the_memory(make: M
 
             def answer() -> None:
                 connection = stack.enter_context(listener.accept()[0])
-                connection.sendall(b"n" * 32 + b"\xff" * 8 + b"m" * 32)
+                connection.sendall(b"n" * 32 + b"\xff" * 8 + b"m" * 64)
 
             thread = threading.Thread(target=answer)
             thread.start()
-            with pytest.raises(AutosyncError, match="wrong signature"):
+            with pytest.raises(AutosyncError, match="does not know the secret"):
                 asking.fetch_all()
             thread.join()
 
