@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any, TypeVar
 
 from hvd_autosync.launch.failure import explain_failure
@@ -21,12 +21,12 @@ from hvd_autosync.search_space import (
     TrialSpec,
     TrialStatus,
 )
-from hvd_autosync.traces.checking import type_problem
+from hvd_autosync.search_space.records import Record
 
 #: Reason of a trial that was still running at the tuning's time limit.
 OUT_OF_TIME = "the tuning's time limit was reached"
 _CHUNK_BYTES = 64 * 1024
-_Value = TypeVar("_Value")
+_Record = TypeVar("_Record", bound=Record)
 
 
 def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
@@ -217,11 +217,11 @@ class Collector:
             total_s=time.monotonic() - self._started,
             exit_status=exit_status,
             stderr_tail=output,
-            profile=_read(ModelProfile.from_json, profile and profile["profile"]),
+            profile=_read(ModelProfile, profile and profile["profile"]),
             owned=tuple(map(str, profile["owned"])) if profile else (),
             device=device,
             cores=cores,
-            link=_read(_link, link),
+            link=_read(Link, link and Link.known(link)),
         )
 
     def _judge(
@@ -245,14 +245,9 @@ class Collector:
         return TrialStatus.ENDED_EARLY, f"the script ended {made}", self._tail.whole()
 
 
-def _read(read: Callable[[Any], _Value], message: object) -> _Value | None:
-    """Return ``read(message)``; ``None`` if there is no message or it is malformed."""
+def _read(kind: type[_Record], fields: Message | None) -> _Record | None:
+    """The record of a message; ``None`` if there is no message or it is malformed."""
     try:
-        value = None if message is None else read(message)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return None if fields is None else kind.from_json(fields)
+    except ValueError:
         return None
-    return None if value is None or type_problem(value) else value
-
-
-def _link(message: Message) -> Link:
-    return Link(message["ranks"], message["latency_s"], message["bandwidth_bytes_per_s"])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.search_space.records import Real, read
 
 Value: TypeAlias = bool | int | float | str
 Scale: TypeAlias = Literal["linear", "log"]
@@ -59,12 +60,12 @@ class _Common:
 
 @dataclass(frozen=True)
 class _Numeric(_Common):
-    low: float
-    high: float
-    default: float
+    low: Real
+    high: Real
+    default: Real
     scale: Scale
     #: Added before the logarithm, so that a log scale can contain 0.
-    log_offset: float
+    log_offset: Real
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
@@ -312,14 +313,8 @@ def knob_from_json(fields: Mapping[str, Any]) -> Knob:
     """
     try:
         rest = dict(fields)
-        cls = _KINDS[rest.pop("kind")]
-        if rest["condition"] is not None:
-            condition = rest["condition"]
-            rest["condition"] = Condition(condition["knob"], tuple(condition["values"]))
-        if cls is CategoricalKnob:
-            rest["choices"] = tuple(rest["choices"])
-        return cls(**rest)
-    except (KeyError, TypeError) as error:
+        return read(_KINDS[rest.pop("kind")], rest)
+    except (KeyError, TypeError, ValueError) as error:
         raise SpaceError(
             f"not a knob: {error!r}", hint="Use a dictionary that knob_to_json() has returned."
         ) from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Real, Record
 
 _ITEM_BYTES = {
     "float64": 8,
@@ -21,11 +22,9 @@ _ITEM_BYTES = {
     "bool": 1,
 }
 
-_LATER_SHARES = ("coded_share", "summed_share")
-
 
 @dataclass(frozen=True)
-class ParameterProfile:
+class ParameterProfile(Record):
     """One parameter that the job's optimizer reduces.
 
     Attributes:
@@ -49,11 +48,11 @@ class ParameterProfile:
     dtype: str
     sparse: bool = False
     ready_order: int = -1
-    ready_s: float = math.nan
-    touched_rows: float = 1.0
-    factor_bytes: int = 0
-    coded_share: float = 1.0
-    summed_share: float = 1.0
+    ready_s: OrNan = math.nan
+    touched_rows: Real = 1.0
+    factor_bytes: int = field(default=0, metadata=LEFT_OUT)
+    coded_share: Real = field(default=1.0, metadata=LEFT_OUT)
+    summed_share: Real = field(default=1.0, metadata=LEFT_OUT)
 
     @property
     def elements(self) -> int:
@@ -67,7 +66,7 @@ class ParameterProfile:
 
 
 @dataclass(frozen=True)
-class ModelProfile:
+class ModelProfile(Record):
     """The model of a job's optimizer, measured on rank 0 in the default trial.
 
     Attributes:
@@ -80,8 +79,8 @@ class ModelProfile:
     """
 
     parameters: tuple[ParameterProfile, ...] = ()
-    forward_s: float = math.nan
-    backward_s: float = math.nan
+    forward_s: OrNan = math.nan
+    backward_s: OrNan = math.nan
     wrapped: bool = True
 
     @property
@@ -97,50 +96,3 @@ class ModelProfile:
     def identity(self) -> list[Any]:
         """Return the fields by which tuning compares models: names, shapes and types, no times."""
         return [[p.name, list(p.shape), p.dtype, p.sparse] for p in self.parameters]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary; NaN becomes ``None``.
-
-        ``factor_bytes`` is there if it is not 0, shares of coded bytes if they are not 1: earlier
-        versions did not measure them.
-        """
-        fields = asdict(self)
-        for parameter in fields["parameters"]:
-            if not parameter["factor_bytes"]:
-                del parameter["factor_bytes"]
-            for name in _LATER_SHARES:
-                if parameter[name] == 1.0:
-                    del parameter[name]
-        for values in [fields, *fields["parameters"]]:
-            for name, value in values.items():
-                if isinstance(value, float) and math.isnan(value):
-                    values[name] = None
-        return fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> ModelProfile:
-        """Return the profile that :meth:`to_json` has written."""
-        parameters = tuple(
-            ParameterProfile(
-                name=p["name"],
-                shape=tuple(p["shape"]),
-                dtype=p["dtype"],
-                sparse=p["sparse"],
-                ready_order=p["ready_order"],
-                ready_s=_number(p["ready_s"]),
-                touched_rows=p["touched_rows"],
-                factor_bytes=p.get("factor_bytes", 0),
-                **{name: p.get(name, 1.0) for name in _LATER_SHARES},
-            )
-            for p in fields["parameters"]
-        )
-        return cls(
-            parameters,
-            _number(fields["forward_s"]),
-            _number(fields["backward_s"]),
-            fields["wrapped"],
-        )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

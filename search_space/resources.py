@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from hvd_autosync.search_space.records import LEFT_OUT, Real, Record
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class HorovodBuild:
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Record):
     """Cost of an allreduce among some ranks, as seconds = latency + bytes / bandwidth.
 
     Attributes:
@@ -32,8 +33,8 @@ class Link:
     """
 
     ranks: int
-    latency_s: float
-    bandwidth_bytes_per_s: float
+    latency_s: Real
+    bandwidth_bytes_per_s: Real
 
     def __post_init__(self) -> None:
         latency_s, bandwidth = float(self.latency_s), float(self.bandwidth_bytes_per_s)
@@ -51,7 +52,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Links:
+class Links(Record):
     """The measured links between the ranks; ``None`` if not measured or not present.
 
     Attributes:
@@ -63,15 +64,6 @@ class Links:
     overall: Link | None = None
     within: Link | None = None
     across: Link | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Links:
-        """Return the links that :meth:`to_json` has written."""
-        return cls(**{name: Link(**link) if link else None for name, link in fields.items()})
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ def network_class(link: Link) -> int:
 
 
 @dataclass(frozen=True)
-class Resources:
+class Resources(Record):
     """The cluster of a job.
 
     Attributes:
@@ -108,7 +100,7 @@ class Resources:
     device: str
     build: HorovodBuild
     links: Links = Links()
-    cores: int = 0
+    cores: int = field(default=0, metadata=LEFT_OUT)
 
     @property
     def world_size(self) -> int:
@@ -148,21 +140,3 @@ class Resources:
             asdict(self.build),
             network_class(across) if across else None,
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary, without an unknown number of cores."""
-        fields = asdict(self)
-        if not self.cores:  # as in traces of earlier versions
-            del fields["cores"]
-        return fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Resources:
-        """Return the resources that :meth:`to_json` has written."""
-        return cls(
-            hosts=tuple(Host(**host) for host in fields["hosts"]),
-            device=fields["device"],
-            build=HorovodBuild(**fields["build"]),
-            links=Links.from_json(fields["links"]),
-            cores=fields.get("cores", 0),
-        )

@@ -16,6 +16,7 @@ from hvd_autosync.search_space.knobs import (
     knob_from_json,
     knob_to_json,
 )
+from hvd_autosync.search_space.records import read
 from hvd_autosync.search_space.strategy import Strategy
 
 # numpy is imported in functions, because Horovod's launcher loads this module only for options.
@@ -211,4 +212,5 @@ class SearchSpace:
             SpaceError: The dictionary does not describe a space.
         """
         knobs = tuple(knob_from_json(knob) for knob in fields["knobs"])
-        return cls(knobs, tuple(sorted(fields["fixed"].items())), fields["holds_job"])
+        fixed = Strategy.from_plain(fields["fixed"])
+        return cls(knobs, tuple(fixed.items()), read(bool, fields["holds_job"]))

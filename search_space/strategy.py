@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space.knobs import Value
 
 
-@dataclass(frozen=True, init=False)
 class Strategy(Mapping[str, Value]):
     """An immutable, hashable mapping from knob name to value.
 
@@ -22,7 +20,7 @@ class Strategy(Mapping[str, Value]):
         values: Knob name -> value. Order does not matter.
     """
 
-    _items: tuple[tuple[str, Value], ...]
+    __slots__ = ("_items",)
 
     def __init__(self, values: Mapping[str, Value] | None = None) -> None:
         for name, value in (values or {}).items():
@@ -31,7 +29,10 @@ class Strategy(Mapping[str, Value]):
                     f"knob {name}: {value!r} is not a number, a flag or a word",
                     hint="Give a number, a flag or a word.",
                 )
-        object.__setattr__(self, "_items", tuple(sorted((values or {}).items())))
+        self._items: tuple[tuple[str, Value], ...] = tuple(sorted((values or {}).items()))
+
+    def __repr__(self) -> str:
+        return f"Strategy({dict(self._items)!r})"
 
     def __getitem__(self, name: str) -> Value:
         for key, value in self._items:
@@ -54,6 +55,22 @@ class Strategy(Mapping[str, Value]):
     def replacing(self, **values: Value) -> Strategy:
         """Return the strategy with some values replaced or added."""
         return Strategy({**self, **values})
+
+    def to_plain(self) -> dict[str, Value]:
+        """Return a plain dictionary."""
+        return dict(self._items)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Value]) -> Strategy:
+        """Return the strategy that :meth:`to_plain` has returned.
+
+        Raises:
+            ValueError: ``values`` is no dictionary.
+            SpaceError: A value is not plain.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{values!r:.60} is no dictionary of knobs and values")
+        return cls(values)
 
     def to_json(self) -> str:
         """Return canonical JSON: sorted and compact; floats round-trip exactly."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hvd_autosync.search_space.model_profile import ModelProfile
+from hvd_autosync.search_space.records import Record
 from hvd_autosync.search_space.resources import Resources
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Record):
     """A model on a cluster, the unit of transfer learning.
 
     Attributes:
@@ -30,14 +29,3 @@ class Task:
         identity = [self.model.identity(), self.resources.identity()]
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return {"model": self.model.to_json(), "resources": self.resources.to_json()}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Task:
-        """Return the task that :meth:`to_json` has written."""
-        return cls(
-            ModelProfile.from_json(fields["model"]), Resources.from_json(fields["resources"])
-        )

@@ -18,12 +18,12 @@ import enum
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.model_profile import ModelProfile
+from hvd_autosync.search_space.records import LEFT_OUT, NOT_STORED, OrNan, Real, Record
 from hvd_autosync.search_space.resources import Host, Link
 from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.strategy import Strategy
@@ -156,7 +156,11 @@ class TrialSpec:
 
     @classmethod
     def from_json(cls, text: str) -> TrialSpec:
-        """Return the specification that :meth:`to_json` has written."""
+        """Return the specification that :meth:`to_json` has written.
+
+        The driver has written and signed it. A worker reads it before its script begins, without
+        msgspec.
+        """
         fields = json.loads(text)
         fields["strategy"] = Strategy(fields["strategy"])
         fields["classes"] = {name: tuple(names) for name, names in fields["classes"].items()}
@@ -206,7 +210,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class RankReport:
+class RankReport(Record):
     """The measurements of one rank.
 
     Attributes:
@@ -220,14 +224,14 @@ class RankReport:
 
     rank: int
     host: str
-    step_s: tuple[float, ...] = ()
-    blocked_s: tuple[float, ...] = ()
-    losses: tuple[float, ...] = ()
+    step_s: tuple[Real, ...] = ()
+    blocked_s: tuple[Real, ...] = ()
+    losses: tuple[OrNan, ...] = ()
     peak_memory_bytes: int = 0
 
 
 @dataclass(frozen=True)
-class TrialResult:
+class TrialResult(Record):
     """The outcome of one trial.
 
     Attributes:
@@ -252,17 +256,17 @@ class TrialResult:
     reason: str = ""
     ranks: tuple[RankReport, ...] = ()
     warmup_steps: int = 0
-    setup_s: float = math.nan
-    total_s: float = math.nan
+    setup_s: OrNan = math.nan
+    total_s: OrNan = math.nan
     exit_status: int = 0
     stderr_tail: str = ""
     profile: ModelProfile | None = None
     owned: tuple[str, ...] = ()
     device: str = ""
-    link: Link | None = None
-    round_steps: int = 1
-    launch_s: float = math.nan
-    cores: int = 0
+    link: Link | None = field(default=None, metadata=NOT_STORED)
+    round_steps: int = field(default=1, metadata=LEFT_OUT)
+    launch_s: OrNan = field(default=math.nan, metadata=LEFT_OUT)
+    cores: int = field(default=0, metadata=LEFT_OUT)
 
     def parts_s(self) -> dict[str, float]:
         """Return the parts of the trial's time, seconds, without unknown ones.
@@ -314,43 +318,3 @@ class TrialResult:
         blocked = [sum(rank.blocked_s[self.warmup_steps :]) for rank in self.ranks]
         total = [sum(rank.step_s[self.warmup_steps :]) for rank in self.ranks]
         return sum(blocked) / sum(total) if sum(total) > 0 else math.nan
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary without NaN."""
-        fields = asdict(replace(self, profile=None))
-        del fields["link"]
-        if not self.cores:
-            del fields["cores"]
-        if self.round_steps == 1:  # as in traces of earlier versions
-            del fields["round_steps"]
-        if math.isnan(self.launch_s):
-            del fields["launch_s"]
-        fields["status"] = self.status.value
-        fields["profile"] = self.profile.to_json() if self.profile else None
-        for name in ("setup_s", "total_s"):
-            fields[name] = None if math.isnan(fields[name]) else fields[name]
-        for rank in fields["ranks"]:
-            rank["losses"] = [x if math.isfinite(x) else None for x in rank["losses"]]
-        return fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> TrialResult:
-        """Return the result that :meth:`to_json` has written."""
-        rest = dict(fields)
-        rest["status"] = TrialStatus(rest["status"])
-        rest["ranks"] = tuple(
-            RankReport(
-                rank["rank"],
-                rank["host"],
-                tuple(rank["step_s"]),
-                tuple(rank["blocked_s"]),
-                tuple(math.nan if x is None else x for x in rank["losses"]),
-                rank["peak_memory_bytes"],
-            )
-            for rank in rest["ranks"]
-        )
-        rest["profile"] = ModelProfile.from_json(rest["profile"]) if rest["profile"] else None
-        rest["owned"] = tuple(rest["owned"])
-        for name in ("setup_s", "total_s"):
-            rest[name] = math.nan if rest[name] is None else rest[name]
-        return cls(**rest)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_autosync.search_space import StepTime, Strategy
+from hvd_autosync.search_space.records import OrInf, Real, Record
 
 #: Level of the two-sided interval; its lower end is a one-sided bound with 95 % confidence.
 CONFIDENCE = 0.9
@@ -33,7 +34,7 @@ MIN_ROUNDS, MAX_ROUNDS = min(_SPENT), max(_SPENT)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """One candidate against the default.
 
     Attributes:
@@ -45,9 +46,9 @@ class Comparison:
     """
 
     strategy: Strategy
-    speedup: float
-    low: float
-    high: float
+    speedup: Real
+    low: Real
+    high: OrInf
     rounds: int
 
     @property

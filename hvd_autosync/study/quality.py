@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.search_space.records import OrNan, Record
 from hvd_autosync.study.noninferiority import (
     LOOKS,
     MOST_PAIRS,
@@ -67,7 +68,7 @@ class QualityTrial:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Record):
     """The verdict on one candidate.
 
     Attributes:
@@ -83,11 +84,11 @@ class Verdict:
 
     strategy: Strategy
     outcome: Outcome
-    loss: float
-    default_loss: float
-    allowed: float
+    loss: OrNan
+    default_loss: OrNan
+    allowed: OrNan
     reason: str
-    bound: float = math.nan
+    bound: OrNan = math.nan
     pairs: int = 0
 
     @property

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from dataclasses import fields as dataclass_fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvd_autosync.errors import AutosyncError, SpaceError, TraceFormatError
 from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.search_space.records import LEFT_OUT, OrNan, Real, Record
 from hvd_autosync.search_space.trial import enough_steps
 from hvd_autosync.study import defaults
 from hvd_autosync.study.confirm import Comparison
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.traces import StudyRecord
-from hvd_autosync.traces.checking import check_strategy, type_problem
+from hvd_autosync.traces.validity import check_strategy
 
 #: Fewest warm-up steps of a shortened trial.
 _FEWEST_WARMUP = 3
 
 
 @dataclass(frozen=True)
-class StudySettings:
+class StudySettings(Record):
     """The settings of a study.
 
     Attributes:
@@ -47,20 +47,20 @@ class StudySettings:
     """
 
     trials: int = defaults.TRIALS
-    minutes: float | None = None
+    minutes: Real | None = None
     steps: int = defaults.STEPS
     warmup: int = defaults.WARMUP
     quality_steps: int = defaults.QUALITY_STEPS
-    quality_minutes: float = defaults.QUALITY_MINUTES
-    loss_tolerance: float = defaults.LOSS_TOLERANCE
+    quality_minutes: Real = defaults.QUALITY_MINUTES
+    loss_tolerance: Real = defaults.LOSS_TOLERANCE
     goal: str = defaults.GOAL
     allow: tuple[str, ...] = ()
     seed: int = defaults.SEED
     transfer: bool = True
-    expected_hours: float = defaults.EXPECTED_HOURS
+    expected_hours: Real = defaults.EXPECTED_HOURS
     retune: bool = False
     adaptive_steps: bool = False
-    excluded: tuple[Strategy, ...] = ()
+    excluded: tuple[Strategy, ...] = field(default=(), metadata=LEFT_OUT)
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Return the numbers of warm-up and measured steps of a trial after the default's.
@@ -76,36 +76,20 @@ class StudySettings:
             max(round(measured * self.warmup / self.steps), _FEWEST_WARMUP), self.warmup
         ), measured
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        fields = {**vars(self), "allow": list(self.allow)}
-        del fields["excluded"]
-        if self.excluded:  # left out if empty, as in studies of earlier versions
-            fields["excluded"] = [dict(strategy) for strategy in self.excluded]
-        return fields
-
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> StudySettings:
+    def from_json(cls, values: Mapping[str, Any]) -> StudySettings:
         """Return the settings that :meth:`to_json` of this or another version wrote.
 
         Raises:
             TraceFormatError: A setting has a wrong type.
         """
-        names = {each.name for each in dataclass_fields(cls)}
-        known = {name: value for name, value in fields.items() if name in names}
-        problem: str | None
         try:
-            known["excluded"] = tuple(Strategy(each) for each in known.get("excluded", ()))
-            settings = cls(**{**known, "allow": tuple(known.get("allow", ()))})
-            problem = type_problem(settings)
-        except (TypeError, ValueError, AttributeError, SpaceError) as error:
-            problem = str(error)
-        if problem is not None:
+            return super().from_json(cls.known(values))
+        except (ValueError, SpaceError) as error:
             raise TraceFormatError(
-                f"the settings of a study are damaged: {problem:.200}",
+                f"the settings of a study are damaged: {error!s:.200}",
                 hint="Forget the study: hvd-autosync traces delete STUDY.",
-            )
-        return settings
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -128,7 +112,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class Conclusion(Record):
     """The conclusion of a study.
 
     Attributes:
@@ -144,7 +128,7 @@ class Conclusion:
     winner: Strategy
     reason: str
     stopped: str
-    default_s: float
+    default_s: OrNan
     comparisons: tuple[Comparison, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     source: str = ""
@@ -159,48 +143,18 @@ class Conclusion:
         """Step time of the winner, seconds: that of the default over the speedup."""
         return self.default_s / self.best.speedup if self.best is not None else self.default_s
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary; numbers that are not finite become ``None``."""
-        comparisons = [
-            {**vars(c), "strategy": dict(c.strategy), "high": _finite(c.high)}
-            for c in self.comparisons
-        ]
-        return {
-            **vars(self),
-            "winner": dict(self.winner),
-            "default_s": _finite(self.default_s),
-            "comparisons": comparisons,
-            "verdicts": [
-                {name: _plain(value) for name, value in vars(verdict).items()}
-                for verdict in self.verdicts
-            ],
-        }
-
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Conclusion:
-        """Return the conclusion that :meth:`to_json` wrote."""
-        comparisons = tuple(
-            Comparison(
-                **{
-                    **c,
-                    "strategy": Strategy(c["strategy"]),
-                    "high": math.inf if c["high"] is None else c["high"],
-                }
-            )
-            for c in fields["comparisons"]
-        )
-        default_s = math.nan if fields["default_s"] is None else fields["default_s"]
-        # Studies of earlier versions have neither verdicts nor a source.
-        verdicts = tuple(_verdict(verdict) for verdict in fields.get("verdicts", ()))
-        return cls(
-            Strategy(fields["winner"]),
-            fields["reason"],
-            fields["stopped"],
-            default_s,
-            comparisons,
-            verdicts,
-            fields.get("source", ""),
-        )
+    def from_json(cls, values: Mapping[str, Any]) -> Conclusion:
+        """Return the conclusion that :meth:`to_json` of this or an earlier version wrote.
+
+        Raises:
+            ValueError: ``values`` is no conclusion.
+            SpaceError: A strategy in it cannot be.
+        """
+        known = cls.known(values)
+        if isinstance(known.get("verdicts"), list):
+            known["verdicts"] = [_with_outcome(each) for each in known["verdicts"]]
+        return super().from_json(known)
 
     @classmethod
     def of(cls, study: StudyRecord) -> Conclusion | None:
@@ -213,44 +167,23 @@ class Conclusion:
             return None
         try:
             conclusion = cls.from_json(study.outcome)
-            problem = type_problem(conclusion)
             strategies = [each.strategy for each in conclusion.comparisons]
             for strategy in (*strategies, *(each.strategy for each in conclusion.verdicts)):
                 check_strategy("comparisons and verdicts", strategy, study.space)
-            if problem is None and conclusion.winner != study.winner:
-                problem = "its winner is not the study's"
-        except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
-            problem = str(error)
-        if problem is not None:
+            if conclusion.winner != study.winner:
+                raise ValueError("its winner is not the study's")
+        except (ValueError, AutosyncError) as error:
             raise TraceFormatError(
-                f"the conclusion of study {study.study_id} is damaged: {problem:.200}",
+                f"the conclusion of study {study.study_id} is damaged: {error!s:.200}",
                 hint=f"Forget the study: hvd-autosync traces delete {study.study_id}",
-            )
+            ) from None
         return conclusion
 
 
-def _verdict(fields: dict[str, Any]) -> Verdict:
-    """Return a stored verdict; earlier versions stored only whether a strategy may be used."""
-    fields = dict(fields)
-    if "outcome" not in fields:
-        fields["outcome"] = "admitted" if fields.pop("admissible") else "worse"
-    numbers: dict[str, Any] = {
-        name: math.nan if fields[name] is None else fields[name]
-        for name in ("loss", "default_loss", "allowed", "bound")
-        if name in fields
-    }
-    fields["strategy"] = Strategy(fields["strategy"])
-    fields["outcome"] = Outcome(fields["outcome"])
-    return Verdict(**{**fields, **numbers})
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Strategy):
-        return dict(value)
-    if isinstance(value, Outcome):
-        return value.value
-    return _finite(value) if isinstance(value, float) else value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _with_outcome(verdict: object) -> object:
+    """Entries of a verdict; earlier versions stored only whether a strategy may be used."""
+    if not isinstance(verdict, dict) or "outcome" in verdict or "admissible" not in verdict:
+        return verdict
+    others = {name: value for name, value in verdict.items() if name != "admissible"}
+    outcome = Outcome.ADMITTED if verdict["admissible"] else Outcome.WORSE
+    return {**others, "outcome": outcome.value}

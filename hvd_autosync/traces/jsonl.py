@@ -23,10 +23,10 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.traces.anonymous import anonymous
-from hvd_autosync.traces.checking import strict_study, strict_trial
 from hvd_autosync.traces.json_lines import LineReader
 from hvd_autosync.traces.records import StudyRecord, TrialRecord
 from hvd_autosync.traces.store import TraceStore
+from hvd_autosync.traces.validity import strict_study, strict_trial
 
 FORMAT_VERSION = 1
 _GZIP = ".gz"

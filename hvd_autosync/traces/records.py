@@ -13,13 +13,19 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space import SearchSpace, Strategy, Task, TrialResult
+from hvd_autosync.search_space.records import Record, stored_as
+
+if TYPE_CHECKING:
+    _Space = SearchSpace
+else:
+    _Space = stored_as(SearchSpace, SearchSpace.from_json)
 
 #: Entry of a study's outcome: reports of drift, a lasting slowdown of later trainings.
 DRIFT = "drift"
@@ -27,8 +33,6 @@ DRIFT = "drift"
 FALLBACKS = "fallbacks"
 #: Entries that trainings add to the outcome.
 LATER = (DRIFT, FALLBACKS)
-#: Exceptions of making values from malformed JSON.
-_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, SpaceError)
 
 
 class StudyStatus(str, enum.Enum):
@@ -40,7 +44,7 @@ class StudyStatus(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class Fallback:
+class Fallback(Record):
     """A fallback: the loss guard of a training has switched it to exact steps.
 
     Attributes:
@@ -55,13 +59,9 @@ class Fallback:
     reason: str
     at: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
-        return {**vars(self), "strategy": dict(self.strategy)}
-
 
 @dataclass(frozen=True)
-class StudyRecord:
+class StudyRecord(Record):
     """One study.
 
     Attributes:
@@ -86,7 +86,7 @@ class StudyRecord:
     versions: dict[str, str]
     status: StudyStatus
     task: Task | None
-    space: SearchSpace | None
+    space: _Space | None
     outcome: dict[str, Any] | None
     winner: Strategy | None
 
@@ -102,44 +102,13 @@ class StudyRecord:
         entry = (self.outcome or {}).get(FALLBACKS)
         found = []
         for each in entry if isinstance(entry, list) else ():
-            with contextlib.suppress(*_MALFORMED):
-                found.append(
-                    Fallback(
-                        Strategy(each["strategy"]),
-                        int(each["step"]),
-                        str(each["reason"]),
-                        str(each["at"]),
-                    )
-                )
+            with contextlib.suppress(ValueError, SpaceError):
+                found.append(Fallback.from_json(each))
         return tuple(found)
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, one entry per attribute."""
-        return {
-            **vars(self),
-            "command": list(self.command),
-            "status": self.status.value,
-            "task": None if self.task is None else self.task.to_json(),
-            "space": None if self.space is None else self.space.to_json(),
-            "winner": None if self.winner is None else dict(self.winner),
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> StudyRecord:
-        """The study that :meth:`to_json` wrote."""
-        task, space, winner = fields["task"], fields["space"], fields["winner"]
-        converted = {
-            "command": tuple(fields["command"]),
-            "status": StudyStatus(fields["status"]),
-            "task": None if task is None else Task.from_json(task),
-            "space": None if space is None else SearchSpace.from_json(space),
-            "winner": None if winner is None else Strategy(winner),
-        }
-        return cls(**{**fields, **converted})
 
 
 @dataclass(frozen=True)
-class TrialRecord:
+class TrialRecord(Record):
     """One trial: the request and, after its end, the result.
 
     Attributes:
@@ -164,24 +133,6 @@ class TrialRecord:
     told_at: str | None
     info: dict[str, Any]
     result: TrialResult | None
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, one entry per attribute."""
-        return {
-            **vars(self),
-            "strategy": dict(self.strategy),
-            "result": None if self.result is None else self.result.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> TrialRecord:
-        """The trial that :meth:`to_json` wrote."""
-        result = fields["result"]
-        converted = {
-            "strategy": Strategy(fields["strategy"]),
-            "result": None if result is None else TrialResult.from_json(result),
-        }
-        return cls(**{**fields, **converted})
 
     def info_number(self, name: str) -> float:
         """The number ``name`` in :attr:`info`; NaN if there is none."""

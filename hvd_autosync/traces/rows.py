@@ -58,7 +58,7 @@ def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
     seen = set()
     for study_id, *key, task in connection.execute(query):
         if tuple(key) not in seen:
-            with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            with contextlib.suppress(ValueError, AutosyncError):
                 yield study_id, Task.from_json(json.loads(task))
                 seen.add(tuple(key))
 
@@ -103,8 +103,9 @@ def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
 
 def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     try:
-        return kind.from_json(with_current_keys(row))
-    except (LookupError, TypeError, ValueError, AttributeError, AutosyncError) as error:
+        fields = {str(name): value for name, value in row.items()}
+        return kind.from_json(with_current_keys(fields))
+    except (ValueError, AutosyncError) as error:
         raise TraceFormatError(
             f"study {row['study_id']} is damaged in the store: {error}",
             hint=f"Delete it (hvd-autosync traces delete {row['study_id']}), "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from hvd_autosync.errors import SpaceError, TraceFormatError
 from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space.records import OrNan, Real, Record
 from hvd_autosync.traces.schema import RUNS
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Record):
     """One run of a recurring job.
 
     Attributes:
@@ -39,10 +39,10 @@ class RunRecord:
     command: tuple[str, ...]
     ended_at: str
     strategy: Strategy
-    share: float
-    metric: float
+    share: Real
+    metric: OrNan
     source: str
-    seconds: float
+    seconds: Real
     samples: int
     status: str
 
@@ -58,16 +58,9 @@ def insert_run(connection: Connection, run: RunRecord) -> int:
     with contextlib.suppress(DBAPIError), connection.begin_nested():
         RUNS.create(connection, checkfirst=True)
     query = select(func.max(RUNS.c.number)).where(RUNS.c.job_key == run.job_key)
-    result: dict[str, Any] = {name: getattr(run, name) for name in _RESULT}
-    if not math.isfinite(run.metric):
-        result["metric"] = None
-    row = {
-        "job_key": run.job_key,
-        "command": list(run.command),
-        "ended_at": run.ended_at,
-        "strategy": dict(run.strategy),
-        "result": result,
-    }
+    row = run.to_json()
+    row["result"] = {name: row.pop(name) for name in _RESULT}
+    del row["number"]
     for tries_left in reversed(range(_TRIES)):
         last = connection.execute(query).scalar()
         number = 0 if last is None else int(last) + 1
@@ -104,25 +97,12 @@ def delete_runs(connection: Connection, job_key: str) -> int:
 
 def _record(row: dict[str, Any]) -> RunRecord:
     try:
-        result = row.pop("result")
-        metric = math.nan if result["metric"] is None else float(result["metric"])
-        share, seconds = float(result["share"]), float(result["seconds"])
-        if not 0 <= share <= 1:
-            raise ValueError(f"share {share}")
-        return RunRecord(
-            row["job_key"],
-            row["number"],
-            tuple(row["command"]),
-            row["ended_at"],
-            Strategy(row["strategy"]),
-            share,
-            metric,
-            str(result["source"]),
-            seconds,
-            int(result["samples"]),
-            str(result["status"]),
-        )
-    except (LookupError, TypeError, ValueError, AttributeError, SpaceError) as error:
+        fields = {str(name): value for name, value in row.items() if name != "result"}
+        run = RunRecord.from_json(RunRecord.known({**fields, **row["result"]}))
+        if not 0 <= run.share <= 1:
+            raise ValueError(f"share {run.share}")
+        return run
+    except (TypeError, ValueError, SpaceError) as error:
         raise TraceFormatError(
             f"run {row['number']} of job {row['job_key']} is damaged in the store: {error!r}",
             hint=f"Delete the job's runs: hvd-autosync recurring {row['job_key']} --forget",

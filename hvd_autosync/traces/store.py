@@ -345,7 +345,7 @@ class TraceStore:
             links = connection.execute(query).scalar()
         try:
             return None if links is None else Links.from_json(links)
-        except (TypeError, ValueError, AttributeError, ArithmeticError):
+        except ValueError:
             return None
 
     @repeated

@@ -16,7 +16,7 @@ EXEMPT = {
     "docs/glossary.md",
     "hvd_autosync/traces/aliases.py",
     "tests/docs/test_glossary.py",
-    "tests/traces/test_checking.py",
+    "tests/traces/test_validity.py",
     "tests/traces/test_rows.py",
 }
 #: Recorded results keep the words of their time.

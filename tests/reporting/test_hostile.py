@@ -32,9 +32,9 @@ from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore, TrialRecord, export_study
-from hvd_autosync.traces.checking import strict_study, strict_trial
 from hvd_autosync.traces.records import DRIFT, FALLBACKS
 from hvd_autosync.traces.runs import RunRecord
+from hvd_autosync.traces.validity import strict_study, strict_trial
 from hvd_autosync.util.printable import printable_output
 
 #: Unicode's controls, formats and separators of lines and paragraphs, then a line.

@@ -8,7 +8,7 @@ import pytest
 
 from hvd_autosync.search_space import FloatKnob, SearchSpace, Strategy
 from hvd_autosync.traces import StudyRecord, TraceStore
-from hvd_autosync.traces.checking import strict_study, strict_trial
+from hvd_autosync.traces.validity import strict_study, strict_trial
 
 
 def _plain(record: Any) -> dict[str, Any]:
