@@ -1,13 +1,17 @@
-"""Which knobs the arguments of ``DistributedOptimizer`` fix."""
+"""Arguments of ``DistributedOptimizer``: which are possible, and which knobs they fix."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Average, Sum, global_process_set
+from horovod.torch.mpi_ops import Average, Sum, global_process_set, rocm_built
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.catalogue import REGISTRY
+from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
 
 #: The knobs that decide how and when gradients are exchanged.
 EXCHANGE_KNOBS = frozenset(spec.name for spec in REGISTRY if not spec.at_launch)
@@ -35,3 +39,24 @@ def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:
     if decided:
         return EXCHANGE_KNOBS
     return _SCHEDULE_KNOBS if arguments["op"] == Sum else frozenset()
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Make the checks of Horovod's ``DistributedOptimizer``, for classes that are not its own.
+
+    Raises:
+        ConfigurationError: The job is elastic.
+        ValueError: As of ``horovod.torch.DistributedOptimizer``.
+    """
+    if os.environ.get(ELASTIC_VARIABLE) == "1":
+        raise ConfigurationError(
+            "an elastic job cannot run under a strategy with exchange, schedule or protocol knobs",
+            hint="Run it with a fixed number of ranks, or without a strategy.",
+        )
+    if arguments["gradient_predivide_factor"] != 1.0:
+        if rocm_built():
+            raise ValueError("gradient_predivide_factor not supported yet with ROCm")
+        if arguments["op"] != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if arguments["backward_passes_per_step"] <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")

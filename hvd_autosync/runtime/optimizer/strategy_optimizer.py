@@ -9,7 +9,6 @@ same). No feature is here: this is the adapter between Horovod's class and ours.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,17 +17,17 @@ from typing import Any
 
 import torch
 from horovod.torch import optimizer as horovod_optimizer
-from horovod.torch.mpi_ops import Average, rocm_built
+from horovod.torch.mpi_ops import Average
 from torch.optim import optimizer as torch_optimizer
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state.group_swap import own_class
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
-from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
@@ -56,7 +55,7 @@ def make_strategy_optimizer(
         SpaceError: The plan does not fit the parameters or the job.
         ValueError: As of ``horovod.torch.DistributedOptimizer``.
     """
-    _check(arguments)
+    check_arguments(arguments)
     base = type(optimizer)
     methods = dict(vars(_horovods_class)) | {
         "_register_hooks": _register_hooks,
@@ -85,22 +84,6 @@ def make_strategy_optimizer(
 def switch_plan(optimizer: Any, plan: ExchangePlan, classes: Classes) -> None:
     """Exchange gradients by another plan, as :func:`switch` does."""
     switch(optimizer, SyncPlan(plan, classes))
-
-
-def _check(arguments: Mapping[str, Any]) -> None:
-    """Make the checks of ``DistributedOptimizer`` itself, whose class is created here."""
-    if os.environ.get(ELASTIC_VARIABLE) == "1":
-        raise ConfigurationError(
-            "an elastic job cannot run under a strategy with exchange, schedule or protocol knobs",
-            hint="Run it with a fixed number of ranks, or without a strategy.",
-        )
-    if arguments["gradient_predivide_factor"] != 1.0:
-        if rocm_built():
-            raise ValueError("gradient_predivide_factor not supported yet with ROCm")
-        if arguments["op"] != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if arguments["backward_passes_per_step"] <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
 
 
 # Horovod's class has no type, and this one is made at run time: ``self`` is Any.
