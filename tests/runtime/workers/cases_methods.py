@@ -30,6 +30,7 @@ from common import (
     wrap,
 )
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime import current
@@ -55,7 +56,7 @@ EXACT = {
     "rounds later": SyncPlan(PLANS["ordered"], CLASSES, Schedule(4, start=10**6)),
     "SSP(0)": SyncPlan(classes=CLASSES, protocol=Protocol("ssp", 0)),
     "SSP(0) first": SyncPlan(
-        PLANS["slices"], CLASSES, None, Protocol("ssp", 0, 0.5, async_first=True, total=40)
+        PLANS["slices"], CLASSES, None, Protocol("ssp", 0, 0.5, async_first=True, total=800)
     ),
     "BSP first": SyncPlan(
         classes=CLASSES, protocol=Protocol("ssp", 0, 0.5, total=10**9, stragglers="greedy")
@@ -72,10 +73,10 @@ LOSSY = {
 
 
 def epochs():
-    """Numbers of steps, in epochs of a loader."""
+    """Numbers of steps, in epochs of a loader that counts samples: one of each rank in a step."""
     first = 0
     while True:
-        for number in loader(EPOCH):
+        for number in DataLoader(range(EPOCH), batch_size=1):
             yield first + int(number)
         first += EPOCH
 
@@ -301,7 +302,7 @@ def case_samples_count_on_under_another_plan():
         optimizer = wrap(OURS, model)
     ran = []
     for number in range(3):
-        for numbers in torch.utils.data.DataLoader(range(40), batch_size=4):
+        for numbers in DataLoader(range(40), batch_size=4):
             if len(ran) == 5:
                 switch(optimizer, SyncPlan(ExchangePlan(buckets=2)))
             if len(ran) == 13:
