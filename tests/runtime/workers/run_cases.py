@@ -60,7 +60,7 @@ def main(folder: str, *names: str) -> None:
     torch.set_num_threads(1)
     wait_asleep()
     # Sets that may be added later hold up who starts operations: not where time matters.
-    if modules & {"cases_messages", "cases_protocols", "cases_stragglers"}:
+    if modules & {"cases_messages", "cases_methods", "cases_protocols", "cases_stragglers"}:
         prepare_messaging()
         hvd.init()
     elif "cases_two_levels" in modules:
