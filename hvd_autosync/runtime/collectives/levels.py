@@ -99,11 +99,23 @@ def two_levels() -> Levels:
             hint="Use it with several hosts that have the same number of slots, two or more.",
         )
     # Every rank adds all sets, in the same order.
-    sets: Mapping[_Key, ProcessSet] = _MADE or {
-        key: add_process_set(ranks) for key, ranks in _members(_places()).items()
-    }
+    try:
+        sets: Mapping[_Key, ProcessSet] = _MADE or {
+            key: add_process_set(ranks) for key, ranks in _members(_places()).items()
+        }
+    except ValueError as error:  # it was initialized without dynamic process sets
+        raise SpaceError(
+            f"this job has no process sets for the exchange 'hierarchical': {error}",
+            hint=f"Set {PROCESS_SETS_VARIABLE}=1 for the job.",
+        ) from None
     host, slot = cross_rank(), local_rank()
     return Levels(sets["within", host], sets["across", slot])
+
+
+def allow_levels() -> None:
+    """Let :func:`prepare_levels` create process sets in a job that may need them later."""
+    if _places_from_environment(os.environ) is not None:
+        os.environ.setdefault(PROCESS_SETS_VARIABLE, OURS_ALONE)
 
 
 def _places_from_environment(environment: Mapping[str, str]) -> list[tuple[int, int]] | None:

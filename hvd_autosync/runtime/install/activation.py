@@ -45,9 +45,7 @@ def activate(spec: TrialSpec, sender: Sender | None = None) -> None:
     current.sync_plan = plan = sync_plan(spec.strategy, spec.classes)
     _set_threads(spec.strategy)
     current.loss_prediction, current.driver_folder = spec.loss_prediction, spec.driver_folder
-    # Scripts may also import it from its defining module.
-    patches.install("strategy optimizer", lambda _: DistributedOptimizer)
-    patches.install("optimizer broadcast", lambda _: broadcast_optimizer_state)
+    replace_optimizer()
     if plan is not None and plan.exchange.two_levels:
         from hvd_autosync.runtime.collectives.levels import prepare_levels  # few strategies need it
 
@@ -83,8 +81,14 @@ def activate(spec: TrialSpec, sender: Sender | None = None) -> None:
     current.run = run = TrialRun(spec, sender)
     current.losses = run.recorder.losses
     os.register_at_fork(after_in_child=current.forget_run)
-    watch_backward(current.losses, lambda: run.profiler)
+    watch_backward(current.losses, lambda: run.profiling.profiler)
     collectives().wrap_join(lambda join: leaving_join(join, run))
+
+
+def replace_optimizer() -> None:
+    """Replace Horovod's optimizer by ours."""
+    patches.install("strategy optimizer", lambda _: DistributedOptimizer)
+    patches.install("optimizer broadcast", lambda _: broadcast_optimizer_state)
 
 
 def _set_threads(strategy: Mapping[str, Value]) -> None:

@@ -16,7 +16,7 @@ from horovod.torch.mpi_ops import allgather, local_rank, local_size, rank
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import tell_all
-from hvd_autosync.runtime.trial.trial_run import device_name
+from hvd_autosync.runtime.trial.profiling import device_name
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy_file import read_strategy

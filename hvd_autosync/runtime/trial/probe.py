@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from time import perf_counter
 from typing import NoReturn
 
 import numpy as np
 import torch
 
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.operations import (
     Max,
+    ProcessSet,
     Sum,
-    allreduce,
+    all_ranks,
     allreduce_async_,
+    cross_rank,
     init,
     local_rank,
     rank,
@@ -63,7 +68,7 @@ def measure(key: str) -> NoReturn:
     device = _device()
     hello = {"type": "hello", "host": socket.gethostname(), "device": device.type}
     sender.send(lambda: hello)
-    link = measure_link(device)
+    link = measure_link(device, all_ranks())
     if rank() == 0:
         sender.send(lambda: {"type": "link", **vars(link)})
     end = {"type": "end", "cause": "probe", "peak_memory_bytes": peak_memory_bytes()}
@@ -71,27 +76,51 @@ def measure(key: str) -> NoReturn:
     leave()
 
 
-def measure_link(device: torch.device) -> Link:
-    """Time allreduces among all ranks; a collective.
+def probe_in_place(hosts: Sequence[tuple[str, int]]) -> Link | None:
+    """Measure a link in a running job, between two of its steps; a collective.
+
+    Args:
+        hosts: Names of the hosts that take part, and how many of their ranks: all ranks of the
+            job, those of its first host, or one on each host.
+
+    Returns:
+        The link on rank 0; ``None`` on ranks that take no part, and where the job has no process
+        set of these ranks.
+    """
+    group = all_ranks()
+    if sum(slots for _, slots in hosts) < size():
+        try:
+            levels = two_levels()
+        except SpaceError:
+            return None
+        group = levels.within if len(hosts) == 1 else levels.across
+        if (cross_rank() if len(hosts) == 1 else local_rank()) != 0:
+            return None
+    return measure_link(_device(), group)
+
+
+def measure_link(device: torch.device, group: ProcessSet) -> Link:
+    """Time allreduces among ranks; a collective.
 
     Ranks agree on where to stop, because all must issue the same collectives. The messages are
     reduced one at a time, as :class:`Link` defines it.
 
     Args:
         device: The device of the gradients.
+        group: Process set of the ranks.
     """
     seconds: dict[int, float] = {}
     for count_bytes in _SIZES:
         buffer = torch.zeros(count_bytes // 4, device=device)
         # The first use of a name takes longer: Horovod has not cached its response yet.
-        first = _most(_reduce(buffer))
+        first = _most(_reduce(buffer, group), group)
         count = min(max(int(_EACH_S / first), _LEAST), _MOST)
-        samples = [_reduce(buffer) for _ in range(count)]
+        samples = [_reduce(buffer, group) for _ in range(count)]
         seconds[count_bytes] = float(np.quantile(samples, _QUANTILE))
         enough_s = _TELLING_S if count_bytes >= _TELLING_BYTES else _LONGEST_S
-        if len(seconds) > 1 and _most(seconds[count_bytes]) > enough_s:
+        if len(seconds) > 1 and _most(seconds[count_bytes], group) > enough_s:
             break
-    return fit_link(size(), seconds)
+    return fit_link(group.size(), seconds)
 
 
 def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
@@ -114,18 +143,21 @@ def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
     return Link(ranks, max(seconds[small] - small / bandwidth, 0.0), bandwidth)
 
 
-def _reduce(buffer: torch.Tensor) -> float:
+def _reduce(buffer: torch.Tensor, group: ProcessSet) -> float:
     begin = perf_counter()
-    synchronize(allreduce_async_(buffer, name=f"hvd_autosync.probe.{buffer.numel()}", op=Sum))
+    name = f"hvd_autosync.probe.{buffer.numel()}"
+    synchronize(allreduce_async_(buffer, name=name, op=Sum, process_set=group))
     if buffer.is_cuda:
         torch.cuda.synchronize(buffer.device)
     return perf_counter() - begin
 
 
-def _most(value: float) -> float:
-    """The largest ``value`` of any rank, on every rank."""
+def _most(value: float, group: ProcessSet) -> float:
+    """The largest ``value`` of any rank of the group, on every one."""
     own = torch.tensor([value], dtype=torch.float64)
-    return float(allreduce(own, name="hvd_autosync.probe.most", op=Max).item())
+    name = "hvd_autosync.probe.most"
+    synchronize(allreduce_async_(own, name=name, op=Max, process_set=group))
+    return float(own.item())
 
 
 def _device() -> torch.device:

@@ -17,24 +17,25 @@ import socket
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.agreement import agree_steps, same_by_sums
+from hvd_autosync.runtime.collectives.agreement import agree_steps
 from hvd_autosync.runtime.collectives.operations import local_size, rank
 from hvd_autosync.runtime.driver.sender import Sender
-from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.measure.recorder import Recorder
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.trial import ending
+from hvd_autosync.runtime.trial.profiling import (
+    Profiling,
+    device_name,
+    gradient_device,
+    wait_for_device,
+)
 from hvd_autosync.search_space.families.transport import THREADS_PER_RANK
 from hvd_autosync.search_space.trial import TrialSpec
-
-if TYPE_CHECKING:
-    from hvd_autosync.runtime.measure.profiler import Profiler
-    from hvd_autosync.runtime.patches.factor_meter import FactorMeter
 
 #: Measured steps between two votes on pruning the trial.
 _VOTE_EVERY = 8
@@ -51,15 +52,12 @@ class TrialRun:
 
     Attributes:
         recorder: Records the steps.
-        profiler: Set while the model is profiled.
+        profiling: Profiles the model.
     """
 
     def __init__(self, spec: TrialSpec, sender: Sender) -> None:
         self.recorder = Recorder()
-        self.profiler: Profiler | None = None
-        self._factor_meter: FactorMeter | None = None
-        #: Whether all ranks are known to multiply alike.
-        self._alike = False
+        self.profiling = Profiling()
         self._spec = spec
         self._sender = sender
         # Weak, so that optimizers that the script drops are collected.
@@ -119,12 +117,9 @@ class TrialRun:
         recorder = self.recorder
         self._steps = steps = self._steps + 1
         if steps == self._spec.warmup_steps or steps == self._last_step:
-            _wait_for_device()
+            wait_for_device()
         recorder.end_step()
-        if self.profiler is not None:
-            self.profiler.step_ends()
-        if self._factor_meter is not None:
-            self._factor_meter.step_ends()
+        self.profiling.step_ends()
         due = self._due.get(steps)
         if due is not None:
             for action in due:
@@ -153,7 +148,7 @@ class TrialRun:
     def _begin(self) -> None:
         self._begun = True
         self._sender.start(rank(), lambda: self.recorder.take_news(wait_for_device=False))
-        device = device_name(self._device())
+        device = device_name(gradient_device(self._living()))
         hello: dict[str, Any] = {"type": "hello", "host": socket.gethostname(), "device": device}
         hello["cores"] = len(os.sched_getaffinity(0)) // local_size()
         if current.began_at is not None:
@@ -166,25 +161,15 @@ class TrialRun:
 
     def _begin_profile(self) -> None:
         if rank() == 0:
-            from hvd_autosync.runtime.measure.profiler import (
-                Profiler,  # one trial of a study needs it
-            )
-            from hvd_autosync.runtime.patches.factor_meter import FactorMeter
-
-            self.profiler = Profiler(self._living())
-            self._factor_meter = FactorMeter(self.profiler.parameters)
+            self.profiling.begin(self._living())
 
     def _compare_arithmetic(self) -> None:
-        self._alike = same_by_sums(arithmetic(self._device()), "trial.arithmetic")
+        self.profiling.compare_arithmetic(gradient_device(self._living()))
 
     def _end_profile(self) -> None:
-        if self.profiler is None or self._factor_meter is None:
+        profile = self.profiling.end()
+        if profile is None:
             return
-        self._factor_meter.close()
-        factor_bytes = self._factor_meter.factor_bytes
-        # Where ranks multiply differently, products of factors would make replicas differ.
-        profile = self.profiler.finish(factor_bytes if self._alike else {})
-        self.profiler = self._factor_meter = None
         owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
         if torch.get_num_threads() != self._threads:
             owned |= {THREADS_PER_RANK.name}
@@ -228,23 +213,3 @@ class TrialRun:
     def _living(self) -> list[Any]:
         """The optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
-
-    def _device(self) -> torch.device:
-        """The device of the gradients."""
-        for optimizer in self._living():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    device: torch.device = parameter.device
-                    return device
-        return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-
-
-def device_name(device: torch.device) -> str:
-    """Name of a device in the trace: ``cpu``, or the name of the GPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _wait_for_device() -> None:
-    """Wait for work that was queued on an accelerator, so that the clock includes it."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()

@@ -90,13 +90,13 @@ def case_profile():
     unused = nn.Linear(2, 2)
     both = nn.ModuleList([model, unused])
     distributed = wrap(OURS, both)
-    profiler = RUN.profiler = Profiler([distributed])
+    profiler = RUN.profiling.profiler = Profiler([distributed])
     for step in range(3):
         distributed.zero_grad()
         model(batch(step)).pow(2).mean().backward()
         distributed.step()
         profiler.step_ends()
-    RUN.profiler = None
+    RUN.profiling.profiler = None
     profile = profiler.finish()
     orders = {p.name: p.ready_order for p in profile.parameters}
     assert orders["0.0.weight"] == orders["1.weight"] == -1, orders
