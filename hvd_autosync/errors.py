@@ -60,6 +60,10 @@ class ShortJobError(DefaultTrialError):
     """The job works, but the job or the minutes of its tuning are too short to tune it."""
 
 
+class LiveTuningError(AutosyncError):
+    """A running training has ended, or cannot be tuned in its own steps."""
+
+
 class TrialFilesError(AutosyncError):
     """A trial changed a file that cannot be restored, so the training must not start from it."""
 

@@ -29,6 +29,8 @@ TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 #: Variables with a process's rank, of Horovod's launcher and of MPI.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+#: Beginnings of the names of variables that Open MPI and other process managers set for a rank.
+_PREFIXES_OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL")
 #: Variables of a rank under Gloo (``horovod/runner/gloo_run.py``): its rank, its network interface,
 #: and the rendezvous address.
 OWN_RANK, OWN_INTERFACE = "HOROVOD_RANK", "HOROVOD_GLOO_IFACE"
@@ -57,12 +59,38 @@ KEPT_BY_HOROVOD = {
 CHANGEABLE = tuple(each.name for _, each in REGISTRY.variables.values() if each.reread)
 
 
+def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without those by which a launcher makes a process a rank of its job."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in PLACE_VARIABLES and not name.startswith(_PREFIXES_OF_MPI)
+    }
+
+
 def launched_by_mpi(environment: Mapping[str, str]) -> bool:
     """Return whether a process with these variables is a rank of a job under MPI.
 
     Under Gloo, Horovod's launcher sets its own variable, even if it runs inside a rank of MPI.
     """
     return OWN_RANK not in environment and any(name in environment for name in RANK_VARIABLES)
+
+
+#: Variables that live tuning changes. Not the fusion threshold: the buckets of a plan take its
+#: place. Nor the cycle time: once it was set, Horovod's fusion threshold is 1 MiB after each
+#: further initialization (:mod:`hvd_autosync.runtime.collectives.reinitialize`).
+LIVE_VARIABLES = tuple(v for v in CHANGEABLE if v not in (FUSION_VARIABLE, CYCLE_VARIABLE))
+
+
+def launch_knobs(*, reinitializes: bool) -> frozenset[str]:
+    """Return the knobs that live tuning cannot change.
+
+    Args:
+        reinitializes: Whether the job can initialize Horovod again.
+    """
+    live = LIVE_VARIABLES if reinitializes else ()
+    changed = {name for name, (_, each) in REGISTRY.variables.items() if each.name in live}
+    return frozenset(spec.name for spec in REGISTRY if spec.at_launch) - changed
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_autosync.runtime.live.live_tuning import LiveTuning
     from hvd_autosync.runtime.measure.drift import DriftWatch
     from hvd_autosync.runtime.measure.losses import Losses
     from hvd_autosync.runtime.trial.run_summary import RunSummary
@@ -21,6 +22,8 @@ began_at: float | None = None
 trial = False
 #: The trial that is measured; ``None`` in the real training and outside of our jobs.
 run: TrialRun | None = None
+#: Tunes the training in its own steps.
+live: LiveTuning | None = None
 #: Watches the steps of a real training that was tuned.
 watch: DriftWatch | None = None
 #: Summary of a run of a recurring job.
@@ -46,6 +49,8 @@ def waited(seconds: float) -> None:
     """Add seconds of the current step that were spent waiting for other ranks."""
     if run is not None:
         run.recorder.blocked += seconds
+    if live is not None:
+        live.waited(seconds)
     if watch is not None:
         watch.waited(seconds)
 
@@ -58,6 +63,8 @@ def mark_step() -> None:
     """
     if run is not None:
         run.mark()
+    if live is not None:
+        live.mark()
     if watch is not None:
         watch.mark()
     if run_summary is not None:
@@ -109,5 +116,5 @@ def outcome(metric: Any) -> None:
 
 def forget_run() -> None:
     """Leave the job; called in forked children, such as data loaders."""
-    global run, watch, run_summary
-    run = watch = run_summary = None
+    global run, live, watch, run_summary
+    run = live = watch = run_summary = None

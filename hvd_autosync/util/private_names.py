@@ -244,6 +244,7 @@ PRIVATE_NAMES = (
         "_should_synchronize _synchronized load_state_dict step zero_grad",
         (
             "runtime/exchange/deferred_update.py",
+            "runtime/live/attach.py",
             "runtime/measure/profiler.py",
             "runtime/optimizer/strategy_optimizer.py",
             "runtime/sync/no_barrier.py",

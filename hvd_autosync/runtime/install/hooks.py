@@ -67,3 +67,16 @@ def _count_layers(_: ModuleType) -> None:
     from hvd_autosync.runtime.state.normalization import count_layers
 
     count_layers()
+
+
+def install_live() -> None:
+    """Tune the training of this rank in its own steps, once ``horovod.torch`` is imported."""
+    if os.environ.get(LOG_VARIABLE):
+        _start_log()
+
+    def activate(module: ModuleType) -> None:
+        from hvd_autosync.runtime.install import live_activation
+
+        live_activation.activate_live()
+
+    when_imported("horovod.torch", activate)

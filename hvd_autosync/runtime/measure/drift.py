@@ -75,6 +75,7 @@ class DriftWatch:
         round_steps: Steps of a round of local steps; the time of a step is the mean over one.
         clock: Returns seconds.
         window_s: Shortest window, seconds.
+        on_drift: Called on rank 0 with the report.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class DriftWatch:
         round_steps: int = 1,
         clock: Callable[[], float] = perf_counter,
         window_s: float = _WINDOW_S,
+        on_drift: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._on_drift = on_drift
         self._expected_s, self._folder, self._round_steps = expected_s, folder, round_steps
         self._clock, self._window_s = clock, window_s
         self._classifier = StepClassifier()
@@ -150,5 +153,6 @@ class DriftWatch:
                 "slowly, another job may use the network"
             )
             print_line(text)
+            self._on_drift(text)
             with contextlib.suppress(OSError):  # the driver may be on another host
                 Path(self._folder, DRIFT_FILE).write_text(text)

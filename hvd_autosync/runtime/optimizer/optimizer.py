@@ -83,11 +83,12 @@ def distribute(
         from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 
         distributed = make_strategy_optimizer(optimizer, named_parameters, plan, arguments)
-    if current.run is not None or current.watch is not None or current.run_summary is not None:
+    if any(each is not None for each in _watchers()):
         adasum = arguments["op"] == Adasum and size() > 1
         _add_timing(type(distributed), adasum=adasum)
-    if current.run is not None:
-        current.run.optimizer_created(distributed, owned)
+    for each in (current.run, current.live):
+        if each is not None:
+            each.optimizer_created(distributed, owned)
     return distributed
 
 
@@ -153,8 +154,13 @@ def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> An
     return result
 
 
+def _watchers() -> tuple[Any, ...]:
+    """What is told about every step, where it is there."""
+    return current.run, current.live, current.watch, current.run_summary
+
+
 def _stepped(optimizer: Any) -> None:
-    for watcher in (current.run, current.watch, current.run_summary):
+    for watcher in _watchers():
         if watcher is not None:
             watcher.optimizer_stepped(optimizer)
 

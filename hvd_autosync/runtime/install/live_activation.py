@@ -1,0 +1,60 @@
+"""Activates live tuning right after ``horovod.torch`` was imported in a rank."""
+
+from __future__ import annotations
+
+import os
+
+from hvd_autosync import extensions
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.initialization import record_initialization
+from hvd_autosync.runtime.collectives.levels import allow_levels, prepare_levels
+from hvd_autosync.runtime.install.activation import replace_optimizer
+from hvd_autosync.runtime.live.helper import Helper
+from hvd_autosync.runtime.live.live_tuning import LiveTuning
+from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.search_space.horovod_settings import (
+    AUTOTUNE_VARIABLE,
+    ELASTIC_VARIABLE,
+    RANK_VARIABLES,
+)
+from hvd_autosync.search_space.sync_plan import SyncPlan
+from hvd_autosync.util.print_line import print_line
+from hvd_autosync.util.variables import LIVE_VARIABLE
+
+
+def activate_live() -> None:
+    """Let the training that begins be tuned; on rank 0, start the helper process."""
+    # Processes that the script starts are no ranks.
+    if os.environ.pop(LIVE_VARIABLE, "0") in ("", "0"):
+        return
+    first = next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "") == "0"
+    reason = _why_not()
+    helper = None
+    if first and not reason:
+        try:
+            helper = Helper.start()
+        except OSError as error:
+            # The other ranks have no word of it yet; they learn it at the first boundary.
+            print_line(f"the process that tunes cannot be started: {error}")
+    if reason:
+        if first:
+            print_line(f"this training is not tuned: {reason}")
+        return
+    extensions.load()
+    record_initialization()
+    current.sync_plan = SyncPlan()
+    replace_optimizer()
+    allow_levels()
+    prepare_levels()
+    current.live = live = LiveTuning(helper)
+    os.register_at_fork(after_in_child=current.forget_run)
+    watch_backward(live.losses, lambda: live.profiling.profiler)
+
+
+def _why_not() -> str:
+    """Why no rank of this job can be tuned; empty if they can."""
+    if os.environ.get(ELASTIC_VARIABLE) == "1":
+        return "elastic jobs change their ranks"
+    if os.environ.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):
+        return f"{AUTOTUNE_VARIABLE} is set: Horovod's own tuner would change what is measured"
+    return ""

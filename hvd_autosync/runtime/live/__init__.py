@@ -1,0 +1,1 @@
+"""Live trials: stretches of the running training, each under one strategy, in its own steps."""

@@ -1,0 +1,112 @@
+"""Attaches a strategy to the optimizers of a running training, between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.agreement import agree_any
+from hvd_autosync.runtime.collectives.reinitialize import reinitialize
+from hvd_autosync.runtime.sync.synchronizer import Synchronizer
+from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+from hvd_autosync.search_space.horovod_settings import LIVE_VARIABLES, horovod_settings
+from hvd_autosync.search_space.strategy import Strategy
+from hvd_autosync.search_space.sync_plan import SyncPlan, sync_plan
+
+#: So many times the bytes of all gradients a strategy may need: buckets, and what is received.
+_COPIES = 2
+
+
+class Attacher:
+    """Attaches strategies; the job's own values of Horovod's variables are those at its creation.
+
+    Attributes:
+        variables: Horovod's variables that strategies change, as they are set now.
+    """
+
+    def __init__(self) -> None:
+        self._own = {name: os.environ.get(name) for name in LIVE_VARIABLES}
+        self.variables = dict(self._own)
+
+    def attach(self, optimizers: Sequence[Any], strategy: Strategy, classes: Classes) -> None:
+        """Synchronize by ``strategy`` from the next step on; a collective.
+
+        Args:
+            optimizers: Strategy optimizers, in the order of their creation.
+            strategy: An exact strategy.
+            classes: Which parameters are in which class of its plan.
+
+        Raises:
+            NotNowError: Operations are under way on some rank, or a step has begun.
+            ConfigurationError: The strategy does not fit the parameters, the job or some rank's
+                memory.
+            CannotReinitializeError: It needs other variables, which this job cannot change.
+        """
+        plan = sync_plan(strategy, classes) or SyncPlan()
+        if plan.exchange != ExchangePlan():
+            _check_memory(optimizers)
+        settings = dict(horovod_settings(strategy).environment)
+        wanted = {name: settings.get(name, own) for name, own in self._own.items()}
+        if wanted != self.variables:
+            reinitialize({n: v for n, v in wanted.items() if v != self.variables[n]})
+            self.variables = wanted
+        for optimizer in optimizers:
+            optimizer._sync.switch(plan)
+
+
+def _check_memory(optimizers: Sequence[Any]) -> None:
+    """Check that all ranks have memory for buckets beside the gradients; a collective."""
+    gradients = [p for each in optimizers for p in each._requires_update]
+    needed = _COPIES * sum(p.numel() * p.element_size() for p in gradients)
+    free = min((_free_bytes(device) for device in {p.device for p in gradients}), default=needed)
+    if any(agree_any([free < needed], "live.memory")):
+        raise SpaceError(
+            f"buckets and codes may need {needed >> 20} MiB beside the gradients, which some rank "
+            "does not have",
+            hint="Tune with --autosync-mode launched.",
+        )
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free memory of a device, bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as lines:
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def switchable(optimizers: Sequence[Any]) -> list[Any]:
+    """Those of a script's wrapped optimizers whose synchronization can change."""
+    return [each for each in optimizers if isinstance(getattr(each, "_sync", None), Synchronizer)]
+
+
+def has_begun(optimizer: Any) -> bool:
+    """Whether gradients of the next step have been computed, on this rank."""
+    delays = optimizer._allreduce_delay.values()
+    return any(delay < optimizer.backward_passes_per_step for delay in delays)
+
+
+def not_switchable(optimizers: Sequence[Any]) -> str:
+    """Why strategies cannot change in this training; empty if they can.
+
+    Args:
+        optimizers: The wrapped optimizers of the script.
+    """
+    if not optimizers:
+        return (
+            "the script reduces gradients without hvd.DistributedOptimizer, and how it does that "
+            "cannot change while it runs; tune it with --autosync-mode launched"
+        )
+    if not switchable(optimizers):
+        return (
+            "the arguments of the script's DistributedOptimizer say how gradients are exchanged; "
+            "tune it with --autosync-mode launched"
+        )
+    return ""

@@ -1,0 +1,110 @@
+"""The helper process of rank 0, in which the study runs, and the pipe to it.
+
+The helper proposes strategies and keeps the store. Ranks import nothing of that. It is started
+before the script initializes Horovod, without the launcher's variables, so that it is no rank. Its
+messages are lines of JSON on its standard input and output; nobody else can open these, so there is
+no port and no secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeAlias
+
+from hvd_autosync.search_space.horovod_settings import without_rank
+from hvd_autosync.util.program import run_main
+from hvd_autosync.util.variables import LIVE_VARIABLE
+
+#: Values of JSON by name; ``"type"`` says what it is.
+Message: TypeAlias = dict[str, Any]
+#: What a rank gets in place of a message once the helper has ended.
+LOST: Message = {"type": "lost"}
+#: Longest wait for the helper to take the last message, seconds.
+_CLOSE_S = 1.0
+#: The helper computes at this priority, the lowest.
+_NICE = 19
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Helper:
+    """A started helper. No method waits for it.
+
+    Args:
+        process: Its process, with pipes.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._received: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._to_send: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._writer = _start(self._write, process.stdin)
+        _start(self._read, process.stdout)
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str] = os.environ) -> Helper:
+        """Start the helper process.
+
+        Args:
+            environment: The environment of rank 0.
+
+        Raises:
+            OSError: The process cannot be started.
+        """
+        own = without_rank(environment)
+        own.pop(LIVE_VARIABLE, None)
+        own |= dict.fromkeys(_ONE_THREAD, "1") | {"CUDA_VISIBLE_DEVICES": ""}
+        process = subprocess.Popen(
+            ["nice", "-n", str(_NICE), *run_main("hvd_autosync.commands.live_study")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=own,
+            # Signals of the terminal are the job's; the helper ends with its standard input.
+            start_new_session=True,
+        )
+        return cls(process)
+
+    def send(self, message: Message) -> None:
+        """Queue a message for the helper."""
+        self._to_send.put(message)
+
+    def next(self) -> Message | None:
+        """The next message from the helper, ``LOST`` after its end; ``None``: none yet."""
+        try:
+            return self._received.get_nowait()
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Let the helper end, once it has received what was sent; waits for that a moment."""
+        self._to_send.put(None)
+        self._writer.join(_CLOSE_S)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in stream:
+                self._received.put(json.loads(line))
+        self._process.wait()
+        self._received.put(LOST)
+
+    def _write(self, stream: IO[bytes]) -> None:
+        with contextlib.suppress(OSError):  # it has ended; _read notices
+            while (message := self._to_send.get()) is not None:
+                stream.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+                stream.flush()
+        with contextlib.suppress(OSError):
+            stream.close()
+
+
+def _start(target: Callable[[IO[bytes]], None], stream: IO[bytes]) -> threading.Thread:
+    thread = threading.Thread(
+        target=target, args=(stream,), name="hvd-autosync-helper", daemon=True
+    )
+    thread.start()
+    return thread

@@ -1,0 +1,160 @@
+"""One live trial: some steps of the training, measured in place."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from hvd_autosync.runtime.collectives.agreement import gather_bytes
+from hvd_autosync.runtime.collectives.operations import rank
+from hvd_autosync.runtime.measure.recorder import Recorder
+from hvd_autosync.runtime.trial.ending import peak_memory_bytes, should_prune
+from hvd_autosync.runtime.trial.profiling import wait_for_device
+from hvd_autosync.search_space.trial import (
+    MIN_MEASURED_STEPS,
+    RankReport,
+    StepTime,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+    enough_steps,
+)
+
+#: Steps between two looks at what is measured.
+_LOOK_EVERY = 8
+#: A step time is clear if so many steps give it with a standard error of at most this share.
+_CLEAR_STEPS, _CLEAR = 10, 0.01
+
+
+class LiveTrial:
+    """The steps of one trial on this rank.
+
+    Args:
+        spec: The trial. Its strategy is attached already.
+        began: Clock reading before the strategy was attached.
+    """
+
+    def __init__(self, spec: TrialSpec, began: float) -> None:
+        self.spec = spec
+        self.recorder = Recorder()
+        self._began, self._setup_s = began, math.nan
+        self._last = spec.warmup_steps + spec.measured_steps
+        #: Indices of steps that are unlike the others.
+        self._untypical: set[int] = set()
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return len(self.recorder.step_s)
+
+    @property
+    def measured(self) -> Sequence[float]:
+        """This rank's measured steps, seconds, without untypical ones."""
+        warmup = self.spec.warmup_steps
+        return _typical(self.recorder.step_s, self._untypical, warmup)[warmup:]
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps were made; a trial that lacks typical ones goes on for as many more."""
+        enough = len(self.measured) >= MIN_MEASURED_STEPS
+        return self.steps >= (self._last if enough else 2 * self._last)
+
+    def next_boundary(self) -> int:
+        """Steps until the trial needs a boundary."""
+        if self.steps < self.spec.warmup_steps:
+            return self.spec.warmup_steps - self.steps
+        return max(min(_LOOK_EVERY, self._last - self.steps), 1)
+
+    def end_step(self, *, typical: bool) -> None:
+        """End the current step.
+
+        Args:
+            typical: Whether it is like the others: no evaluation, no checkpoint, no new epoch.
+        """
+        if self.steps + 1 in (self.spec.warmup_steps, self._last):
+            wait_for_device()
+        self.recorder.end_step()
+        if not typical:
+            self._untypical.add(self.steps - 1)
+        if self.steps == 1:
+            self._setup_s = perf_counter() - self._began
+
+    def slow(self) -> bool:
+        """Whether this rank's steps exclude that the strategy is among the best."""
+        return should_prune(self.measured, self.spec.prune_above_s)
+
+    def clear(self) -> bool:
+        """Whether the step time is known well enough, or steps are so long that these suffice."""
+        steps = self.measured
+        if len(steps) < _CLEAR_STEPS:
+            return False
+        time_s = StepTime.from_steps(steps)
+        if self.spec.adaptive_steps and len(steps) >= enough_steps(
+            time_s.mean_s, self.spec.measured_steps
+        ):
+            return True
+        return not self.spec.profile and time_s.standard_error_s <= _CLEAR * time_s.mean_s
+
+    def skipped(self, steps: int) -> None:
+        """This rank has waited in ``join()`` while others made steps, which are untypical.
+
+        Args:
+            steps: How many more steps the others have made.
+        """
+        for _ in range(steps):
+            self.recorder.step_s.append(0.0)
+            self.recorder.blocked_s.append(0.0)
+            self._untypical.add(self.steps - 1)
+
+    def mark_untypical(self, steps: int) -> None:
+        """Mark the last ``steps`` as untypical."""
+        self._untypical |= set(range(max(self.steps - steps, 0), self.steps))
+
+    def result(self, status: TrialStatus, reason: str, **fields: Any) -> TrialResult | None:
+        """Gather the measurements of all ranks, on rank 0; a collective.
+
+        Args:
+            status: How the trial ended.
+            reason: Why.
+            fields: Further fields of the result.
+        """
+        own = [socket.gethostname(), *self._report(), sorted(self._untypical), peak_memory_bytes()]
+        reports = [json.loads(each) for each in gather_bytes(json.dumps(own).encode(), "live.end")]
+        if rank() != 0:
+            return None
+        untypical = {index for report in reports for index in report[3]}
+        ranks = tuple(
+            RankReport(
+                place,
+                host,
+                _typical(step_s, untypical, self.spec.warmup_steps),
+                _typical(blocked_s, untypical, self.spec.warmup_steps),
+                (),
+                memory,
+            )
+            for place, (host, step_s, blocked_s, _, memory) in enumerate(reports)
+        )
+        return TrialResult(
+            status,
+            reason,
+            ranks,
+            warmup_steps=self.spec.warmup_steps,
+            setup_s=self._setup_s,
+            total_s=perf_counter() - self._began,
+            **fields,
+        )
+
+    def _report(self) -> tuple[list[float], list[float]]:
+        return self.recorder.step_s, self.recorder.blocked_s
+
+
+def _typical(steps: list[float], untypical: set[int], warmup: int) -> tuple[float, ...]:
+    """Steps without untypical ones among the measured, unless those are the most."""
+    measured = len(steps) - warmup
+    if 2 * sum(index >= warmup for index in untypical) > measured:
+        return tuple(steps)
+    return tuple(s for index, s in enumerate(steps) if index < warmup or index not in untypical)

@@ -1,0 +1,388 @@
+"""One rank's part in live tuning: what happens at the ends of the training's own steps.
+
+Every rank counts the same steps, so all meet at the same boundaries. There rank 0 tells the others
+what the helper has asked for: a trial, the link, or the strategy to go on with::
+
+    | default | boundary | trial | boundary | best known | boundary | trial | ...
+                 trial: attach        result, thinking        attach
+
+Rank 0 never waits for the helper: while that thinks, the training goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.agreement import agree_steps, gather_texts
+from hvd_autosync.runtime.collectives.operations import rank, size
+from hvd_autosync.runtime.collectives.reinitialize import (
+    CannotReinitializeError,
+    NotNowError,
+    check_reinitialize,
+)
+from hvd_autosync.runtime.live.attach import Attacher, has_begun, not_switchable, switchable
+from hvd_autosync.runtime.live.boundary import meet
+from hvd_autosync.runtime.live.helper import LOST, Helper, Message
+from hvd_autosync.runtime.live.live_trial import LiveTrial
+from hvd_autosync.runtime.measure.drift import DriftWatch
+from hvd_autosync.runtime.measure.losses import Losses
+from hvd_autosync.runtime.measure.step_classifier import StepClassifier
+from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
+from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
+from hvd_autosync.runtime.trial.probe import probe_in_place
+from hvd_autosync.runtime.trial.profiling import Profiling, device_name, gradient_device
+from hvd_autosync.search_space.exchange_plan import Classes
+from hvd_autosync.search_space.strategy import Strategy
+from hvd_autosync.search_space.trial import TrialSpec, TrialStatus
+from hvd_autosync.util.print_line import print_line
+
+#: Aimed seconds between two boundaries at which rank 0 asks for messages, and the most steps.
+_ASK_EVERY_S, _MOST_STEPS = 0.25, 16
+#: Steps between two boundaries once the study has ended.
+_WATCH_EVERY = 64
+#: Shortest interval of rank 0's messages about the steps of a trial, seconds.
+_REPORT_S = 0.2
+#: So many boundaries in a row at which no switch was possible end the tuning.
+_PATIENCE = 200
+_PRUNED = "pruned: its steps so far are too slow to beat the best"
+
+
+class LiveTuning(JoinHook):
+    """Handles the events of the training, and meets the other ranks at boundaries.
+
+    Args:
+        helper: The helper process, on rank 0; elsewhere ``None``.
+
+    Attributes:
+        profiling: Profiles the model in the first trial.
+        losses: Losses of the training; they are not needed.
+    """
+
+    def __init__(self, helper: Helper | None) -> None:
+        self.profiling = Profiling()
+        self.losses = Losses()
+        self._helper = helper
+        self._classifier = StepClassifier()
+        # Weak, so that optimizers that the script drops are collected.
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._owned: list[frozenset[str]] = []
+        self._steps, self._boundary_at = 0, 1
+        self._begun = self._ended = False
+        self._profile: Any = None
+        self._trial: LiveTrial | None = None
+        self._strategy = Strategy()
+        self._attacher = Attacher()
+        #: What could not be done at the last boundary, because operations were under way.
+        self._postponed: Message | None = None
+        #: What the ranks go on with if the helper ends.
+        self._best: tuple[Strategy, Classes] = (Strategy(), {})
+        self._impossible = 0
+        #: The thread that trains; strategies change in no other one.
+        self._thread = threading.get_ident()
+        self._last_end = perf_counter()
+        self._step_s = 0.0
+        self._untypical = False
+        #: Whether the study has ended, and the training is watched for drift.
+        self._watching = False
+        self._tuning_since, self._tuning_from = 0.0, 0
+        self._reported_at = 0.0
+        self._epochs = Epochs(self)
+        self._epochs.call_on_begin(self._epoch_begins)
+        register_join_hook(self)
+
+    # Events of the training
+
+    def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
+        """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
+        self._optimizers.append(weakref.ref(optimizer))
+        self._owned.append(owned)
+        # A step in which the script saves a checkpoint takes longer.
+        optimizer.register_state_dict_pre_hook(lambda _: self.unlike_others())
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """A wrapped optimizer finished a step."""
+        if self._classifier.is_step(optimizer):
+            self._end_step()
+
+    def mark(self) -> None:
+        """The script marks the end of a step; from the first mark on only marks are counted."""
+        first, self._classifier.marked = not self._classifier.marked, True
+        # The step that the first mark ends may have been counted at its optimizer's step.
+        if not first or not self._steps:
+            self._end_step()
+
+    def waited(self, seconds: float) -> None:
+        """Add seconds of the current step that were spent waiting for other ranks."""
+        if self._trial is not None:
+            self._trial.recorder.blocked += seconds
+
+    def unlike_others(self) -> None:
+        """The current step contains what others do not, such as a checkpoint."""
+        self._untypical = True
+
+    def _epoch_begins(self, loader: Any, iterator: Any) -> None:
+        """A loader begins an epoch, of the training or of an evaluation."""
+        self.unlike_others()
+
+    @property
+    def replicas_in_sync(self) -> bool:
+        """All strategies are exact: replicas never differ."""
+        return True
+
+    def at_sync_point(self, why: SyncPoint) -> None:
+        """Do nothing, as replicas never differ."""
+
+    def all_joined(self) -> None:
+        """All ranks have just left ``join()``; a collective.
+
+        A rank with less data has made fewer steps, and takes over the others' count.
+        """
+        if self._ended:
+            return
+        least = -agree_steps(-self._steps, "live.least")
+        most = agree_steps(self._steps, "live")
+        self._boundary_at = max(agree_steps(self._boundary_at, "live.boundary"), most + 1)
+        if self._trial is not None:
+            self._trial.skipped(most - self._steps)
+            self._trial.mark_untypical(most - least)
+            self._trial.recorder.restart_clock()
+        self._steps = most
+
+    def _end_step(self) -> None:
+        if self._ended:
+            return
+        self._steps += 1
+        now = perf_counter()
+        typical, self._untypical = not self._untypical, False
+        if typical:
+            self._step_s = now - self._last_end
+        if self._trial is not None:
+            self._trial.end_step(typical=typical)
+            self._report_step(self._trial, now)
+            self.profiling.step_ends()
+            self._profile_when_due(self._trial)
+        if self._steps >= self._boundary_at:
+            self._meet()
+        self._last_end = perf_counter()
+        if self._trial is not None:
+            self._trial.recorder.restart_clock()
+
+    def _report_step(self, trial: LiveTrial, now: float) -> None:
+        """Let the helper see that the trial goes on."""
+        if self._helper is not None and now - self._reported_at > _REPORT_S:
+            self._reported_at = now
+            self._helper.send({"type": "step", "steps": trial.steps})
+
+    def _profile_when_due(self, trial: LiveTrial) -> None:
+        """Profile in the warm-up, and end before the measured steps."""
+        warmup = trial.spec.warmup_steps
+        if not trial.spec.profile or warmup < 2:
+            return
+        if trial.steps == warmup // 2 and rank() == 0:
+            self.profiling.begin(self._living())
+        elif trial.steps == max(warmup - 1, warmup // 2 + 1):
+            self.profiling.compare_arithmetic(gradient_device(self._living()))
+            self._profile = self.profiling.end()
+
+    # Boundaries
+
+    def _meet(self) -> None:
+        trial = self._trial
+        agreed = meet(
+            ready=self._ready(),
+            slow=trial is not None and trial.slow(),
+            clear=trial is not None and trial.clear(),
+            wait_steps=self._wait_steps(),
+            receive=self._receive if rank() == 0 else None,
+        )
+        self._impossible = 0 if agreed.possible else self._impossible + 1
+        if self._impossible > _PATIENCE:
+            self._end("in each step some rank computes gradients of the next one before the end")
+            return
+        if agreed.possible:
+            if not self._begun:
+                self._begin()
+            elif trial is not None and (trial.over or agreed.all_slow or agreed.clear):
+                self._end_trial(trial, pruned=agreed.all_slow and not trial.over)
+            message = self._postponed or agreed.message
+            if message is not None:
+                self._try_to_obey(message)
+        if not self._ended:
+            running = self._trial
+            wait = agreed.wait_steps if running is None else running.next_boundary()
+            self._boundary_at = self._steps + wait
+
+    def _receive(self) -> Message | None:
+        if self._helper is None or self._trial is not None or self._postponed is not None:
+            return None  # a trial has to end before the next message counts
+        return self._helper.next()
+
+    def _wait_steps(self) -> int:
+        """Steps until rank 0 asks for messages again."""
+        if self._watching:
+            return _WATCH_EVERY
+        return round(min(max(_ASK_EVERY_S / max(self._step_s, 1e-9), 1), _MOST_STEPS))
+
+    def _ready(self) -> bool:
+        if threading.get_ident() != self._thread:
+            return False
+        return not any(has_begun(each) for each in self._switchable())
+
+    def _begin(self) -> None:
+        """Tell the helper about the job, once all ranks are there."""
+        self._begun = True
+        hosts = gather_texts(socket.gethostname(), "live.hosts")
+        refusals = gather_texts(self._why_not() or " ", "live.refusals")
+        reason = next((each for each in refusals if each.strip()), "")
+        if reason:
+            self._end(reason)
+            return
+        reinitializes = check_reinitialize({}) is None
+        if self._helper is not None:
+            command = [sys.executable, *sys.argv]
+            self._helper.send(
+                {
+                    "type": "begin",
+                    "hosts": hosts,
+                    "command": command,
+                    "process": os.getpid(),
+                    "reinitializes": reinitializes,
+                }
+            )
+            atexit.register(self._script_ended)
+        self._tuning_since, self._tuning_from = perf_counter(), self._steps
+
+    def _why_not(self) -> str:
+        """Why this rank cannot be tuned live; empty if it can."""
+        if size() == 1:
+            return "the job has a single rank, which synchronizes with no other"
+        if rank() == 0 and self._helper is None:
+            return "rank 0 has not started the process that tunes"
+        return not_switchable(self._living())
+
+    def _try_to_obey(self, message: Message) -> None:
+        try:
+            self._obey(message)
+        except NotNowError:  # on all ranks
+            self._postponed = message
+        else:
+            self._postponed = None
+
+    def _obey(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "trial":
+            self._search_again()
+            self._best = _strategy(message["best"])
+            self._begin_trial(TrialSpec.from_json(json.dumps(message["spec"])))
+        elif kind == "probe":
+            link = probe_in_place(message["hosts"])
+            self._send(lambda: {"type": "link", "link": link and vars(link)})
+        elif kind == "use":
+            self._use(*_strategy(message))
+        elif kind == "train":
+            self._use(*_strategy(message))
+            self._train(message["expected_step_s"])
+        elif kind == "stop":
+            self._end(message["reason"])
+        elif message == LOST:
+            self._use(*self._best)
+            self._end(
+                "the process that tunes has ended; the training goes on under the best strategy "
+                "that is known"
+            )
+
+    def _begin_trial(self, spec: TrialSpec) -> None:
+        began = perf_counter()
+        problem = self._use(spec.strategy, spec.classes)
+        self._trial = trial = LiveTrial(spec, began)
+        if problem:
+            self._finish(trial, TrialStatus.CRASHED, problem)
+
+    def _end_trial(self, trial: LiveTrial, *, pruned: bool) -> None:
+        status = TrialStatus.CUT_SHORT if pruned else TrialStatus.COMPLETED
+        self._finish(trial, status, _PRUNED if pruned else "")
+
+    def _finish(self, trial: LiveTrial, status: TrialStatus, reason: str) -> None:
+        device = device_name(gradient_device(self._living()))
+        owned = frozenset.intersection(*self._owned) if self._owned else frozenset()
+        profile = self._profile if trial.spec.profile else None
+        fields: dict[str, Any] = {"profile": profile, "owned": tuple(sorted(owned))}
+        result = trial.result(status, reason, device=device, **fields)
+        self._trial = None
+        if result is not None:
+            self._send(lambda: {"type": "result", "result": result.to_json()})
+
+    def _use(self, strategy: Strategy, classes: Classes) -> str:
+        """Go on under a strategy; returns why that is impossible, empty if it was done."""
+        if strategy == self._strategy:
+            return ""
+        try:
+            self._attacher.attach(self._switchable(), strategy, classes)
+        except (ConfigurationError, CannotReinitializeError) as error:
+            return error.message  # alike on all ranks; the strategy before stays
+        self._strategy = strategy
+        return ""
+
+    def _train(self, expected_step_s: float) -> None:
+        """The study has ended: only watch the steps from now on."""
+        self._watching = True
+        spent_s, steps = perf_counter() - self._tuning_since, self._steps - self._tuning_from
+        switched = {"type": "switched", "step": self._steps, "steps": steps, "spent_s": spent_s}
+        self._send(lambda: switched)
+        if expected_step_s > 0:
+            current.watch = DriftWatch(expected_step_s, "", on_drift=self._drifted)
+
+    def _drifted(self, text: str) -> None:
+        """Steps have become slower for good, as rank 0 has seen."""
+        self._send(lambda: {"type": "drift", "text": text})
+
+    def _search_again(self) -> None:
+        """A trial begins; it may be the first one after drift."""
+        if self._watching:
+            self._watching, current.watch = False, None
+            self._tuning_since, self._tuning_from = perf_counter(), self._steps
+
+    def _script_ended(self) -> None:
+        """The script has ended by itself, not by an exception."""
+        if current.live is self and not hasattr(sys, "last_value"):
+            self._send(lambda: {"type": "end"})
+            if self._helper is not None:
+                self._helper.close()
+
+    def _end(self, reason: str) -> None:
+        """End the tuning without a conclusion."""
+        self._ended = True
+        if rank() == 0:
+            print_line(f"live tuning has ended: {reason}")
+        self._send(lambda: {"type": "refused", "reason": reason})
+        if self._helper is not None:
+            self._helper.close()
+
+    def _send(self, compose: Callable[[], Message]) -> None:
+        if self._helper is not None:
+            self._helper.send(compose())
+
+    def _living(self) -> list[Any]:
+        """The optimizers that the script still holds."""
+        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+
+    def _switchable(self) -> Sequence[Any]:
+        """Those whose synchronization can change."""
+        return switchable(self._living())
+
+
+def _strategy(message: Message) -> tuple[Strategy, Classes]:
+    """The strategy of a message, with its parameter classes."""
+    classes = {name: tuple(names) for name, names in message["classes"].items()}
+    return Strategy(message["strategy"]), classes
