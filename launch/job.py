@@ -80,6 +80,24 @@ class Job:
         local = any(host.name in _LOCAL_NAMES for host in self.hosts)
         return [platform.node(), os.cpu_count() or 0] if local else []
 
+    def to_json(self) -> str:
+        """Return compact JSON, without what ssh needs."""
+        hosts = [[host.name, host.slots] for host in self.hosts]
+        fields = [self.options, self.command, hosts, self.controller, self.held]
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Return the job that :meth:`to_json` has written."""
+        options, command, hosts, controller, held = json.loads(text)
+        return cls(
+            tuple(options),
+            tuple(command),
+            tuple(Host(name, slots) for name, slots in hosts),
+            controller,
+            tuple((name, value) for name, value in held),
+        )
+
     def on(self, hosts: tuple[Host, ...]) -> Job:
         """Return the job on a part of its hosts and slots."""
         if hosts == self.hosts:

@@ -94,6 +94,10 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return _run_winner(job, options, options.replay)
     check_hosts(job)
     horovod_build()
+    if options.mode == "live":
+        from hvd_autosync.commands.live_train import train_live
+
+        return train_live(job, options)
     from hvd_autosync.commands.tune_and_train import tune_and_train
 
     return tune_and_train(job, options)

@@ -12,6 +12,7 @@ import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from hvd_autosync.errors import ConfigurationError
@@ -20,14 +21,27 @@ from hvd_autosync.study import defaults
 
 _PREFIX = "HVD_AUTOSYNC_"
 #: Variables with that prefix that are not options: read elsewhere, or set by drivers for workers.
-_OTHER_VARIABLES = ("DISABLE", "DRIVER", "EXTENSIONS", "FILES", "LOG", "TRIAL", "TRIAL_ID")
+_OTHER_VARIABLES = (
+    "DISABLE",
+    "DRIVER",
+    "EXTENSIONS",
+    "FILES",
+    "JOB",
+    "LIVE",
+    "LOG",
+    "TRIAL",
+    "TRIAL_ID",
+)
 
 #: Mutually exclusive options that replace "tune, then train".
 _PURPOSES = ("recurring", "strategy", "replay", "tune_only")
+#: Options that name files.
+_PATHS = ("space", "store")
 REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
 RUNNER_CHOICES = ("auto", "cold")
+MODES = ("launched", "live")
 GOALS = ("steps", "time-to-loss")
 
 
@@ -243,6 +257,14 @@ class Options:
         "modules, if possible (auto), or each by a new launch (cold), for scripts that must not be "
         "forked.",
     )
+    mode: str = _option(
+        "launched",
+        _one_of(MODES),
+        "{launched,live}",
+        "Where trials run: each in a launch of its own before the training (launched), or in the "
+        "steps of the training itself, which is started once (live). Live trials change exact "
+        "knobs only, and not those that Horovod reads at its start.",
+    )
     keep_trial_files: str | None = _option(
         None,
         str,
@@ -354,6 +376,8 @@ def resolve_options(
             hint=f"Known entries are {', '.join(each.name for each in fields(Options))}.",
         )
     options = Options(**values)
+    if options.mode == "live":
+        check_live(options)
     given_purposes = [option_name(name) for name in _PURPOSES if getattr(options, name)]
     if len(given_purposes) > 1:
         raise ConfigurationError(
@@ -362,6 +386,27 @@ def resolve_options(
             "configuration file.",
         )
     return options
+
+
+def check_live(options: Options) -> None:
+    """Check that options mean something where a training is tuned in its own steps.
+
+    Raises:
+        ConfigurationError: One does not.
+    """
+    remedy = "Remove it, or choose --autosync-mode launched."
+    if options.allow:
+        raise ConfigurationError(
+            f"lossy knobs ({', '.join(options.allow)}) cannot be tuned live: their losses are "
+            "compared in launched trials",
+            hint=remedy,
+        )
+    for name in (*_PURPOSES, "keep_trial_files"):
+        if getattr(options, name):
+            raise ConfigurationError(
+                f"{option_name(name)} has no meaning where the training itself is tuned",
+                hint=remedy,
+            )
 
 
 def as_text(value: object) -> str:
@@ -380,6 +425,18 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
                 f"unknown environment variable {name}={environment[name]!r}",
                 hint=f"Did you mean {near[0]}? Otherwise unset it." if near else "Unset it.",
             )
+
+
+def options_environment(options: Options) -> dict[str, str]:
+    """The environment variables that give these options to a live training's helper."""
+    variables = {}
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if value != each.default and each.name != "mode":
+            path = each.name in _PATHS and "://" not in value
+            text = str(Path(value).absolute()) if path else as_text(value)
+            variables[variable_name(each.name)] = "1" if value is True else text
+    return variables
 
 
 def without_our_options(words: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from hvd_autosync.search_space.trial import (
     OUTCOME_FILE,
     LossPrediction,
 )
+from hvd_autosync.util.variables import JOB_VARIABLE, LIVE_VARIABLE
 
 #: Delay of a forwarded signal. A SIGTERM to the whole process group also reaches the launcher
 #: directly. A second one at the same moment would interrupt the launcher's handler inside
@@ -146,6 +147,22 @@ def run_training(
             drift = Path(folder, DRIFT_FILE).read_text()
             return RunOutcome(status, drift, outcome, bool(number))
     return RunOutcome(status, report=outcome, stopped=bool(number))
+
+
+def run_live_training(job: Job, variables: Mapping[str, str]) -> RunOutcome:
+    """Run ``job`` as it is, attached to this terminal, tuned in its own steps.
+
+    Args:
+        job: The job.
+        variables: The options of the tuning, as environment variables.
+
+    Raises:
+        AutosyncError: The job cannot be launched.
+    """
+    environment = launcher_environment(Strategy()) | dict(variables)
+    environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: job.to_json()}
+    status, number = _run(job, Strategy(), environment)
+    return RunOutcome(status, stopped=bool(number))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -108,6 +109,7 @@ def tune(
     runner: TrialRunner | None = None,
     learner: Learner | None = None,
     trains: bool = False,
+    fixed: Collection[str] = (),
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, which may be a reused one.
 
@@ -121,6 +123,7 @@ def tune(
         runner: Runs the trials; ``None``: a warm runner if possible, else a cold one.
         learner: Proposes strategies; ``None``: our learner.
         trains: Whether the training follows, so that tuning must pay off within it.
+        fixed: Knobs that the runner cannot change.
 
     Raises:
         ConfigurationError: An option or file is invalid, or ``reuse`` is ``only`` and there is
@@ -169,7 +172,7 @@ def tune(
         )
     try:
         with closing(runner):
-            tuning = _Tuning(job, options, restrictions, store, listener, runner, trains)
+            tuning = _Tuning(job, options, restrictions, store, listener, runner, trains, fixed)
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
         with suppress(StoreError):  # this process may live on, as in a notebook
@@ -241,7 +244,9 @@ class _Tuning:
         listener: Listener,
         runner: TrialRunner,
         trains: bool,
+        fixed: Collection[str],
     ) -> None:
+        self._fixed = fixed
         self._trains = trains
         self._store = store
         self._last_heartbeat = 0.0
@@ -362,7 +367,7 @@ class _Tuning:
             model,
             resources,
             held=self._job.chosen,
-            owned=result.owned,
+            owned={*result.owned, *self._fixed},
             allow=self._options.allow,
             default_controller=default_controller(resources.build),
         )

@@ -44,6 +44,7 @@ class StudySettings(Record):
             a training or was abandoned there by the loss guard.
         adaptive_steps: Whether trials have fewer steps if steps are long.
         excluded: The strategies that the loss guard ended in trainings of the job; none can win.
+        mode: Where trials run: ``"launched"`` or ``"live"``, in the steps of the training.
     """
 
     trials: int = defaults.TRIALS
@@ -61,6 +62,7 @@ class StudySettings(Record):
     retune: bool = False
     adaptive_steps: bool = False
     excluded: tuple[Strategy, ...] = field(default=(), metadata=LEFT_OUT)
+    mode: str = field(default="launched", metadata=LEFT_OUT)
 
     def steps_after(self, default: TrialResult | None) -> tuple[int, int]:
         """Return the numbers of warm-up and measured steps of a trial after the default's.

@@ -1,0 +1,63 @@
+"""The helper process of a training that is tuned live; its rank 0 starts it.
+
+Messages travel over standard input and output (:mod:`hvd_autosync.runtime.live.helper`); lines for
+the user go to the error output, which is that of rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from hvd_autosync.errors import AutosyncError, LiveTuningError
+from hvd_autosync.util.log import start_log
+from hvd_autosync.util.printable import printable
+
+if TYPE_CHECKING:
+    from hvd_autosync.engine.live import Cost
+    from hvd_autosync.traces import StudyRecord
+
+
+def main() -> None:
+    """Tune the training whose rank 0 has started this process; end with it."""
+    # What libraries print must not reach the messages.
+    sent = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    start_log("helper")
+    # Imported while the script prepares its training: these libraries take seconds to load.
+    from hvd_autosync.engine.live import LiveStudy, live_job, live_options
+    from hvd_autosync.launch.live_runner import Training, TrainingEnded, TrainingLost
+    from hvd_autosync.reporting import closing_lines, progress_listener
+    from hvd_autosync.reporting.live import cost_line
+    from hvd_autosync.search_space.horovod_settings import launch_knobs
+
+    training, concluded = Training(sys.stdin.buffer, sent), list[str]()
+    try:
+        options = live_options()
+        begin = training.wait("begin")
+
+        def on_switch(study: StudyRecord, cost: Cost) -> None:
+            concluded.append(study.study_id)
+            for line in (*closing_lines(study, options.store), cost_line(study, cost)):
+                if line:
+                    _say(line)
+
+        with closing(progress_listener()) as listener:
+            fixed = launch_knobs(reinitializes=begin["reinitializes"])
+            LiveStudy(training, live_job(begin), options, listener, fixed, on_switch).run()
+    except TrainingEnded:
+        if not concluded:
+            _say("the training ended before its tuning; the next run of this job resumes it")
+    except TrainingLost as end:
+        _say(end.message)
+    except LiveTuningError:
+        pass  # rank 0 has said why
+    except AutosyncError as error:
+        _say(f"{error}; the training goes on untuned")
+        training.stop(error.message)
+
+
+def _say(line: str) -> None:
+    print(f"hvd-autosync: {printable(line)}", file=sys.stderr, flush=True)

@@ -1,0 +1,171 @@
+"""Live tuning, as the helper process of a training sees it: from its first step to its winner."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Callable, Collection
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from hvd_autosync import extensions
+from hvd_autosync.engine.options import Options, check_live, resolve_options
+from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.training_context import training_context
+from hvd_autosync.engine.tuning import Listener, tune
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
+from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.search_space.horovod_settings import held_by_environment
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.util.variables import JOB_VARIABLE
+
+#: How often one training is tuned again after drift.
+_MOST_RETUNES = 3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the tuning has cost a training so far.
+
+    Attributes:
+        step: The step since which the training goes on under the winner.
+        steps: Steps of the training that were made while it was tuned.
+        spent_s: Seconds that these took.
+    """
+
+    step: int
+    steps: int
+    spent_s: float
+
+    def lost_s(self, default_s: float) -> float:
+        """Seconds more than under the default.
+
+        Args:
+            default_s: Step time of the default, seconds.
+        """
+        return self.spent_s - self.steps * default_s
+
+
+class LiveStudy:
+    """The tuning of one training, and of it again each time its steps become slower for good.
+
+    Args:
+        training: The training.
+        job: Its job.
+        options: The options of the tuning.
+        listener: Receives the events.
+        fixed: Knobs that cannot change in this training.
+        on_switch: Called when the training goes on under the winner.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        job: Job,
+        options: Options,
+        listener: Listener,
+        fixed: Collection[str],
+        on_switch: Callable[[StudyRecord, Cost], None],
+    ) -> None:
+        self._on_switch = on_switch
+        self._fixed = fixed
+        self._training = training
+        self._job = job
+        self._options = options
+        self._listener = listener
+
+    def run(self) -> NoReturn:
+        """Tune until the training ends.
+
+        Raises:
+            TrainingEnded: The training has ended.
+            AutosyncError: As of :func:`hvd_autosync.engine.tuning.tune`, or the training cannot be
+                tuned.
+        """
+        retunes = 0
+        while True:
+            study = self._tune()
+            drift = self._training.wait("drift")["text"]
+            TraceStore(self._options.store).keep_drift(study.study_id, [drift])
+            retunes += 1
+            if retunes > _MOST_RETUNES:
+                self._listener.on_notice(
+                    f"the training was tuned {retunes} times, and is not again"
+                )
+                self._training.wait()
+
+    def _tune(self) -> StudyRecord:
+        """Tune the training, and let it go on under the winner."""
+        with closing(LiveRunner(self._training)) as runner:
+            study = tune(
+                self._job,
+                self._options,
+                self._listener,
+                runner=runner,
+                trains=True,
+                fixed=self._fixed,
+            )
+        context = training_context(study, self._options.store)
+        strategy = study.winner or Strategy()
+        train_under(self._training, strategy, context.classes, context.expected_step_s)
+        switched = self._training.wait("switched")
+        self._on_switch(study, Cost(switched["step"], switched["steps"], switched["spent_s"]))
+        return study
+
+
+def failed_trial(job: Job, options: Options, since: str) -> Strategy | None:
+    """The strategy in whose live trial a training has just failed; ``None`` if in none.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        since: When the training began, as :func:`hvd_autosync.traces.timestamp` writes it.
+    """
+    key = tuning_key(job, options, load_restrictions(options.space))
+    store = TraceStore(options.store)
+    for study in store.studies():
+        if study.job_key != key or study.status is not StudyStatus.RUNNING:
+            continue
+        for trial in store.trials(study.study_id):
+            lost = trial.result is not None and trial.result.reason.endswith(LOST_IN_TRIAL)
+            if lost and trial.asked_at >= since:
+                return trial.strategy
+    return None
+
+
+def live_options() -> Options:
+    """The options of live tuning, from environment variables.
+
+    Raises:
+        ConfigurationError: A variable is invalid, or its option has no meaning here.
+    """
+    options = replace(resolve_options(argparse.Namespace(), os.environ), mode="live")
+    check_live(options)
+    return options
+
+
+def live_job(begin: dict[str, Any]) -> Job:
+    """The job of a training that has begun.
+
+    Args:
+        begin: The first message of its rank 0.
+
+    Raises:
+        ConfigurationError: A variable of Horovod has a value that it would misread.
+    """
+    extensions.load()
+    if given := os.environ.get(JOB_VARIABLE):
+        return Job.from_json(given)
+    hosts = [Host(name, len([*ranks])) for name, ranks in itertools.groupby(begin["hosts"])]
+    held = held_by_environment(os.environ)
+    controller = held.pop("controller", None)
+    return Job(
+        options=(),
+        command=tuple(begin["command"]),
+        hosts=tuple(hosts),
+        controller=None if controller is None else str(controller),
+        held=tuple(sorted(held.items())),
+    )

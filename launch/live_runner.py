@@ -1,0 +1,242 @@
+"""Runs trials in the steps of a training that is running already.
+
+The training's rank 0 has started this process, and talks with it over standard input and output
+(:mod:`hvd_autosync.runtime.live.helper`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any, NoReturn
+
+from hvd_autosync.errors import LiveTuningError
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, exchange_plan
+
+#: Warm-up steps of a trial after the default's: the first steps under a plan gather what it needs.
+_WARMUP_STEPS = 3
+#: Ends the reason of a trial in which the training itself was lost.
+LOST_IN_TRIAL = "in this trial"
+#: Interval of the reports of progress.
+_REPORT_S = 0.2
+#: Time for a hanging rank to end after a signal, seconds.
+_GRACE_S = 5.0
+
+
+class TrainingEnded(LiveTuningError):
+    """The script has ended by itself."""
+
+
+class TrainingLost(LiveTuningError):
+    """Rank 0 has ended without a word: by a signal, by an exception, or with its host."""
+
+
+class TrainingHung(TrainingLost):
+    """The training made no step for so long that it was ended."""
+
+
+class Training:
+    """The training as its helper sees it: messages in both directions.
+
+    Args:
+        received: Lines from rank 0.
+        sent: Takes lines for rank 0.
+
+    Attributes:
+        process: Process id of rank 0, once it has begun; 0 before.
+    """
+
+    def __init__(self, received: IO[bytes], sent: IO[bytes]) -> None:
+        self.process = 0
+        self._parent = os.getppid()
+        self._sent = sent
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(received,), daemon=True).start()
+
+    def _read(self, received: IO[bytes]) -> None:
+        for line in received:
+            self._queue.put(json.loads(line))
+        self._queue.put(None)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to rank 0.
+
+        Raises:
+            TrainingLost: Rank 0 has ended.
+        """
+        try:
+            self._sent.write(json.dumps(message).encode() + b"\n")
+            self._sent.flush()
+        except OSError:
+            raise TrainingLost("the training ended unexpectedly") from None
+
+    def stop(self, reason: str) -> None:
+        """Let the training go on as it is, without further trials."""
+        with contextlib.suppress(TrainingLost):
+            self.send({"type": "stop", "reason": reason})
+
+    def wait(self, *kinds: str, waiting: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Return the next message of these types.
+
+        Args:
+            kinds: The types.
+            waiting: Called several times a second while there is none.
+
+        Raises:
+            TrainingEnded: The script has ended by itself.
+            TrainingLost: Rank 0 has ended otherwise.
+            LiveTuningError: The training cannot be tuned.
+        """
+        while True:
+            try:
+                message = self._queue.get(timeout=_REPORT_S)
+            except queue.Empty:
+                # Children of a rank that was killed may hold its end of the pipe open.
+                if os.getppid() != self._parent:
+                    self._queue.put(None)
+                waiting()
+                continue
+            if message is None:
+                raise TrainingLost("the training ended unexpectedly")
+            if message["type"] == "end":
+                raise TrainingEnded("the training has ended")
+            if message["type"] == "refused":
+                raise LiveTuningError(message["reason"])
+            if message["type"] == "begin":
+                self.process = message["process"]
+            if message["type"] in kinds:
+                return message
+
+
+class LiveRunner:
+    """Runs trials in the steps of a training; see :class:`hvd_autosync.launch.runner.TrialRunner`.
+
+    Args:
+        training: The training.
+
+    Attributes:
+        lost: Whether the training has ended in a trial that is known to have failed.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._best: tuple[float, Strategy, Classes] = (math.inf, Strategy(), {})
+        self.lost = False
+
+    def run(
+        self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
+    ) -> TrialResult:
+        """Run one trial; the training then goes on under the best strategy so far.
+
+        A training that is lost in the trial of a strategy is the result of that trial.
+
+        Raises:
+            LiveTuningError: The training has ended, or refuses.
+        """
+        if self.lost:
+            raise TrainingLost("the training has ended")
+        if spec.probe:
+            return self._probe(spec, progress)
+        fields = json.loads(spec.to_json())
+        if not spec.profile:
+            fields["warmup_steps"] = min(spec.warmup_steps, _WARMUP_STEPS)
+        _, best, classes = self._best
+        self._training.send({"type": "trial", "spec": fields, "best": _named(best, classes)})
+        try:
+            result = self._result(spec, limits, progress)
+        except TrainingLost as end:
+            if exchange_plan(spec.strategy) in (None, ExchangePlan()):
+                raise
+            # It is known before anything else happens that this strategy was tried then.
+            hung = isinstance(end, TrainingHung)
+            status = TrialStatus.HUNG if hung else TrialStatus.CRASHED
+            result = TrialResult(status, f"{end.message} {LOST_IN_TRIAL}")
+            self.lost = True
+        self._keep_best(spec, result)
+        return result
+
+    def _result(
+        self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
+    ) -> TrialResult:
+        """Wait for the result of a trial, or kill the job if it hangs."""
+        began = last = time.monotonic()
+        steps, total = 0, spec.warmup_steps + spec.measured_steps
+
+        def report() -> None:
+            now = time.monotonic()
+            phase = "measuring" if steps >= spec.warmup_steps else "warming up"
+            progress(TrialProgress(phase, steps, total, now - began))
+            if now - last > limits.silence_s:
+                self._kill(f"no step for {limits.silence_s:.0f} s")
+
+        while True:
+            message = self._training.wait("step", "result", waiting=report)
+            if message["type"] == "result":
+                return TrialResult.from_json(message["result"])
+            steps, last = message["steps"], time.monotonic()
+            report()
+
+    def _kill(self, reason: str) -> NoReturn:
+        """End a job that hangs: its launcher ends all ranks once rank 0 has ended."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._training.process, number)
+            time.sleep(_GRACE_S)
+        raise TrainingHung(f"the training was ended, because it hung ({reason}),")
+
+    def _probe(self, spec: TrialSpec, progress: Callable[[TrialProgress], None]) -> TrialResult:
+        began = time.monotonic()
+
+        def report() -> None:
+            progress(TrialProgress("measuring", 0, 0, time.monotonic() - began))
+
+        hosts = [[host.name, host.slots] for host in spec.probe]
+        self._training.send({"type": "probe", "hosts": hosts})
+        link = self._training.wait("link", waiting=report)["link"]
+        reason = "" if link else "the job has no process set of these ranks"
+        link = None if link is None else Link(**link)
+        return TrialResult(TrialStatus.COMPLETED, reason, link=link)
+
+    def _keep_best(self, spec: TrialSpec, result: TrialResult) -> None:
+        """Let the training go on under the best strategy while the next one is chosen."""
+        time_s = math.inf if result.step_time is None else result.step_time.mean_s
+        if time_s < self._best[0]:
+            self._best = time_s, spec.strategy, spec.classes
+            return
+        if not self.lost:
+            self._training.send({"type": "use", **_named(*self._best[1:])})
+
+    def close(self) -> None:
+        """Do nothing; the training goes on."""
+
+
+def train_under(
+    training: Training, strategy: Strategy, classes: Classes, expected_step_s: float
+) -> None:
+    """Let the training go on under a strategy from now on.
+
+    Args:
+        training: The training.
+        strategy: The strategy.
+        classes: Which parameters are in which class.
+        expected_step_s: Step time as tuning measured it, seconds; 0: unknown.
+
+    Raises:
+        LiveTuningError: The training has ended.
+    """
+    fields = _named(strategy, classes)
+    training.send({"type": "train", "expected_step_s": expected_step_s, **fields})
+
+
+def _named(strategy: Strategy, classes: Classes) -> dict[str, Any]:
+    return {"strategy": dict(strategy), "classes": classes}
