@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from hvd_autosync import __version__
-from hvd_autosync.commands import doctor, jobs, recurring, replay, report, simulate, testbed, traces
+from hvd_autosync.commands import (
+    doctor,
+    jobs,
+    recurring,
+    replay,
+    report,
+    simulate,
+    testbed,
+    traces,
+    watch,
+)
 from hvd_autosync.commands.common import (
     Commands,
     StoreOption,
@@ -113,6 +123,7 @@ replay.add_command(app)
 report.add_command(app)
 simulate.add_command(app)
 recurring.add_command(app)
+watch.add_command(app)
 doctor.add_command(app)
 
 

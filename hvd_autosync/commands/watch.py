@@ -1,0 +1,65 @@
+"""``hvd-autosync watch``: the progress of a study, from another terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hvd_autosync.traces import TraceStore
+
+#: Interval between two looks into the store.
+_EVERY_S = 1.0
+
+
+def add_command(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(watch)
+
+
+def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
+    """Print the trials of a study as they end, until the study ends; Ctrl-C stops watching.
+
+    The study may run anywhere that writes to the same store: under the flag, in a notebook, or in
+    the steps of a training (HVD_AUTOSYNC_LIVE=1). Watching changes nothing.
+    """
+    traces = open_store(store)
+    try:
+        for line in watched(traces, traces.full_id(study, or_failed=True)):
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iterator[str]:
+    """Lines about a study: those so far, then each as it comes, until the study has ended.
+
+    Args:
+        store: The store.
+        study_id: The study.
+        every_s: Seconds between two looks.
+    """
+    from hvd_autosync.reporting import answer_line
+    from hvd_autosync.reporting.plain import trial_line
+    from hvd_autosync.reporting.tuning_progress import TuningProgress
+    from hvd_autosync.study.study import AskTellStudy
+    from hvd_autosync.traces import StudyStatus
+
+    yield f"study {study_id}: {' '.join(store.study(study_id).command)}"
+    printed = 0
+    while True:
+        record, progress = store.study(study_id), TuningProgress()
+        progress.start(AskTellStudy(store, record))
+        for ended in progress.ended[printed:]:
+            yield trial_line(ended)
+        printed = len(progress.ended)
+        if record.status is not StudyStatus.RUNNING:
+            yield answer_line(record)
+            return
+        time.sleep(every_s)
