@@ -1,0 +1,208 @@
+"""A live study from its first trial to the training's end, with a training that is simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from hvd_autosync.engine.live import Cost, LiveStudy, failed_trial, live_job, live_options
+from hvd_autosync.engine.options import Options, options_environment
+from hvd_autosync.engine.replay import verify
+from hvd_autosync.engine.study_options import tuning_key
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, Training, TrainingEnded, TrainingLost
+from hvd_autosync.reporting.live import cost_line
+from hvd_autosync.search_space import (
+    Host,
+    ModelProfile,
+    ParameterProfile,
+    RankReport,
+    TrialResult,
+    TrialStatus,
+)
+from hvd_autosync.search_space.horovod_settings import launch_knobs
+from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.util.variables import JOB_VARIABLE
+
+JOB = Job(("-np", "2"), ("python", "train.py"), (Host("a", 1), Host("b", 1)))
+MODEL = ModelProfile(
+    tuple(
+        ParameterProfile(f"{i}.weight", (512, 512), "float32", ready_order=i, ready_s=0.01 * i)
+        for i in range(6)
+    ),
+    forward_s=0.02,
+    backward_s=0.05,
+)
+
+
+class SimulatedTraining:
+    """Rank 0: steps take longer under the default than in large buckets."""
+
+    def __init__(self, *, drifts: int = 0, dies_in: int | None = None) -> None:
+        to_helper, from_helper = os.pipe(), os.pipe()
+        self._write = os.fdopen(to_helper[1], "wb")
+        self.training = Training(os.fdopen(to_helper[0], "rb"), os.fdopen(from_helper[1], "wb"))
+        self._drifts, self._dies_in, self._step = drifts, dies_in, 0
+        self.received: list[dict[str, Any]] = []
+        threading.Thread(target=self._run, args=(from_helper[0],), daemon=True).start()
+
+    def _run(self, descriptor: int) -> None:
+        with os.fdopen(descriptor, "rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                self.received.append(message)
+                self._react(message)
+
+    def _react(self, message: dict[str, Any]) -> None:
+        if message["type"] == "probe":
+            link = {"ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7}
+            self._say({"type": "link", "link": link})
+        elif message["type"] == "trial":
+            trials = [each for each in self.received if each["type"] == "trial"]
+            if self._dies_in == len(trials):
+                self._write.close()
+                return
+            self._say({"type": "result", "result": self._result(message["spec"]).to_json()})
+        elif message["type"] == "train":
+            switched = {"step": self._step, "steps": self._step, "spent_s": 0.3 * self._step}
+            self._say({"type": "switched", **switched})
+            if self._drifts:
+                self._drifts -= 1
+                self._say({"type": "drift", "text": "steps have become slower"})
+            else:
+                self._say({"type": "end"})
+
+    def _result(self, spec: dict[str, Any]) -> TrialResult:
+        count = spec["warmup_steps"] + spec["measured_steps"]
+        step_s = 0.1 if spec["strategy"].get("buckets") else 0.2
+        steps = tuple(step_s + 0.001 * (i % 3) for i in range(count))
+        self._step += count
+        return TrialResult(
+            TrialStatus.COMPLETED,
+            ranks=tuple(RankReport(r, "ab"[r], steps, (0.0,) * count) for r in range(2)),
+            warmup_steps=spec["warmup_steps"],
+            setup_s=0.2,
+            total_s=sum(steps),
+            profile=MODEL if spec["profile"] else None,
+            device="cpu",
+        )
+
+    def _say(self, message: dict[str, Any]) -> None:
+        self._write.write(json.dumps(message).encode() + b"\n")
+        self._write.flush()
+
+
+def study_of(
+    simulated: SimulatedTraining, options: Options
+) -> tuple[LiveStudy, list[tuple[StudyRecord, Cost]]]:
+    switches: list[tuple[StudyRecord, Cost]] = []
+    study = LiveStudy(
+        simulated.training,
+        JOB,
+        options,
+        MagicMock(),
+        launch_knobs(reinitializes=False),
+        lambda *each: switches.append(each),
+    )
+    return study, switches
+
+
+def options(folder: Path, **given: Any) -> Options:
+    return Options(store=str(folder / "traces.db"), mode="live", trials=4, **given)
+
+
+def test_a_training_goes_on_under_what_its_own_steps_have_shown(tmp_path: Path) -> None:
+    simulated = SimulatedTraining()
+    study, switches = study_of(simulated, options(tmp_path))
+    with pytest.raises(TrainingEnded):
+        study.run()
+    ((record, cost),) = switches
+    conclusion = Conclusion.of(record)
+    assert conclusion is not None and conclusion.best is not None
+    assert conclusion.best.speedup == pytest.approx(2, rel=0.1)
+    last = simulated.received[-1]
+    assert (last["type"], last["strategy"]) == ("train", dict(record.winner or {}))
+    assert record.settings["mode"] == "live"
+    tried = {
+        name for m in simulated.received if m["type"] == "trial" for name in m["spec"]["strategy"]
+    }
+    assert not tried & launch_knobs(reinitializes=False)
+    assert f"since step {cost.step} it is" in cost_line(record, cost)
+    store = TraceStore(str(tmp_path / "traces.db"))
+    checks = [*verify(store, record, store.trials(record.study_id))]
+    assert checks and all(each.same for each in checks), "its decisions can be made again"
+
+
+def test_drift_opens_the_search_again(tmp_path: Path) -> None:
+    simulated = SimulatedTraining(drifts=1)
+    study, switches = study_of(simulated, options(tmp_path))
+    with pytest.raises(TrainingEnded):
+        study.run()
+    first, second = (record for record, _ in switches)
+    store = TraceStore(str(tmp_path / "traces.db"))
+    assert store.study(first.study_id).drift == ("steps have become slower",)
+    assert second.study_id != first.study_id
+    assert second.settings["retune"]
+
+
+def test_a_training_that_drifts_for_ever_is_not_tuned_for_ever(tmp_path: Path) -> None:
+    simulated = SimulatedTraining(drifts=4)
+    study, switches = study_of(simulated, options(tmp_path))
+
+    def run() -> None:
+        with contextlib.suppress(TrainingEnded):
+            study.run()
+
+    waits = threading.Thread(target=run, daemon=True)
+    waits.start()
+    waits.join(60)
+    assert waits.is_alive(), "it waits for the end of the training"
+    assert len(switches) == 4
+
+
+def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -> None:
+    chosen = options(tmp_path)
+    study, _ = study_of(SimulatedTraining(dies_in=2), chosen)
+    with pytest.raises(TrainingLost):
+        study.run()
+    (record,) = TraceStore(chosen.store).studies()
+    assert record.status is StudyStatus.RUNNING, "the next run resumes it"
+    assert record.job_key == tuning_key(JOB, chosen, {})
+    trials = TraceStore(chosen.store).trials(record.study_id)
+    assert trials[1].result is not None
+    assert trials[1].result.reason.endswith(LOST_IN_TRIAL)
+    assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1].strategy
+    assert failed_trial(JOB, chosen, "9") is None
+
+
+def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = {"hosts": ["a", "a", "b"], "command": ["python", "train.py"]}
+    assert live_job(begin).hosts == (Host("a", 2), Host("b", 1))
+    monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
+    assert live_job(begin).controller == "gloo"
+    monkeypatch.setenv(JOB_VARIABLE, JOB.to_json())
+    assert live_job(begin) == JOB
+
+
+def test_options_reach_the_helper_as_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = Options(store="traces.db", trials=7, minutes=2.5, mode="live", transfer="never")
+    for name, value in options_environment(given).items():
+        monkeypatch.setenv(name, value)
+    assert live_options() == Options(
+        store=str(tmp_path / "traces.db"), trials=7, minutes=2.5, mode="live", transfer="never"
+    )
+    monkeypatch.setenv("HVD_AUTOSYNC_ALLOW", "codec")
+    with pytest.raises(ConfigurationError, match="cannot be tuned live"):
+        live_options()

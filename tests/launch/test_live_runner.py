@@ -1,0 +1,177 @@
+"""The helper's side of live trials: what rank 0 sends, and what is made of its silence."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hvd_autosync.errors import LiveTuningError
+from hvd_autosync.launch import live_runner
+from hvd_autosync.launch.limits import Limits
+from hvd_autosync.launch.live_runner import (
+    LOST_IN_TRIAL,
+    LiveRunner,
+    Training,
+    TrainingEnded,
+    TrainingLost,
+    train_under,
+)
+from hvd_autosync.search_space import (
+    Host,
+    RankReport,
+    Strategy,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+
+FAST = Strategy({"buckets": 3})
+UNLIMITED = Limits()
+
+
+class Rank:
+    """Rank 0: it takes messages and answers each by a function, until that returns ``None``."""
+
+    def __init__(self) -> None:
+        to_helper, self._from_helper = os.pipe(), os.pipe()
+        self._write = os.fdopen(to_helper[1], "wb")
+        self.received: list[dict[str, Any]] = []
+        self._sent = os.fdopen(self._from_helper[1], "wb")
+        self.training = Training(os.fdopen(to_helper[0], "rb"), self._sent)
+        self._thread: threading.Thread | None = None
+
+    def say(self, message: dict[str, Any]) -> None:
+        self._write.write(json.dumps(message).encode() + b"\n")
+        self._write.flush()
+
+    def die(self) -> None:
+        self._write.close()
+
+    def hang_up(self) -> None:
+        """Return when all that was sent has been received."""
+        assert self._thread is not None
+        self._sent.close()
+        self._thread.join()
+
+    def answer(self, react: Callable[[dict[str, Any]], None]) -> None:
+        def run() -> None:
+            with os.fdopen(self._from_helper[0], "rb") as lines:
+                for line in lines:
+                    self.received.append(json.loads(line))
+                    react(self.received[-1])
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    yield Rank()
+
+
+def spec(strategy: Strategy = FAST, **fields: Any) -> TrialSpec:
+    return TrialSpec("one", strategy, **fields)
+
+
+def result(step_s: float) -> dict[str, Any]:
+    steps = (step_s,) * 20
+    report = RankReport(0, "a", steps, (0.0,) * 20)
+    done = TrialResult(TrialStatus.COMPLETED, ranks=(report,), warmup_steps=3)
+    return {"type": "result", "result": done.to_json()}
+
+
+def run(runner: LiveRunner, strategy: Strategy = FAST, limits: Limits = UNLIMITED) -> TrialResult:
+    return runner.run(spec(strategy), limits, lambda _: None)
+
+
+def test_trials_and_what_the_training_goes_on_with(rank: Rank) -> None:
+    times = iter([0.2, 0.1, 0.3])
+
+    def react(message: dict[str, Any]) -> None:
+        if message["type"] == "trial":
+            rank.say({"type": "step", "steps": 1})
+            rank.say(result(next(times)))
+
+    rank.answer(react)
+    runner = LiveRunner(rank.training)
+    slower = Strategy({"buckets": 9})
+    for strategy in (Strategy(), FAST, slower):
+        assert run(runner, strategy).status is TrialStatus.COMPLETED
+    train_under(rank.training, FAST, {"large": ("w",)}, 0.1)
+    rank.hang_up()
+    kinds = [message["type"] for message in rank.received]
+    assert kinds == ["trial", "trial", "trial", "use", "train"]
+    assert [message["best"]["strategy"] for message in rank.received[:3]] == [{}, {}, dict(FAST)]
+    assert rank.received[3]["strategy"] == dict(FAST), "the last one was slower"
+    assert rank.received[4]["classes"] == {"large": ["w"]}
+
+
+def test_few_steps_warm_up(rank: Rank) -> None:
+    rank.answer(lambda message: rank.say(result(0.1)))
+    runner = LiveRunner(rank.training)
+    runner.run(spec(warmup_steps=10, profile=True), Limits(), lambda _: None)
+    runner.run(spec(warmup_steps=10), Limits(), lambda _: None)
+    rank.hang_up()
+    trials = [message["spec"] for message in rank.received if message["type"] == "trial"]
+    assert [each["warmup_steps"] for each in trials] == [10, 3], "the first one is the first"
+
+
+def test_a_rank_that_dies_in_a_trial_is_its_result(rank: Rank) -> None:
+    rank.answer(lambda _: rank.die())
+    runner = LiveRunner(rank.training)
+    lost = run(runner)
+    assert lost.status is TrialStatus.CRASHED
+    assert lost.reason.endswith(LOST_IN_TRIAL)
+    with pytest.raises(TrainingLost):
+        run(runner)
+
+
+def test_under_the_default_nothing_is_to_blame(rank: Rank) -> None:
+    rank.answer(lambda _: rank.die())
+    with pytest.raises(TrainingLost):
+        run(LiveRunner(rank.training), Strategy())
+
+
+def test_the_end_of_the_script_is_no_failure(rank: Rank) -> None:
+    rank.answer(lambda _: rank.say({"type": "end"}))
+    with pytest.raises(TrainingEnded):
+        run(LiveRunner(rank.training))
+
+
+def test_a_refusal_says_why(rank: Rank) -> None:
+    rank.say({"type": "refused", "reason": "a single rank"})
+    with pytest.raises(LiveTuningError, match="a single rank"):
+        rank.training.wait("begin")
+
+
+def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_runner, "_GRACE_S", 0.1)
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        rank.say({"type": "begin", "process": sleeper.pid})
+        rank.training.wait("begin")
+        rank.answer(lambda _: None)
+        hung = run(LiveRunner(rank.training), limits=Limits(silence_s=0.5))
+        assert sleeper.wait(5) == -signal.SIGTERM
+    assert hung.status is TrialStatus.HUNG
+    assert "no step for" in hung.reason
+
+
+def test_links_are_measured_in_place(rank: Rank) -> None:
+    link = {"ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7}
+    answers = iter([link, None])
+    rank.answer(lambda _: rank.say({"type": "link", "link": next(answers)}))
+    runner = LiveRunner(rank.training)
+    probe = spec(Strategy(), probe=(Host("a", 1), Host("b", 1)))
+    measured = runner.run(probe, Limits(), lambda _: None)
+    assert measured.link is not None
+    assert math.isclose(measured.link.bandwidth_bytes_per_s, 1e7)
+    assert rank.received[0] == {"type": "probe", "hosts": [["a", 1], ["b", 1]]}
+    assert "process set" in runner.run(probe, Limits(), lambda _: None).reason

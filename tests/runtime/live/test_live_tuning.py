@@ -1,0 +1,202 @@
+"""Live tuning on ranks that are threads: they meet, switch and report together."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime.collectives.operations import join, rank
+from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.runtime.live import live_tuning
+from hvd_autosync.runtime.live.helper import LOST, Message
+from hvd_autosync.runtime.live.live_tuning import LiveTuning
+from hvd_autosync.runtime.sync.synchronizer import Synchronizer
+from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.search_space.sync_plan import SyncPlan
+
+FAST, ODD = Strategy({"buckets": 3}), Strategy({"buckets": 5})
+
+
+class Optimizer:
+    """What live tuning sees of a strategy optimizer."""
+
+    backward_passes_per_step = 1
+
+    def __init__(self) -> None:
+        self._sync = Synchronizer(SyncPlan())
+        self._allreduce_delay = {"weight": 1}
+        self.param_groups: list[dict[str, Any]] = []
+
+    def register_state_dict_pre_hook(self, hook: Callable[[Any], None]) -> None:
+        self.saves = hook
+
+
+class Helper:
+    """Answers each message of rank 0 with the next of a list."""
+
+    def __init__(self, *answers: Message) -> None:
+        self._answers = list(answers)
+        self.sent: list[Message] = []
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        self.sent.append(json.loads(json.dumps(message)))
+
+    def next(self) -> Message | None:
+        return self._answers.pop(0) if self._answers else None
+
+    def close(self) -> None:
+        self.closed = True
+
+    def results(self) -> list[TrialResult]:
+        return [TrialResult.from_json(m["result"]) for m in self.sent if m["type"] == "result"]
+
+
+def named(strategy: Strategy) -> dict[str, Any]:
+    return {"strategy": dict(strategy), "classes": {}}
+
+
+def trial(strategy: Strategy, measured: int = 8) -> Message:
+    spec = TrialSpec("one", strategy, warmup_steps=3, measured_steps=measured)
+    return {"type": "trial", "spec": json.loads(spec.to_json()), "best": named(Strategy())}
+
+
+class Attached:
+    """The strategies that each rank has attached, with the number of its step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.by_rank: dict[int, list[tuple[int, Strategy]]] = {}
+        self.tunings: dict[int, LiveTuning] = {}
+        monkeypatch.setattr(live_tuning, "Attacher", lambda: self)
+        monkeypatch.setattr(live_tuning, "check_reinitialize", lambda _: None)
+
+    def attach(self, optimizers: Any, strategy: Strategy, classes: Any) -> None:
+        if strategy == ODD:
+            raise SpaceError("it does not fit")
+        steps = self.tunings[rank()]._steps
+        self.by_rank.setdefault(rank(), []).append((steps, strategy))
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> Attached:
+    return Attached(monkeypatch)
+
+
+def train(
+    attached: Attached,
+    helper: Helper,
+    steps: Callable[[int], list[int]],
+    *,
+    ranks: int = 2,
+    seed: int = 0,
+    before_step: Callable[[LiveTuning, Optimizer, int], None] = lambda *_: None,
+) -> None:
+    """Train epochs of ``steps(rank)`` steps each; ranks with fewer wait in ``join()``."""
+
+    def body() -> None:
+        tuning = LiveTuning(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        optimizer = Optimizer()
+        tuning.optimizer_created(optimizer, frozenset())
+        number = 0
+        for count in steps(rank()):
+            for _ in range(count):
+                number += 1
+                before_step(tuning, optimizer, number)
+                tuning.optimizer_stepped(optimizer)
+            join()
+
+    ThreadRanks(ranks, seed=seed).run(body)
+
+
+def test_a_trial_and_the_training_under_its_winner(attached: Attached) -> None:
+    helper = Helper(trial(FAST), {"type": "train", "expected_step_s": 0.0, **named(Strategy())})
+    train(attached, helper, lambda _: [300])
+    (result,) = helper.results()
+    assert result.status is TrialStatus.COMPLETED
+    assert [len(each.step_s) for each in result.ranks] == [11, 11]
+    assert [each.rank for each in result.ranks] == [0, 1]
+    assert [strategy for _, strategy in attached.by_rank[0]] == [FAST, Strategy()]
+    assert attached.by_rank[0] == attached.by_rank[1]
+    kinds = [m["type"] for m in helper.sent if m["type"] != "step"]
+    assert kinds == ["begin", "result", "switched"]
+
+
+def test_a_strategy_that_does_not_fit_is_the_result(attached: Attached) -> None:
+    helper = Helper(trial(ODD), trial(FAST))
+    train(attached, helper, lambda _: [200])
+    first, second = helper.results()
+    assert (first.status, first.reason) == (TrialStatus.CRASHED, "it does not fit")
+    assert second.status is TrialStatus.COMPLETED
+
+
+def test_unlike_steps_are_not_measured(attached: Attached) -> None:
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if number % 5 == 0:
+            optimizer.saves(optimizer)
+
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [60], before_step=before)
+    (result,) = helper.results()
+    assert {len(each.step_s) for each in result.ranks} in ({9}, {10}), "one or two were unlike"
+
+
+def test_begun_gradients_are_waited_for(attached: Attached) -> None:
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        optimizer._allreduce_delay["weight"] = int(rank() != 1 or number >= 70)
+
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [200], before_step=before)
+    ((step, _),) = attached.by_rank[0]
+    assert step >= 70
+    assert attached.by_rank[0] == attached.by_rank[1]
+
+
+def test_where_gradients_are_always_begun_tuning_ends(
+    attached: Attached, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        optimizer._allreduce_delay["weight"] = int(rank() != 1)
+
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [4000], before_step=before)
+    assert not attached.by_rank
+    assert [m["type"] for m in helper.sent] == ["refused"]
+    assert helper.closed
+    assert "before the end" in capsys.readouterr().err
+
+
+def test_a_lost_helper_leaves_the_best_strategy(attached: Attached) -> None:
+    best = {**trial(ODD), "best": named(FAST)}
+    train(attached, Helper(best, LOST), lambda _: [200])
+    assert [strategy for _, strategy in attached.by_rank[1]] == [FAST]
+
+
+def test_one_rank_alone_is_refused(attached: Attached) -> None:
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [50], ranks=1)
+    assert "single rank" in helper.sent[0]["reason"]
+
+
+@given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), epochs=st.integers(1, 12))
+def test_ranks_with_less_data_stay_together(seed: int, ranks: int, epochs: int) -> None:
+    draws = random.Random(seed)
+    lengths = [[draws.randint(1, 60) for _ in range(ranks)] for _ in range(epochs)]
+    helper = Helper(trial(FAST), trial(Strategy(), 20), trial(FAST))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        attached = Attached(monkeypatch)
+        train(attached, helper, lambda r: [epoch[r] for epoch in lengths], ranks=ranks, seed=seed)
+        assert len({json.dumps(each) for each in map(repr, attached.by_rank.values())}) <= 1
+        assert len({tuning._steps for tuning in attached.tunings.values()}) == 1
+    for result in helper.results():
+        assert len({len(each.step_s) for each in result.ranks}) == 1
+        assert all(seconds >= 0 for each in result.ranks for seconds in each.step_s)

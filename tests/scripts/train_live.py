@@ -1,0 +1,98 @@
+"""A training of a stated number of steps, for tests of live tuning.
+
+It writes a checkpoint every ten steps, from which it resumes, and in the end its parameters.
+"""
+
+import argparse
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=0, help="0: some more than it takes to be tuned")
+parser.add_argument("--folder", type=Path, required=True)
+parser.add_argument("--sleep", type=float, default=0.01)
+parser.add_argument("--uneven", action="store_true", help="rank 1 has less data in each epoch")
+parser.add_argument("--compression", action="store_true", help="of the script's own")
+parser.add_argument("--two", action="store_true", help="two optimizers, as of a GAN")
+parser.add_argument("--fails", choices=["raise", "kill", "stop"], help="once, in a live trial")
+arguments = parser.parse_args()
+
+hvd.init()
+torch.manual_seed(1)
+with open(arguments.folder / "set-ups", "a") as file:
+    file.write(f"{hvd.rank()}\n")
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 8))
+other = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+compression = hvd.Compression.fp16 if arguments.compression else hvd.Compression.none
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+if arguments.two:
+    second = torch.optim.Adam(other.parameters())
+    second = hvd.DistributedOptimizer(second, other.named_parameters(prefix="other"))
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+
+def fail_in_a_trial():
+    from hvd_autosync.runtime import current
+
+    trial = current.live and current.live._trial
+    mark = arguments.folder / "failed"
+    if not trial or trial.steps < 6 or not trial.spec.strategy or hvd.rank() != 1 or mark.exists():
+        return
+    mark.touch()
+    if arguments.fails == "raise":
+        raise RuntimeError("planted")
+    os.kill(os.getpid(), signal.SIGKILL if arguments.fails == "kill" else signal.SIGSTOP)
+
+
+def train_step(step):
+    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+    time.sleep(arguments.sleep)
+    optimizer.zero_grad()
+    output = model(torch.randn(16, 64, generator=generator))
+    output.pow(2).mean().backward()
+    optimizer.step()
+    if arguments.two:
+        second.zero_grad()
+        other(output.detach()).pow(2).mean().backward()
+        second.step()
+    if arguments.fails:
+        fail_in_a_trial()
+
+
+def last_step():
+    """Whether to end after this step, which ends an epoch of 20."""
+    from hvd_autosync.runtime import current
+
+    if arguments.steps:
+        return step + 1 >= arguments.steps
+    # Set by all ranks after the same step.
+    if current.live is None or current.live._watching or current.live._ended:
+        last_step.more -= 1
+    return last_step.more < 0
+
+
+last_step.more = 2
+for step in itertools.count():
+    if arguments.uneven:
+        if step % 20 < 18 or hvd.rank() == 0:
+            train_step(step)
+        if step % 20 == 19:
+            hvd.join()
+    else:
+        train_step(step)
+    if step % 10 == 9 and hvd.rank() == 0:
+        torch.save(optimizer.state_dict(), arguments.folder / f"step-{step}")
+    if step % 20 == 19 and last_step():
+        break
+if hvd.rank() == 0:
+    (arguments.folder / "steps").write_text(str(step + 1))
+    torch.save(model.state_dict(), arguments.folder / "model")
+    torch.save(optimizer.state_dict(), arguments.folder / "optimizer")

@@ -1,0 +1,210 @@
+"""Trainings that are tuned in their own steps, by real launches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hvd_autosync.launch.rendezvous import rendezvous
+from hvd_autosync.search_space import Host
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_live.py"
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+QUICK = {"TRIALS": "3", "STEPS": "8", "WARMUP": "3", "EXPECTED_HOURS": "10"}
+Done = subprocess.CompletedProcess[str]
+
+
+class LiveJob:
+    """A job of two ranks on this host, with a folder for what it writes."""
+
+    def __init__(self, folder: Path, horovodrun: str) -> None:
+        self.folder, self.horovodrun = folder, horovodrun
+        self.store_path = folder / "traces.db"
+
+    def variables(self, *, live: bool) -> dict[str, str]:
+        own = {f"HVD_AUTOSYNC_{name}": value for name, value in QUICK.items()}
+        own["HVD_AUTOSYNC_STORE"] = str(self.store_path)
+        return os.environ | (own | {"HVD_AUTOSYNC_LIVE": "1"} if live else {})
+
+    def script(self, *arguments: str) -> list[str]:
+        return [sys.executable, str(SCRIPT), "--folder", str(self.folder), *arguments]
+
+    def run(self, *arguments: str, live: bool = True) -> Done:
+        words = [self.horovodrun, "-np", "2", "--gloo", *self.script(*arguments)]
+        return _run(words, self.variables(live=live))
+
+    def with_flag(self, *arguments: str) -> Done:
+        options = [
+            word
+            for name, value in QUICK.items()
+            for word in (f"--autosync-{name.lower().replace('_', '-')}", value)
+        ]
+        flag = ["--autosync", "--autosync-mode", "live", "--autosync-store", str(self.store_path)]
+        words = [self.horovodrun, "-np", "2", "--gloo", *flag, *options, *self.script(*arguments)]
+        return _run(words, dict(os.environ))
+
+    @property
+    def store(self) -> TraceStore:
+        return TraceStore(str(self.store_path))
+
+    def state(self, name: str) -> list[torch.Tensor]:
+        state = torch.load(self.folder / name, weights_only=True)
+        if name == "model":
+            return [*state.values()]
+        return [entry["momentum_buffer"] for _, entry in sorted(state["state"].items())]
+
+
+def _run(words: list[str], variables: dict[str, str]) -> Done:
+    return subprocess.run(words, text=True, capture_output=True, timeout=280, env=variables)
+
+
+@pytest.fixture
+def job(tmp_path: Path, horovodrun: str) -> LiveJob:
+    return LiveJob(tmp_path, horovodrun)
+
+
+def assert_finished(job: LiveJob, done: Done) -> None:
+    assert done.returncode == 0, done.stderr
+    (study,) = job.store.studies()
+    assert study.status is StudyStatus.FINISHED, done.stderr
+    assert study.settings["mode"] == "live"
+    kinds = {trial.kind for trial in job.store.trials(study.study_id)}
+    assert {"default", "model"} <= kinds or {"default", "sobol"} <= kinds
+
+
+def test_one_set_up_all_checkpoints_and_the_model_of_the_default(
+    job: LiveJob, tmp_path_factory: pytest.TempPathFactory, horovodrun: str
+) -> None:
+    done = job.with_flag()
+    assert_finished(job, done)
+    steps = int((job.folder / "steps").read_text())
+    plain = LiveJob(tmp_path_factory.mktemp("plain"), horovodrun)
+    assert plain.run("--steps", str(steps), live=False).returncode == 0
+    assert "tuned in its own steps" in done.stderr
+    assert "trace: hvd-autosync show" in done.stderr
+    assert sorted((job.folder / "set-ups").read_text().split()) == ["0", "1"]
+    checkpoints = sorted(int(path.name.split("-")[1]) for path in job.folder.glob("step-*"))
+    assert checkpoints == [*range(9, steps, 10)]
+    for name in ("model", "optimizer"):
+        for live, default in zip(job.state(name), plain.state(name), strict=True):
+            # Some exchanges add in another order.
+            assert (live - default).abs().max() <= 1e-5 * default.abs().max(), name
+
+
+@pytest.mark.wide
+def test_with_less_data_on_one_rank(job: LiveJob) -> None:
+    assert_finished(job, job.run("--uneven"))
+
+
+@pytest.mark.wide
+def test_two_optimizers(job: LiveJob) -> None:
+    assert_finished(job, job.run("--two"))
+
+
+@pytest.mark.mpi
+def test_under_mpirun_alone(job: LiveJob) -> None:
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    assert_finished(job, _run([*words, *job.script()], job.variables(live=True)))
+
+
+@pytest.mark.wide
+def test_plain_processes(job: LiveJob) -> None:
+    gloo = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+    }
+    with rendezvous("127.0.0.1", [Host("localhost", 2)]) as places:
+        ranks = [
+            subprocess.Popen(
+                job.script(),
+                env=job.variables(live=True) | gloo | place,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for place in places
+        ]
+        errors = [each.communicate(timeout=280)[1] for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], errors
+    assert_finished(job, Done([], 0, "", errors[0]))
+
+
+@pytest.mark.parametrize("how", ["raise", pytest.param("kill", marks=pytest.mark.wide)])
+def test_a_strategy_that_fails_is_left_out_when_the_training_is_started_again(
+    job: LiveJob, how: str
+) -> None:
+    done = job.with_flag("--fails", how)
+    assert_finished(job, done)
+    assert "starting the training again" in done.stderr
+    (study,) = job.store.studies()
+    failed = [t for t in job.store.trials(study.study_id) if t.result and not t.result.ranks]
+    assert [trial.result.status.value for trial in failed if trial.result] == ["crashed"]
+    later = [t.strategy for t in job.store.trials(study.study_id) if t.number > failed[0].number]
+    assert failed[0].strategy not in later
+
+
+def test_a_killed_helper_does_no_harm(job: LiveJob) -> None:
+    words = [job.horovodrun, "-np", "2", "--gloo", *job.script()]
+    training = subprocess.Popen(
+        words, env=job.variables(live=True), stderr=subprocess.PIPE, text=True
+    )
+    assert training.stderr is not None
+    lines = iter(training.stderr.readline, "")
+    assert any("trial 0 (default)" in line for line in lines)
+    helpers = [
+        child
+        for child in psutil.Process(training.pid).children(recursive=True)
+        if any("live_study" in word for word in child.cmdline())
+    ]
+    assert len(helpers) == 1
+    helpers[0].send_signal(signal.SIGKILL)
+    rest = training.communicate(timeout=200)[1]
+    assert training.returncode == 0, rest
+    assert "the process that tunes has ended" in rest
+    assert (job.folder / "model").exists()
+
+
+def test_arguments_of_the_script_are_a_refusal_with_its_reason(job: LiveJob) -> None:
+    done = job.run("--compression", "--steps", "60")
+    assert done.returncode == 0, done.stderr
+    assert "say how gradients are exchanged" in done.stderr
+    assert "--autosync-mode launched" in done.stderr
+    assert not job.store_path.exists() or not job.store.studies()
+
+
+def test_ctrl_c_ends_the_job_and_the_helper(job: LiveJob) -> None:
+    words = [job.horovodrun, "-np", "2", "--gloo", *job.script("--steps", "100000")]
+    training = subprocess.Popen(
+        words, env=job.variables(live=True), stderr=subprocess.PIPE, text=True
+    )
+    assert training.stderr is not None
+    assert any("trial 0 (default)" in line for line in iter(training.stderr.readline, ""))
+    training.send_signal(signal.SIGINT)
+    training.communicate(timeout=60)
+    assert training.returncode != 0
+    until = time.monotonic() + 10
+    while time.monotonic() < until and _helpers():
+        time.sleep(0.1)
+    assert not _helpers()
+
+
+def _helpers() -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any("live_study" in word for word in process.cmdline()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
