@@ -80,7 +80,7 @@ class ZmqTransport:
     def __init__(self, address: str) -> None:
         self.awaited: set[int] = set()
         self.lost: dict[int, str] = {}
-        self._context = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         public, self._secret = zmq.curve_keypair()
         self._public = public
         self._auth_handler = self._context.socket(zmq.REP)
