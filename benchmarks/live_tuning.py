@@ -67,11 +67,11 @@ WAYS: dict[str, Sequence[str]] = {
 Row = dict[str, str]
 
 
-def train(script: str, marks: str, set_up_s: float) -> None:
+def train(example: str, marks: str, set_up_s: float) -> None:
     """A rank's part: the example, whose steps rank 0 writes down.
 
     Args:
-        script: The example and its arguments.
+        example: The example and its arguments.
         marks: The file for the moments of its steps, seconds of ``time.time``.
         set_up_s: A set-up that the script makes before anything else, seconds.
     """
@@ -90,8 +90,8 @@ def train(script: str, marks: str, set_up_s: float) -> None:
             file.write(f"{time.time():.4f}\n")
         backward(self, *arguments, **keywords)
 
-    torch.Tensor.backward = marked  # type: ignore[method-assign,assignment]
-    name, *words = script.split()
+    torch.Tensor.backward = marked  # type: ignore[method-assign]
+    name, *words = example.split()
     sys.argv = [name, *words]
     sys.path.insert(0, str(_EXAMPLES))
     runpy.run_path(str(_EXAMPLES / name), run_name="__main__")
@@ -104,7 +104,7 @@ def run(bed: Testbed | None, way: str, script: str, seconds: float, set_up_s: fl
         marks.touch()
         place = ["-np", "2"] if bed is None else bed.horovodrun_options(1)
         own = ["--autosync-store", f"{folder}/traces.db"] if "--autosync" in WAYS[way] else []
-        part = own_part(__file__, script=script, marks=str(marks), set_up_s=set_up_s)
+        part = own_part(__file__, example=script, marks=str(marks), set_up_s=set_up_s)
         command = [str(_BIN / "horovodrun"), *place, "--gloo", *WAYS[way], *own, *part]
         options: dict[str, Any] = {
             "env": {**os.environ, "OMP_NUM_THREADS": "1"},

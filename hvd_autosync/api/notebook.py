@@ -33,7 +33,7 @@ from hvd_autosync.util.streams import open_standard_streams
 #: Options of the flag that replace tuning; ``tune()`` rejects them from any source.
 _INSTEAD = ("dry_run", "strategy", "replay", "recurring")
 #: All options that are not arguments of ``tune()``.
-_FLAG_ONLY = (*_INSTEAD, "tune_only", "search", "target", "tolerance", "repeats")
+_FLAG_ONLY = (*_INSTEAD, "mode", "tune_only", "search", "target", "tolerance", "repeats")
 
 
 def tune(
@@ -180,7 +180,7 @@ def _job(
         if value is not None:
             setattr(arguments, f"autosync_{name}", as_text(value))
     job, chosen = read_job(arguments, line)
-    for name in _INSTEAD:
+    for name in (*_INSTEAD, *(["mode"] if chosen.mode == "live" else [])):
         if getattr(chosen, name):
             raise ConfigurationError(
                 f"tune() does not support {name}, which {variable_name(name)} or the configuration "

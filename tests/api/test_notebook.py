@@ -27,6 +27,7 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
         ({"np": 2, "allow": ["everything"]}, "invalid value 'everything'"),
         ({"np": 2, "tune_only": True}, "no argument 'tune_only'"),
         ({"np": 2, "recurring": True}, "no argument 'recurring'"),
+        ({"np": 2, "mode": "live"}, "no argument 'mode'"),
         ({"np": 2, "command": ""}, "the command is empty"),
         ({"np": 2, "args": (1,)}, "args and kwargs need a function"),
         ({"np": 2, "hosts": "a:1"}, "slots"),
@@ -42,11 +43,14 @@ def test_wrong_arguments_start_nothing(
     assert not (tmp_path / "t.db").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("HVD_AUTOSYNC_REPLAY", "last"), ("HVD_AUTOSYNC_MODE", "live")]
+)
 def test_a_variable_for_something_else_than_tuning_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HVD_AUTOSYNC_REPLAY", "last")
-    with pytest.raises(ConfigurationError, match="HVD_AUTOSYNC_REPLAY"):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=name):
         hvd_autosync.tune("python train.py", np=2, store=str(tmp_path / "t.db"))
 
 
