@@ -88,7 +88,7 @@ def train(example: str, marks: str, set_up_s: float) -> None:
     def marked(self: Any, *arguments: Any, **keywords: Any) -> None:
         if os.environ.get("HOROVOD_RANK") == "0" and not hvd_autosync.in_trial():
             file.write(f"{time.time():.4f}\n")
-        backward(self, *arguments, **keywords)
+        backward(self, *arguments, **keywords)  # type: ignore[no-untyped-call]
 
     torch.Tensor.backward = marked  # type: ignore[method-assign]
     name, *words = example.split()

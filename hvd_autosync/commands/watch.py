@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hvd_autosync.commands.common import StoreOption, StudyArgument, open_store
+from hvd_autosync.util.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
     traces = open_store(store)
     try:
         for line in watched(traces, traces.full_id(study, or_failed=True)):
-            print(line, flush=True)
+            print(printable(line), flush=True)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

@@ -191,6 +191,7 @@ LINES: dict[str, Callable[[HostileStudy], list[list[str]]]] = {
     ],
     "space": lambda s: [[], LINE],
     "show": lambda s: [[], ["--take", "winner"], ["--take", _ARGUMENT], [_ARGUMENT]],
+    "watch": lambda s: [[], [s.study.study_id], [_ARGUMENT]],
     "traces list": lambda s: [[]],
     "traces show": lambda s: [["--format", each] for each in ("table", "csv", "json")],
     "traces export": lambda s: [["-o", f"{s.folder}/new\x1b\u202e"]],

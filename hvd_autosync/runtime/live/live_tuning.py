@@ -364,7 +364,8 @@ class LiveTuning(JoinHook):
         """End the tuning without a conclusion."""
         self._ended = True
         if rank() == 0:
-            print_line(f"live tuning has ended: {reason}")
+            what = "live tuning has ended" if self._tuning_since else "this training is not tuned"
+            print_line(f"{what}: {reason}")
         self._send(lambda: {"type": "refused", "reason": reason})
         if self._helper is not None:
             self._helper.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.trial import trial_run
+from hvd_autosync.runtime.trial import profiling, trial_run
 from hvd_autosync.runtime.trial.trial_run import TrialRun
 
 
@@ -64,7 +64,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     monkeypatch.setattr(trial_run, "local_size", lambda: 1)
     monkeypatch.setattr(trial_run.ending, "leave", leave)
     monkeypatch.setattr(trial_run.ending, "vote_prune", spy.vote)
-    monkeypatch.setattr(trial_run, "same_by_sums", lambda described, name: spy.alike)
+    monkeypatch.setattr(profiling, "same_by_sums", lambda described, name: spy.alike)
     monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: spy.most_steps)
     monkeypatch.setattr(trial_run.atexit, "register", lambda _: None)
     return spy
@@ -158,7 +158,7 @@ def test_who_was_in_join_ends_with_the_others(
     run._begun = True
     run.optimizer_stepped(optimizer)
     agreed = {"trial": 5, "trial.last": -14}
-    monkeypatch.setattr(trial_run, "same_by_sums", lambda described, name: spy.alike)
+    monkeypatch.setattr(profiling, "same_by_sums", lambda described, name: spy.alike)
     monkeypatch.setattr(trial_run, "agree_steps", lambda steps, name: agreed[name])
     run.all_joined()
     with pytest.raises(Left):
@@ -244,7 +244,7 @@ def test_profile_leaves_measured_steps_alone(start: Start, spy: Spy, warmup_step
         parameter.sum().backward()
         run.optimizer_stepped(optimizer)
     assert any(profiled[warmup_steps // 2 :])
-    assert run.profiler is None
+    assert run.profiling.profiler is None
     assert not parameter._post_accumulate_grad_hooks
     assert spy.types == ["hello", "profile"]
     assert spy.messages[1]["owned"] == ["rest_codec"]
