@@ -18,13 +18,15 @@ class Agreement:
     """What all ranks know at a boundary.
 
     Attributes:
-        possible: Whether every rank can act now: none waits in ``join()``, none has begun a step.
+        complete: Whether all ranks are there: none waits in ``join()``.
+        possible: Whether every rank is there and can act now: none has begun a step.
         all_slow: Whether every rank votes to end the trial as too slow.
         clear: Whether rank 0 finds its steps known well enough.
         wait_steps: Steps until the next boundary, 1 or more.
         message: What rank 0 has received; ``None`` if nothing, or if it is not ``possible``.
     """
 
+    complete: bool
     possible: bool
     all_slow: bool
     clear: bool
@@ -57,10 +59,13 @@ def meet(
         own, name="hvd_autosync.live.boundary", op=Sum
     ).tolist()
     everyone = size()
-    possible = present == everyone and are_ready == everyone
+    complete = present == everyone
+    possible = complete and are_ready == everyone
     message = None
     if possible:  # only then other collectives are allowed
         told = receive() if receive is not None else None
         text = tell_all(json.dumps(told).encode() if told else b"", "live")
         message = json.loads(text) if text else None
-    return Agreement(possible, are_slow == everyone, is_clear > 0, max(wait, 1), message)
+    return Agreement(
+        complete, possible, are_slow == everyone, is_clear > 0, max(wait, 1), message
+    )

@@ -206,7 +206,8 @@ class LiveTuning(JoinHook):
             wait_steps=self._wait_steps(),
             receive=self._receive if rank() == 0 else None,
         )
-        self._impossible = 0 if agreed.possible else self._impossible + 1
+        if agreed.complete:  # a rank that waits in join() does not count, and would fall behind
+            self._impossible = 0 if agreed.possible else self._impossible + 1
         if self._impossible > _PATIENCE:
             self._end("in each step some rank computes gradients of the next one before the end")
             return

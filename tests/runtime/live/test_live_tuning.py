@@ -200,3 +200,11 @@ def test_ranks_with_less_data_stay_together(seed: int, ranks: int, epochs: int) 
     for result in helper.results():
         assert len({len(each.step_s) for each in result.ranks}) == 1
         assert all(seconds >= 0 for each in result.ranks for seconds in each.step_s)
+
+
+def test_a_long_wait_in_join_does_not_end_tuning(attached: Attached) -> None:
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda r: [50 if r else 50 + 20 * 200, 100])
+    (result,) = helper.results()
+    assert result.status is TrialStatus.COMPLETED
+    assert not any(tuning._ended for tuning in attached.tunings.values())
