@@ -84,7 +84,8 @@ def _free_bytes(device: torch.device) -> int:
 
 def switchable(optimizers: Sequence[Any]) -> list[Any]:
     """Those of a script's wrapped optimizers whose synchronization can change."""
-    return [each for each in optimizers if isinstance(getattr(each, "_sync", None), Synchronizer)]
+    # One without parameters to reduce has that of its class only, which is attached to nothing.
+    return [each for each in optimizers if isinstance(vars(each).get("_sync"), Synchronizer)]
 
 
 def has_begun(optimizer: Any) -> bool:

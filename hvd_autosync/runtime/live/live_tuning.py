@@ -329,7 +329,7 @@ class LiveTuning(JoinHook):
         if strategy == self._strategy:
             return ""
         try:
-            self._attacher.attach(self._switchable(), strategy, classes)
+            self._attacher.attach(self._common(), strategy, classes)
         except (ConfigurationError, CannotReinitializeError) as error:
             return error.message  # alike on all ranks; the strategy before stays
         self._strategy = strategy
@@ -378,6 +378,16 @@ class LiveTuning(JoinHook):
     def _living(self) -> list[Any]:
         """The optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+
+    def _common(self) -> Sequence[Any]:
+        """Those that all ranks can change; a collective.
+
+        Ranks collect optimizers that the script has dropped at different times.
+        """
+        optimizers = [each() for each in self._optimizers]
+        own = [i for i, each in enumerate(optimizers) if each is not None and switchable([each])]
+        texts = gather_texts(json.dumps(own), "live.optimizers")
+        return [optimizers[i] for i in sorted(set(own).intersection(*map(json.loads, texts)))]
 
     def _switchable(self) -> Sequence[Any]:
         """Those whose synchronization can change."""

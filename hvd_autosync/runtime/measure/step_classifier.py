@@ -27,10 +27,10 @@ class StepClassifier:
         """Whether a step ends with this call of ``optimizer``'s."""
         if self.marked:
             return False
-        counted = self._counted() if self._counted is not None else None
-        if optimizer is not counted:
+        # Ranks collect a dropped optimizer at different times, and must count the same steps.
+        if self._counted is None or optimizer is not self._counted():
             self._others_steps += 1
-            if counted is not None and self._others_steps < _PATIENCE:
+            if self._counted is not None and self._others_steps < _PATIENCE:
                 return False
             self._counted = weakref.ref(optimizer)
         self._others_steps = 0

@@ -17,6 +17,7 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.live import live_tuning
+from hvd_autosync.runtime.live.attach import switchable
 from hvd_autosync.runtime.live.helper import LOST, Message
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
@@ -76,6 +77,8 @@ class Attached:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.by_rank: dict[int, list[tuple[int, Strategy]]] = {}
         self.tunings: dict[int, LiveTuning] = {}
+        #: Numbers of the optimizers that were attached.
+        self.counts: list[int] = []
         monkeypatch.setattr(live_tuning, "Attacher", lambda: self)
         monkeypatch.setattr(live_tuning, "check_reinitialize", lambda _: None)
 
@@ -83,6 +86,7 @@ class Attached:
         if strategy == ODD:
             raise SpaceError("it does not fit")
         steps = self.tunings[rank()]._steps
+        self.counts.append(len(optimizers))
         self.by_rank.setdefault(rank(), []).append((steps, strategy))
 
 
@@ -208,3 +212,36 @@ def test_a_long_wait_in_join_does_not_end_tuning(attached: Attached) -> None:
     (result,) = helper.results()
     assert result.status is TrialStatus.COMPLETED
     assert not any(tuning._ended for tuning in attached.tunings.values())
+
+
+def test_ranks_collect_dropped_optimizers_at_different_times(attached: Attached) -> None:
+    helper = Helper(trial(FAST), trial(Strategy(), 20), trial(FAST))
+    kept: list[Optimizer] = []
+
+    def body() -> None:
+        tuning = LiveTuning(helper if rank() == 0 else None)  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        for _ in range(4):
+            optimizer = Optimizer()
+            if rank() == 1:
+                kept.append(optimizer)
+            tuning.optimizer_created(optimizer, frozenset())
+            for _ in range(70):
+                tuning.optimizer_stepped(optimizer)
+
+    ThreadRanks(2, seed=0).run(body)
+    assert len(helper.results()) == 3
+    assert attached.by_rank[0] == attached.by_rank[1]
+    assert {*attached.counts} == {1}, "only the one that all ranks have"
+
+
+def test_an_optimizer_of_frozen_parameters_is_left_alone() -> None:
+    class Frozen(Optimizer):
+        _sync = Synchronizer(SyncPlan())  # as of the class that is made for each optimizer
+
+        def __init__(self) -> None:
+            super().__init__()
+            del self._sync
+
+    other = Optimizer()
+    assert switchable([Frozen(), other]) == [other]
