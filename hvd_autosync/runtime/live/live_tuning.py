@@ -81,7 +81,10 @@ class LiveTuning(JoinHook):
         self._begun = self._ended = False
         self._profile: Any = None
         self._trial: LiveTrial | None = None
-        self._strategy = Strategy()
+        #: What all optimizers follow, once those that are `late` do; `None`: some may differ.
+        self._strategy: Strategy | None = Strategy()
+        self._classes: Classes = {}
+        self._late = False
         self._attacher = Attacher()
         #: What could not be done at the last boundary, because operations were under way.
         self._postponed: Message | None = None
@@ -106,6 +109,7 @@ class LiveTuning(JoinHook):
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
         self._optimizers.append(weakref.ref(optimizer))
+        self._late = True
         self._owned.append(owned)
         # A step in which the script saves a checkpoint takes longer.
         optimizer.register_state_dict_pre_hook(lambda _: self.unlike_others())
@@ -216,6 +220,8 @@ class LiveTuning(JoinHook):
                 self._begin()
             elif trial is not None and (trial.over or agreed.all_slow or agreed.clear):
                 self._end_trial(trial, pruned=agreed.all_slow and not trial.over)
+            if self._late and self._strategy is not None and not self._ended:
+                self._include_late(self._strategy)
             message = self._postponed or agreed.message
             if message is not None:
                 self._try_to_obey(message)
@@ -331,9 +337,17 @@ class LiveTuning(JoinHook):
         try:
             self._attacher.attach(self._common(), strategy, classes)
         except (ConfigurationError, CannotReinitializeError) as error:
-            return error.message  # alike on all ranks; the strategy before stays
-        self._strategy = strategy
+            self._strategy = None  # some optimizers may have switched
+            return error.message  # alike on all ranks
+        self._strategy, self._classes, self._late = strategy, classes, False
         return ""
+
+    def _include_late(self, strategy: Strategy) -> None:
+        """Let optimizers that the script has created since follow the strategy, too."""
+        self._late = False
+        if strategy != Strategy():  # which they follow from their creation
+            self._strategy = None
+            self._use(strategy, self._classes)
 
     def _train(self, expected_step_s: float) -> None:
         """The study has ended: only watch the steps from now on."""

@@ -245,3 +245,25 @@ def test_an_optimizer_of_frozen_parameters_is_left_alone() -> None:
 
     other = Optimizer()
     assert switchable([Frozen(), other]) == [other]
+
+
+def test_an_optimizer_that_is_created_later_follows_too(attached: Attached) -> None:
+    helper = Helper(trial(FAST), {"type": "train", "expected_step_s": 0.0, **named(FAST)})
+    later: list[Optimizer] = []
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if number == 150:
+            later.append(Optimizer())
+            tuning.optimizer_created(later[-1], frozenset())
+
+    train(attached, helper, lambda _: [300], before_step=before)
+    assert [strategy for _, strategy in attached.by_rank[0]] == [FAST, FAST]
+    assert sorted(attached.counts) == [1, 1, 2, 2]
+
+
+def test_after_a_strategy_that_does_not_fit_the_best_is_attached_again(
+    attached: Attached,
+) -> None:
+    use = {"type": "use", **named(Strategy())}
+    train(attached, Helper(trial(ODD), use), lambda _: [200])
+    assert [strategy for _, strategy in attached.by_rank[0]] == [Strategy()]
