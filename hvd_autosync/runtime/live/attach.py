@@ -11,6 +11,7 @@ import torch
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.agreement import agree_any
+from hvd_autosync.runtime.collectives.operations import all_ranks
 from hvd_autosync.runtime.collectives.reinitialize import reinitialize
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
@@ -80,6 +81,12 @@ def _free_bytes(device: torch.device) -> int:
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(line.split()[1]) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def of_some_ranks(optimizer: Any) -> bool:
+    """Whether a wrapped optimizer is for a process set: the other ranks make other steps."""
+    everyone = all_ranks()
+    return getattr(optimizer, "process_set", everyone) is not everyone
 
 
 def switchable(optimizers: Sequence[Any]) -> list[Any]:

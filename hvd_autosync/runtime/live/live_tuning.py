@@ -31,7 +31,13 @@ from hvd_autosync.runtime.collectives.reinitialize import (
     NotNowError,
     check_reinitialize,
 )
-from hvd_autosync.runtime.live.attach import Attacher, has_begun, not_switchable, switchable
+from hvd_autosync.runtime.live.attach import (
+    Attacher,
+    has_begun,
+    not_switchable,
+    of_some_ranks,
+    switchable,
+)
 from hvd_autosync.runtime.live.boundary import meet
 from hvd_autosync.runtime.live.helper import LOST, Helper, Message
 from hvd_autosync.runtime.live.live_trial import LiveTrial
@@ -91,8 +97,8 @@ class LiveTuning(JoinHook):
         #: What the ranks go on with if the helper ends.
         self._best: tuple[Strategy, Classes] = (Strategy(), {})
         self._impossible = 0
-        #: The thread that trains; strategies change in no other one.
-        self._thread = threading.get_ident()
+        #: The thread that trains; strategies change in no other one. 0: no step was made yet.
+        self._thread = 0
         self._last_end = perf_counter()
         self._step_s = 0.0
         self._untypical = False
@@ -108,6 +114,8 @@ class LiveTuning(JoinHook):
 
     def optimizer_created(self, optimizer: Any, owned: frozenset[str]) -> None:
         """The script has wrapped an optimizer; its call fixes the knobs ``owned``."""
+        if of_some_ranks(optimizer):
+            return
         self._optimizers.append(weakref.ref(optimizer))
         self._late = True
         self._owned.append(owned)
@@ -116,7 +124,7 @@ class LiveTuning(JoinHook):
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """A wrapped optimizer finished a step."""
-        if self._classifier.is_step(optimizer):
+        if not of_some_ranks(optimizer) and self._classifier.is_step(optimizer):
             self._end_step()
 
     def mark(self) -> None:
@@ -167,6 +175,7 @@ class LiveTuning(JoinHook):
         if self._ended:
             return
         self._steps += 1
+        self._thread = self._thread or threading.get_ident()
         now = perf_counter()
         typical, self._untypical = not self._untypical, False
         if typical:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ class Optimizer:
     """What live tuning sees of a strategy optimizer."""
 
     backward_passes_per_step = 1
+    process_set: Any
+    part: Optimizer
 
     def __init__(self) -> None:
         self._sync = Synchronizer(SyncPlan())
@@ -267,3 +270,35 @@ def test_after_a_strategy_that_does_not_fit_the_best_is_attached_again(
     use = {"type": "use", **named(Strategy())}
     train(attached, Helper(trial(ODD), use), lambda _: [200])
     assert [strategy for _, strategy in attached.by_rank[0]] == [Strategy()]
+
+
+def test_steps_of_some_ranks_are_no_boundaries(attached: Attached) -> None:
+    helper = Helper(trial(FAST))
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if number == 1 and rank() == 1:
+            optimizer.part = Optimizer()
+            optimizer.part.process_set = "of rank 1"
+            tuning.optimizer_created(optimizer.part, frozenset())
+        if rank() == 1:
+            for _ in range(3):
+                tuning.optimizer_stepped(optimizer.part)
+
+    train(attached, helper, lambda _: [100], before_step=before)
+    assert len(helper.results()) == 1
+    assert {tuning._steps for tuning in attached.tunings.values()} == {100}
+
+
+def test_a_script_may_train_in_another_thread(attached: Attached) -> None:
+    def body() -> None:
+        tuning = LiveTuning(None)
+        optimizer = Optimizer()
+        thread = threading.Thread(target=tuning.optimizer_stepped, args=[optimizer])
+        tuning._boundary_at = 2
+        thread.start()
+        thread.join()
+        ready.append((tuning._thread == thread.ident, tuning._ready()))
+
+    ready: list[tuple[bool, bool]] = []
+    ThreadRanks(1, seed=0).run(body)
+    assert ready == [(True, False)], "in this thread strategies do not change"
