@@ -302,7 +302,7 @@ class LiveTuning(JoinHook):
             self._best = _strategy(message["best"])
             self._begin_trial(TrialSpec.from_json(json.dumps(message["spec"])))
         elif kind == "probe":
-            link = probe_in_place(message["hosts"])
+            link = probe_in_place(message["hosts"], gradient_device(self._living()))
             self._send(lambda: {"type": "link", "link": link and vars(link)})
         elif kind == "use":
             self._use(*_strategy(message))

@@ -76,12 +76,13 @@ def measure(key: str) -> NoReturn:
     leave()
 
 
-def probe_in_place(hosts: Sequence[tuple[str, int]]) -> Link | None:
+def probe_in_place(hosts: Sequence[tuple[str, int]], device: torch.device) -> Link | None:
     """Measure a link in a running job, between two of its steps; a collective.
 
     Args:
         hosts: Names of the hosts that take part, and how many of their ranks: all ranks of the
             job, those of its first host, or one on each host.
+        device: The device of the gradients; the script's current device stays what it is.
 
     Returns:
         The link on rank 0; ``None`` on ranks that take no part, and where the job has no process
@@ -96,7 +97,7 @@ def probe_in_place(hosts: Sequence[tuple[str, int]]) -> Link | None:
         group = levels.within if len(hosts) == 1 else levels.across
         if (cross_rank() if len(hosts) == 1 else local_rank()) != 0:
             return None
-    return measure_link(_device(), group)
+    return measure_link(device, group)
 
 
 def measure_link(device: torch.device, group: ProcessSet) -> Link:

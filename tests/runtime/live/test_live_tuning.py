@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 from hypothesis import given
@@ -22,7 +23,8 @@ from hvd_autosync.runtime.live.attach import switchable
 from hvd_autosync.runtime.live.helper import LOST, Message
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
-from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.runtime.trial import probe
+from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 FAST, ODD = Strategy({"buckets": 3}), Strategy({"buckets": 5})
@@ -302,3 +304,18 @@ def test_a_script_may_train_in_another_thread(attached: Attached) -> None:
     ready: list[tuple[bool, bool]] = []
     ThreadRanks(1, seed=0).run(body)
     assert ready == [(True, False)], "in this thread strategies do not change"
+
+
+def test_the_link_is_measured_where_the_gradients_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_device(device: object) -> None:
+        raise AssertionError("the script has chosen its device, which may be the only one it sees")
+
+    monkeypatch.setattr(probe, "_EACH_S", 0.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    links: list[Link | None] = []
+    hosts = [("a", 1), ("b", 1)]
+    ThreadRanks(2, seed=0).run(
+        lambda: links.append(probe.probe_in_place(hosts, torch.device("cpu")))
+    )
+    assert [link and link.ranks for link in links] == [2, 2]
