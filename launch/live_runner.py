@@ -27,6 +27,8 @@ from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, excha
 _WARMUP_STEPS = 3
 #: Ends the reason of a trial in which the training itself was lost.
 LOST_IN_TRIAL = "in this trial"
+#: Shortest wait of rank 0 in an exchange that counts as hung, seconds: another rank may evaluate.
+_LEAST_SILENCE_S = 60.0
 #: Interval of the reports of progress.
 _REPORT_S = 0.2
 #: Time for a hanging rank to end after a signal, seconds.
@@ -171,19 +173,20 @@ class LiveRunner:
         """Wait for the result of a trial, or kill the job if it hangs."""
         began = last = time.monotonic()
         steps, total = 0, spec.warmup_steps + spec.measured_steps
+        silence_s = max(limits.silence_s, _LEAST_SILENCE_S)
 
         def report() -> None:
             now = time.monotonic()
             phase = "measuring" if steps >= spec.warmup_steps else "warming up"
             progress(TrialProgress(phase, steps, total, now - began))
-            if now - last > limits.silence_s:
-                self._kill(f"no step for {limits.silence_s:.0f} s")
+            if now - last > silence_s:
+                self._kill(f"no step for {silence_s:.0f} s")
 
         while True:
-            message = self._training.wait("step", "result", waiting=report)
+            message = self._training.wait("step", "alive", "result", waiting=report)
             if message["type"] == "result":
                 return TrialResult.from_json(message["result"])
-            steps, last = message["steps"], time.monotonic()
+            steps, last = message.get("steps", steps), time.monotonic()
             report()
 
     def _kill(self, reason: str) -> NoReturn:

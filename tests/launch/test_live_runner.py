@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,6 +155,7 @@ def test_a_refusal_says_why(rank: Rank) -> None:
 
 def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_runner, "_GRACE_S", 0.1)
+    monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
         rank.say({"type": "begin", "process": sleeper.pid})
         rank.training.wait("begin")
@@ -175,3 +177,19 @@ def test_links_are_measured_in_place(rank: Rank) -> None:
     assert math.isclose(measured.link.bandwidth_bytes_per_s, 1e7)
     assert rank.received[0] == {"type": "probe", "hosts": [["a", 1], ["b", 1]]}
     assert "process set" in runner.run(probe, Limits(), lambda _: None).reason
+
+
+def test_a_job_that_evaluates_in_a_trial_is_not_killed(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
+
+    def evaluate(_: dict[str, Any]) -> None:
+        for _ in range(10):
+            rank.say({"type": "alive"})
+            time.sleep(0.2)
+        rank.say(result(0.1))
+
+    rank.answer(evaluate)
+    done = run(LiveRunner(rank.training), limits=Limits(silence_s=1.0))
+    assert done.status is TrialStatus.COMPLETED

@@ -66,6 +66,4 @@ def meet(
         told = receive() if receive is not None else None
         text = tell_all(json.dumps(told).encode() if told else b"", "live")
         message = json.loads(text) if text else None
-    return Agreement(
-        complete, possible, are_slow == everyone, is_clear > 0, max(wait, 1), message
-    )
+    return Agreement(complete, possible, are_slow == everyone, is_clear > 0, max(wait, 1), message)

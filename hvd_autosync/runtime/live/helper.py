@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeAlias
 
+from hvd_autosync.runtime.live.waiting import waits_in_exchange
 from hvd_autosync.search_space.horovod_settings import without_rank
 from hvd_autosync.util.program import run_main
 from hvd_autosync.util.variables import LIVE_VARIABLE
@@ -25,6 +26,9 @@ from hvd_autosync.util.variables import LIVE_VARIABLE
 Message: TypeAlias = dict[str, Any]
 #: What a rank gets in place of a message once the helper has ended.
 LOST: Message = {"type": "lost"}
+#: Sent while there is nothing else to say, unless this rank waits for others in an exchange.
+ALIVE: Message = {"type": "alive"}
+_ALIVE_EVERY_S = 1.0
 #: Longest wait for the helper to take the last message, seconds.
 _CLOSE_S = 1.0
 #: The helper computes at this priority, the lowest.
@@ -37,11 +41,15 @@ class Helper:
 
     Args:
         process: Its process, with pipes.
+        waits: Whether this rank waits in an exchange.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], waits: Callable[[], bool] = waits_in_exchange
+    ) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
+        self._waits = waits
         self._received: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._to_send: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._writer = _start(self._write, process.stdin)
@@ -93,9 +101,17 @@ class Helper:
         self._process.wait()
         self._received.put(LOST)
 
+    def _next_to_send(self) -> Message | None:
+        """Wait for a message to send; ``None``: there is none any more."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._to_send.get(timeout=_ALIVE_EVERY_S)
+            if not self._waits():
+                return ALIVE
+
     def _write(self, stream: IO[bytes]) -> None:
         with contextlib.suppress(OSError):  # it has ended; _read notices
-            while (message := self._to_send.get()) is not None:
+            while (message := self._next_to_send()) is not None:
                 stream.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
                 stream.flush()
         with contextlib.suppress(OSError):

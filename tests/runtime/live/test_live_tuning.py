@@ -266,9 +266,7 @@ def test_an_optimizer_that_is_created_later_follows_too(attached: Attached) -> N
     assert sorted(attached.counts) == [1, 1, 2, 2]
 
 
-def test_after_a_strategy_that_does_not_fit_the_best_is_attached_again(
-    attached: Attached,
-) -> None:
+def test_after_a_strategy_that_does_not_fit_the_best_is_attached_again(attached: Attached) -> None:
     use = {"type": "use", **named(Strategy())}
     train(attached, Helper(trial(ODD), use), lambda _: [200])
     assert [strategy for _, strategy in attached.by_rank[0]] == [Strategy()]

@@ -1,0 +1,27 @@
+"""Whether this rank waits for others in an exchange of ours, as seen from another thread.
+
+Only such a wait can be the fault of a strategy. A rank that evaluates, saves, loads data or waits
+in ``join()`` may take as long as it likes.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+_OPERATIONS = "horovod.torch.mpi_ops"
+_OURS = "hvd_autosync.runtime."
+
+
+def waits_in_exchange() -> bool:
+    """Whether a thread of this process waits for an operation that our code has called."""
+    return any(_waits(frame) for frame in sys._current_frames().values())
+
+
+def _waits(frame: FrameType | None) -> bool:
+    called = []
+    while frame is not None and frame.f_globals.get("__name__") == _OPERATIONS:
+        called.append(frame.f_code.co_name)
+        frame = frame.f_back
+    ours = frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_OURS)
+    return ours and "synchronize" in called and "join" not in called

@@ -1,0 +1,96 @@
+"""What another thread sees of a rank that waits: in an exchange, or on the script's behalf."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
+
+from hvd_autosync.runtime.live import helper
+from hvd_autosync.runtime.live.helper import ALIVE, Helper
+from hvd_autosync.runtime.live.waiting import waits_in_exchange
+
+
+def calling(module: str, name: str) -> Callable[..., Any]:
+    """A function of this name in a module, which calls its first argument with the others."""
+    space: dict[str, Any] = {"__name__": module}
+    exec(f"def {name}(called, *others): return called(*others)", space)
+    function: Callable[..., Any] = space[name]
+    return function
+
+
+SYNCHRONIZE = calling("horovod.torch.mpi_ops", "synchronize")
+JOIN = calling("horovod.torch.mpi_ops", "join")
+ALLREDUCE = calling("horovod.torch.mpi_ops", "allreduce")
+OURS = calling("hvd_autosync.runtime.exchange.dispatcher", "finish")
+SCRIPT = calling("__main__", "evaluate")
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ((SCRIPT, OURS, SYNCHRONIZE), True),
+        ((SCRIPT, OURS, ALLREDUCE, SYNCHRONIZE), True),
+        ((SCRIPT, SYNCHRONIZE), False),
+        ((SCRIPT, ALLREDUCE, SYNCHRONIZE), False),
+        ((SCRIPT, OURS, JOIN, SYNCHRONIZE), False),
+        ((SCRIPT, OURS, SCRIPT), False),
+    ],
+    ids=["exchange", "agreement", "wait", "metric", "join", "evaluation"],
+)
+def test_waits_in_exchange(calls: tuple[Callable[..., Any], ...], expected: bool) -> None:
+    # A lock's method waits without a frame of Python, as Horovod's library does.
+    lock = threading.Lock()
+    lock.acquire()
+    thread = threading.Thread(target=calls[0], args=[*calls[1:], lock.acquire], daemon=True)
+    thread.start()
+    assert thread.ident is not None
+    last = calls[-1].__code__
+    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code is not last:
+        time.sleep(0.001)
+    assert waits_in_exchange() == expected
+    lock.release()
+    thread.join()
+
+
+class Process:
+    """A helper process whose pipes are in memory."""
+
+    def __init__(self) -> None:
+        self.stdin, self.stdout = Kept(), io.BytesIO()
+
+    def wait(self) -> int:
+        return 0
+
+
+class Kept(io.BytesIO):
+    """Keeps what was written when it is closed."""
+
+    def close(self) -> None:
+        self.written = self.getvalue()
+        super().close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_rank_that_does_not_wait_is_alive(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "_ALIVE_EVERY_S", 0.02)
+    looked = threading.Semaphore(0)
+
+    def look() -> bool:
+        looked.release()
+        return waits
+
+    process = Process()
+    own = Helper(process, look)  # type: ignore[arg-type]
+    for _ in range(3):
+        assert looked.acquire(timeout=10)
+    own.close()
+    assert process.stdin.written.count(b"alive") >= 2 * (not waits)
+    assert (ALIVE["type"].encode() in process.stdin.written) is not waits
