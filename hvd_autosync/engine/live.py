@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -159,7 +159,8 @@ def live_job(begin: dict[str, Any]) -> Job:
     extensions.load()
     if given := os.environ.get(JOB_VARIABLE):
         return Job.from_json(given)
-    hosts = [Host(name, len([*ranks])) for name, ranks in itertools.groupby(begin["hosts"])]
+    # Ranks of one host need not follow each other.
+    hosts = [Host(name, count) for name, count in Counter(begin["hosts"]).items()]
     held = held_by_environment(os.environ)
     controller = held.pop("controller", None)
     return Job(

@@ -187,6 +187,8 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
 def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = {"hosts": ["a", "a", "b"], "command": ["python", "train.py"]}
     assert live_job(begin).hosts == (Host("a", 2), Host("b", 1))
+    spread = {**begin, "hosts": ["a", "b", "a"]}
+    assert live_job(spread).hosts == (Host("a", 2), Host("b", 1)), "not in order of rank"
     monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
     assert live_job(begin).controller == "gloo"
     monkeypatch.setenv(JOB_VARIABLE, JOB.to_json())
