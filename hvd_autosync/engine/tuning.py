@@ -352,7 +352,11 @@ class _Tuning:
             self._reuse(study, result.step_time.mean_s)
         if study.conclusion is None:
             expected = forecast(
-                study.settings, study.history, lossy=study.space.has_lossy, trains=self._trains
+                study.settings,
+                study.history,
+                lossy=study.space.has_lossy,
+                # Ctrl-C starts the training only where it follows.
+                trains=self._trains and self._options.mode != "live",
             )
             if expected is not None:
                 self._listener.on_forecast(study, expected)
