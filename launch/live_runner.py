@@ -53,13 +53,17 @@ class Training:
     Args:
         received: Lines from rank 0.
         sent: Takes lines for rank 0.
+        on_end: Called in another thread once rank 0 has hung up.
 
     Attributes:
         process: Process id of rank 0, once it has begun; 0 before.
     """
 
-    def __init__(self, received: IO[bytes], sent: IO[bytes]) -> None:
+    def __init__(
+        self, received: IO[bytes], sent: IO[bytes], on_end: Callable[[], None] = lambda: None
+    ) -> None:
         self.process = 0
+        self._on_end = on_end
         self._parent = os.getppid()
         self._sent = sent
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -69,6 +73,7 @@ class Training:
         for line in received:
             self._queue.put(json.loads(line))
         self._queue.put(None)
+        self._on_end()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message to rank 0.

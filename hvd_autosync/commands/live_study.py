@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,10 @@ from hvd_autosync.util.printable import printable
 if TYPE_CHECKING:
     from hvd_autosync.engine.live import Cost
     from hvd_autosync.traces import StudyRecord
+
+#: Longest time of this process after the end of the training, seconds: its error output is that of
+#: rank 0, whose launcher waits for its end.
+_LONGEST_S = 20.0
 
 
 def main() -> None:
@@ -33,7 +38,9 @@ def main() -> None:
     from hvd_autosync.reporting.live import cost_line
     from hvd_autosync.search_space.horovod_settings import launch_knobs
 
-    training, concluded = Training(sys.stdin.buffer, sent), list[str]()
+    # Not sys.stdin, which Python closes in the end: while it is being read that is an error.
+    received = os.fdopen(os.dup(0), "rb")
+    training, concluded = Training(received, sent, on_end=_end_soon), list[str]()
     try:
         options = live_options()
         begin = training.wait("begin")
@@ -48,7 +55,12 @@ def main() -> None:
             fixed = launch_knobs(reinitializes=begin["reinitializes"])
             LiveStudy(training, live_job(begin), options, listener, fixed, on_switch).run()
     except TrainingEnded:
-        if not concluded:
+        if not training.process:
+            _say(
+                "nothing was tuned: all ranks together made no step of an optimizer that "
+                "hvd.DistributedOptimizer has wrapped"
+            )
+        elif not concluded:
             _say("the training ended before its tuning; the next run of this job resumes it")
     except TrainingLost as end:
         _say(end.message)
@@ -57,6 +69,13 @@ def main() -> None:
     except AutosyncError as error:
         _say(f"{error}; the training goes on untuned")
         training.stop(error.message)
+
+
+def _end_soon() -> None:
+    """Nobody listens any more: end, also in the middle of a calculation."""
+    timer = threading.Timer(_LONGEST_S, os._exit, [0])
+    timer.daemon = True
+    timer.start()
 
 
 def _say(line: str) -> None:

@@ -109,6 +109,8 @@ class LiveTuning(JoinHook):
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
         register_join_hook(self)
+        if helper is not None:
+            atexit.register(self._script_ended)
 
     # Events of the training
 
@@ -276,7 +278,6 @@ class LiveTuning(JoinHook):
                     "reinitializes": reinitializes,
                 }
             )
-            atexit.register(self._script_ended)
         self._tuning_since, self._tuning_from = perf_counter(), self._steps
 
     def _why_not(self) -> str:
@@ -378,8 +379,9 @@ class LiveTuning(JoinHook):
             self._tuning_since, self._tuning_from = perf_counter(), self._steps
 
     def _script_ended(self) -> None:
-        """The script has ended by itself, not by an exception."""
-        if current.live is self and not hasattr(sys, "last_value"):
+        """The script has ended by itself or by Ctrl-C, not by another exception."""
+        failed = not isinstance(getattr(sys, "last_value", None), KeyboardInterrupt | None)
+        if current.live is self and not failed:
             self._send(lambda: {"type": "end"})
             if self._helper is not None:
                 self._helper.close()

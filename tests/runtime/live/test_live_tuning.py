@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.live import live_tuning
@@ -317,3 +319,21 @@ def test_the_link_is_measured_where_the_gradients_are(monkeypatch: pytest.Monkey
         lambda: links.append(probe.probe_in_place(hosts, torch.device("cpu")))
     )
     assert [link and link.ranks for link in links] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"), [(None, ["end"]), (KeyboardInterrupt(), ["end"]), (ValueError(), [])]
+)
+def test_ctrl_c_is_no_failure_of_a_strategy(
+    value: BaseException | None, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = Helper()
+
+    def body() -> None:
+        tuning = LiveTuning(helper)  # type: ignore[arg-type]
+        monkeypatch.setattr(current, "live", tuning)
+        tuning._script_ended()
+
+    monkeypatch.setattr(sys, "last_value", value, raising=False)
+    ThreadRanks(1, seed=0).run(body)
+    assert [message["type"] for message in helper.sent] == sent
