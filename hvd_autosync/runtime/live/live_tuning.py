@@ -120,6 +120,7 @@ class LiveTuning(JoinHook):
             return
         self._optimizers.append(weakref.ref(optimizer))
         self._late = True
+        self.unlike_others()
         self._owned.append(owned)
         # A step in which the script saves a checkpoint takes longer.
         optimizer.register_state_dict_pre_hook(lambda _: self.unlike_others())

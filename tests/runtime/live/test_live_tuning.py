@@ -268,6 +268,22 @@ def test_an_optimizer_that_is_created_later_follows_too(attached: Attached) -> N
     assert sorted(attached.counts) == [1, 1, 2, 2]
 
 
+def test_the_step_before_which_an_optimizer_is_created_is_not_measured(attached: Attached) -> None:
+    numbers: list[int] = []
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        running = tuning._trial
+        if running is not None and running.steps == 5 and not running._untypical:
+            tuning.optimizer_created(Optimizer(), frozenset())
+            numbers.append(number)
+
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [100], before_step=before)
+    (result,) = helper.results()
+    assert len({*numbers}) == 1
+    assert [len(each.step_s) for each in result.ranks] == [10, 10]
+
+
 def test_after_a_strategy_that_does_not_fit_the_best_is_attached_again(attached: Attached) -> None:
     use = {"type": "use", **named(Strategy())}
     train(attached, Helper(trial(ODD), use), lambda _: [200])
