@@ -67,7 +67,8 @@ def main() -> None:
     except LiveTuningError:
         pass  # rank 0 has said why
     except AutosyncError as error:
-        _say(f"{error}; the training goes on untuned")
+        for line in (*str(error).splitlines(), "the training goes on untuned"):
+            _say(line.strip())
         training.stop(error.message)
 
 

@@ -12,14 +12,14 @@ import pytest
 MAIN = "from hvd_autosync.commands import live_study as it"
 
 
-def start(code: str, folder: Path) -> subprocess.Popen[str]:
+def start(code: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", f"{MAIN}\n{code}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"HVD_AUTOSYNC_STORE": str(folder / "traces.db")},
+        env=os.environ | {"HVD_AUTOSYNC_STORE": str(folder / "traces.db")} | variables,
     )
 
 
@@ -42,3 +42,12 @@ def test_it_does_not_outlive_the_training(tmp_path: Path, last: str) -> None:
     with start(stuck, tmp_path) as helper:
         helper.communicate(last, timeout=60)
         assert helper.returncode == 0
+
+
+def test_an_invalid_option_is_said_in_lines(tmp_path: Path) -> None:
+    with start("it.main()", tmp_path, HVD_AUTOSYNC_TRIALS="many") as helper:
+        _, words = helper.communicate("", timeout=60)
+    lines = words.splitlines()
+    assert any("invalid value 'many' for HVD_AUTOSYNC_TRIALS" in line for line in lines)
+    assert lines[-1] == "hvd-autosync: the training goes on untuned"
+    assert "\\n" not in words
