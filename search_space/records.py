@@ -32,8 +32,8 @@ else:
     OrNan = int | float | None
     OrInf = int | float | None
 
-LEFT_OUT = {"json": "left out at its default"}
-NOT_STORED = {"json": "not stored"}
+LEFT_OUT: Mapping[str, str] = {"json": "left out at its default"}
+NOT_STORED: Mapping[str, str] = {"json": "not stored"}
 
 #: Numbers whose names end in these cannot be negative.
 _NOT_NEGATIVE = ("_s", "_bytes", "_steps", "slots", "shape")
