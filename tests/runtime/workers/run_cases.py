@@ -23,23 +23,34 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
 from hvd_autosync.runtime.collectives.messaging import prepare_messaging
+from hvd_autosync.runtime.collectives.over_horovod import OverHorovod
+from hvd_autosync.runtime.exchange import dispatcher
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
+
+#: How long a rank sleeps between two looks at an operation.
+LOOK_S = 0.001
 
 
 def wait_asleep() -> None:
-    """Let ranks sleep while they wait for the operations of the cases themselves.
+    """Let ranks sleep while they wait for operations.
 
-    Horovod's own waiting never sleeps (``WaitAndClear`` in its ``torch/mpi_ops_v2.cc``), which on
-    two processors holds up the very threads that it waits for, and the tests beside these.
+    Horovod's own waiting never sleeps (``WaitAndClear`` in its ``torch/mpi_ops_v2.cc``), and a
+    pause of microseconds costs more than it waits. On two processors both hold up the very threads
+    that are waited for, and the tests beside these.
     """
     waits = mpi_ops.synchronize
 
     def synchronize(handle: int) -> object:
         while handle in mpi_ops._handle_map and not mpi_ops.poll(handle):
-            time.sleep(0.0002)
+            time.sleep(LOOK_S)
         return waits(handle)
 
-    mpi_ops.synchronize = synchronize
+    # Whoever has it by name already, Horovod's own optimizer and our collectives, too.
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("horovod.torch") and getattr(module, "synchronize", None) is waits:
+            module.synchronize = synchronize
+    OverHorovod.synchronize = staticmethod(synchronize)
+    dispatcher._PAUSE_S = LOOK_S
 
 
 def run(case) -> str:
