@@ -109,17 +109,12 @@ def test_the_job_runs_where_it_can(
     assert capsys.readouterr().out.endswith(f"{demo.REAL}\n")
 
 
+_MARKS = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.root]
+#: As root stands for both; what is a user's alone about it is in ``testing/test_unprivileged.py``.
 WAYS = [
-    pytest.param(
-        "as root", marks=[pytest.mark.slow, pytest.mark.cluster, pytest.mark.root, NEEDS_ROOT]
-    ),
-    pytest.param(
-        "in a user namespace",
-        marks=[pytest.mark.slow, pytest.mark.cluster, pytest.mark.root, NEEDS_USERS],
-    ),
+    pytest.param("as root", marks=[*_MARKS, NEEDS_ROOT]),
+    pytest.param("in a user namespace", marks=[*_MARKS, NEEDS_USERS, pytest.mark.wide]),
 ]
-#: How it ends is tried as root; the other way stands beside it in the whole matrix.
-WAYS_TO_END = [WAYS[0], pytest.param(*WAYS[1].values, marks=[*WAYS[1].marks, pytest.mark.wide])]
 
 
 @pytest.fixture
@@ -165,7 +160,7 @@ def test_it_ends_in_a_gain(way: str, start: Callable[..., subprocess.Popen[str]]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", WAYS_TO_END)
+@pytest.mark.parametrize("way", WAYS)
 def test_ctrl_c_twice_leaves_nothing(way: str, start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("--autosync-steps", "1000")
     await_tuning(process)
@@ -181,7 +176,7 @@ def test_ctrl_c_twice_leaves_nothing(way: str, start: Callable[..., subprocess.P
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", WAYS_TO_END)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.wide)]
 )
