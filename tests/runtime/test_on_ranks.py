@@ -31,7 +31,7 @@ class Group:
         launchers: How the job is launched (``LAUNCHERS`` of ``conftest.py``).
         elsewhere: Under launchers but the first these cases, or files, are no part of a matrix:
             they depend on the controller, or stand for the others.
-        wide: These are never but part of a matrix.
+        wide: These cases, or files, are never but part of a matrix.
         slow: Whether it takes long under each.
     """
 
@@ -65,6 +65,7 @@ GROUPS = {
             "case_rounds_are_those_of_local_sgd",
             "case_a_loss_that_rises_ends_a_codec",
         ),
+        wide=("case_a_window_may_end_right_before_join",),
     ),
     "exchanges": Group(
         (
@@ -85,7 +86,7 @@ GROUPS = {
             "case_steps_wait_until_forward",
             "case_a_saved_state_is_taken_up_again",
         ),
-        wide=("case_sgd", "case_adamw", "case_switching_between_every_two_plans"),
+        wide=("case_sgd", "case_adam", "case_adamw", "case_switching_between_every_two_plans"),
     ),
     "codecs": Group(
         ("cases_codecs", "cases_extensions"),
@@ -133,8 +134,19 @@ GROUPS = {
     "added levels": Group(("cases_added_levels",), ("two levels",)),
     "reinitialize": Group(
         ("cases_reinitialize",),
-        ("gloo", "mpi", "four ranks", "two levels"),
-        wide=("case_plans_go_on", "case_rounds_of_local_steps_go_on"),
+        ("gloo", "mpi"),
+        ("case_a_training_has_the_bits_of_one_without",),
+        wide=(
+            "case_variables_are_those_of_the_request",
+            "case_cycle_time_takes_effect",
+            "case_plans_go_on",
+            "case_rounds_of_local_steps_go_on",
+            "case_a_phase_with_a_barrier_goes_on",
+            "case_other_threads_wait",
+        ),
+    ),
+    "reinitialize more": Group(
+        ("cases_reinitialize",), ("four ranks", "two levels"), wide=("cases_reinitialize",)
     ),
     "messages": Group(("cases_messages",), ("gloo", "mpi"), ("cases_messages",)),
     "phases": Group(("cases_protocols",), ("gloo", "mpi"), ("case_ssp_of_no_staleness_is_bsp",)),
@@ -145,11 +157,15 @@ GROUPS = {
         wide=(
             "case_every_exact_method_after_every_other",
             "case_no_gradient_is_lost_between_any_two_methods",
+            "case_exact_methods_with_accumulation",
             "case_exact_methods_of_two_optimizers",
         ),
     ),
     "stragglers": Group(
-        ("cases_stragglers",), ("gloo", "mpi"), ("case_others_go_on_without_a_straggler",)
+        ("cases_stragglers",),
+        ("gloo", "mpi"),
+        ("case_others_go_on_without_a_straggler",),
+        wide=("case_nobody_waits_for_a_straggler_until_the_end_of_a_pass",),
     ),
 }
 
@@ -171,7 +187,7 @@ def parameters() -> list[Any]:
                     marks += [pytest.mark.slow] if group.slow else []
                     first = launcher == group.launchers[0]
                     stands = first or {module, case} & {*group.elsewhere}
-                    if case in group.wide or not stands:
+                    if {module, case} & {*group.wide} or not stands:
                         marks.append(pytest.mark.wide)
                     found.append(pytest.param(name, launcher, f"{module}.{case}", marks=marks))
     return found

@@ -26,7 +26,7 @@ from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 ROWS, COLUMNS = 40, 6
-FEW, STEPS = 6, 50
+FEW, STEPS = 6, 25
 CLASSES = {"embedding": ("table*",), "large": ("body.*weight", "tied*")}
 HIERARCHICAL, BY_ROWS, SHARDED, BY_FACTORS = map(
     ClassPlan, ("hierarchical", "rows", "sharded", "factors")

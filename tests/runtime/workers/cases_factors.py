@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from hvd_autosync.runtime.exchange import factors
 from hvd_autosync.runtime.patches import linear
 
-STEPS, INPUTS = 50, 48
+STEPS, INPUTS = 25, 48
 CLASSES = {"large": ("*",)}
 
 

@@ -44,7 +44,7 @@ VARIABLES = [
     {CYCLE: None, CACHE: "7"},
     {CACHE: None, "HOROVOD_HIERARCHICAL_ALLREDUCE": None},
 ]
-TIMES = 50
+TIMES = 20
 
 
 def again(variables=None):

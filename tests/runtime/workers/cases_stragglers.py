@@ -60,29 +60,33 @@ def case_others_go_on_without_a_straggler():
     assert ("rank 1 is much slower" in said.getvalue()) == (hvd.rank() == 0)
 
 
+def changes_of_a_straggler(length):
+    """Nobody waits for a straggler from the first of two changes to the second."""
+    following, ran = 120, []
+    for _, optimizer, _, made in slow_training(
+        Protocol(share=1.0, stragglers="greedy"),
+        (length, following),
+        lambda index, number: index == 0 and number < 90,
+    ):
+        ran.append(phases_of(optimizer).running)
+        steps = list(made)
+    assert steps == [length, following]
+    found = [i for i in range(1, length + following) if ran[i] != ran[i - 1]]
+    assert len(found) == 2 and 20 <= found[0] < 90 < found[1], (length, found)
+
+
 def case_nobody_waits_as_long_as_there_is_a_straggler():
-    """It ends to be one when the others are in the middle of their pass, or at its end.
+    """It ends to be one when the others are in the middle of their pass."""
+    changes_of_a_straggler(320)
 
-    Those who wait at their end are known by their last steps. Where the machine was busier after
-    these, the straggler seems to be one until all move again: in the pass that follows.
+
+def case_nobody_waits_for_a_straggler_until_the_end_of_a_pass():
+    """It ends to be one when the others are at the end of their pass, and wait there.
+
+    They are known by their last steps. Where the machine was busier after these, the straggler
+    seems to be one until all move again: in the pass that follows.
     """
-    following = 120
-
-    def changes(length):
-        ran = []
-        for _, optimizer, _, made in slow_training(
-            Protocol(share=1.0, stragglers="greedy"),
-            (length, following),
-            lambda index, number: index == 0 and number < 90,
-        ):
-            ran.append(phases_of(optimizer).running)
-            steps = list(made)
-        assert steps == [length, following]
-        return [i for i in range(1, length + following) if ran[i] != ran[i - 1]]
-
-    for length in (320, 160):
-        found = changes(length)
-        assert len(found) == 2 and 20 <= found[0] < 90 < found[1], (length, found)
+    changes_of_a_straggler(160)
 
 
 def case_who_waits_for_others_at_the_end_of_a_round_computes_no_longer():
