@@ -40,10 +40,10 @@ def trainings() -> list[int]:
 @pytest.mark.parametrize(
     ("number", "whole_group"),
     [
-        (signal.SIGTERM, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.wide),
         (signal.SIGTERM, True),
         (signal.SIGHUP, False),
-        (signal.SIGINT, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.wide),
         (signal.SIGINT, True),
         (signal.SIGKILL, False),
     ],
