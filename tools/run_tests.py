@@ -25,11 +25,10 @@ _JOBS = "browser or cluster or mpi or notebook or root or slow"
 _BESIDE = (
     "tests/api",
     "tests/docs",
-    "tests/engine",
-    "tests/faults/test_driver.py",
     "tests/recurring",
     "tests/test_autosync.py",
     "tests/test_jupyterlab.py",
+    "tests/test_live.py",
     "tests/test_notebooks.py",
     "tests/test_strategies.py",
 )
