@@ -44,7 +44,7 @@ VARIABLES = [
     {CYCLE: None, CACHE: "7"},
     {CACHE: None, "HOROVOD_HIERARCHICAL_ALLREDUCE": None},
 ]
-TIMES = 20
+TIMES = 50
 
 
 def again(variables=None):
