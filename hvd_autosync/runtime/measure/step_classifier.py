@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 #: An optimizer that steps this often while the counted one does not is counted instead.
@@ -13,13 +14,15 @@ class StepClassifier:
     """Distinguishes training steps from calls that are a part of one.
 
     The first optimizer that steps is counted; the steps of others, as of a second network, are part
-    of its steps. A counted optimizer that is not used any more is replaced. From the first mark of
-    the script on, only marks are counted.
+    of its steps. A counted optimizer that is not used any more is replaced: at once by one of the
+    same first parameter, as where a script wraps its model again, by others after a while. From the
+    first mark of the script on, only marks are counted.
     """
 
     def __init__(self) -> None:
         # Weak, so that an optimizer that the script drops is collected.
         self._counted: weakref.ref[Any] | None = None
+        self._first: Callable[[], Any] = _nothing
         self._others_steps = 0
         self.marked = False
 
@@ -29,9 +32,21 @@ class StepClassifier:
             return False
         # Ranks collect a dropped optimizer at different times, and must count the same steps.
         if self._counted is None or optimizer is not self._counted():
+            first = _first_parameter(optimizer)
+            again = first is not None and first is self._first()
             self._others_steps += 1
-            if self._counted is not None and self._others_steps < _PATIENCE:
+            if self._counted is not None and not again and self._others_steps < _PATIENCE:
                 return False
             self._counted = weakref.ref(optimizer)
+            self._first = weakref.ref(first) if first is not None else _nothing
         self._others_steps = 0
         return True
+
+
+def _nothing() -> None:
+    """Of an optimizer without parameters."""
+
+
+def _first_parameter(optimizer: Any) -> Any:
+    groups = getattr(optimizer, "param_groups", ())
+    return next((parameter for group in groups for parameter in group["params"]), None)

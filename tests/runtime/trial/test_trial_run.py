@@ -203,9 +203,12 @@ def test_an_optimizer_that_is_no_longer_used_is_replaced(start: Start, spy: Spy)
     assert len(run.recorder.step_s) == 4
 
 
-def test_an_optimizer_that_is_dropped_is_replaced_at_once(start: Start, spy: Spy) -> None:
-    run, second = start(measured_steps=100), Stepping()
-    run.optimizer_stepped(Stepping())
+def test_an_optimizer_of_the_same_parameters_replaces_the_one_before(
+    start: Start, spy: Spy
+) -> None:
+    run, parameters = start(measured_steps=100), [torch.nn.Parameter(torch.ones(2))]
+    first, second = (torch.optim.SGD(parameters, lr=rate) for rate in (0.1, 0.2))
+    run.optimizer_stepped(first)
     for _ in range(3):
         run.optimizer_stepped(second)
     assert len(run.recorder.step_s) == 4
