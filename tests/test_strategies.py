@@ -192,10 +192,14 @@ def test_a_training_that_is_killed_goes_on_in_its_phase(
 
 def test_a_rank_that_is_killed_without_a_barrier_ends_the_job(tmp_path: Path) -> None:
     text = SWITCHING.format(kind="asp")
+    # How many steps of a pass are rank 1's depends on which rank is faster.
     killed = run_passes(tmp_path, text, "--die-at", "100", "--die-rank", "1")
-    assert killed.returncode != 0 and list(passes_apart(killed)) == [1, 2, 3, 4]
+    saved = torch.load(tmp_path / "checkpoint", weights_only=True)["passes"]
+    assert killed.returncode != 0 and 2 <= saved < 6
+    assert list(passes_apart(killed)) in ([*range(1, saved)], [*range(1, saved + 1)])
     resumed = run_passes(tmp_path, text)
-    assert resumed.returncode == 0 and list(passes_apart(resumed)) == [5, 6], resumed.stderr
+    assert resumed.returncode == 0, resumed.stderr
+    assert list(passes_apart(resumed)) == [*range(saved + 1, 7)]
 
 
 def test_a_training_that_breaks_goes_on_exactly(tmp_path: Path) -> None:

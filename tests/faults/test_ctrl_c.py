@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-STEPS = 400
+#: More than a training makes before the second Ctrl-C has been passed on to it.
+STEPS = 1500
 
 
 def has_come(life: Life, moment: str | int) -> bool:
