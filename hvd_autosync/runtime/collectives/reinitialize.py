@@ -15,7 +15,7 @@ Horovod 0.28.1 was not made for it in every respect:
   (``ParameterManager::BayesianParameter::SetValue`` writes into a vector that is empty then).
 - It keeps values of variables that are not set any more; they are set to Horovod's defaults.
 - Once a process has set the cycle time, its fusion threshold is 1 MiB after each further
-  initialization (:func:`limits_fusion`): the same function writes the default cycle time, 1, where
+  initialization: the same function writes the default cycle time, 1, where
   the threshold stands. The fusion threshold itself can be changed as often as one likes.
 """
 
@@ -55,9 +55,6 @@ from hvd_autosync.search_space.horovod_settings import (
 )
 from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.variables import set_variables, with_variables
-
-#: The fusion threshold after :func:`reinitialize` where :func:`limits_fusion`.
-LIMITED_FUSION_BYTES = 1024**2
 
 #: Longest time without Horovod. A rank that waits for one that has ended would wait for 30 seconds
 #: under Gloo, and end with an error that names nothing; under MPI it would wait for ever.
@@ -109,15 +106,6 @@ class _Job:
 
 def _job(process_sets: dict[int, list[int]]) -> _Job:
     return _Job(mpi_ops.rank(), mpi_ops.size(), process_sets)
-
-
-def limits_fusion() -> bool:
-    """Whether the next :func:`reinitialize` leaves Horovod with a fusion threshold of 1 MiB.
-
-    It does once Horovod has been initialized with a cycle time in this process, also if it was the
-    job's own. Larger tensors are sent alone, and groups of tensors in parts.
-    """
-    return CYCLE_VARIABLE in variables_read()
 
 
 def check_reinitialize(variables: Mapping[str, str | None]) -> str | None:

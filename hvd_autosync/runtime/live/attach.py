@@ -13,7 +13,7 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.agreement import agree_any
 from hvd_autosync.runtime.collectives.operations import all_ranks
 from hvd_autosync.runtime.collectives.reinitialize import reinitialize
-from hvd_autosync.runtime.sync.synchronizer import Synchronizer
+from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 from hvd_autosync.search_space.horovod_settings import LIVE_VARIABLES, horovod_settings
 from hvd_autosync.search_space.strategy import Strategy
@@ -57,7 +57,7 @@ class Attacher:
             reinitialize({n: v for n, v in wanted.items() if v != self.variables[n]})
             self.variables = wanted
         for optimizer in optimizers:
-            optimizer._sync.switch(plan)
+            switch(optimizer, plan)
 
 
 def _check_memory(optimizers: Sequence[Any]) -> None:

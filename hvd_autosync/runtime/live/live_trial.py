@@ -122,17 +122,19 @@ class LiveTrial:
             reason: Why.
             fields: Further fields of the result.
         """
-        own = [socket.gethostname(), *self._report(), sorted(self._untypical), peak_memory_bytes()]
+        recorder, untypical = self.recorder, sorted(self._untypical)
+        measured = [recorder.step_s, recorder.blocked_s, untypical]
+        own = [socket.gethostname(), *measured, peak_memory_bytes()]
         reports = [json.loads(each) for each in gather_bytes(json.dumps(own).encode(), "live.end")]
         if rank() != 0:
             return None
-        untypical = {index for report in reports for index in report[3]}
+        by_any = {index for report in reports for index in report[3]}
         ranks = tuple(
             RankReport(
                 place,
                 host,
-                _typical(step_s, untypical, self.spec.warmup_steps),
-                _typical(blocked_s, untypical, self.spec.warmup_steps),
+                _typical(step_s, by_any, self.spec.warmup_steps),
+                _typical(blocked_s, by_any, self.spec.warmup_steps),
                 (),
                 memory,
             )
@@ -147,9 +149,6 @@ class LiveTrial:
             total_s=perf_counter() - self._began,
             **fields,
         )
-
-    def _report(self) -> tuple[list[float], list[float]]:
-        return self.recorder.step_s, self.recorder.blocked_s
 
 
 def _typical(steps: list[float], untypical: set[int], warmup: int) -> tuple[float, ...]:

@@ -26,8 +26,7 @@ from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state.group_swap import own_class
-from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
-from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
+from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _horovods_class = horovod_optimizer._DistributedOptimizer
@@ -79,11 +78,6 @@ def make_strategy_optimizer(
         arguments["gradient_predivide_factor"],
     )
     return created
-
-
-def switch_plan(optimizer: Any, plan: ExchangePlan, classes: Classes) -> None:
-    """Exchange gradients by another plan, as :func:`switch` does."""
-    switch(optimizer, SyncPlan(plan, classes))
 
 
 # Horovod's class has no type, and this one is made at run time: ``self`` is Any.

@@ -25,13 +25,13 @@ from hvd_autosync.runtime.collectives.reinitialize import (
     CannotReinitializeError,
     NotNowError,
     check_reinitialize,
-    limits_fusion,
     reinitialize,
 )
 from hvd_autosync.runtime.collectives.standstill import in_flight
-from hvd_autosync.runtime.optimizer.strategy_optimizer import switch_plan
+from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 CYCLE, CACHE, FUSION = (
     f"HOROVOD_{name}" for name in ("CYCLE_TIME", "CACHE_CAPACITY", "FUSION_THRESHOLD")
@@ -116,7 +116,6 @@ def case_variables_are_those_of_the_request():
     again({CACHE: None})
     assert CACHE not in os.environ and os.environ[CYCLE] == "2"
     again({CYCLE: None})
-    assert limits_fusion()
     assert {n: v for n, v in os.environ.items() if "RENDEZVOUS" in n} == rendezvous
 
 
@@ -146,7 +145,7 @@ def case_plans_go_on():
         distributed = factory(base, named_parameters=model.named_parameters())
         for place, name in enumerate([*names, *reversed(names)]):
             if factory is OURS and place:
-                switch_plan(distributed, PLANS[name], CLASSES)
+                switch(distributed, SyncPlan(PLANS[name], CLASSES))
             for _ in range(2):
                 for _ in range(4):
                     distributed.zero_grad()

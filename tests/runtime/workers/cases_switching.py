@@ -24,9 +24,10 @@ from hvd_autosync.runtime.exchange import reaching
 from hvd_autosync.runtime.exchange.factors import FactorsBucket
 from hvd_autosync.runtime.exchange.reaching import Memory
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
-from hvd_autosync.runtime.optimizer.strategy_optimizer import switch_plan
 from hvd_autosync.runtime.patches import linear
+from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 #: Steps under a plan: one for the order of arrival, one with buckets, one for owners' states.
 STRETCH = 4
@@ -73,7 +74,7 @@ def train(factory, sequence, optimizer="momentum", passes=1, step=None, save_at=
     distributed, number = wrapped(), 0
     for place, name in enumerate(sequence):
         if factory is OURS and place > 0:
-            switch_plan(distributed, PLANS.get(name, LOSSY), CLASSES)
+            switch(distributed, SyncPlan(PLANS.get(name, LOSSY), CLASSES))
         for _ in range(STRETCH):
             distributed.zero_grad()
             for _ in range(passes):
@@ -131,7 +132,7 @@ def case_switching_of_two_optimizers():
             for place, optimizer in enumerate(optimizers):
                 # One of them changes half as often.
                 if factory is OURS and number and (place == 0 or number % 2):
-                    switch_plan(optimizer, PLANS[name], {"large": ("*weight",)})
+                    switch(optimizer, SyncPlan(PLANS[name], {"large": ("*weight",)}))
             for _ in range(STRETCH):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
@@ -163,14 +164,14 @@ def case_switching_from_and_to_error_feedback():
     steps(0)
     before = exchange_of(distributed).dispatcher.codec_states()
     assert before
-    switch_plan(distributed, ExchangePlan(2, "size", "arrival", large=LOSSY.large), CLASSES)
-    switch_plan(distributed, LOSSY, CLASSES)
+    switch(distributed, SyncPlan(ExchangePlan(2, "size", "arrival", large=LOSSY.large), CLASSES))
+    switch(distributed, SyncPlan(LOSSY, CLASSES))
     after = exchange_of(distributed).dispatcher.codec_states()
     assert {*after} == {*before}
     for name, state in before.items():
         assert_close(list(after[name].values()), list(state.values()))
     steps(STRETCH)
-    switch_plan(distributed, ExchangePlan(), CLASSES)
+    switch(distributed, SyncPlan(ExchangePlan(), CLASSES))
     steps(2 * STRETCH)
     assert_same_on_all_ranks([p.detach() for p in model.parameters()])
 
@@ -185,7 +186,7 @@ def case_switching_leaves_nothing_behind():
             distributed.zero_grad()
             loss_of(model, number).backward()
             distributed.step()
-        switch_plan(distributed, PLANS[name], CLASSES)
+        switch(distributed, SyncPlan(PLANS[name], CLASSES))
     parameters = list(model.parameters())
     assert not {id(p) for p in parameters} & {*linear._WATCHED}
     assert all(type(p) is nn.Parameter for p in parameters)
@@ -206,7 +207,7 @@ def case_switching_in_the_midst_of_a_step_is_refused():
         distributed.zero_grad()
         loss_of(model, number).backward()
         with raises(AutosyncError, "between backward() and step()"):
-            switch_plan(distributed, PLANS["one bucket"], CLASSES)
+            switch(distributed, SyncPlan(PLANS["one bucket"], CLASSES))
         distributed.step()
     assert_same_on_all_ranks([p.detach() for p in model.parameters()])
 
@@ -226,7 +227,7 @@ def case_switching_to_a_plan_that_does_not_fit():
             distributed.step()
             exchange = exchange_of(distributed)
             with raises(AutosyncError, "hierarchical"):
-                switch_plan(distributed, ExchangePlan(large=HIERARCHICAL), CLASSES)
+                switch(distributed, SyncPlan(ExchangePlan(large=HIERARCHICAL), CLASSES))
             assert exchange_of(distributed) is exchange
             assert exchange.dispatcher.buckets
         if hvd.rank() == 0:
@@ -245,7 +246,7 @@ def case_switching_after_a_fallback_stays_exact():
         base = OPTIMIZERS["momentum"](groups_of(model))
         distributed = OURS(base, named_parameters=model.named_parameters())
     fall_back_to_exact(distributed)
-    switch_plan(distributed, LOSSY, CLASSES)
+    switch(distributed, SyncPlan(LOSSY, CLASSES))
     for number in range(3):
         distributed.zero_grad()
         loss_of(model, number).backward()
@@ -264,11 +265,11 @@ def case_switching_while_only_some_have_made_steps():
         loss_of(model, number).backward()
         distributed.step()
     hvd.join()
-    switch_plan(distributed, PLANS["sharded"], CLASSES)
+    switch(distributed, SyncPlan(PLANS["sharded"], CLASSES))
     if hvd.rank() == 0:
         loss_of(model, 7).backward()
     with raises(AutosyncError, "between backward() and step()"):
-        switch_plan(distributed, PLANS["ordered"], CLASSES)
+        switch(distributed, SyncPlan(PLANS["ordered"], CLASSES))
     if hvd.rank() > 0:
         loss_of(model, 7).backward()
     distributed.step()
