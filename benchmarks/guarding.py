@@ -246,7 +246,7 @@ class Bench:
             strategy=planted.knobs,
             classes=_classes(planted, training.model),
         )
-        if not guarded:
+        if not guarded and hasattr(optimizer, "_sync"):  # the default is Horovod's own optimizer
             optimizer._sync.guard.end()
         rates = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: rate_factor(step, self._steps)
