@@ -1,22 +1,16 @@
-"""Mean and covariance of the model over numeric inputs, categorical inputs and basis functions.
+"""The covariance of a task's own function over numeric and categorical inputs.
 
-Shapes as in :mod:`hvd_autosync.learner.features`: inputs are ``n x (p + c + e)``, numeric first,
-the ``e`` basis functions of the prior functions last.
+Shapes as in :mod:`hvd_autosync.learner.features`: inputs are ``n x (p + c)``, numeric ones first.
 
 With M the Matern-5/2 kernel of the numeric inputs, one length scale each, and H the product of
 ``exp(-rate_i)`` over the categorical inputs that differ::
 
-    k = w_0 M + w_1 H + w_2 M H + sum_j s_j^2 z_j z_j'
+    k = w_0 M + w_1 H + w_2 M H
 
 As in BoTorch's ``MixedSingleTaskGP`` [Balandat2020]_, numeric and categorical inputs have additive
 effects and an interaction. There the sum and the product have separate length scales; here they
 share them. That halves the parameters, which matters with 20 observations, and more than halves the
 time.
-
-In the last sum z_j is a basis function whose weight has the prior N(m_j, s_j^2); the mean is a
-constant plus the sum of m_j z_j (Rasmussen and Williams 2006, section 2.7). The GP posterior
-includes that of the weights, so they are not fitted: one trial that contradicts a prior function
-already reduces its influence.
 
 .. [Balandat2020] M. Balandat et al., "BoTorch: A Framework for Efficient Monte-Carlo Bayesian
    Optimization", NeurIPS 2020.
@@ -31,7 +25,6 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.means import Mean
 from gpytorch.priors import NormalPrior
 from torch import Tensor
 from torch.nn import Parameter
@@ -46,42 +39,17 @@ _LENGTHSCALE, _RATE = 0.3, 2.5
 _DEVIATION = 1.0
 
 
-class PriorMean(Mean):  # type: ignore[misc]
-    """A constant plus the basis functions at the prior means of their weights.
-
-    Args:
-        weights: The prior means, shape ``(e,)``.
-    """
-
-    def __init__(self, weights: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("_weights", weights)
-        self.register_parameter("constant", Parameter(torch.zeros((), dtype=torch.float64)))
-        self.register_prior("constant_prior", NormalPrior(0.0, 1.0), "constant")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The mean at ``x``, ``batch_shape x n x (p + c + e)``: ``batch_shape x n``."""
-        basis = x[..., x.shape[-1] - len(self._weights) :]
-        mean: Tensor = self.constant + basis @ self._weights
-        return mean
-
-
 class MixedKernel(Kernel):  # type: ignore[misc]
     """The covariance ``k`` of this module; its parameters are logarithms with normal priors.
 
     Args:
         numeric_count: Number of numeric inputs, ``p``.
         categorical_count: Number of categorical inputs, ``c``.
-        deviations: Prior standard deviations of the basis functions' weights, shape ``(e,)``.
     """
 
-    def __init__(
-        self, numeric_count: int, categorical_count: int, deviations: Tensor | None = None
-    ) -> None:
+    def __init__(self, numeric_count: int, categorical_count: int) -> None:
         super().__init__()
         self._numeric_count = numeric_count
-        self._knob_count = numeric_count + categorical_count
-        self.register_buffer("_deviations", torch.empty(0) if deviations is None else deviations)
         total = max(numeric_count + categorical_count, 1)
         parameters = {
             "log_lengthscale": (numeric_count, _LENGTHSCALE * math.sqrt(total)),
@@ -98,14 +66,14 @@ class MixedKernel(Kernel):  # type: ignore[misc]
         """Return the covariance of ``x1`` and ``x2``.
 
         Args:
-            x1: ``batch_shape x n x (p + c + e)``.
-            x2: ``batch_shape x m x (p + c + e)``.
+            x1: ``batch_shape x n x (p + c)``.
+            x2: ``batch_shape x m x (p + c)``.
             diag: Compute only the covariances of rows with equal index (n = m).
 
         Returns:
             ``batch_shape x n x m``, or ``batch_shape x n`` when ``diag``.
         """
-        p, knobs = self._numeric_count, self._knob_count
+        p = self._numeric_count
         weight = self.log_weight.exp()
         if diag:
             x1, x2 = x1.unsqueeze(-2), x2.unsqueeze(-2)
@@ -114,10 +82,7 @@ class MixedKernel(Kernel):  # type: ignore[misc]
             x1[..., :p] * scale, x2[..., :p] * scale, compute_mode="donot_use_mm_for_euclid_dist"
         )
         matern = (1 + r + r.square() / 3) * torch.exp(-r)
-        differs = (x1[..., p:knobs].unsqueeze(-2) != x2[..., p:knobs].unsqueeze(-3)).to(x1)
+        differs = (x1[..., p:].unsqueeze(-2) != x2[..., p:].unsqueeze(-3)).to(x1)
         hamming = torch.exp(-(differs @ self.log_rate.exp()))
         covariance: Tensor = weight[0] * matern + weight[1] * hamming + weight[2] * matern * hamming
-        if len(self._deviations):
-            scaled = self._deviations.square() * x1[..., knobs:]
-            covariance = covariance + scaled @ x2[..., knobs:].transpose(-1, -2)
         return covariance.squeeze(-1).squeeze(-1) if diag else covariance

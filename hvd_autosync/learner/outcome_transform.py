@@ -1,4 +1,4 @@
-"""The outcome transform: from observations to the standardized targets of the model.
+"""The outcome transform: from observations to standardized log step times.
 
 ``n``: number of measured observations, at least 1; ``e``: number of basis functions. Times are
 natural logarithms of seconds until they are standardized.
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from botorch.models.transforms.outcome import Standardize
 
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray
@@ -20,8 +22,8 @@ _EXPECTATION_WEIGHT = 2.0
 
 
 @dataclass(frozen=True)
-class OutcomeTransform:
-    """The targets of the model and how to standardize them.
+class StepTimes:
+    """The step times of trials, and how they are standardized.
 
     Attributes:
         log_step: Logarithm of the step times, shape ``(n,)``.
@@ -43,8 +45,8 @@ class OutcomeTransform:
         prior_mean: FloatArray,
         prior_std: FloatArray,
         spread: float,
-    ) -> OutcomeTransform:
-        """Return the targets of ``observations``.
+    ) -> StepTimes:
+        """Return the step times of ``observations``.
 
         The scale is the expected root mean square of the residual, shrunk towards ``spread`` when
         observations are few: one observation gives a sensible model, equal ones a narrow one. The
@@ -95,3 +97,29 @@ def _weight_posterior(
     values = np.concatenate([log_step * precision, prior_mean * prior_precision])
     inverse = np.linalg.pinv(rows)
     return (inverse @ values)[:count], (inverse @ inverse.T)[:count, :count]
+
+
+class StepTimeTransform(Standardize):
+    """The outcome transform: standardizes log step times by a given center and scale.
+
+    BoTorch's ``Standardize`` takes mean and deviation of the outcomes; ours are expected ones
+    (:class:`StepTimes`).
+
+    Args:
+        center: What is subtracted.
+        scale: What is divided by.
+    """
+
+    def __init__(self, center: float, scale: float) -> None:
+        super().__init__(m=1)
+        self.center, self.scale = center, scale
+        self.means = torch.full((1, 1), center, dtype=torch.float64)
+        self.stdvs = torch.full((1, 1), scale, dtype=torch.float64)
+        self._stdvs_sq = self.stdvs.square()
+        self._is_trained = torch.tensor(True)
+        self.eval()
+
+    def train(self, mode: bool = True) -> StepTimeTransform:
+        """Stay as made: new outcomes change neither center nor scale."""
+        super().train(False)
+        return self

@@ -25,11 +25,9 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, sobol_points
 from hvd_autosync.learner.problem import Source
-from hvd_autosync.learner.projection import project_onto_space
+from hvd_autosync.learner.source_posterior import SourcePosterior
 from hvd_autosync.search_space import SearchSpace, Task
 
-#: From points, ``n x d``, to logarithms of the step time, shape ``(n,)``.
-LogStep = Callable[[FloatArray], FloatArray]
 #: From points, ``n x d``, to the values of ``m`` basis functions, ``n x m``.
 Basis = Callable[[FloatArray], FloatArray]
 
@@ -46,6 +44,8 @@ class PriorFunction:
         prior_std: Prior standard deviations of the weights.
         map_weights: Maximum a posteriori weights: of the cost model after its calibration on the
             trials, of a related task its prior means.
+        source: Of a related task the posterior of its function, whose mean is the one basis
+            function (less the cost model, where the source has none of its own).
     """
 
     name: str
@@ -53,6 +53,7 @@ class PriorFunction:
     prior_mean: tuple[float, ...]
     prior_std: tuple[float, ...]
     map_weights: tuple[float, ...]
+    source: SourcePosterior | None = None
 
     def expected(self, points: FloatArray) -> FloatArray:
         """The logarithm of the step time over the default's at the MAP weights, shape ``(n,)``."""
@@ -140,30 +141,22 @@ def _cost_model(task: Task) -> CostModel | None:
 
 
 def source_task_prior(
-    space: SearchSpace, source: Source, source_log_step: LogStep, cost: PriorFunction | None = None
+    source: Source, known: SourcePosterior, cost: PriorFunction | None = None
 ) -> PriorFunction:
     """Return a related task as a prior function; the mean of its weight is its similarity.
 
     Args:
-        space: The target's space.
         source: The related task.
-        source_log_step: Its log step time, up to a constant, at points of its own space.
+        known: The posterior of its function.
         cost: The target's cost model, which is subtracted so that it does not count twice.
     """
 
-    def log_step(points: FloatArray) -> FloatArray:
-        predicted = source_log_step(project_onto_space(space, points, source.space))
-        return predicted if cost is None else predicted - cost.expected(points)
+    def basis(points: FloatArray) -> FloatArray:
+        mean = known.mean(points)
+        return (mean if cost is None else mean - cost.expected(points))[:, np.newaxis]
 
-    level = float(log_step(space.encode(space.default)[np.newaxis])[0])
     weight = (source.similarity,)
-    return PriorFunction(
-        source.study_id,
-        lambda points: (log_step(points) - level)[:, np.newaxis],
-        weight,
-        (_SOURCE_STD,),
-        weight,
-    )
+    return PriorFunction(source.study_id, basis, weight, (_SOURCE_STD,), weight, known)
 
 
 def normalize_weights(priors: Sequence[PriorFunction]) -> list[PriorFunction]:

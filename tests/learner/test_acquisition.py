@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_autosync.learner import Observation, acquisition, fit
-from hvd_autosync.learner.acquisition import propose
+from hvd_autosync.learner.acquisition import Score, propose
 from hvd_autosync.learner.points import encode_all, every_point, keys, sobol_points
 from hvd_autosync.learner.pool import one_knob_away
 from hvd_autosync.learner.problem import Problem
@@ -70,9 +70,9 @@ def test_pending_points_repel(mixed_space: SearchSpace, seen: list[Observation])
     # Near a candidate that is on its way, less is left to gain.
     near = one_knob_away(mixed_space, first[0][None], (0.01,))
     with torch.no_grad():
-        baseline, inputs = surrogate.inputs(tried), surrogate.inputs(near)
-        before = acquisition._score(surrogate, baseline, tried[:0], 0, None)(near, inputs)
-        after = acquisition._score(surrogate, baseline, first[0][None], 0, None)(near, inputs)
+        inputs = surrogate.inputs(near)
+        before = Score(surrogate, tried, tried[:0], 0, None)(near, inputs)
+        after = Score(surrogate, tried, first[0][None], 0, None)(near, inputs)
     assert (after < before - 0.1).all()
 
 

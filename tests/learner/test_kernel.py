@@ -4,7 +4,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel
 
-from hvd_autosync.learner.kernel import MixedKernel, PriorMean
+from hvd_autosync.learner.kernel import MixedKernel
 
 
 def inputs(numeric: int, categorical: int, count: int = 12) -> torch.Tensor:
@@ -64,24 +64,3 @@ def test_every_parameter_has_a_gradient_and_a_prior() -> None:
     kernel(x).to_dense().sum().backward()
     assert all(p.grad is not None and p.grad.abs().min() > 0 for p in kernel.parameters())
     assert len(list(kernel.named_priors())) == len(list(kernel.parameters()))
-
-
-def test_prior_functions_add_the_covariance_of_their_weights() -> None:
-    """Their part of the covariance is that of a linear model with Gaussian weights."""
-    x = torch.cat([inputs(2, 2), torch.randn(12, 2, dtype=torch.float64)], dim=-1)
-    deviations = torch.tensor([0.3, 0.5], dtype=torch.float64)
-    kernel, plain = MixedKernel(2, 2, deviations), MixedKernel(2, 2)
-    basis = x[:, 4:] * deviations
-    expected = plain(x[:, :4]).to_dense() + basis @ basis.T
-    assert torch.allclose(kernel(x).to_dense(), expected)
-    assert torch.allclose(kernel(x, diag=True), expected.diagonal())
-    batched = kernel(x.reshape(4, 3, 6), x).to_dense()
-    assert torch.allclose(batched.reshape(12, 12), expected)
-
-
-def test_the_mean_is_the_weighted_sum_of_the_basis_functions() -> None:
-    x = torch.cat([inputs(2, 1), torch.randn(12, 2, dtype=torch.float64)], dim=-1)
-    mean = PriorMean(torch.tensor([1.0, 0.25], dtype=torch.float64))
-    assert torch.allclose(mean(x), x[:, 3] + 0.25 * x[:, 4])
-    none = PriorMean(torch.empty(0, dtype=torch.float64))
-    assert torch.equal(none(x), torch.zeros(12, dtype=torch.float64))

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from hvd_autosync.learner import Observation
-from hvd_autosync.learner.outcome_transform import OutcomeTransform
+from hvd_autosync.learner.outcome_transform import StepTimes
 from hvd_autosync.search_space import Strategy
 
 
-def transform(*steps: float) -> OutcomeTransform:
+def transform(*steps: float) -> StepTimes:
     seen = [Observation(Strategy(), step, 0.0) for step in steps]
-    return OutcomeTransform.of(seen, np.empty((len(seen), 0)), np.empty(0), np.empty(0), 0.25)
+    return StepTimes.of(seen, np.empty((len(seen), 0)), np.empty(0), np.empty(0), 0.25)
 
 
-def explained(design_matrix: list[float], weight: float) -> OutcomeTransform:
+def explained(design_matrix: list[float], weight: float) -> StepTimes:
     """The transform of three step times, with a prior function that predicts them."""
     seen = [Observation(Strategy(), step, 0.0) for step in (0.1, 0.2, 0.4)]
     basis = np.array(design_matrix)[:, np.newaxis]
-    return OutcomeTransform.of(seen, basis, np.array([weight]), np.array([0.4]), 0.1)
+    return StepTimes.of(seen, basis, np.array([weight]), np.array([0.4]), 0.1)
 
 
 def test_what_prior_functions_explain_is_no_spread() -> None:
@@ -42,7 +42,7 @@ def test_what_weights_leave_open_is_in_the_unit() -> None:
         basis = rng.normal(0, 0.4, (6, 7))
         log_step = basis @ rng.normal(0, 0.5, 7) + rng.normal(0, 0.12, 6)
         seen = [Observation(Strategy(), math.exp(value), 0.0) for value in log_step]
-        scales.append(OutcomeTransform.of(seen, basis, np.zeros(7), np.full(7, 0.5), 0.12).scale)
+        scales.append(StepTimes.of(seen, basis, np.zeros(7), np.full(7, 0.5), 0.12).scale)
     assert np.sqrt(np.mean(np.square(scales))) == pytest.approx(0.12, rel=0.1)
 
 
