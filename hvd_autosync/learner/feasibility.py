@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 
+from hvd_autosync.learner.conditioning import Conditioning
 from hvd_autosync.learner.features import Features
 from hvd_autosync.learner.kernel import MixedKernel
 from hvd_autosync.learner.numerics import isolated
@@ -42,14 +42,12 @@ def feasibility(
     kernel = MixedKernel(len(features.numeric), features.categorical_count)
     with isolated(), torch.no_grad():
         tried = features(encode_all(space, [seen.strategy for seen in observations]))
-        covariance = kernel.forward(tried, tried)
-        root = psd_safe_cholesky(covariance + _NOISE * torch.eye(len(tried)).to(tried))
-        residual = torch.from_numpy(measured - _PRIOR).unsqueeze(-1)
-        weights = torch.cholesky_solve(residual, root).squeeze(-1)
+        covariance = kernel.forward(tried, tried) + _NOISE * torch.eye(len(tried)).to(tried)
+        process = Conditioning(covariance, torch.from_numpy(measured - _PRIOR))
 
     def probability(points: FloatArray) -> FloatArray:
         with isolated(), torch.no_grad():
-            mean = _PRIOR + kernel.forward(features(points), tried) @ weights
+            mean = _PRIOR + process.mean(kernel.forward(features(points), tried))
         return np.asarray(np.clip(mean.numpy(), _LEAST, 1.0))
 
     return probability

@@ -17,9 +17,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from scipy.stats import norm
 
+from hvd_autosync.learner.conditioning import Conditioning
 from hvd_autosync.learner.harshness import MOST, harshness
+from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.points import FloatArray, active, encode_all
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 
@@ -53,9 +56,9 @@ class QualityConstraint:
         self._lossy = [index for index, knob in enumerate(space.knobs) if not knob.exact]
         self._judged = self._features(encode_all(space, judged))
         values = np.clip(np.array(violation, dtype=np.float64), _LEAST, MOST) - self._judged[:, -1]
-        covariance = self._covariance(self._judged, self._judged)
-        self._inverse = np.linalg.inv(covariance + _NOISE**2 * np.eye(len(values)))
-        self._weights = self._inverse @ values
+        covariance = self._covariance(self._judged, self._judged) + _NOISE**2 * np.eye(len(values))
+        with isolated():
+            self._residual = Conditioning(torch.from_numpy(covariance), torch.from_numpy(values))
 
     def feasibility_probabilities(self, strategies: Sequence[Strategy]) -> FloatArray:
         """Return the probability that each strategy is admitted, shape ``(m,)``."""
@@ -68,12 +71,13 @@ class QualityConstraint:
 
     def _lossy_probabilities(self, points: FloatArray) -> FloatArray:
         features = self._features(points)
-        shared = self._covariance(features, self._judged)
+        shared = torch.from_numpy(self._covariance(features, self._judged))
         expected = features[:, -1]
-        mean = expected + shared @ self._weights
-        explained = np.einsum("ij,jk,ik->i", shared, self._inverse, shared)
         prior = (_SENSITIVITY * expected) ** 2 + _spread(expected) ** 2
-        deviation = np.sqrt(np.maximum(prior - explained, 1e-12))
+        with isolated():
+            mean = expected + self._residual.mean(shared).numpy()
+            variance = self._residual.variance(torch.from_numpy(prior), shared).numpy()
+        deviation = np.sqrt(np.maximum(variance, 1e-12))
         probabilities: FloatArray = norm.cdf((1.0 - mean) / deviation)
         return probabilities
 

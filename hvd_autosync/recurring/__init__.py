@@ -1,8 +1,8 @@
 """Recurring jobs: a search for the best share of the work under BSP, one share per run.
 
 A search (:class:`BinarySearch` as in Sync-Switch, or :class:`BayesianSearch`) is a pure function of
-the outcomes so far. It returns the share for the next run, or the final one. Nothing here
-imports torch.
+the outcomes so far. It returns the share for the next run, or the final one. Torch is loaded
+only when a Bayesian search predicts shares.
 """
 
 from __future__ import annotations

@@ -54,6 +54,11 @@ def keeps(
     Returns:
         Shape ``(c,)``.
     """
+    # Torch is loaded here, so that a job without a Bayesian search starts without it.
+    import torch
+
+    from hvd_autosync.learner.conditioning import Conditioning
+
     unit = max(goal.tolerance, 1e-4 * abs(goal.target), 1e-12)
     lowest = min([goal.bound, *(each.metric for each in outcomes if each.finite)])
     metrics = [e.metric if e.finite else lowest - _FAILED * unit for e in outcomes]
@@ -63,21 +68,21 @@ def keeps(
     ends = np.ones(1)
     means = _curves(tried), _curves(shares) - (0.0 if known else _curves(ends))  # (n, g), (c, g)
     level = 0.0 if known else 1.0
-    across = _covariance(shares, tried) - level * _covariance(ends, tried)  # (c, n)
     own = _covariance(shares, shares).diagonal() + level * (
         _covariance(ends, ends)[0, 0] - 2 * _covariance(shares, ends)[:, 0]
     )
+    variances = torch.from_numpy(own)  # (c,)
+    across = torch.from_numpy(_covariance(shares, tried) - level * _covariance(ends, tried))
+    residual = torch.from_numpy(seen[:, None] - means[0])
     likelihoods, answers = [], []
     for noise, prior in zip(_NOISES, _NOISE_PRIOR, strict=True):
-        factor = np.linalg.cholesky(_covariance(tried, tried) + noise**2 * np.eye(len(tried)))
-        off = np.linalg.solve(factor, seen[:, None] - means[0])  # (n, g)
-        gain = np.linalg.solve(factor, across.T)  # (n, c)
-        mean = means[1] + gain.T @ off  # (c, g)
-        deviation = np.sqrt(np.maximum(own - (gain**2).sum(axis=0), 1e-12))
+        covariance = _covariance(tried, tried) + noise**2 * np.eye(len(tried))
+        process = Conditioning(torch.from_numpy(covariance), residual)
+        mean = means[1] + process.mean(across).numpy()  # (c, g)
+        deviation = np.sqrt(np.maximum(process.variance(variances, across).numpy(), 1e-12))
         bound = -goal.tolerance / unit
         answers.append(ndtr((mean - bound) / deviation[:, None]))
-        scale = float(np.log(factor.diagonal()).sum())
-        likelihoods.append(-0.5 * (off**2).sum(axis=0) - scale + math.log(prior))
+        likelihoods.append(process.log_density.numpy() + math.log(prior))
     weights = np.array(likelihoods)  # (noises, g)
     weights = np.exp(weights - weights.max())
     found: FloatArray = np.einsum("ng,ncg->c", weights / weights.sum(), np.array(answers))
