@@ -8,13 +8,11 @@ each trial from the others better without it.
 
 from __future__ import annotations
 
-import math
-
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from hvd_autosync.learner.conditioning import Conditioning
 from hvd_autosync.learner.multi_task_gp import MultiTaskGP
 from hvd_autosync.learner.numerics import isolated
 
@@ -63,10 +61,10 @@ def sources_to_drop(model: MultiTaskGP, first: int) -> dict[str, float]:
         }
         left = list(parts)
         try:
-            scores.append(loo_score(covariance, residual))
+            scores.append(_score(covariance, residual))
             while left:
                 reduced = [(covariance - parts[i][0], residual + parts[i][1]) for i in left]
-                without = [loo_score(*one) for one in reduced]
+                without = [_score(*one) for one in reduced]
                 worst = max(range(len(left)), key=lambda index: without[index])
                 covariance, residual = reduced[worst]
                 scores.append(without[worst])
@@ -79,15 +77,5 @@ def sources_to_drop(model: MultiTaskGP, first: int) -> dict[str, float]:
     return {name: scores[count + 1] - scores[count] for count, name in enumerate(removed[:best])}
 
 
-def loo_score(covariance: Tensor, residual: Tensor) -> float:
-    """Leave-one-out score: the sum of the log densities of ``n`` values given the others.
-
-    Args:
-        covariance: Covariance of the values, noise included, shape ``n x n``.
-        residual: The values minus their mean, shape ``(n,)``.
-    """
-    inverse = torch.cholesky_inverse(psd_safe_cholesky(covariance))
-    precision = inverse.diagonal()
-    error = inverse @ residual / precision
-    density = 0.5 * (precision.log() - precision * error.square() - math.log(2 * math.pi))
-    return float(density.sum())
+def _score(covariance: Tensor, residual: Tensor) -> float:
+    return float(Conditioning(covariance, residual).leave_one_out.score)

@@ -6,32 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from hvd_autosync.learner import BayesianLearner, Observation, fit
 from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.learner.prior_functions import PriorFunction, drop_constant, normalize_weights
 from hvd_autosync.learner.problem import Problem, Source
-from hvd_autosync.learner.source_selection import loo_score
 from hvd_autosync.search_space import SearchSpace, Strategy
 
 LogStep = Callable[[Strategy], float]
-
-
-def test_the_score_is_that_of_leaving_one_out() -> None:
-    """Each value is conditioned on the others in turn, the long way."""
-    rng = np.random.default_rng(0)
-    root = rng.standard_normal((6, 6))
-    covariance, values = root @ root.T + 0.5 * np.eye(6), rng.standard_normal(6)
-    expected = 0.0
-    for out in range(6):
-        rest = [index for index in range(6) if index != out]
-        weights = np.linalg.solve(covariance[np.ix_(rest, rest)], covariance[rest, out])
-        mean = weights @ values[rest]
-        variance = covariance[out, out] - weights @ covariance[rest, out]
-        expected -= 0.5 * ((values[out] - mean) ** 2 / variance + math.log(2 * math.pi * variance))
-    found = loo_score(torch.from_numpy(covariance), torch.from_numpy(values))
-    assert abs(found - expected) < 1e-9
 
 
 def unrelated(strategy: Strategy) -> float:
