@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
+import torch
 from botorch.exceptions.errors import BotorchError
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -69,8 +70,27 @@ def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
     return _fit(known, tuple(seen for seen in observations if seen.measured))
 
 
+def source_hyperparameters(source: Source) -> tuple[float, ...]:
+    """Return the hyperparameters of a source's model, fitted unless ``source`` has them.
+
+    Raises:
+        AutosyncError: The source cannot be fitted.
+    """
+    parameters = _fit_source(source).model.parameters()
+    return tuple(float(value) for each in parameters for value in each.detach().flatten())
+
+
 @lru_cache(maxsize=16)
-def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
+def _fit_source(source: Source) -> Surrogate:
+    """Return the model of a source; its hyperparameters are fitted unless they are known."""
+    seen = tuple(one for one in source.observations if one.measured)
+    return _fit(Problem(source.space, source.task), seen, source.hyperparameters)
+
+
+@lru_cache(maxsize=16)
+def _fit(
+    problem: Problem, observations: tuple[Observation, ...], hyperparameters: tuple[float, ...] = ()
+) -> Surrogate:
     space = problem.space
     seen = observations or (Observation(space.default, 1.0, 1.0),)
     features = Features.of(space)
@@ -78,12 +98,13 @@ def _fit(problem: Problem, observations: tuple[Observation, ...]) -> Surrogate:
     cost = cost_model_prior(space, problem.task, observations)
     cost_priors = [] if cost is None else drop_constant(space, [cost])
     sources = _source_priors(problem, cost)
-    surrogate = _fitted(features, (*cost_priors, *normalize_weights(sources)), points, seen)
+    priors = (*cost_priors, *normalize_weights(sources))
+    surrogate = _fitted(features, priors, points, seen, hyperparameters)
     if sources and len(observations) >= FEWEST_TO_JUDGE:
         dropped = sources_to_drop(surrogate.model, len(cost_priors))
         if dropped:
             kept = normalize_weights([each for each in sources if each.name not in dropped])
-            surrogate = _fitted(features, (*cost_priors, *kept), points, seen, dropped)
+            surrogate = _fitted(features, (*cost_priors, *kept), points, seen, (), dropped)
     return surrogate
 
 
@@ -92,6 +113,7 @@ def _fitted(
     priors: tuple[PriorFunction, ...],
     points: FloatArray,
     seen: tuple[Observation, ...],
+    hyperparameters: tuple[float, ...],
     dropped: Mapping[str, float] = MappingProxyType({}),
 ) -> Surrogate:
     spread = _SPREAD if not priors else _UNEXPLAINED_SPREAD
@@ -99,8 +121,23 @@ def _fitted(
     times = StepTimes.of(seen, basis, prior_means(priors), prior_stds(priors), spread)
     with isolated():
         model = MultiTaskGP(features, priors, points, times)
-        _optimize(model)
+        if not _set(model, hyperparameters):
+            _optimize(model)
     return Surrogate(model, dropped)
+
+
+def _set(model: MultiTaskGP, hyperparameters: tuple[float, ...]) -> bool:
+    """Whether the hyperparameters are those of such a model; if so, set them."""
+    parameters = list(model.parameters())
+    sizes = [each.numel() for each in parameters]
+    if len(hyperparameters) != sum(sizes):
+        return False
+    values = torch.tensor(hyperparameters, dtype=torch.float64).split(sizes)
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value.reshape(parameter.shape))
+    model.eval()
+    return True
 
 
 def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFunction]:
@@ -108,7 +145,7 @@ def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFu
     found: list[PriorFunction] = []
     for source in problem.sources:
         with contextlib.suppress(AutosyncError):
-            surrogate = fit(Problem(source.space, source.task), source.observations)
+            surrogate = _fit_source(source)
             if cost is not None and surrogate.has_cost_model:
                 found += _own_functions(problem.space, source)
             else:
@@ -128,7 +165,7 @@ def _own_functions(space: SearchSpace, source: Source) -> tuple[PriorFunction, .
     Raises:
         AutosyncError: The source cannot be fitted.
     """
-    surrogate = fit(Problem(source.space, source.task), source.observations)
+    surrogate = _fit_source(source)
     known = source_posterior(surrogate.model, source.space, space, own=True)
     prior = source_task_prior(source, known)
     return tuple(_discounted(space, drop_constant(space, [prior])))

@@ -24,6 +24,8 @@ class Source:
         observations: The outcomes of its trials.
         similarity: Its similarity to the target, from 0 to 1
             (:mod:`hvd_autosync.learner.similarity`).
+        hyperparameters: Those of its fitted model, if they are known
+            (:func:`hvd_autosync.learner.gp.source_hyperparameters`); empty: it is fitted.
     """
 
     study_id: str
@@ -31,6 +33,7 @@ class Source:
     space: SearchSpace
     observations: tuple[Observation, ...]
     similarity: float
+    hyperparameters: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

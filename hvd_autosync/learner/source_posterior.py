@@ -63,7 +63,8 @@ class SourcePosterior:
     ) -> None:
         self._covariance = covariance
         self._root, self._weights, self._trials = root, weights, trials
-        self._inputs, self._prior_mean = inputs, prior_mean
+        self._find_inputs, self._prior_mean = inputs, prior_mean
+        self._last: tuple[bytes, Tensor] | None = None
         with isolated(), torch.no_grad():
             self._default = inputs(default)
             self._level = covariance(self._default, self._default)
@@ -83,6 +84,13 @@ class SourcePosterior:
                 mean = mean + self._prior_mean(inputs) - self._prior_mean(self._default)
         found: FloatArray = mean.numpy()
         return found
+
+    def _inputs(self, points: FloatArray) -> Tensor:
+        """The inputs of the source's model; mean and columns ask for the same points in turn."""
+        key = points.tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._find_inputs(points)
+        return self._last[1]
 
     def columns(self, points: FloatArray) -> Tensor:
         """Return what :meth:`covariance` needs of points, ``n x d``: ``n x width``.

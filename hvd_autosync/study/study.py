@@ -42,6 +42,7 @@ from hvd_autosync.study.related_studies import (
     observations_of,
     related_studies,
 )
+from hvd_autosync.study.source_fits import keep_fits, with_known_fits
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord, default_result
 from hvd_autosync.util.versions import deciding_versions
@@ -62,6 +63,7 @@ class AskTellStudy:
         self._learner = learner or learning.BayesianLearner()
         self._mine: dict[int, Strategy] = {}
         self._problem: Problem | None = None
+        self._fits_kept = False
         self.record = record
         self.settings = StudySettings.from_json(record.settings)
 
@@ -141,7 +143,8 @@ class AskTellStudy:
         """
         space = self.space
         if self._problem is None or self._problem.space is not space:
-            self._problem = problem_of(self._store, self.record, self.history)
+            problem = problem_of(self._store, self.record, self.history)
+            self._problem = with_known_fits(self._store, problem)
         return self._problem
 
     @property
@@ -191,6 +194,9 @@ class AskTellStudy:
             self.finish(wanted)
             return None
         info = {**wanted.info, "ask_s": round(time.monotonic() - began, 3)}
+        if wanted.kind == "model" and not self._fits_kept:
+            keep_fits(self._store, self.problem)
+            self._fits_kept = True
         number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, info)
         self._mine[number] = wanted.strategy
         _LOG.debug("trial %d (%s): %s", number, wanted.kind, dict(wanted.strategy))

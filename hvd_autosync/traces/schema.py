@@ -131,6 +131,15 @@ RUNS = Table(
     Column("result", PlainJson, nullable=False),
 )
 
+#: Hyperparameters of related studies' models; created like RUNS.
+SOURCE_FITS = Table(
+    "hvd_autosync_source_fits",
+    _TABLES,
+    Column("study_id", String(12), primary_key=True),
+    Column("key", String(64), nullable=False),
+    Column("hyperparameters", PlainJson, nullable=False),
+)
+
 #: Columns of STUDIES that form a study's record.
 STUDY_COLUMNS = [STUDIES.c[field.name] for field in fields(StudyRecord)]
 

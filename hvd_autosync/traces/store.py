@@ -25,7 +25,7 @@ from sqlalchemy.exc import IntegrityError
 
 from hvd_autosync.errors import StoreError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
-from hvd_autosync.traces import rows, runs
+from hvd_autosync.traces import rows, runs, source_fits
 from hvd_autosync.traces.database import Database
 from hvd_autosync.traces.location import default_store_url
 from hvd_autosync.traces.outage import LostTransactionError, repeated
@@ -240,6 +240,7 @@ class TraceStore:
                 )
             connection.execute(TRIALS.delete().where(TRIALS.c.study_id == study_id))
             connection.execute(STUDIES.delete().where(STUDIES.c.study_id == study_id))
+            source_fits.delete_fit(connection, study_id)
 
     @repeated
     def add(self, studies: Sequence[tuple[StudyRecord, Sequence[TrialRecord]]]) -> list[str]:
@@ -359,6 +360,18 @@ class TraceStore:
             # Another driver may store the same links at this moment; its measurement is as good.
             with contextlib.suppress(IntegrityError), connection.begin_nested():
                 connection.execute(CLUSTERS.insert().values(cluster_key=cluster_key, **values))
+
+    @repeated
+    def find_source_fit(self, study_id: str, key: str) -> tuple[float, ...] | None:
+        """The hyperparameters of a study's model under this key; ``None``: it must be fitted."""
+        with self._database.reading() as connection:
+            return source_fits.find_fit(connection, study_id, key)
+
+    @repeated
+    def keep_source_fit(self, study_id: str, key: str, hyperparameters: Sequence[float]) -> None:
+        """Store the hyperparameters of a study's model, in place of earlier ones."""
+        with self._database.writing() as connection:
+            source_fits.keep_fit(connection, study_id, key, tuple(hyperparameters))
 
     @repeated
     def keep_run(self, run: RunRecord) -> int:

@@ -1,0 +1,54 @@
+"""Fits of related studies' models, kept in the store: a study starts without fitting them again.
+
+A fit is kept under a digest of all that it follows from: trials, space, task, and the versions of
+the libraries and of the modules that choose trials. So it is the one that fitting again would
+give. Replay does fit again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import replace
+
+from hvd_autosync.errors import AutosyncError
+from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.traces import TraceStore
+from hvd_autosync.util.versions import deciding_versions
+
+
+def with_known_fits(store: TraceStore, problem: Problem) -> Problem:
+    """Return ``problem`` with the fits of its sources that the store has.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    sources = [
+        replace(source, hyperparameters=store.find_source_fit(source.study_id, _key(source)) or ())
+        for source in problem.sources
+    ]
+    return replace(problem, sources=tuple(sources))
+
+
+def keep_fits(store: TraceStore, problem: Problem) -> None:
+    """Store the fits that the store lacks, once the learner has made them.
+
+    A source that cannot be fitted has none. A store that cannot be written keeps none: the next
+    study fits again.
+    """
+    from hvd_autosync.learner.gp import source_hyperparameters
+
+    for source in problem.sources:
+        if not source.hyperparameters:
+            with contextlib.suppress(AutosyncError):
+                found = source_hyperparameters(source)
+                store.keep_source_fit(source.study_id, _key(source), found)
+
+
+def _key(source: Source) -> str:
+    """Digest of what a source's fit follows from."""
+    seen = [[o.strategy.to_json(), o.step_s, o.standard_error_s] for o in source.observations]
+    task = None if source.task is None else source.task.to_json()
+    content = [deciding_versions(), source.space.to_json(), task, seen]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
