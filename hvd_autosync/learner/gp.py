@@ -21,6 +21,7 @@ from linear_operator.utils.errors import NotPSDError
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.learner.features import Features
+from hvd_autosync.learner.hyperprior import SHIPPED, Hyperprior
 from hvd_autosync.learner.multi_task_gp import MultiTaskGP
 from hvd_autosync.learner.numerics import isolated
 from hvd_autosync.learner.observation import Observation
@@ -46,9 +47,6 @@ from hvd_autosync.search_space import SearchSpace
 #: Most iterations of the fit; further ones change the likelihood little and cost most of the time.
 _FIT_ITERATIONS = 75
 _JITTERS = (1e-8, 1e-4)
-#: Prior standard deviation of the log step time over strategies without prior functions (the
-#: median over the spread points of benchmarks/traces, 0.13 to 0.83), and of the residual with them.
-_SPREAD, _UNEXPLAINED_SPREAD = 0.5, 0.12
 
 
 def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
@@ -66,25 +64,26 @@ def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
         SpaceError: An observed strategy does not lie in the problem's space.
     """
     # The fit needs these fields only; the others differ between callers and would miss the cache.
-    known = Problem(problem.space, problem.task, problem.sources)
+    known = Problem(problem.space, problem.task, problem.sources, hyperprior=problem.hyperprior)
     return _fit(known, tuple(seen for seen in observations if seen.measured))
 
 
-def source_hyperparameters(source: Source) -> tuple[float, ...]:
+def source_hyperparameters(source: Source, hyperprior: Hyperprior = SHIPPED) -> tuple[float, ...]:
     """Return the hyperparameters of a source's model, fitted unless ``source`` has them.
 
     Raises:
         AutosyncError: The source cannot be fitted.
     """
-    parameters = _fit_source(source).model.parameters()
+    parameters = _fit_source(source, hyperprior).model.parameters()
     return tuple(float(value) for each in parameters for value in each.detach().flatten())
 
 
 @lru_cache(maxsize=16)
-def _fit_source(source: Source) -> Surrogate:
+def _fit_source(source: Source, hyperprior: Hyperprior) -> Surrogate:
     """Return the model of a source; its hyperparameters are fitted unless they are known."""
     seen = tuple(one for one in source.observations if one.measured)
-    return _fit(Problem(source.space, source.task), seen, source.hyperparameters)
+    problem = Problem(source.space, source.task, hyperprior=hyperprior)
+    return _fit(problem, seen, source.hyperparameters)
 
 
 @lru_cache(maxsize=16)
@@ -95,20 +94,24 @@ def _fit(
     seen = observations or (Observation(space.default, 1.0, 1.0),)
     features = Features.of(space)
     points = encode_all(space, [one.strategy for one in seen])
-    cost = cost_model_prior(space, problem.task, observations)
+    hyperprior = problem.hyperprior
+    cost = cost_model_prior(space, problem.task, observations, hyperprior)
     cost_priors = [] if cost is None else drop_constant(space, [cost])
     sources = _source_priors(problem, cost)
     priors = (*cost_priors, *normalize_weights(sources))
-    surrogate = _fitted(features, priors, points, seen, hyperparameters)
+    surrogate = _fitted(hyperprior, features, priors, points, seen, hyperparameters)
     if sources and len(observations) >= FEWEST_TO_JUDGE:
         dropped = sources_to_drop(surrogate.model, len(cost_priors))
         if dropped:
             kept = normalize_weights([each for each in sources if each.name not in dropped])
-            surrogate = _fitted(features, (*cost_priors, *kept), points, seen, (), dropped)
+            surrogate = _fitted(
+                hyperprior, features, (*cost_priors, *kept), points, seen, (), dropped
+            )
     return surrogate
 
 
 def _fitted(
+    hyperprior: Hyperprior,
     features: Features,
     priors: tuple[PriorFunction, ...],
     points: FloatArray,
@@ -116,11 +119,11 @@ def _fitted(
     hyperparameters: tuple[float, ...],
     dropped: Mapping[str, float] = MappingProxyType({}),
 ) -> Surrogate:
-    spread = _SPREAD if not priors else _UNEXPLAINED_SPREAD
+    spread = hyperprior.unexplained_spread if priors else hyperprior.spread
     basis = design_matrix(priors, points)
     times = StepTimes.of(seen, basis, prior_means(priors), prior_stds(priors), spread)
     with isolated():
-        model = MultiTaskGP(features, priors, points, times)
+        model = MultiTaskGP(features, priors, points, times, hyperprior)
         if not _set(model, hyperparameters):
             _optimize(model)
     return Surrogate(model, dropped)
@@ -143,21 +146,24 @@ def _set(model: MultiTaskGP, hyperparameters: tuple[float, ...]) -> bool:
 def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFunction]:
     """Return the prior functions of the related tasks; a task that cannot be fitted is skipped."""
     found: list[PriorFunction] = []
+    hyperprior = problem.hyperprior
     for source in problem.sources:
         with contextlib.suppress(AutosyncError):
-            surrogate = _fit_source(source)
+            surrogate = _fit_source(source, hyperprior)
             if cost is not None and surrogate.has_cost_model:
-                found += _own_functions(problem.space, source)
+                found += _own_functions(problem.space, source, hyperprior)
             else:
                 known = source_posterior(surrogate.model, source.space, problem.space, own=False)
-                prior = source_task_prior(source, known, cost)
+                prior = source_task_prior(source, known, cost, hyperprior)
                 kept = drop_constant(problem.space, [prior])
-                found += kept if cost is None else _discounted(problem.space, kept)
+                found += kept if cost is None else _discounted(problem.space, kept, hyperprior)
     return found
 
 
 @lru_cache(maxsize=64)
-def _own_functions(space: SearchSpace, source: Source) -> tuple[PriorFunction, ...]:
+def _own_functions(
+    space: SearchSpace, source: Source, hyperprior: Hyperprior
+) -> tuple[PriorFunction, ...]:
     """Return the prior function of a source without its cost model; none if it is constant.
 
     It does not depend on the target's trials, so it is cached.
@@ -165,15 +171,17 @@ def _own_functions(space: SearchSpace, source: Source) -> tuple[PriorFunction, .
     Raises:
         AutosyncError: The source cannot be fitted.
     """
-    surrogate = _fit_source(source)
+    surrogate = _fit_source(source, hyperprior)
     known = source_posterior(surrogate.model, source.space, space, own=True)
-    prior = source_task_prior(source, known)
-    return tuple(_discounted(space, drop_constant(space, [prior])))
+    prior = source_task_prior(source, known, None, hyperprior)
+    return tuple(_discounted(space, drop_constant(space, [prior]), hyperprior))
 
 
-def _discounted(space: SearchSpace, priors: Sequence[PriorFunction]) -> list[PriorFunction]:
+def _discounted(
+    space: SearchSpace, priors: Sequence[PriorFunction], hyperprior: Hyperprior
+) -> list[PriorFunction]:
     """Residuals of the cost model, each with its weight discounted by its plausibility."""
-    return [discount_implausible(space, prior, _UNEXPLAINED_SPREAD) for prior in priors]
+    return [discount_implausible(space, prior, hyperprior.unexplained_spread) for prior in priors]
 
 
 def _optimize(model: MultiTaskGP) -> None:

@@ -43,16 +43,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hvd_autosync.learner.features import Features
+from hvd_autosync.learner.hyperprior import SHIPPED, Hyperprior
 from hvd_autosync.learner.input_transform import StrategyInputs
 from hvd_autosync.learner.kernel import MixedKernel
 from hvd_autosync.learner.outcome_transform import StepTimes, StepTimeTransform
 from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.learner.prior_functions import PriorFunction, prior_means
 
-#: Relative difference between launches of one strategy: its most likely value, and the standard
-#: deviation of the logarithm of its variance (two of them cover 0.4 % to 9 %, in logarithms around
-#: the most likely value). On shared machines 5 % and more were measured (benchmarks/README.md).
-_RELAUNCH_NOISE, _RELAUNCH_DEVIATION = 0.02, 1.5
 #: Smallest noise variance in the model's unit; it keeps the Cholesky factorization stable.
 _NOISE_FLOOR = 1e-6
 
@@ -66,17 +63,19 @@ class TrialNoise(FixedNoiseGaussianLikelihood):  # type: ignore[misc]
     Args:
         known: Known noise variances, ``(n,)``, in the model's unit.
         scale: The model's unit, in logarithms of seconds.
+        hyperprior: The prior of the noise between launches.
     """
 
-    def __init__(self, known: Tensor, scale: float) -> None:
-        relaunch = max((_RELAUNCH_NOISE / scale) ** 2, 2 * _NOISE_FLOOR)
+    def __init__(self, known: Tensor, scale: float, hyperprior: Hyperprior) -> None:
+        launches = max(hyperprior.launch_variance_mode() / scale**2, 2 * _NOISE_FLOOR)
+        deviation = hyperprior.launch_noise_deviation
         # exp(location - deviation^2) is the mode of a log-normal density.
-        location = math.log(relaunch) + _RELAUNCH_DEVIATION**2
+        location = math.log(launches) + deviation**2
         super().__init__(
             noise=known.clamp_min(_NOISE_FLOOR),
             learn_additional_noise=True,
-            noise_prior=LogNormalPrior(location, _RELAUNCH_DEVIATION),
-            noise_constraint=GreaterThan(_NOISE_FLOOR, initial_value=relaunch),
+            noise_prior=LogNormalPrior(location, deviation),
+            noise_constraint=GreaterThan(_NOISE_FLOOR, initial_value=launches),
         )
 
     def get_fantasy_likelihood(self, **kwargs: Any) -> TrialNoise:
@@ -231,6 +230,7 @@ class MultiTaskGP(SingleTaskGP):
         priors: The prior functions: cost model and related tasks.
         points: Discretized points of the trials, ``n x d``.
         times: Their step times, and how they are standardized.
+        hyperprior: What is believed of every task.
     """
 
     input_transform: StrategyInputs
@@ -244,6 +244,7 @@ class MultiTaskGP(SingleTaskGP):
         priors: Sequence[PriorFunction],
         points: FloatArray,
         times: StepTimes,
+        hyperprior: Hyperprior = SHIPPED,
     ) -> None:
         known = torch.from_numpy(times.variance / times.scale**2)
         numeric, categorical = len(features.numeric), features.categorical_count
@@ -251,7 +252,7 @@ class MultiTaskGP(SingleTaskGP):
         super().__init__(
             torch.from_numpy(points),
             torch.from_numpy(times.log_step).unsqueeze(-1),
-            likelihood=TrialNoise(known, times.scale),
+            likelihood=TrialNoise(known, times.scale, hyperprior),
             covar_module=MultiTaskKernel(own, knobs, priors, times.scale),
             mean_module=MultiTaskMean(knobs, priors, times.scale),
             input_transform=StrategyInputs(features, priors),

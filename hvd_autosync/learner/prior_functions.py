@@ -22,6 +22,7 @@ from hvd_autosync.cost.calibration import PRIOR_DEVIATIONS
 from hvd_autosync.cost.coefficients import Coefficients
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.learner.hyperprior import SHIPPED, Hyperprior
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.learner.points import FloatArray, sobol_points
 from hvd_autosync.learner.problem import Source
@@ -80,10 +81,8 @@ def prior_stds(priors: Sequence[PriorFunction]) -> FloatArray:
 
 #: Name of the cost model among the prior functions.
 COST_MODEL = "cost model"
-#: Prior mean and standard deviation of the weight of the uncalibrated cost model.
-_COST_MEAN, _COST_STD = 1.0, 0.3
-#: Prior standard deviation of a related task's weight.
-_SOURCE_STD = 0.4
+#: Prior mean of the weight of the uncalibrated cost model.
+_COST_MEAN = 1.0
 #: A prior function is constant if its predictions at so many points differ by less than 1 %.
 _SAMPLE_POINTS, _MIN_RANGE = 64, 0.01
 #: Largest plausible spread of a residual, in units of the usual one. On the tables in
@@ -92,7 +91,10 @@ _PLAUSIBLE = 2.0
 
 
 def cost_model_prior(
-    space: SearchSpace, task: Task | None, observations: Sequence[Observation]
+    space: SearchSpace,
+    task: Task | None,
+    observations: Sequence[Observation],
+    hyperprior: Hyperprior = SHIPPED,
 ) -> PriorFunction | None:
     """Return the cost model of a task as a prior function; ``None`` if it has no cost model.
 
@@ -126,7 +128,7 @@ def cost_model_prior(
         COST_MODEL,
         lambda points: tangent(points) - default,
         (_COST_MEAN, *(0.0 for _ in factors)),
-        (_COST_STD, *PRIOR_DEVIATIONS.tolist()),
+        (hyperprior.cost_deviation, *PRIOR_DEVIATIONS.tolist()),
         (_COST_MEAN, *factors.tolist()),
     )
 
@@ -141,7 +143,10 @@ def _cost_model(task: Task) -> CostModel | None:
 
 
 def source_task_prior(
-    source: Source, known: SourcePosterior, cost: PriorFunction | None = None
+    source: Source,
+    known: SourcePosterior,
+    cost: PriorFunction | None = None,
+    hyperprior: Hyperprior = SHIPPED,
 ) -> PriorFunction:
     """Return a related task as a prior function; the mean of its weight is its similarity.
 
@@ -149,14 +154,15 @@ def source_task_prior(
         source: The related task.
         known: The posterior of its function.
         cost: The target's cost model, which is subtracted so that it does not count twice.
+        hyperprior: The prior of its weight.
     """
 
     def basis(points: FloatArray) -> FloatArray:
         mean = known.mean(points)
         return (mean if cost is None else mean - cost.expected(points))[:, np.newaxis]
 
-    weight = (source.similarity,)
-    return PriorFunction(source.study_id, basis, weight, (_SOURCE_STD,), weight, known)
+    weight, deviation = (source.similarity,), (hyperprior.source_deviation,)
+    return PriorFunction(source.study_id, basis, weight, deviation, weight, known)
 
 
 def normalize_weights(priors: Sequence[PriorFunction]) -> list[PriorFunction]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hvd_autosync.learner.hyperprior import SHIPPED, Hyperprior
 from hvd_autosync.learner.observation import Observation
 from hvd_autosync.search_space import SearchSpace, Task
 
@@ -47,6 +48,7 @@ class Problem:
         steps: Steps of a trial, from which its seconds are predicted; 0: all trials cost the same.
         feasible: From points, ``n x d``, to the probability that each satisfies the quality
             constraint, ``(n,)``; ``None``: all do.
+        hyperprior: What is believed of every task.
     """
 
     space: SearchSpace
@@ -54,3 +56,4 @@ class Problem:
     sources: tuple[Source, ...] = ()
     steps: int = 0
     feasible: Callable[[FloatArray], FloatArray] | None = None
+    hyperprior: Hyperprior = SHIPPED

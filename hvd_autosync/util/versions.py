@@ -39,7 +39,7 @@ def _digest() -> str:
 
 
 def digest(package: Path, rooms: Sequence[str]) -> str:
-    """Return a short digest of all modules of some packages.
+    """Return a short digest of all modules of some packages, and of their data.
 
     Args:
         package: The folder of the packages.
@@ -50,7 +50,7 @@ def digest(package: Path, rooms: Sequence[str]) -> str:
     """
     found = hashlib.sha256()
     for room in rooms:
-        paths = sorted((package / room).rglob("*.py"))
+        paths = sorted(p for p in (package / room).rglob("*") if p.suffix in (".py", ".json"))
         if not paths:
             raise FileNotFoundError(f"{package / room} has no modules")
         for path in paths:
