@@ -1,8 +1,9 @@
 """How many trials does each learner need? Ours in four forms beside its peers, on measured tables.
 
-Every contestant plays every table several times, with other noise and another seed each time; the
-default is everybody's first trial. Transfer learns from the other tables; those of the same task
-are left out. A strategy is judged by its true step time in the table, not by the noisy measurement.
+Every contestant (``contest/contestants.py`` has the list) plays every table several times, with
+other noise and another seed each time; the default is everybody's first trial. Transfer learns from
+the other tables; those of the same task are left out. A strategy is judged by its true step time in
+the table, not by the noisy measurement.
 
     python benchmarks/learners.py
     python benchmarks/learners.py --contestants "ours,ours: gp,optuna-tpe" --seeds 5 --trials 20
@@ -32,10 +33,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 from command_line import new_parser
-from contest.contestants import CONTESTANTS, WITH_WRONG_SOURCE
+from contest.contestants import CONTESTANTS
 from contest.emulator import Emulator
 from rich.console import Console
 from rich.table import Table
@@ -44,7 +46,6 @@ from hvd_autosync.learner.problem import Source
 from hvd_autosync.learner.similarity import similarity
 from hvd_autosync.study.related_studies import LEAST_SIMILAR, MOST_RELATED
 
-ALL = {**CONTESTANTS, **WITH_WRONG_SOURCE}
 #: Names in files of earlier versions -> names today.
 _RENAMED = {
     "ours: gp + liar": "ours: gp + adversarial",
@@ -52,8 +53,6 @@ _RENAMED = {
     "ours: gp + cost + liar": "ours: gp + cost + adversarial",
     "ours: gp + cost + stranger": "ours: gp + cost + unrelated",
 }
-#: Forms with transfer, and what each plays where no table is related: the very same games.
-_ALONE = {"ours": "ours: gp + cost", "ours: gp + transfer": "ours: gp"}
 #: Where the tables are.
 TABLES = Path(__file__).resolve().parent / "traces"
 _SOURCE_TRIALS = 20
@@ -94,7 +93,7 @@ def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> lis
 
     torch.set_num_threads(1)
     table = emulators(folder)[name]
-    player = ALL[contestant](table, related_to(folder, name), seed)
+    player = CONTESTANTS[contestant].start(table, related_to(folder, name), seed)
     rows, best, ask_s, strategy = [], float("inf"), 0.0, table.space.default
     for trial in range(trials):
         if trial:
@@ -121,14 +120,14 @@ def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> lis
 
 
 def games(rows: Sequence[Row]) -> dict[tuple[str, str], list[list[Row]]]:
-    """(contestant, table) -> the rows of each of its games; see ``_ALONE``."""
+    """(contestant, table) -> the rows of each of its games; see :attr:`Entry.alone`."""
     found: dict[tuple[str, str], dict[int, list[Row]]] = {}
     for row in rows:
         by_seed = found.setdefault((str(row["contestant"]), str(row["table"])), {})
         by_seed.setdefault(int(row["seed"]), []).append(row)
-    for contestant in {contestant for contestant, _ in found} & set(_ALONE):
+    for contestant in {contestant for contestant, _ in found} & set(CONTESTANTS):
         for alone, table in list(found):
-            if alone == _ALONE[contestant]:
+            if alone == CONTESTANTS[contestant].alone:
                 found.setdefault((contestant, table), found[alone, table])
     return {key: list(by_seed.values()) for key, by_seed in found.items()}
 
@@ -248,16 +247,20 @@ def read(path: str) -> list[Row]:
 
 def installed(names: Sequence[str]) -> list[str]:
     """Those of the contestants whose libraries are here; of others a line says so."""
-    needs = {"optuna-tpe": "optuna", "optuna-gp": "optuna", "ax": "ax", "smac": "smac"}
     found = []
     for name in names:
         try:
-            if name in needs:
-                __import__(needs[name])
+            if CONTESTANTS[name].library:
+                import_module(CONTESTANTS[name].library)
             found.append(name)
         except ImportError as missing:
             print(f"{name}: left out, {missing.name} is not installed", flush=True)
     return found
+
+
+def _alone(contestant: str) -> str:
+    """The contestant that plays its games where no table is related."""
+    return CONTESTANTS[contestant].alone or contestant
 
 
 def picture(rows: Sequence[Row], path: str) -> None:
@@ -267,7 +270,7 @@ def picture(rows: Sequence[Row], path: str) -> None:
     curves = {
         key: [[float(row["best_regret"]) for row in game] for game in many]
         for key, many in games(rows).items()
-        if key[0] not in WITH_WRONG_SOURCE
+        if key[0] not in CONTESTANTS or not CONTESTANTS[key[0]].wrong_source
     }
     draw(curves, path)
     print(f"wrote {path}")
@@ -277,7 +280,7 @@ def main() -> None:
     """Plays the games, or shows former ones."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    add("--contestants", default=",".join(ALL), metavar="C,...", help="(default: all)")
+    add("--contestants", default=",".join(CONTESTANTS), metavar="C,...", help="(default: all)")
     add("--tables", default=str(TABLES), metavar="FOLDER", help="traces (default: %(default)s)")
     add("--only", default="", metavar="T,...", help="of the tables, play these")
     add("--seeds", type=int, default=20, help="games of each on each table (default: %(default)s)")
@@ -290,9 +293,9 @@ def main() -> None:
     if args.show:
         _tell(args.show, args.plot)
         return
-    unknown = set(args.contestants.split(",")) - set(ALL)
+    unknown = set(args.contestants.split(",")) - set(CONTESTANTS)
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(ALL)}")
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(CONTESTANTS)}")
     wanted = set(args.only.split(",")) if args.only else set(emulators(args.tables))
     if wanted - set(emulators(args.tables)):
         parser.error(
@@ -305,7 +308,7 @@ def main() -> None:
             print(name, emulators(args.tables)[name].quality(), flush=True)
         return
     forms = dict.fromkeys(
-        (name, contestant if related_to(args.tables, name) else _ALONE.get(contestant, contestant))
+        (name, contestant if related_to(args.tables, name) else _alone(contestant))
         for contestant in installed(args.contestants.split(","))
         for name in names
     )

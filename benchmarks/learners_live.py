@@ -53,6 +53,7 @@ from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.testing import Testbed, testbed_missing
 
 _HOSTS = 2
+_PLAYERS = [name for name, entry in CONTESTANTS.items() if not entry.wrong_source]
 
 
 def job_of(survey: Survey) -> Job:
@@ -69,7 +70,7 @@ def play(name: str, names: list[str], trials: int, plan: Plan, say: Say) -> None
     """All games on one task, then the rounds; runs on its first host."""
     table, job = emulators(str(TABLES))[name], job_of(SURVEYS[name])
     sources = related_to(str(TABLES), name)
-    players = {each: CONTESTANTS[each](table, sources, plan.seed) for each in names}
+    players = {each: CONTESTANTS[each].start(table, sources, plan.seed) for each in names}
     default = Strategy()
     unknown = Found(Contender("", default), table.space, Limits(), {})
     say("the names of the model's parameters, which the table does not have")
@@ -120,7 +121,7 @@ def main() -> None:
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("--table", default="vgg-100mbit-codec", choices=sorted(SURVEYS), help="whose task")
-    add("--contestants", default=",".join(CONTESTANTS), metavar="C,...", help="(default: all)")
+    add("--contestants", default=",".join(_PLAYERS), metavar="C,...", help="(default: all)")
     add("--trials", type=int, default=20, help="with the default's (default: %(default)s)")
     add("--steps", type=int, default=12, help="measured in each (default: %(default)s)")
     add("--warmup", type=int, default=4, help="steps before those (default: %(default)s)")
@@ -134,8 +135,8 @@ def main() -> None:
         show(read(args.show))
         return
     names = installed(args.contestants.split(","))
-    if unknown := set(names) - set(CONTESTANTS):
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(CONTESTANTS)}")
+    if unknown := set(names) - set(_PLAYERS):
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(_PLAYERS)}")
     if args.table not in emulators(str(TABLES)):
         parser.error(f"{TABLES} has no table {args.table}; measure it with tables.py")
     if args.inside:

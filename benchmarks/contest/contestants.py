@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
 
+from contest.botorch_peers import Mixed, multi_task, single_task
+from contest.contestant import Contestant, Start
 from contest.emulator import Emulator
+from contest.ranking_ensemble import ranking_ensemble
 from hvd_autosync.learner import BayesianLearner, Learner, Observation, RandomLearner, SobolLearner
-from hvd_autosync.learner.points import FloatArray, distinct, encode_all, keys
-from hvd_autosync.learner.pool import candidate_pool
+from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.learner.problem import Problem, Source
-from hvd_autosync.learner.projection import project_onto_space
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 
-
-class Contestant(Protocol):
-    """One learner in one game."""
-
-    def ask(self) -> Strategy:
-        """The strategy to measure next."""
-        ...
-
-    def tell(self, seen: Observation) -> None:
-        """What was measured, the default's trial first."""
-        ...
-
-
-#: Creates a contestant for a table, from the related tables as sources and a seed.
-Start = Callable[[Emulator, tuple[Source, ...], int], Contestant]
 #: From the true logarithms of the step times to wrong ones.
 Distort = Callable[[FloatArray, np.random.Generator], FloatArray]
 
@@ -112,70 +97,6 @@ def unrelated(log_step: FloatArray, rng: np.random.Generator) -> FloatArray:
 def plain(learner: Learner) -> Start:
     """A learner of ours that learns nothing."""
     return lambda table, _, seed: Ours(learner, Problem(table.space), seed)
-
-
-class BoTorch:
-    """BoTorch's mixed GP, its acquisition function and its optimizer of mixed spaces.
-
-    The fit is capped at 75 iterations, which costs little likelihood and saves most of the time;
-    the first five trials after the default are a Sobol sequence.
-    """
-
-    def __init__(self, table: Emulator, _: tuple[Source, ...], seed: int) -> None:
-        self._space, self._seed = table.space, seed
-        self._seen: list[Observation] = []
-
-    def ask(self) -> Strategy:
-        if len(self._seen) < 6:
-            suggestion = SobolLearner().suggest(Problem(self._space), self._seen, seed=self._seed)
-            assert suggestion is not None, "the space is not that small"
-            return suggestion.strategy
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self._propose()
-
-    def tell(self, seen: Observation) -> None:
-        self._seen.append(seen)
-
-    def _propose(self) -> Strategy:
-        from botorch.acquisition.logei import qLogNoisyExpectedImprovement
-        from botorch.fit import fit_gpytorch_mll
-        from botorch.models import MixedSingleTaskGP
-        from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
-        from gpytorch.mlls import ExactMarginalLogLikelihood
-
-        torch.manual_seed(self._seed * 1000 + len(self._seen))
-        x = torch.from_numpy(encode_all(self._space, [one.strategy for one in self._seen]))
-        y = -torch.tensor([[one.log_step] for one in self._seen], dtype=torch.float64)
-        lasts = _last_choices(self._space)
-        for index, last in lasts.items():
-            x[:, index] *= last
-        upper = torch.ones(self._space.dimension, dtype=torch.float64)
-        for index, last in lasts.items():
-            upper[index] = last
-        model = MixedSingleTaskGP(x, y, cat_dims=list(lasts))
-        fit_gpytorch_mll(
-            ExactMarginalLogLikelihood(model.likelihood, model),
-            optimizer_kwargs={"options": {"maxiter": 75}},
-        )
-        point, _ = optimize_acqf_mixed_alternating(
-            qLogNoisyExpectedImprovement(model, X_baseline=x),
-            bounds=torch.stack([torch.zeros_like(upper), upper]),
-            cat_dims={index: list(range(last + 1)) for index, last in lasts.items()},
-            q=1,
-            num_restarts=8,
-            raw_samples=256,
-        )
-        return self._space.decode((point[0] / upper).numpy())
-
-
-def _last_choices(space: SearchSpace) -> dict[int, int]:
-    """Dimension of each categorical knob -> the number of its last choice."""
-    return {
-        index: len(knob.choices) - 1
-        for index, knob in enumerate(space.knobs)
-        if isinstance(knob, CategoricalKnob)
-    }
 
 
 class Optuna:
@@ -341,99 +262,44 @@ class Smac:
         self._facade.tell(info, TrialValue(cost=seen.log_step))
 
 
-class MultiTask:
-    """BoTorch's ``MultiTaskGP`` over the table and the related tasks, on the table's space.
+@dataclass(frozen=True)
+class Entry:
+    """How a contestant enters.
 
-    Its fit is capped at 75 iterations; times are standardized per task, and choices are inputs of
-    0 and 1. The acquisition function is maximized over the pool of candidates of our own learner.
+    Attributes:
+        start: Creates it for a game.
+        alone: The contestant that plays the very same games where no table is related.
+        library: What must be installed.
+        wrong_source: Whether it has a related task that is wrong: the cost of negative transfer.
     """
 
-    def __init__(self, table: Emulator, sources: tuple[Source, ...], seed: int) -> None:
-        self._space, self._seed = table.space, seed
-        self._seen: list[Observation] = []
-        #: Numeric inputs and categories of related tasks, and their standardized speed.
-        self._known: list[tuple[FloatArray, FloatArray]] = []
-        for source in sources:
-            points = encode_all(source.space, [one.strategy for one in source.observations])
-            log_step = np.array([one.log_step for one in source.observations])
-            scaled = (log_step - log_step.mean()) / max(float(log_step.std()), 1e-6)
-            own = project_onto_space(source.space, points, self._space)
-            self._known.append((self._inputs(own), -scaled))
-
-    def ask(self) -> Strategy:
-        from botorch.acquisition.logei import qLogNoisyExpectedImprovement
-        from botorch.acquisition.objective import GenericMCObjective
-        from botorch.fit import fit_gpytorch_mll
-        from botorch.models import MultiTaskGP
-        from gpytorch.mlls import ExactMarginalLogLikelihood
-
-        tried = encode_all(self._space, [one.strategy for one in self._seen])
-        log_step = np.array([one.log_step for one in self._seen])
-        unit = max(float(log_step.std()), 0.1)
-        parts = [(self._inputs(tried), -(log_step - log_step.mean()) / unit), *self._known]
-        x = np.concatenate(
-            [np.c_[points, np.full(len(points), task)] for task, (points, _) in enumerate(parts)]
-        )
-        y = np.concatenate([values for _, values in parts])
-        torch.manual_seed(self._seed * 1000 + len(self._seen))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = MultiTaskGP(
-                torch.from_numpy(x),
-                torch.from_numpy(y)[:, None],
-                task_feature=-1,
-                output_tasks=[0],
-                outcome_transform=None,
-            )
-            fit_gpytorch_mll(
-                ExactMarginalLogLikelihood(model.likelihood, model),
-                optimizer_kwargs={"options": {"maxiter": 75}},
-            )
-            baseline = torch.from_numpy(self._inputs(tried))
-            acquisition = qLogNoisyExpectedImprovement(
-                model, X_baseline=baseline, objective=GenericMCObjective(lambda y, X: y[..., 0])
-            )
-            best = tried[np.argsort(log_step)][:8]
-            pool, _ = candidate_pool(self._space, best, self._seed * 1000 + len(self._seen))
-            pool = distinct(pool, keys(tried))
-            with torch.no_grad():
-                scores = acquisition(torch.from_numpy(self._inputs(pool)).unsqueeze(-2))
-        return self._space.decode(pool[int(scores.argmax())])
-
-    def _inputs(self, points: FloatArray) -> FloatArray:
-        """Positions of numbers, and one input of 0 and 1 for each choice."""
-        columns = []
-        for index, knob in enumerate(self._space.knobs):
-            column = points[:, index]
-            if isinstance(knob, CategoricalKnob):
-                columns += [column == knob.to_unit(choice) for choice in knob.choices]
-            else:
-                columns.append(column)
-        return np.stack(columns, axis=1).astype(np.float64)
-
-    def tell(self, seen: Observation) -> None:
-        self._seen.append(seen)
+    start: Start
+    alone: str = ""
+    library: str = ""
+    wrong_source: bool = False
 
 
-CONTESTANTS: dict[str, Start] = {
-    "random": plain(RandomLearner()),
-    "sobol": plain(SobolLearner()),
-    "optuna-tpe": optuna_sampler("TPESampler"),
-    "optuna-gp": optuna_sampler("GPSampler"),
-    "ax": Ax,
-    "smac": Smac,
-    "botorch": BoTorch,
-    "botorch-multitask": MultiTask,
-    "ours: gp": ours(cost=False, transfer=False),
-    "ours: gp + cost": ours(cost=True, transfer=False),
-    "ours: gp + transfer": ours(cost=False, transfer=True),
-    "ours": ours(cost=True, transfer=True),
-}
-
-#: Ours with a related task that is wrong: the cost of negative transfer.
-WITH_WRONG_SOURCE: dict[str, Start] = {
-    "ours: gp + adversarial": with_wrong_source(adversarial, cost=False),
-    "ours: gp + unrelated": with_wrong_source(unrelated, cost=False),
-    "ours: gp + cost + adversarial": with_wrong_source(adversarial, cost=True),
-    "ours: gp + cost + unrelated": with_wrong_source(unrelated, cost=True),
+CONTESTANTS: dict[str, Entry] = {
+    "random": Entry(plain(RandomLearner())),
+    "sobol": Entry(plain(SobolLearner())),
+    "optuna-tpe": Entry(optuna_sampler("TPESampler"), library="optuna"),
+    "optuna-gp": Entry(optuna_sampler("GPSampler"), library="optuna"),
+    "ax": Entry(Ax, library="ax"),
+    "smac": Entry(Smac, library="smac"),
+    "botorch": Entry(Mixed),
+    "botorch-single": Entry(single_task),
+    "botorch-multitask": Entry(multi_task, alone="botorch-single"),
+    "rgpe": Entry(ranking_ensemble, alone="botorch-single"),
+    "ours: gp": Entry(ours(cost=False, transfer=False)),
+    "ours: gp + cost": Entry(ours(cost=True, transfer=False)),
+    "ours: gp + transfer": Entry(ours(cost=False, transfer=True), alone="ours: gp"),
+    "ours": Entry(ours(cost=True, transfer=True), alone="ours: gp + cost"),
+    "ours: gp + adversarial": Entry(with_wrong_source(adversarial, cost=False), wrong_source=True),
+    "ours: gp + unrelated": Entry(with_wrong_source(unrelated, cost=False), wrong_source=True),
+    "ours: gp + cost + adversarial": Entry(
+        with_wrong_source(adversarial, cost=True), wrong_source=True
+    ),
+    "ours: gp + cost + unrelated": Entry(
+        with_wrong_source(unrelated, cost=True), wrong_source=True
+    ),
 }
