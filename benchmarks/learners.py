@@ -36,7 +36,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 
-from command_line import new_parser
+from command_line import commit_now, new_parser
 from contest.contestants import CONTESTANTS
 from contest.emulator import Emulator
 from rich.console import Console
@@ -60,7 +60,17 @@ _CLOSE = (0.05, 0.02)
 #: Regrets that the median of all games comes down to.
 _LEVELS = (0.16, 0.12, 0.10, 0.08)
 _AFTER = (5, 10, 20, 40)
-_FIELDS = ("table", "contestant", "seed", "trial", "regret", "best_regret", "trial_s", "ask_s")
+_FIELDS = (
+    "table",
+    "contestant",
+    "seed",
+    "trial",
+    "regret",
+    "best_regret",
+    "trial_s",
+    "ask_s",
+    "commit",
+)
 
 Row = dict[str, str | int | float]
 
@@ -321,6 +331,8 @@ def main() -> None:
     played = Counter((row["table"], row["contestant"], row["seed"]) for row in known)
     if set(played.values()) - {args.trials}:
         parser.error(f"{args.output} has games of another length: give --trials or --output")
+    if known and set(known[0]) != set(_FIELDS):
+        parser.error(f"{args.output} has other columns, of an earlier version: give --output")
     _play([plan for plan in plans if plan[1:4] not in played], args.output)
     _tell(args.output, args.plot)
 
@@ -336,7 +348,7 @@ def _tell(path: str, plot: str | None) -> None:
 def _play(plans: Sequence[tuple[str, str, str, int, int]], output: str) -> None:
     """Play the games in two processes, and append each to the file as it ends."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    fresh = not os.path.exists(output)
+    fresh, commit = not os.path.exists(output), commit_now()
     if not plans:
         return
     with ProcessPoolExecutor(2) as pool, open(output, "a", newline="", encoding="utf-8") as file:
@@ -344,7 +356,7 @@ def _play(plans: Sequence[tuple[str, str, str, int, int]], output: str) -> None:
         if fresh:
             writer.writeheader()
         for count, rows in enumerate(pool.map(play, *zip(*plans, strict=True)), start=1):
-            writer.writerows(rows)
+            writer.writerows({**row, "commit": commit} for row in rows)
             file.flush()
             if sys.stderr.isatty() or count % 20 == 0:
                 print(f"{count} of {len(plans)} games", file=sys.stderr, flush=True)
