@@ -106,7 +106,7 @@ def _measured(task: Source) -> list[Observation]:
     return [seen for seen in task.observations if seen.measured]
 
 
-def _thinned(task: Source) -> list[Observation]:
+def _sampled(task: Source) -> list[Observation]:
     """At most 80 measured trials, evenly spaced in their order."""
     measured = _measured(task)
     count = min(len(measured), _MOST)
@@ -115,7 +115,7 @@ def _thinned(task: Source) -> list[Observation]:
 
 def _estimates(task: Source, others: Sequence[Source]) -> Estimates:
     wide = replace(SHIPPED, cost_deviation=_WIDE, source_deviation=_WIDE)
-    seen = _thinned(task)
+    seen = _sampled(task)
     alone = fit(Problem(task.space, hyperprior=wide), seen)
     with_cost = fit(Problem(task.space, task.task, hyperprior=wide), seen)
     explained = with_cost.has_cost_model
@@ -137,7 +137,7 @@ def _source_weights(
         alike = similarity(task.task, other.task)
         if alike < _RELATED:
             continue
-        source = replace(other, observations=tuple(_thinned(other)), similarity=alike)
+        source = replace(other, observations=tuple(_sampled(other)), similarity=alike)
         model = fit(Problem(task.space, task.task, (source,), hyperprior=wide), seen)
         if model.priors and model.priors[-1].name == source.study_id:
             yield _weights(model)[-1] - model.priors[-1].prior_mean[0]

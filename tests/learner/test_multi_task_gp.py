@@ -253,13 +253,13 @@ def test_conditioning_on_more_trials_is_having_had_them(
     )
     points = np.concatenate([sobol_points(mixed_space, 10, seed=50), more])
     transform = model.input_transform
-    anew = MultiTaskGP(transform.features, transform.priors, points, times)
+    fitted = MultiTaskGP(transform.features, transform.priors, points, times)
     own = {name: value for name, value in model.state_dict().items() if "raw_noise" in name}
     own |= {name: p.detach() for name, p in model.named_parameters()}
-    anew.load_state_dict(own, strict=False)
-    anew.eval()
+    fitted.load_state_dict(own, strict=False)
+    fitted.eval()
     with torch.no_grad():
-        found, expected = conditioned.posterior(queries), anew.posterior(queries)
+        found, expected = conditioned.posterior(queries), fitted.posterior(queries)
     assert torch.allclose(found.mean, expected.mean, atol=1e-6)
     assert torch.allclose(found.variance, expected.variance, atol=1e-6)
 

@@ -75,7 +75,7 @@ def test_a_source_is_fitted_once_and_then_never(
     assert np.array_equal(again.mean_at(sobol_points(problem.space, 30, seed=2)), first)
 
 
-def test_other_trials_of_a_source_are_fitted_anew(store: TraceStore, problem: Problem) -> None:
+def test_other_trials_of_a_source_are_fitted_again(store: TraceStore, problem: Problem) -> None:
     keep_fits(store, problem)
     (source,) = problem.sources
     more = replace(source, observations=observed(problem.space, 21))
