@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hvd_autosync.learner import Suggestion
 from hvd_autosync.learner.observation import Observation
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.reporting.closing import answer_line
 from hvd_autosync.reporting.listing import trials_table
 from hvd_autosync.reporting.tuning_progress import TuningProgress
@@ -69,6 +72,27 @@ def test_without_trials_the_order_is_the_catalogues(
     assert knobs_by_effect(space, [failed, *tried(space)[3:]]) == names
 
 
+class Scripted:
+    """Proposes strategies whose knobs can be told apart, whatever was measured."""
+
+    name = "scripted"
+
+    def suggest(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Strategy] = (),
+        *,
+        seed: int,
+    ) -> Suggestion | None:
+        moves = [{NOTHING: 5.0}, {LITTLE: 0}, {MUCH: 8}, {NOTHING: 5.0, MUCH: 8}]
+        moves += [{LITTLE: 0, MUCH: count} for count in (4, 8, 16)]
+        known = {seen.strategy for seen in observations}
+        strategies = [problem.space.complete(Strategy(move)) for move in moves]
+        left = [strategy for strategy in strategies if strategy not in known]
+        return Suggestion(left[0], "sobol") if left else None
+
+
 def test_tables_progress_and_the_answer_show_what_matters_first(
     model: ModelProfile, slow_network: Resources, tmp_path: Path
 ) -> None:
@@ -78,6 +102,7 @@ def test_tables_progress_and_the_answer_show_what_matters_first(
         store=str(tmp_path / "traces.db"),
         settings=StudySettings(trials=10, seed=1),
         task=Task(model, slow_network),
+        learner=Scripted(),
     )
     standing = TuningProgress()
     standing.start(study)
