@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -17,8 +18,16 @@ from contest.botorch_peers import Mixed, multi_task, single_task
 from contest.contestant import Contestant, Start
 from contest.emulator import Emulator
 from contest.ranking_ensemble import ranking_ensemble
-from hvd_autosync.learner import BayesianLearner, Learner, Observation, RandomLearner, SobolLearner
+from hvd_autosync.learner import (
+    BayesianLearner,
+    Learner,
+    Observation,
+    RandomLearner,
+    SobolLearner,
+    gp,
+)
 from hvd_autosync.learner.points import FloatArray
+from hvd_autosync.learner.prior_functions import PriorFunction, source_task_prior
 from hvd_autosync.learner.problem import Problem, Source
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 
@@ -47,7 +56,28 @@ class Ours:
         self._seen.append(seen)
 
 
-def ours(*, cost: bool, transfer: bool) -> Start:
+class OursAtMeans(Ours):
+    """Ours as it was before sources counted with their covariance: as sure of them everywhere."""
+
+    def ask(self) -> Strategy:
+        def certain(*args: Any) -> PriorFunction:
+            return replace(source_task_prior(*args), source=None)
+
+        with patch.object(gp, "source_task_prior", certain):
+            self._forget()
+            try:
+                return super().ask()
+            finally:
+                self._forget()
+
+    @staticmethod
+    def _forget() -> None:
+        """Fits of the one form are not those of the other; sources have neither."""
+        gp._fit.cache_clear()
+        gp._own_functions.cache_clear()
+
+
+def ours(*, cost: bool, transfer: bool, form: type[Ours] = Ours) -> Start:
     """Our learner with or without its cost model and related tasks."""
 
     def start(table: Emulator, sources: tuple[Source, ...], seed: int) -> Contestant:
@@ -56,7 +86,7 @@ def ours(*, cost: bool, transfer: bool) -> Start:
         problem = Problem(
             table.space, table.task if cost else None, sources if transfer else (), steps=25
         )
-        return Ours(BayesianLearner(), problem, seed)
+        return form(BayesianLearner(), problem, seed)
 
     return start
 
@@ -294,6 +324,9 @@ CONTESTANTS: dict[str, Entry] = {
     "ours: gp + cost": Entry(ours(cost=True, transfer=False)),
     "ours: gp + transfer": Entry(ours(cost=False, transfer=True), alone="ours: gp"),
     "ours": Entry(ours(cost=True, transfer=True), alone="ours: gp + cost"),
+    "ours: sources at means": Entry(
+        ours(cost=True, transfer=True, form=OursAtMeans), alone="ours: gp + cost"
+    ),
     "ours: gp + adversarial": Entry(with_wrong_source(adversarial, cost=False), wrong_source=True),
     "ours: gp + unrelated": Entry(with_wrong_source(unrelated, cost=False), wrong_source=True),
     "ours: gp + cost + adversarial": Entry(
