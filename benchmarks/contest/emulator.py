@@ -82,11 +82,16 @@ class Emulator:
         self._process.fit(inputs, self._log_step)
         self.best_log_step = float(self.log_step(self._points).min())
 
-    def small_study(self, trials: int) -> tuple[Observation, ...]:
-        """What a study of so many trials may have seen: the default, spread points, good ones."""
+    def small_study(self, trials: int, seed: int = 0) -> tuple[Observation, ...]:
+        """What a study of so many trials may have seen: the default, spread points, good ones.
+
+        Args:
+            trials: How many.
+            seed: Others for each.
+        """
         default = [o for o in self.observations if o.strategy == self.space.default][:1]
         others = [o for o in self.observations if o.strategy != self.space.default]
-        rng = np.random.default_rng(len(others))
+        rng = np.random.default_rng([len(others), seed])
         good = sorted(others, key=lambda o: o.log_step)[: len(others) // 3]
         half = (trials - 1) // 2
         picked = []
