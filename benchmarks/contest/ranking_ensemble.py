@@ -22,6 +22,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.model import Model
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from contest.botorch_peers import OnPool, fitted, related_trials, single_task, zero_one
@@ -75,7 +76,8 @@ class RankingEnsemble(Model):
         covariance = sum(
             w.square() * one.covariance_matrix for w, one in zip(self.weights, each, strict=True)
         )
-        posterior = GPyTorchPosterior(MultivariateNormal(mean, covariance))
+        # As an operator: jitter is added where candidates are near points of the baseline.
+        posterior = GPyTorchPosterior(MultivariateNormal(mean, to_linear_operator(covariance)))
         return posterior if posterior_transform is None else posterior_transform(posterior)
 
 
