@@ -94,6 +94,7 @@ PATCHES = (
     Patch(
         "join and shutdown",
         "horovod.torch.mpi_ops.mpi_lib.horovod_torch_join "
+        "horovod.torch.mpi_ops.mpi_lib.horovod_torch_reset "
         "horovod.torch.mpi_ops._basics.MPI_LIB_CTYPES.horovod_shutdown",
         "runtime/collectives/over_horovod.py",
         "deferred steps are made before Horovod drops their operations",

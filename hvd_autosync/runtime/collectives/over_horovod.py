@@ -141,6 +141,7 @@ class OverHorovod:
             return act_first
 
         # Functions of the library, because scripts may have imported the Python functions already.
+        # Python's shutdown() drops operations in a first call; at exit there is the second alone.
         patches.install("join and shutdown", acting, undo=self._before_leaving.clear)
         self._before_leaving.append(action)
 
