@@ -34,7 +34,7 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     from exchanged.models import MODELS
     from exchanged.trainers import Trainer
 
-    from hvd_autosync.runtime.guard.handler import LossGuardHandler
+    from hvd_autosync.runtime.guard.handler import Guarded, LossGuardHandler
     from hvd_autosync.runtime.state.normalization import count_layers
     from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
@@ -46,9 +46,9 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     trainer = Trainer(model, MODELS[model], plan)
     stepped, spent = LossGuardHandler.stepped, [0.0]
 
-    def timed(self: LossGuardHandler) -> None:
+    def timed(self: LossGuardHandler, method: Guarded, agreed_step: int | None) -> None:
         begun = perf_counter()
-        stepped(self)
+        stepped(self, method, agreed_step)
         spent[0] += perf_counter() - begun
 
     LossGuardHandler.stepped = timed  # type: ignore[method-assign]
