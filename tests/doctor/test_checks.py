@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hvd_autosync.launch import facts
 from hvd_autosync.search_space import HorovodBuild
 from hvd_autosync.util import patches, private_names
 from hvd_autosync.util.patches import PATCHES, Patch
-from hvd_autosync.util.private_names import TESTED_VERSIONS, PrivateNames
+from hvd_autosync.util.private_names import PrivateNames
 
 
 def build(monkeypatch: pytest.MonkeyPatch, version: str = "0.28.1", **offers: bool) -> None:
@@ -109,8 +110,10 @@ def test_a_missing_target_fails_with_the_tested_version(monkeypatch: pytest.Monk
 
 def test_the_table_of_patches_compares_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["name"] for row in doctor.patch_table()] == [patch.name for patch in PATCHES]
+    here = {package: version(package) for patch in PATCHES for package in patch.packages}
+    monkeypatch.setattr(patches, "TESTED_VERSIONS", here)
     assert {row["here"] for row in doctor.patch_table()} == {"tested"}
-    monkeypatch.setattr(patches, "TESTED_VERSIONS", {**TESTED_VERSIONS, "torch": "2.0.0"})
+    monkeypatch.setattr(patches, "TESTED_VERSIONS", {**here, "torch": "2.0.0"})
     rows = {row["name"]: row for row in doctor.patch_table()}
     assert rows["losses"]["here"] == "newer than tested"
     assert rows["losses"]["targets"] == "torch.autograd.backward, torch.amp.GradScaler.scale"
