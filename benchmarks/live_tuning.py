@@ -106,19 +106,28 @@ def run(bed: Testbed | None, way: str, script: str, seconds: float, set_up_s: fl
         own = ["--autosync-store", f"{folder}/traces.db"] if "--autosync" in WAYS[way] else []
         part = own_part(__file__, example=script, marks=str(marks), set_up_s=set_up_s)
         command = [str(_BIN / "horovodrun"), *place, "--gloo", *WAYS[way], *own, *part]
-        options: dict[str, Any] = {
-            "env": {**os.environ, "OMP_NUM_THREADS": "1"},
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-            "start_new_session": True,
-        }
-        began = time.time()
-        job = subprocess.Popen(command, **options) if bed is None else bed.popen(command, **options)
+        output = Path(folder, "output")
+        with output.open("wb") as file:
+            options: dict[str, Any] = {
+                "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+                "stdout": file,
+                "stderr": subprocess.STDOUT,
+                "start_new_session": True,
+            }
+            began = time.time()
+            launch = subprocess.Popen if bed is None else bed.popen
+            job = launch(command, **options)
         try:
-            job.wait(seconds)
+            status = job.wait(seconds)
         except subprocess.TimeoutExpired:
             _end(job)
+        else:
+            sys.exit(f"{way}: the job has ended with status {status}\n{_last_lines(output)}")
         return [float(line) - began for line in marks.read_text().splitlines()]
+
+
+def _last_lines(output: Path) -> str:
+    return "\n".join(output.read_text(errors="replace").splitlines()[-20:])
 
 
 def _end(job: subprocess.Popen[Any]) -> None:
