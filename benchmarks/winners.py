@@ -79,9 +79,9 @@ def play(plan: Plan, strategies: Sequence[tuple[str, str]]) -> None:
     measure(plan, job, own, known, say)
 
 
-def run(args: argparse.Namespace, folder: str) -> int:
-    """Play all matches; the number of those that failed."""
-    failed, found = 0, winners(args.gain, args.contender)
+def run(args: argparse.Namespace, found: dict[tuple[str, str], str], folder: str) -> int:
+    """Play all matches between the winners that were found; the number of those that failed."""
+    failed = 0
     for setting, workload in found:
         rate = None if setting == "loopback" else float(setting.removesuffix("mbit"))
         options = ["-np", "2"] if rate is None else Testbed(_HOSTS).horovodrun_options(args.slots)
@@ -134,9 +134,12 @@ def main() -> None:
         parser.error("name the file of tuning_gain.py, or --show")
     if os.path.exists(args.output):
         parser.error(f"{args.output} exists already; name another, or --show its measurements")
+    if not (found := winners(args.gain, args.contender)):
+        parser.error(f"{args.gain} has no winner of {args.contender}")
     with tempfile.TemporaryDirectory(prefix="winners-") as folder:
-        failed = run(args, folder)
-    show(read(args.output))
+        failed = run(args, found, folder)
+    if os.path.exists(args.output):
+        show(read(args.output))
     sys.exit(1 if failed else 0)
 
 
