@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.operations import Sum, collectives
 from hvd_autosync.runtime.exchange.codecs import Codec
 from hvd_autosync.runtime.exchange.exchanges import Exchange, Scaling, Steps
+from hvd_autosync.runtime.state.partition import cut_evenly
 
 #: Types that Horovod's reductions support (``horovod/torch/mpi_ops_v2.cc``); bfloat16 is not among
 #: them and is reduced as float32.
@@ -46,10 +46,7 @@ def slice_bounds(size: int, count: int, unit: int = 1) -> list[tuple[int, int]]:
         count: Number of slices wanted.
         unit: Elements that stay together, as those of a matrix row.
     """
-    units = -(-size // unit)
-    count = min(count, max(units, 1))
-    bounds = [min(units * index // count * unit, size) for index in range(count + 1)]
-    return list(itertools.pairwise(bounds))
+    return cut_evenly(size, min(count, max(-(-size // unit), 1)), unit)
 
 
 class Bucket(ABC):

@@ -23,6 +23,7 @@ from hvd_autosync.runtime.collectives.operations import (
     allreduce_async_,
     alltoall_async,
 )
+from hvd_autosync.runtime.state.partition import cut_evenly
 
 #: What an exchange yields and receives.
 Steps: TypeAlias = Generator[int, torch.Tensor, None]
@@ -123,9 +124,7 @@ def own_bounds(size: int, unit: int, levels: Levels) -> tuple[int, int]:
         unit: Elements that stay together, as those of a matrix's row.
         levels: The two levels.
     """
-    ranks, place, units = levels.within.size(), levels.within.rank(), -(-size // unit)
-    begin, end = (min(units * each // ranks * unit, size) for each in (place, place + 1))
-    return begin, end
+    return cut_evenly(size, levels.within.size(), unit)[levels.within.rank()]
 
 
 def add_at(sums: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:

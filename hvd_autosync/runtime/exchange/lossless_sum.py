@@ -11,7 +11,6 @@ the next steps are plain allreduces, up to 63, before the next try.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,6 +20,7 @@ from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.exchanges import Scaling, Steps, allreduce, gather, send_pieces
 from hvd_autosync.runtime.exchange.lossless import decode, encode, header_of, split_codes
 from hvd_autosync.runtime.measure.repeated_bits import AS_IS
+from hvd_autosync.runtime.state.partition import cut_evenly
 
 if TYPE_CHECKING:
     from hvd_autosync.runtime.collectives.operations import ProcessSet
@@ -98,7 +98,7 @@ def _swap(
 def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet) -> _Tried:
     """Send each part's code to the rank that sums it, and gather the codes of the sums."""
     ranks, place = among.size(), among.rank()
-    parts = _parts(tensor, ranks)
+    parts = [tensor[begin:end] for begin, end in cut_evenly(len(tensor), ranks)]
     own = parts[place]
     sent = [encode(part) if rank != place else None for rank, part in enumerate(parts)]
     received = yield send_pieces(sent, f"{name}.parts", among)
@@ -117,12 +117,6 @@ def _sum_by_parts(tensor: torch.Tensor, name: str, scaling: Scaling, among: Proc
     for rank, (part, code) in enumerate(zip(parts, codes, strict=True)):
         part.copy_(total if rank == place else decode(code))
     return any(_is_shorter(code) or header_of(code).mark == _RECEIVED_SHORTER for code in codes)
-
-
-def _parts(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Split a tensor into exactly ``count`` parts of about equal length; some may be empty."""
-    bounds = [len(tensor) * index // count for index in range(count + 1)]
-    return [tensor[begin:end] for begin, end in itertools.pairwise(bounds)]
 
 
 def _is_shorter(code: torch.Tensor) -> bool:

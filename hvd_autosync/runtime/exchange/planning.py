@@ -34,7 +34,7 @@ from hvd_autosync.runtime.exchange.exchanges import (
 from hvd_autosync.runtime.exchange.factors import FactorsBucket
 from hvd_autosync.runtime.exchange.lossless_sum import LosslessSum
 from hvd_autosync.runtime.exchange.rows import RowsBucket
-from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, even_shares
+from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.patches.linear import LinearLayer
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan, matrix_shape
 
@@ -146,10 +146,9 @@ class Planning:
         whole = len(group) == 1 and bounds is None
         if whole and plan == ClassPlan() and wire_dtype(first.dtype) == first.dtype:
             return GradientBucket(name, first, self._scaling)
-        count = bounds[1] - bounds[0] if bounds else sum(p.numel() for p in group)
         if plan.exchange == "sharded":
-            shares = even_shares(count, size())
-            return ZeroBucket(name, group, self._scaling, shares, bounds)
+            return ZeroBucket(name, group, self._scaling, size(), bounds)
+        count = bounds[1] - bounds[0] if bounds else sum(p.numel() for p in group)
         like = first.new_empty(0, dtype=wire_dtype(first.dtype))
         columns = matrix_shape(first.shape)[1] if len(group) == 1 else 1
         plain = Flat(self._scaling)

@@ -11,28 +11,13 @@ of ZeRO (Rajbhandari et al. 2020).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from hvd_autosync.runtime.collectives.operations import all_ranks, alltoall_into, rank
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
 from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather_into
-
-
-@dataclass(frozen=True)
-class ZeroPiece:
-    """A part of a parameter that this rank owns.
-
-    Attributes:
-        whole: The parameter.
-        begin: Its first element of ``whole``, flattened.
-        part: These elements, in the parameter's own memory; its gradient is the reduced one.
-    """
-
-    whole: torch.nn.Parameter
-    begin: int
-    part: torch.nn.Parameter
+from hvd_autosync.runtime.state.partition import Part, Partition
 
 
 class ZeroBucket(Bucket):
@@ -42,11 +27,12 @@ class ZeroBucket(Bucket):
         name: As of any bucket.
         parameters: As of any bucket; contiguous, with at least one dimension.
         scaling: Factors of the reduction.
-        shares: Elements that each rank owns, in order of rank.
+        ranks: Number of ranks.
         bounds: The elements to exchange, if it is a slice of a single parameter.
 
     Attributes:
-        pieces: What this rank owns.
+        parts: What this rank owns, in the memory of the parameters; their gradients are the reduced
+            ones.
         owned: Whether only the owners have the last gradient.
     """
 
@@ -57,25 +43,29 @@ class ZeroBucket(Bucket):
         name: str,
         parameters: Sequence[torch.nn.Parameter],
         scaling: Scaling,
-        shares: Sequence[int],
+        ranks: int,
         bounds: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(name, parameters)
         first = self.parameters[0]
         self._scaling = scaling
-        self._slice = slice(*bounds) if bounds else slice(None)
+        self._partition = Partition.evenly(parameters, ranks, bounds)
         self._whole = FlatBucket(name, parameters, Flat(scaling), bounds=bounds)
+        shares = self._partition.shares
         self._splits = torch.tensor(shares, dtype=torch.int32)
         self._dtype = wire_dtype(first.dtype)
         self._in_place = len(self.parameters) == 1 and first.dtype is self._dtype
         # These buffers are filled before every use.
         self._flat = first.new_empty(0 if self._in_place else sum(shares), dtype=self._dtype)
-        self._received = self._flat.new_empty(len(shares), shares[rank()])
+        self._received = self._flat.new_empty(ranks, shares[rank()])
         self._own = self._flat.new_empty(shares[rank()])
-        self._counts = torch.empty(len(shares), dtype=torch.int32)
-        begin = sum(shares[: rank()])
-        self._place = slice(begin, begin + shares[rank()])
-        self.pieces = self._make_pieces()
+        self._counts = torch.empty(ranks, dtype=torch.int32)
+        self.parts = [
+            Part(piece, torch.nn.Parameter(piece.of(piece.whole.detach().view(-1))))
+            for piece in self._partition.pieces(rank())
+        ]
+        #: The elements of ``_own`` that belong to each part.
+        self._of_parts = self._partition.split_share(rank(), self._own)
         self.owned = False
 
     def send(self) -> Steps:
@@ -97,15 +87,12 @@ class ZeroBucket(Bucket):
         return self._whole.send()
 
     def take_gradients(self) -> None:
-        """Set the gradient of each piece, and its memory, if that of its parameter has changed."""
-        begin = 0
-        for piece in self.pieces:
-            count = piece.part.numel()
-            own = piece.whole.detach().view(-1)[piece.begin : piece.begin + count]
-            if own.data_ptr() != piece.part.data_ptr():  # the script gave it other memory
-                piece.part.data = own
-            piece.part.grad = self._own[begin : begin + count].to(piece.part.dtype)
-            begin += count
+        """Set the gradient of each part, and its memory, if that of its parameter has changed."""
+        for part, gradient in zip(self.parts, self._of_parts, strict=True):
+            own = part.piece.of(part.piece.whole.detach().view(-1))
+            if own.data_ptr() != part.values.data_ptr():  # the script gave it other memory
+                part.values.data = own
+            part.values.grad = gradient.to(own.dtype)
 
     def share_gradients(self) -> Steps:
         """Distribute the reduced gradient to all ranks."""
@@ -114,11 +101,8 @@ class ZeroBucket(Bucket):
 
     def share_parameters(self) -> Steps:
         """Distribute the parameters that owners have stepped to all ranks."""
-        begin = 0
-        for piece in self.pieces:
-            count = piece.part.numel()
-            self._own[begin : begin + count].copy_(piece.part.detach())
-            begin += count
+        for part, own in zip(self.parts, self._of_parts, strict=True):
+            own.copy_(part.values.detach())
         yield from self._share([parameter.detach() for parameter in self.parameters], "parameters")
 
     def _share(self, targets: Sequence[torch.Tensor], what: str) -> Steps:
@@ -127,38 +111,14 @@ class ZeroBucket(Bucket):
         flat = self._memory(targets)
         yield gather_into(flat, self._own, f"{self.name}.{what}", all_ranks())
         if flat is self._flat:
-            parts = self._parts(targets)
-            views = self._flat.split([part.numel() for part in parts])
-            torch._foreach_copy_(parts, list(views))
+            torch._foreach_copy_(self._partition.runs_of(targets), self._partition.split(flat))
 
     def _fill(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = self._memory(sources)
         if flat is self._flat:
-            parts = self._parts(sources)
-            torch._foreach_copy_(list(flat.split([part.numel() for part in parts])), parts)
+            torch._foreach_copy_(self._partition.split(flat), self._partition.runs_of(sources))
         return flat
 
     def _memory(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensors' own memory if it can be sent as it is, else the bucket's."""
-        return tensors[0].view(-1)[self._slice] if self._in_place else self._flat
-
-    def _parts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [tensor.view(-1)[self._slice] for tensor in tensors]
-
-    def _make_pieces(self) -> list[ZeroPiece]:
-        pieces, offset = [], 0
-        for parameter in self.parameters:
-            flat = parameter.detach().view(-1)
-            first, last, _ = self._slice.indices(len(flat))
-            # Of the bucket's elements offset..., this parameter has those from first to last.
-            begin = max(self._place.start - offset, 0) + first
-            end = min(self._place.stop - offset + first, last)
-            if begin < end:
-                pieces.append(ZeroPiece(parameter, begin, torch.nn.Parameter(flat[begin:end])))
-            offset += last - first
-        return pieces
-
-
-def even_shares(count: int, ranks: int) -> list[int]:
-    """Split ``count`` elements into as many shares of about equal size as there are ranks."""
-    return [count * (each + 1) // ranks - count * each // ranks for each in range(ranks)]
+        return self._partition.runs_of(tensors)[0] if self._in_place else self._flat

@@ -10,22 +10,17 @@ import torch
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
-from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket, ZeroPiece
+from hvd_autosync.runtime.exchange.zero_bucket import ZeroBucket
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, steps_by_element
-from hvd_autosync.runtime.state.states import (
-    Entry,
-    decode_entries,
-    encode_entries,
-    put_together,
-    take_states,
-)
+from hvd_autosync.runtime.state.partition import Part, put_together
+from hvd_autosync.runtime.state.states import Entry, encode_entries, parameters_of, take_states
 
 
 class FetchedStates:
     """Answers other ranks' requests for this rank's states; outlives the optimizer.
 
     Attributes:
-        entries: The states of this rank's pieces after the last step.
+        entries: The states of this rank's parts after the last step.
     """
 
     def __init__(self) -> None:
@@ -69,7 +64,7 @@ class ZeroStep:
         self._group_swap = ParameterGroupSwap(optimizer)
         #: Whether owners have stepped since every rank had the whole states.
         self._apart = False
-        #: State of each piece between steps.
+        #: State of each part between steps.
         self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
         self._fetched = fetched
 
@@ -113,11 +108,11 @@ class ZeroStep:
             return False
         self._group_swap.undo()
         for bucket in self._buckets():
-            for piece in bucket.pieces:
-                piece.part.grad = None
-                state = self._optimizer.state.pop(piece.part, None)
+            for part in bucket.parts:
+                part.values.grad = None
+                state = self._optimizer.state.pop(part.values, None)
                 if state:
-                    self._states[piece.part] = state
+                    self._states[part.values] = state
         self._fetched.entries = self._entries()
         return True
 
@@ -133,7 +128,7 @@ class ZeroStep:
             take_states(self._optimizer, whole)
 
     def forget(self) -> None:
-        """Drop the pieces' states, because the optimizer is about to load others."""
+        """Drop the parts' states, because the optimizer is about to load others."""
         self._apart = False
         self._states = {}
 
@@ -157,50 +152,37 @@ class ZeroStep:
     def _buckets(self) -> list[ZeroBucket]:
         return [b for b in self._dispatcher.buckets if isinstance(b, ZeroBucket)]
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
-
     def _put_in(self) -> None:
-        """Let the optimizer hold pieces in place of their parameters."""
-        pieces: dict[torch.nn.Parameter, list[ZeroPiece]] = {}
+        """Let the optimizer hold parts in place of their parameters."""
+        parts: dict[torch.nn.Parameter, list[Part]] = {}
         for bucket in self._buckets():
             for parameter in bucket.parameters:
-                pieces.setdefault(parameter, [])
-            for piece in bucket.pieces:
-                pieces[piece.whole].append(piece)
-        self._cut_states(pieces)
+                parts.setdefault(parameter, [])
+            for part in bucket.parts:
+                parts[part.piece.whole].append(part)
+        self._cut_states(parts)
         self._group_swap.make(
-            lambda whole: (piece.part for piece in pieces[whole]) if whole in pieces else (whole,)
+            lambda whole: (part.values for part in parts[whole]) if whole in parts else (whole,)
         )
         self._optimizer.state.update(self._states)
         self._apart = True
 
-    def _cut_states(self, pieces: dict[torch.nn.Parameter, list[ZeroPiece]]) -> None:
-        """Split whole states, as at the start or after loading, and keep the pieces' parts."""
-        for parameter, own in pieces.items():
-            whole = self._optimizer.state.pop(parameter, None)
-            for piece in own if whole else ():
-                self._states[piece.part] = {
-                    name: _cut(value, piece) for name, value in whole.items()
-                }
+    def _cut_states(self, parts: dict[torch.nn.Parameter, list[Part]]) -> None:
+        """Split whole states, as at the start or after loading, and keep the parts' own."""
+        for parameter, own in parts.items():
+            if whole := self._optimizer.state.pop(parameter, None):
+                for part in own:
+                    self._states[part.values] = part.piece.cut_state(whole)
 
     def _entries(self) -> list[Entry]:
-        places = {parameter: place for place, parameter in enumerate(self._parameters())}
+        places = {p: place for place, p in enumerate(parameters_of(self._optimizer))}
         return [
-            Entry(places[piece.whole], piece.begin, self._states[piece.part])
+            part.piece.entry(places[part.piece.whole], self._states[part.values])
             for bucket in self._buckets()
-            for piece in bucket.pieces
-            if piece.part in self._states
+            for part in bucket.parts
+            if part.values in self._states
         ]
 
     def _whole_states(self) -> dict[int, dict[str, Any]]:
-        entries = [e for answer in self._fetch_all() for e in decode_entries(answer)]
-        return put_together([*self._entries(), *entries], self._parameters())
-
-
-def _cut(value: Any, piece: ZeroPiece) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.shape != piece.whole.shape:
-        return value.clone()
-    return value.reshape(-1)[piece.begin : piece.begin + piece.part.numel()].clone()
+        parameters = parameters_of(self._optimizer)
+        return put_together(self._entries(), parameters, self._fetch_all())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hvd_autosync.runtime.state.normalization import statistics_beside
-from hvd_autosync.runtime.state.rank_states import parameters_of
+from hvd_autosync.runtime.state.states import parameters_of
 
 _KEPT = 2
 

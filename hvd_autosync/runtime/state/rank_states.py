@@ -16,7 +16,7 @@ import torch
 from hvd_autosync.runtime.collectives.agreement import tell_all
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
-from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries
+from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries, parameters_of
 
 #: Place of a parameter among those of the optimizer -> its state.
 States = dict[int, dict[str, Any]]
@@ -106,11 +106,6 @@ class RankStates:
     def _answer(self) -> bytes:
         with self.lock:
             return _encoded(self._own())
-
-
-def parameters_of(optimizer: Any) -> list[torch.nn.Parameter]:
-    """The parameters of an optimizer, in its order."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _encoded(states: States) -> bytes:

@@ -13,15 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from hvd_autosync.runtime.collectives.agreement import tell_all
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce, broadcast_, join, rank, size
 from hvd_autosync.runtime.state.normalization import running_statistics
-from hvd_autosync.runtime.state.rank_states import parameters_of
-from hvd_autosync.runtime.state.states import (
-    Entry,
-    decode_entries,
-    encode_entries,
-    flat_state,
-    put_together,
-    take_states,
-)
+from hvd_autosync.runtime.state.partition import part_entry, put_together
+from hvd_autosync.runtime.state.states import encode_entries, parameters_of, take_states
 
 #: Learning rates of an optimizer, and the states of its schedulers.
 Rates = dict[str, Any]
@@ -67,13 +60,13 @@ class Replicas:
         states, rates = b"", b""
         if rank() == last:
             entries = [
-                Entry(place, 0, flat_state(optimizer.state[each], each))
+                part_entry(place, 0, optimizer.state[each], each.shape)
                 for place, each in enumerate(parameters)
                 if optimizer.state.get(each)
             ]
             states, rates = encode_entries(entries), json.dumps(_rates(optimizer)).encode()
         states = tell_all(states, f"{self._name}.states", last)
-        take_states(optimizer, put_together(decode_entries(states), parameters))
+        take_states(optimizer, put_together([], parameters, [states]))
         return dict(json.loads(tell_all(rates, f"{self._name}.rates", last)))
 
     def take_rates(self, rates: Rates) -> None:

@@ -1,21 +1,18 @@
-"""Encodes parts of optimizer states for other ranks, as JSON and raw memory, without pickle.
+"""Optimizer states of parts of parameters, as JSON and raw memory for other ranks, without pickle.
 
 length of the header (8 bytes) | header (JSON) | memory of every tensor, in sequence
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-
-from hvd_autosync.errors import AutosyncError
 
 _LENGTH = struct.Struct("!Q")
 
@@ -27,13 +24,15 @@ class Entry:
     Attributes:
         place: The parameter's place among those of the optimizer.
         begin: The part's first element of the parameter, flattened.
-        state: Name -> tensor (of one dimension if it has a number for each element), number, or
-            other JSON value.
+        state: Name -> tensor, number, or other JSON value.
+        by_element: Names of the tensors with one number for each element of the part, of one
+            dimension.
     """
 
     place: int
     begin: int
     state: dict[str, Any]
+    by_element: frozenset[str] = frozenset()
 
 
 def encode_entries(entries: Sequence[Entry]) -> bytes:
@@ -49,7 +48,7 @@ def encode_entries(entries: Sequence[Entry]) -> bytes:
                 memory.append(_memory(value))
             else:
                 values[name] = value
-        header.append((entry.place, entry.begin, values, tensors))
+        header.append((entry.place, entry.begin, values, tensors, sorted(entry.by_element)))
     text = json.dumps(header).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *memory])
 
@@ -65,7 +64,7 @@ def decode_entries(data: bytes) -> list[Entry]:
         position = _LENGTH.size + length
         header = json.loads(data[_LENGTH.size : position])
         entries = []
-        for place, begin, values, tensors in header:
+        for place, begin, values, tensors, by_element in header:
             state = dict(values)
             for name, dtype_name, shape in tensors:
                 dtype = getattr(torch, dtype_name)
@@ -78,61 +77,15 @@ def decode_entries(data: bytes) -> list[Entry]:
                 tensor = torch.frombuffer(block, dtype=dtype) if count else torch.empty(0)
                 state[name] = tensor.to(dtype).view(shape)
                 position += size
-            entries.append(Entry(place, begin, state))
+            entries.append(Entry(place, begin, state, frozenset(by_element)))
     except (struct.error, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"cannot decode optimizer states: {error}") from error
     return entries
 
 
-def flat_state(state: Mapping[str, Any], part: torch.Tensor) -> dict[str, Any]:
-    """A part's state as that of an :class:`Entry`.
-
-    Args:
-        state: Its state.
-        part: The part; state tensors of its shape are flattened.
-    """
-    return {
-        name: value.detach().reshape(-1).clone()
-        if isinstance(value, torch.Tensor) and value.shape == part.shape
-        else value
-        for name, value in state.items()
-    }
-
-
-def put_together(
-    entries: Iterable[Entry], parameters: Sequence[torch.nn.Parameter]
-) -> dict[int, dict[str, Any]]:
-    """Merge the states of parts: place of the parameter -> its whole state.
-
-    Args:
-        entries: Those of all ranks.
-        parameters: Those of the optimizer.
-
-    Raises:
-        AutosyncError: Parts are missing.
-    """
-    states: dict[int, dict[str, Any]] = {}
-    found: dict[tuple[int, str], int] = {}
-    for entry in entries:
-        whole = parameters[entry.place]
-        state = states.setdefault(entry.place, {})
-        for name, value in entry.state.items():
-            if not (isinstance(value, torch.Tensor) and value.dim() == 1):
-                state.setdefault(name, copy.deepcopy(value))
-                continue
-            if name not in state:
-                state[name] = torch.empty(whole.shape, dtype=value.dtype, device=whole.device)
-            end = entry.begin + value.numel()
-            state[name].view(-1)[entry.begin : end].copy_(value)
-            found[entry.place, name] = found.get((entry.place, name), 0) + value.numel()
-    for (place, name), count in found.items():
-        if count != parameters[place].numel():
-            raise AutosyncError(
-                f"only {count} of {parameters[place].numel()} elements of {name} are known, "
-                "because ranks have taken different steps",
-                hint="Save the optimizer on a rank that has taken all of them.",
-            )
-    return states
+def parameters_of(optimizer: Any) -> list[torch.nn.Parameter]:
+    """The parameters of an optimizer, in its order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def take_states(optimizer: Any, states: Mapping[int, Mapping[str, Any]]) -> None:

@@ -24,8 +24,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_order
 from hvd_autosync.runtime.collectives.messaging import open_endpoint
 from hvd_autosync.runtime.collectives.operations import rank, size
-from hvd_autosync.runtime.state.rank_states import parameters_of
-from hvd_autosync.runtime.state.states import Entry
+from hvd_autosync.runtime.state.states import encode_entries, parameters_of
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
 from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
@@ -206,11 +205,11 @@ class Asynchronous:
             self._ask(bucket, {"kind": _PULL})
         self._take_answers()
 
-    def entries(self) -> list[Entry]:
-        """The optimizer states of this rank's shards, as they are between two steps."""
-        with self._changed:
+    def encoded_states(self) -> bytes:
+        """The optimizer states of this rank's shards, as they are between two steps, encoded."""
+        with self._changed:  # entries are not copies
             shares = [] if self._server is None else self._server.shares
-            return [entry for share in shares for entry in share.entries(self._places)]
+            return encode_entries([e for share in shares for e in share.entries(self._places)])
 
     def _begin_step(self) -> None:
         """Check the parameters before the first push of a step.
@@ -249,7 +248,7 @@ class Asynchronous:
             self._awaited += size()
         for owner in range(size()):
             version = self._versions.get((bucket.number, owner), -1)
-            body = None if flat is None else bucket.share_of(owner, flat)
+            body = None if flat is None else bucket.partition.share(owner, flat)
             self._send(owner, {**head, "bucket": bucket.number, "version": version}, body)
 
     def _send(self, to: int, head: PeerMessage, body: torch.Tensor | None = None) -> None:
@@ -317,7 +316,7 @@ class Asynchronous:
             self._versions[number, owner] = message["version"]
             if len(body):
                 bucket = self._buckets[number]
-                place = bucket.share_of(owner, bucket.pulled)
+                place = bucket.partition.share(owner, bucket.pulled)
                 place.copy_(_tensor(body, place))
             self._awaited -= 1
             if not self._awaited:

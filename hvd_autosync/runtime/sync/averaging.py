@@ -16,7 +16,7 @@ from hvd_autosync.runtime.exchange.buckets import Bucket, wire_dtype
 from hvd_autosync.runtime.exchange.dispatcher import Dispatcher
 from hvd_autosync.runtime.exchange.exchanges import Scaling
 from hvd_autosync.runtime.exchange.planning import Planning
-from hvd_autosync.runtime.state.rank_states import parameters_of
+from hvd_autosync.runtime.state.states import parameters_of
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ExchangePlan
 
 

@@ -20,14 +20,9 @@ from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap
-from hvd_autosync.runtime.state.rank_states import parameters_of
+from hvd_autosync.runtime.state.partition import put_together
 from hvd_autosync.runtime.state.replicas import Replicas
-from hvd_autosync.runtime.state.states import (
-    decode_entries,
-    encode_entries,
-    put_together,
-    take_states,
-)
+from hvd_autosync.runtime.state.states import encode_entries, parameters_of, take_states
 from hvd_autosync.runtime.stragglers.policy import StragglerPolicy
 from hvd_autosync.runtime.sync.asynchronous import Asynchronous, PeerMessage
 from hvd_autosync.runtime.sync.sample_counter import SampleCounter
@@ -204,12 +199,11 @@ class NoBarrier:
             AutosyncError: A rank cannot be reached.
         """
         answers = [self.answer(), *self._state_server.fetch_all()]
-        entries = [entry for answer in answers for entry in decode_entries(answer)]
-        return put_together(entries, parameters_of(self._owner))
+        return put_together([], parameters_of(self._owner), answers)
 
     def answer(self) -> bytes:
         """The states of this rank's shards, encoded for another rank; called in a thread too."""
-        return encode_entries([] if self._made is None else self._made.entries())
+        return encode_entries([]) if self._made is None else self._made.encoded_states()
 
     def close(self) -> None:
         """Close what other ranks are connected to; on all ranks, between two phases."""
@@ -243,8 +237,7 @@ class NoBarrier:
     def _take_back(self, asynchronous: Asynchronous) -> None:
         """Restore all states on all ranks; a collective."""
         texts = gather_bytes(self.answer(), f"hvd_autosync.phases.{self._name}.states")
-        entries = [entry for text in texts for entry in decode_entries(text)]
-        take_states(self._owner, put_together(entries, parameters_of(self._owner)))
+        take_states(self._owner, put_together([], parameters_of(self._owner), texts))
         asynchronous.end()
 
 

@@ -9,40 +9,21 @@ the script's options, that holds only the share; momentum and all other states a
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hvd_autosync.runtime.exchange.buckets import split_evenly
-from hvd_autosync.runtime.exchange.zero_bucket import even_shares
 from hvd_autosync.runtime.state.group_swap import own_class, steps_by_element
-from hvd_autosync.runtime.state.states import Entry, flat_state
+from hvd_autosync.runtime.state.partition import Part, Partition
+from hvd_autosync.runtime.state.states import Entry
 from hvd_autosync.search_space.protocol import push_count
 
 #: Options of an optimizer that need parameters on a device.
 _ON_DEVICES = frozenset({"capturable", "fused"})
-
-
-@dataclass(frozen=True)
-class ServerPiece:
-    """A part of a parameter.
-
-    Attributes:
-        place: Its place in the bucket.
-        whole: The parameter.
-        begin: Its first element of ``whole``, flattened.
-        count: Number of its elements.
-    """
-
-    place: int
-    whole: torch.nn.Parameter
-    begin: int
-    count: int
 
 
 class ServerBucket:
@@ -50,31 +31,26 @@ class ServerBucket:
 
     Args:
         number: Its place among the buckets.
-        parameters: Its parameters.
-        shares: Elements that each rank owns of it, in order of rank.
+        partition: Which rank owns which elements of its parameters.
 
     Attributes:
         parameters: Its parameters.
+        partition: As given.
         flat: This rank's gradients, ready to be pushed.
         pulled: The parameters as their owners have sent them last.
     """
 
-    def __init__(
-        self, number: int, parameters: Sequence[torch.nn.Parameter], shares: Sequence[int]
-    ) -> None:
+    def __init__(self, number: int, partition: Partition) -> None:
         self.number = number
-        self.parameters = tuple(parameters)
-        first = self.parameters[0]
+        self.parameters = partition.parameters
+        self.partition = partition
         # Messages are read and written on the CPU, whatever the device of the parameters.
-        self.flat = torch.zeros(sum(shares), dtype=first.dtype)
+        self.flat = torch.zeros(sum(partition.shares), dtype=self.parameters[0].dtype)
         self.pulled = torch.zeros_like(self.flat)
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self._places = dict(zip(self.parameters, self.flat.split(sizes), strict=True))
-        self._pulled = self.pulled.split(sizes)
+        self._places = dict(zip(self.parameters, partition.split(self.flat), strict=True))
+        self._pulled = partition.split(self.pulled)
         #: Versions of the parameters when the pulled values were last written to the model.
         self._written: list[int] = []
-        ends = list(itertools.accumulate(shares))
-        self._bounds = [(end - count, end) for end, count in zip(ends, shares, strict=True)]
 
     def keep_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Copy the gradient of one parameter into ``flat``; zeros if it has none."""
@@ -84,11 +60,6 @@ class ServerBucket:
             return
         dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
         self._places[parameter].copy_(dense.reshape(-1))
-
-    def share_of(self, owner: int, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of ``tensor``, which is as long as the bucket, that ``owner`` has."""
-        begin, end = self._bounds[owner]
-        return tensor[begin:end]
 
     def moved(self) -> bool:
         """Whether a parameter was written to since the last pull, except through ``.data``."""
@@ -118,17 +89,6 @@ class ServerBucket:
             values.copy_(parameter.detach().reshape(-1))
         self._written = [parameter._version for parameter in self.parameters]
 
-    def pieces(self, owner: int) -> list[ServerPiece]:
-        """The pieces that ``owner`` has, in order."""
-        begin, end = self._bounds[owner]
-        found, offset = [], 0
-        for place, parameter in enumerate(self.parameters):
-            first, last = max(begin - offset, 0), min(end - offset, parameter.numel())
-            if first < last:
-                found.append(ServerPiece(place, parameter, first, last - first))
-            offset += parameter.numel()
-        return found
-
 
 def make_buckets(
     optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int
@@ -141,6 +101,7 @@ def make_buckets(
         ranks: The number of ranks.
     """
     whole = sum(parameter.numel() * parameter.element_size() for parameter in order)
+    by_element = steps_by_element(optimizer)
     buckets: list[ServerBucket] = []
     for dtype in dict.fromkeys(parameter.dtype for parameter in order):
         own = [parameter for parameter in order if parameter.dtype is dtype]
@@ -148,18 +109,9 @@ def make_buckets(
         count = max(round(push_count(whole) * sum(sizes) / max(whole, 1)), 1)
         for group in split_evenly(sizes, count):
             members = [own[i] for i in group]
-            counts = [parameter.numel() for parameter in members]
-            even = even_shares(sum(counts), ranks)
-            shares = even if steps_by_element(optimizer) else _whole_tensors(counts, even)
-            buckets.append(ServerBucket(len(buckets), members, shares))
+            cut = Partition.evenly if by_element else Partition.of_whole_tensors
+            buckets.append(ServerBucket(len(buckets), cut(members, ranks)))
     return buckets
-
-
-def _whole_tensors(counts: Sequence[int], even: Sequence[int]) -> list[int]:
-    """Shares near ``even`` that split no tensor, for optimizers whose steps need whole tensors."""
-    ends = [0, *itertools.accumulate(counts)]
-    cuts = [min(ends, key=lambda end: abs(end - wanted)) for wanted in itertools.accumulate(even)]
-    return [end - begin for begin, end in zip([0, *cuts[:-1]], cuts, strict=True)]
 
 
 class Share:
@@ -176,34 +128,27 @@ class Share:
     """
 
     def __init__(self, bucket: ServerBucket, owner: int, optimizer: Any) -> None:
-        self.values = bucket.share_of(owner, bucket.pulled).clone()
+        partition = bucket.partition
+        self.values = partition.share(owner, bucket.pulled).clone()
         self.version = 0
         self._gradient = torch.zeros_like(self.values)
-        self._pieces = bucket.pieces(owner)
-        # A piece that is a whole parameter keeps its shape, for optimizers that depend on it.
-        self._parts = [torch.nn.Parameter(cut) for cut in self._cut(self.values)]
-        self._gradients = self._cut(self._gradient)
+        self._gradients = partition.split_share(owner, self._gradient)
+        values = partition.split_share(owner, self.values)
+        self._parts = [
+            Part(piece, torch.nn.Parameter(own))
+            for piece, own in zip(partition.pieces(owner), values, strict=True)
+        ]
         self._present: set[int] = set()
         # Threads hold the shares, and must not keep an optimizer that the script has dropped.
         self._script = weakref.ref(optimizer)
         self._optimizer = self._like(optimizer)
-        for part, piece in zip(self._parts, self._pieces, strict=True):
-            if state := optimizer.state.get(piece.whole):
-                self._optimizer.state[part] = {
-                    name: _part_of(value, piece, part) for name, value in state.items()
-                }
-
-    def _cut(self, values: torch.Tensor) -> list[torch.Tensor]:
-        return [
-            cut.view(piece.whole.shape) if piece.count == piece.whole.numel() else cut
-            for piece, cut in zip(
-                self._pieces, values.split([piece.count for piece in self._pieces]), strict=True
-            )
-        ]
+        for part in self._parts:
+            if state := optimizer.state.get(part.piece.whole):
+                self._optimizer.state[part.values] = part.piece.cut_state(state, "cpu")
 
     def _like(self, optimizer: Any) -> Any:
         """An optimizer of the script's class for the parts, created as unpickling does."""
-        part_of = {piece.whole: part for piece, part in zip(self._pieces, self._parts, strict=True)}
+        part_of = {part.piece.whole: part.values for part in self._parts}
         groups = [
             {**group, "params": [part_of[each] for each in group["params"] if each in part_of]}
             for group in optimizer.param_groups
@@ -222,15 +167,16 @@ class Share:
         return own
 
     def entries(self, places: Mapping[torch.nn.Parameter, int]) -> list[Entry]:
-        """The states of the parts, for other ranks to merge.
+        """The states of the parts, for other ranks to put together; not copied.
 
         Args:
             places: Parameter -> its place among those of the optimizer.
         """
+        states = self._optimizer.state
         return [
-            Entry(places[piece.whole], piece.begin, flat_state(self._optimizer.state[part], part))
-            for part, piece in zip(self._parts, self._pieces, strict=True)
-            if self._optimizer.state.get(part)
+            part.piece.entry(places[part.piece.whole], states[part.values])
+            for part in self._parts
+            if states.get(part.values)
         ]
 
     def add(self, gradient: torch.Tensor, absent: Collection[int] = ()) -> None:
@@ -241,7 +187,8 @@ class Share:
             absent: Places in the bucket of parameters without a gradient.
         """
         self._gradient.add_(gradient)
-        self._present.update(piece.place for piece in self._pieces if piece.place not in absent)
+        places = {part.piece.place for part in self._parts}
+        self._present |= places.difference(absent)
 
     def step(self, rates: Sequence[float], momentum: float = 1.0, scale: float = 1.0) -> None:
         """Make a step with the accumulated gradient.
@@ -263,8 +210,8 @@ class Share:
                 own[name] = False  # shares are in host memory
             if momentum != 1:
                 _scale_momentum(own, momentum)
-        for part, gradient, piece in zip(self._parts, self._gradients, self._pieces, strict=True):
-            part.grad = gradient if piece.place in self._present else None
+        for part, gradient in zip(self._parts, self._gradients, strict=True):
+            part.values.grad = gradient if part.piece.place in self._present else None
         self._optimizer.step()
         self._gradient.zero_()
         self._present.clear()
@@ -276,13 +223,3 @@ def _scale_momentum(group: dict[str, Any], factor: float) -> None:
         group["momentum"] *= factor
     elif "betas" in group:
         group["betas"] = (group["betas"][0] * factor, *group["betas"][1:])
-
-
-def _part_of(value: Any, piece: ServerPiece, part: torch.nn.Parameter) -> Any:
-    """The part's share of the state ``value`` of its whole parameter."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.shape != piece.whole.shape:
-        return value.to("cpu", copy=True)
-    own = value.detach().reshape(-1)[piece.begin : piece.begin + piece.count]
-    return own.to("cpu", copy=True).view(part.shape)

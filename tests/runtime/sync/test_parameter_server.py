@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_autosync.runtime.state.states import put_together
+from hvd_autosync.runtime.state.partition import Partition, put_together
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
 from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
@@ -123,7 +123,7 @@ class Ranks:
                     for parameter in self.buckets[message.bucket].parameters
                 ]
             )
-            share = self.buckets[message.bucket].share_of(owner, flat)
+            share = self.buckets[message.bucket].partition.share(owner, flat)
             answered = owned.pushed(message, share)
         for push in answered:
             version = owned.shares[push.bucket].version
@@ -140,7 +140,9 @@ class Ranks:
         """The parameters as their owners have them."""
         for bucket in self.buckets:
             for rank, owner in enumerate(self.owners):
-                bucket.share_of(rank, bucket.pulled).copy_(owner.shares[bucket.number].values)
+                bucket.partition.share(rank, bucket.pulled).copy_(
+                    owner.shares[bucket.number].values
+                )
             bucket.take_pulled()
         return [parameter.detach() for parameter in self.parameters]
 
@@ -290,10 +292,12 @@ def test_shares_are_balanced_and_together_the_whole(
     buckets = make_buckets(wrapped(momentum, parameters), parameters, size)
     assert [p for bucket in buckets for p in bucket.parameters] == parameters
     for bucket in buckets:
-        lengths = [len(bucket.share_of(rank, bucket.flat)) for rank in range(size)]
+        lengths = [len(bucket.partition.share(rank, bucket.flat)) for rank in range(size)]
         assert sum(lengths) == len(bucket.flat)
         assert max(lengths) - min(lengths) <= 1
-        covered = [sum(piece.count for piece in bucket.pieces(rank)) for rank in range(size)]
+        covered = [
+            sum(piece.count for piece in bucket.partition.pieces(rank)) for rank in range(size)
+        ]
         assert covered == lengths
 
 
@@ -304,15 +308,15 @@ def test_an_optimizer_that_looks_at_whole_tensors_gets_whole_ones() -> None:
     parameters = parameters_of([(10, 10), (30,), (40,), (30,)])
     optimizer = wrapped(lambda p: Norms(p, lr=0.1), parameters)
     (bucket,) = make_buckets(optimizer, parameters, 2)
-    pieces = [piece for rank in range(2) for piece in bucket.pieces(rank)]
+    pieces = [piece for rank in range(2) for piece in bucket.partition.pieces(rank)]
     assert sorted(piece.place for piece in pieces) == [0, 1, 2, 3]
     assert all(piece.count == piece.whole.numel() for piece in pieces)
-    assert {len(bucket.pieces(rank)) for rank in range(2)} == {1, 3}
+    assert {len(bucket.partition.pieces(rank)) for rank in range(2)} == {1, 3}
 
 
 def test_a_bucket_that_is_sent_is_in_the_order_of_its_parameters() -> None:
     parameters = parameters_of([(2, 2), (3,)])
-    bucket = ServerBucket(0, parameters, [4, 3])
+    bucket = ServerBucket(0, Partition(parameters, [4, 3]))
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, parameter.numel())
         bucket.keep_gradient(parameter)
