@@ -1,4 +1,4 @@
-"""Methods as hooks and modules hold them, which may outlive the object."""
+"""Methods as hooks and modules hold them, which may outlive the object; and its end."""
 
 from __future__ import annotations
 
@@ -17,3 +17,14 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
             alive(*args)
 
     return call
+
+
+def once_gone(owner: object, close: Callable[[], object]) -> Callable[[], object]:
+    """Call ``close`` when ``owner`` is gone, but not at the end of the process.
+
+    Returns:
+        Calls it before; it is called once.
+    """
+    closing = weakref.finalize(owner, close)
+    closing.atexit = False
+    return closing

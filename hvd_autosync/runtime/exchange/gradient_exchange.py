@@ -9,7 +9,6 @@ states on every rank, as Horovod's own would.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.linear import watch_linear
 from hvd_autosync.runtime.state.progress import Progress
 from hvd_autosync.search_space.exchange_plan import ExchangePlan, check_parameters
+from hvd_autosync.util.weak_methods import once_gone
 
 _T = TypeVar("_T")
 #: Key of an entry of checkpoints; it is part of their format.
@@ -90,9 +90,7 @@ class GradientExchange(SyncMethod):
             fetched = FetchedStates()
             server = StateServer(name, fetched.answer)
             # Another rank may save an optimizer that this one has dropped.
-            closing = weakref.finalize(optimizer, server.close)
-            closing.atexit = False
-            self._close_server = closing
+            self._close_server = once_gone(optimizer, server.close)
             zero_step = ZeroStep(name, optimizer, self.dispatcher, fetched, server.fetch_all)
             self._zero_step = zero_step
         self._deferred_update: DeferredUpdate | None = None

@@ -22,7 +22,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from hvd_autosync.util import patches
-from hvd_autosync.util.weak_methods import weakly
+from hvd_autosync.util.weak_methods import once_gone, weakly
 
 _PATCH = "linear layers"
 #: More passes than this between two steps are no accumulation: nobody uses these gradients.
@@ -94,10 +94,10 @@ class LinearLayer:
         self._lock = threading.Lock()
         reached = weakly(self._reached)
         hook = weight.register_hook(lambda _: reached())
-        weakref.finalize(self, hook.remove).atexit = False
+        once_gone(self, hook.remove)
         _WATCHED[id(weight)] = self  # before: a layer that ends meanwhile must not uninstall it
         _install()
-        weakref.finalize(self, _uninstall).atexit = False
+        once_gone(self, _uninstall)
 
     @property
     def weight(self) -> torch.nn.Parameter | None:

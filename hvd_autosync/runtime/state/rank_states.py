@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from hvd_autosync.runtime.collectives.agreement import tell_all
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.state_rpc import StateServer
 from hvd_autosync.runtime.state.states import Entry, decode_entries, encode_entries, parameters_of
+from hvd_autosync.util.weak_methods import once_gone
 
 #: Place of a parameter among those of the optimizer -> its state.
 States = dict[int, dict[str, Any]]
@@ -39,10 +39,8 @@ class RankStates:
         self._optimizer = weakref.ref(optimizer)
         self._loaded: dict[int, States] = {}
         self._state_server = StateServer(self._name, self._answer)
-        closing = weakref.finalize(optimizer, self._state_server.close)
-        closing.atexit = False
         #: Other ranks may ask until all have called this, or dropped the optimizer.
-        self.close: Callable[[], object] = closing
+        self.close = once_gone(optimizer, self._state_server.close)
 
     def save(self) -> dict[int, States]:
         """The states of all ranks by rank; this rank's are not copied.

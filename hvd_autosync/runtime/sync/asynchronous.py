@@ -28,7 +28,7 @@ from hvd_autosync.runtime.state.states import encode_entries, parameters_of
 from hvd_autosync.runtime.sync.parameter_server import ParameterServer, Push
 from hvd_autosync.runtime.sync.shards import ServerBucket, Share, make_buckets
 from hvd_autosync.search_space.protocol import Protocol
-from hvd_autosync.util.weak_methods import weakly
+from hvd_autosync.util.weak_methods import once_gone, weakly
 
 #: Kinds of messages: a gradient; no more steps in this segment; a request for parameters;
 #: parameters.
@@ -92,10 +92,8 @@ class Asynchronous:
         self._changed = threading.Condition()
         # The service thread must not keep an optimizer that the script has dropped.
         self._endpoint = open_endpoint(f"asynchronous.{name}", weakly(self._on_message))
-        closing = weakref.finalize(optimizer, self._endpoint.close_in_background)
-        closing.atexit = False
         #: Closes the endpoint once all ranks have called it, or dropped the optimizer.
-        self.close: Callable[[], object] = closing
+        self.close = once_gone(optimizer, self._endpoint.close_in_background)
 
     @property
     def _optimizer(self) -> Any:

@@ -29,6 +29,7 @@ from hvd_autosync.runtime.sync.sample_counter import SampleCounter
 from hvd_autosync.runtime.sync.stopping import Stopping
 from hvd_autosync.runtime.sync.suitability import check_owned
 from hvd_autosync.search_space.protocol import Protocol
+from hvd_autosync.util.weak_methods import once_gone
 
 _T = TypeVar("_T")
 
@@ -91,8 +92,7 @@ class NoBarrier:
         self._replicas = replicas
         self._summed = summed
         self._state_server = StateServer(f"phases.{name}", self.answer)
-        self._close_server = weakref.finalize(optimizer, self._state_server.close)
-        self._close_server.atexit = False
+        self._close_server = once_gone(optimizer, self._state_server.close)
         self._made: Asynchronous | None = None
 
     @property
