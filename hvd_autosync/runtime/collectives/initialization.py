@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,13 @@ class Initialization:
     comm: Any
     dynamic: str | None
     keeps_mpi: bool
+
+    @property
+    def comm_is_freed(self) -> bool:
+        """Whether ``comm`` is a communicator that is no longer valid."""
+        if self.comm is None or isinstance(self.comm, Iterable):  # ranks
+            return False
+        return not self.comm  # mpi4py's way to ask whether it is the null communicator
 
 
 #: ``None`` before ``hvd.init()``, and if it was called before :func:`record_initialization`.

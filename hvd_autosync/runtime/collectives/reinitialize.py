@@ -21,13 +21,15 @@ Horovod 0.28.1 was not made for it in every respect:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from horovod.torch import mpi_ops
@@ -43,6 +45,7 @@ from hvd_autosync.runtime.collectives.initialization import (
 from hvd_autosync.runtime.collectives.rendezvous_server import rendezvous_server
 from hvd_autosync.runtime.collectives.settling import settle
 from hvd_autosync.runtime.collectives.standstill import in_flight, others_wait, signals_wait
+from hvd_autosync.runtime.collectives.time_limit import time_limit
 from hvd_autosync.search_space.horovod_settings import (
     AUTOTUNE_VARIABLE,
     CHANGEABLE,
@@ -59,6 +62,8 @@ from hvd_autosync.util.variables import set_variables, with_variables
 #: Longest time without Horovod. A rank that waits for one that has ended would wait for 30 seconds
 #: under Gloo, and end with an error that names nothing; under MPI it would wait for ever.
 _LIMIT_S = 20.0
+#: Held by the thread that ends this process.
+_ENDING = threading.Lock()
 _NAME = "hvd_autosync.reinitialize"
 #: The address of rank 0's host, once it is known: it is found by collectives.
 _ADDRESS: list[str] = []
@@ -126,7 +131,8 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
     """Shut Horovod down and initialize it again with other variables; a collective.
 
     Call it between two steps, from the main thread of every rank. Other threads that call Horovod
-    meanwhile wait, and so do signals that Python handles.
+    meanwhile wait, and so do signals that Python handles. A rank that cannot be
+    initialized, because another one has ended, ends with one line in its error output.
 
     Args:
         variables: Variables to set, or to unset if ``None``: some of ``CHANGEABLE`` of
@@ -136,7 +142,6 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
         CannotReinitializeError: It is refused; raised on all ranks, nothing has changed.
         NotNowError: Operations are under way on some rank; raised on all ranks, nothing has
             changed.
-        AutosyncError: Horovod could not be initialized; this rank can do nothing but end.
     """
     settle()
     own = _own_refusal(variables)
@@ -157,41 +162,33 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
 
 
 def _restart(before: _Job, rendezvous: Mapping[str, str | None]) -> None:
-    try:
-        with _limited(before.rank), with_variables(rendezvous):
+    """Restart Horovod; a rank that cannot ends, because nothing could be done without it."""
+    rank = before.rank
+
+    def end(terminated: bool) -> None:
+        hung = f"has hung for {_LIMIT_S:.0f} seconds"
+        _end(rank, f"another rank has ended, or {'the job is stopped' if terminated else hung}")
+
+    with time_limit(_LIMIT_S, end), with_variables(rendezvous):
+        try:
             initialize_again(before.process_sets)
             # No rank needs the rendezvous any more once all have initialized.
             mpi_ops.allgather(torch.zeros(1), name=f"{_NAME}.done")
-    except Exception as error:
-        raise AutosyncError(
-            f"Horovod could not be initialized again on rank {before.rank}: {error}",
-            hint="See the output of the other ranks: one of them has probably ended. Start the job "
-            "again.",
-        ) from error
+        except Exception as error:
+            _end(rank, f"another rank has probably ended ({error})")
     after = _job(registered_process_sets())
     assert (after.rank, after.size) == (before.rank, before.size)
     assert [*after.process_sets.values()] == [*before.process_sets.values()]
 
 
-@contextmanager
-def _limited(rank: int) -> Iterator[None]:
-    """End this process with an error if the context stays open for too long."""
-
-    def end() -> None:
-        print_line(
-            f"rank {rank} cannot initialize Horovod again: another rank has ended, or has hung for "
-            f"{_LIMIT_S:.0f} seconds. This rank ends; start the job again."
-        )
-        os._exit(1)
-
-    timer = threading.Timer(_LIMIT_S, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
+def _end(rank: int, why: str) -> NoReturn:
+    """End this process with one line, from whichever thread is the first to call it."""
+    _ENDING.acquire()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+        sys.stdout.flush()
+    text = " ".join(why.split())
+    print_line(f"rank {rank} cannot initialize Horovod again: {text}. Start the job again.")
+    os._exit(1)
 
 
 @contextmanager
@@ -219,6 +216,8 @@ def _own_refusal(variables: Mapping[str, str | None]) -> str:
         return f"Horovod's own autotuning is on ({AUTOTUNE_VARIABLE})"
     if mpi_ops.mpi_enabled() and not last.keeps_mpi:
         return "MPI was not initialized by mpi4py before hvd.init(); install mpi4py"
+    if last.comm_is_freed:
+        return "the script has freed the communicator that hvd.init() was given; keep it"
     if fixed := sorted({*variables} - {*CHANGEABLE}):
         return f"{', '.join(fixed)} cannot be changed in a running job"
     wanted = {name for name, value in variables.items() if value is not None}
