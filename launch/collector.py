@@ -6,33 +6,50 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from typing import IO, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import IO
 
 from hvd_autosync.launch.failure import explain_failure
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.launch.tail import Tail
-from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
-from hvd_autosync.search_space import (
-    Link,
-    ModelProfile,
-    RankReport,
-    TrialResult,
-    TrialSpec,
-    TrialStatus,
-)
+from hvd_autosync.runtime.driver.decoder import MessageDecoder
+from hvd_autosync.runtime.driver.messages import End, Files, Hello, Profile, Refused, Steps
+from hvd_autosync.search_space import Link, RankReport, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.records import Record
 
 #: Reason of a trial that was still running at the tuning's time limit.
 OUT_OF_TIME = "the tuning's time limit was reached"
 _CHUNK_BYTES = 64 * 1024
-_Record = TypeVar("_Record", bound=Record)
 
 
 def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of ``stream``; very long lines are split, to bound the memory."""
     while line := stream.readline(_CHUNK_BYTES):
         yield line
+
+
+@dataclass
+class _Report:
+    """What one rank has sent.
+
+    Attributes:
+        host: Host name.
+        device: As of :class:`Hello`; empty before it.
+        cores: As of :class:`Hello`.
+        step_s: Seconds of each step.
+        blocked_s: Seconds of each step in which the rank waited for communication.
+        losses: The losses.
+        end: The end of the run.
+    """
+
+    host: str = ""
+    device: str = ""
+    cores: int = 0
+    step_s: list[float] = field(default_factory=list)
+    blocked_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    end: End | None = None
 
 
 class Collector:
@@ -50,14 +67,15 @@ class Collector:
         self._spec = spec
         self.world_size = world_size
         self._lock = threading.Lock()
-        self._reports: dict[int, dict[str, Any]] = {}
-        self._shared: dict[str, Message] = {}
+        self._reports: dict[int, _Report] = {}
+        self._profile: Profile | None = None
+        self._link: Link | None = None
         self._decoder = MessageDecoder(spec.key, world_size)
         self._most_steps = spec.warmup_steps + spec.measured_steps
         self._tail = Tail(world_size)
         self._exits: dict[int, int] = {}
         #: Messages about the trial's files.
-        self.files: list[Message] = []
+        self.files: list[Refused | Files] = []
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._started = time.monotonic()
@@ -89,44 +107,40 @@ class Collector:
             elif not is_message:
                 self._tail.add(line)
 
-    def _take(self, rank: int, message: Message) -> None:
-        kind = message["type"]
-        if kind in ("profile", "link"):
-            self._shared[kind] = message
+    def _take(self, rank: int, message: Record) -> None:
+        match message:
+            case Profile():
+                self._profile = message
+            case Link():
+                self._link = message
+            case Refused() | Files():
+                self.files.append(message)
+            case Hello():
+                report = self._reports.setdefault(rank, _Report())
+                report.host, report.device = message.host, message.device
+                report.cores = max(message.cores, 0)
+                if message.script_s is not None:
+                    began_s = max(time.monotonic() - self._started - message.script_s, 0.0)
+                    known_s = self._launch_s
+                    self._launch_s = began_s if math.isnan(known_s) else max(began_s, known_s)
+            case Steps():
+                self._take_steps(self._reports.setdefault(rank, _Report()), message)
+            case End():
+                self._reports.setdefault(rank, _Report()).end = message
+
+    def _take_steps(self, report: _Report, message: Steps) -> None:
+        # A step has one loss at most, and a trial no more steps than it was asked for.
+        report.losses += message.losses[: self._most_steps - len(report.losses)]
+        # A gap means that a message was damaged on the way: later steps would be misplaced.
+        left = self._most_steps - len(report.step_s)
+        if not message.step_s[:left] or message.first != len(report.step_s):
             return
-        if kind in ("refused", "files"):
-            self.files.append(message)
-            return
-        if kind not in ("hello", "steps", "end"):
-            return
-        report = self._reports.setdefault(
-            rank, {"host": "", "step_s": [], "blocked_s": [], "losses": [], "end": None}
-        )
-        if kind == "hello":
-            report |= {"host": message["host"], "device": message["device"]}
-            cores = message.get("cores")
-            if isinstance(cores, int) and cores > 0:
-                report["cores"] = cores
-            script_s = message.get("script_s")
-            if isinstance(script_s, float) and script_s >= 0:
-                began_s = max(time.monotonic() - self._started - script_s, 0.0)
-                known_s = self._launch_s
-                self._launch_s = began_s if math.isnan(known_s) else max(began_s, known_s)
-        elif kind == "steps":
-            # A step has one loss at most, and a trial no more steps than it was asked for.
-            report["losses"] += message["losses"][: self._most_steps - len(report["losses"])]
-            # A gap means that a message was damaged on the way: later steps would be misplaced.
-            first, left = message["first"], self._most_steps - len(report["step_s"])
-            if not message["step_s"][:left] or first != len(report["step_s"]):
-                return
-            report["step_s"] += message["step_s"][:left]
-            report["blocked_s"] += message["blocked_s"][:left]
-            self.last_step_at = time.monotonic()
-            if math.isnan(self.first_step_s):
-                later = sum(message["step_s"][1:])
-                self.first_step_s = max(self.last_step_at - self._started - later, 0.0)
-        elif kind == "end":
-            report["end"] = message
+        report.step_s += message.step_s[:left]
+        report.blocked_s += message.blocked_s[:left]
+        self.last_step_at = time.monotonic()
+        if math.isnan(self.first_step_s):
+            later = sum(message.step_s[1:])
+            self.first_step_s = max(self.last_step_at - self._started - later, 0.0)
 
     def exited(self, rank: int, trial_id: str, status: int) -> None:
         """Record a fork server's message that its rank of a trial has ended."""
@@ -138,7 +152,7 @@ class Collector:
     def progress(self) -> TrialProgress:
         """Return the trial's phase and steps so far."""
         with self._lock:
-            steps = min((len(r["step_s"]) for r in self._reports.values()), default=0)
+            steps = min((len(r.step_s) for r in self._reports.values()), default=0)
         total = self._spec.warmup_steps + self._spec.measured_steps
         if self.all_ended():
             phase = "ending"
@@ -167,7 +181,7 @@ class Collector:
     def all_ended(self) -> bool:
         """Return whether every rank has reported the end of its run."""
         with self._lock:
-            ended = [r for r in self._reports.values() if r["end"] is not None]
+            ended = [r for r in self._reports.values() if r.end is not None]
         return len(ended) == self.world_size
 
     def exits(self, wait_s: float = 0.0) -> dict[int, int]:
@@ -194,17 +208,17 @@ class Collector:
             ranks = tuple(
                 RankReport(
                     rank,
-                    r["host"],
-                    tuple(r["step_s"]),
-                    tuple(r["blocked_s"]),
-                    tuple(math.nan if x is None else x for x in r["losses"]),
-                    r["end"]["peak_memory_bytes"] if r["end"] else 0,
+                    r.host,
+                    tuple(r.step_s),
+                    tuple(r.blocked_s),
+                    tuple(r.losses),
+                    r.end.peak_memory_bytes if r.end else 0,
                 )
                 for rank, r in sorted(self._reports.items())
             )
-            cores = min((r.get("cores", 0) for r in self._reports.values()), default=0)
-            device = next((r["device"] for r in self._reports.values() if "device" in r), "")
-            profile, link = self._shared.get("profile"), self._shared.get("link")
+            cores = min((r.cores for r in self._reports.values()), default=0)
+            device = next((r.device for r in self._reports.values() if r.device), "")
+            profile, link = self._profile, self._link
             status, reason, output = self._judge(exit_status, killed_because, statuses)
         return TrialResult(
             status=status,
@@ -217,18 +231,18 @@ class Collector:
             total_s=time.monotonic() - self._started,
             exit_status=exit_status,
             stderr_tail=output,
-            profile=_read(ModelProfile, profile and profile["profile"]),
-            owned=tuple(map(str, profile["owned"])) if profile else (),
+            profile=profile.profile if profile else None,
+            owned=profile.owned if profile else (),
             device=device,
             cores=cores,
-            link=_read(Link, link and Link.known(link)),
+            link=link,
         )
 
     def _judge(
         self, exit_status: int, killed_because: str, statuses: dict[int, int] | None
     ) -> tuple[TrialStatus, str, str]:
         """Return the trial's status, the reason, and the output that shows it."""
-        ends = [r["end"]["cause"] for r in self._reports.values() if r["end"]]
+        ends = [r.end.cause for r in self._reports.values() if r.end]
         if len(ends) == self.world_size and set(ends) <= {"steps", "pruned", "probe"}:
             if "pruned" in ends:
                 reason = "pruned: its steps so far are too slow to beat the best"
@@ -240,14 +254,6 @@ class Collector:
             return TrialStatus.HUNG, killed_because, self._tail.whole()
         if exit_status != 0:
             return TrialStatus.CRASHED, *explain_failure(self._tail, exit_status, statuses)
-        steps = min((len(r["step_s"]) for r in self._reports.values()), default=0)
+        steps = min((len(r.step_s) for r in self._reports.values()), default=0)
         made = f"after {steps} steps" if self._reports else "without a single optimizer step"
         return TrialStatus.ENDED_EARLY, f"the script ended {made}", self._tail.whole()
-
-
-def _read(kind: type[_Record], fields: Message | None) -> _Record | None:
-    """The record of a message; ``None`` if there is no message or it is malformed."""
-    try:
-        return None if fields is None else kind.from_json(fields)
-    except ValueError:
-        return None

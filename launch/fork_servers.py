@@ -21,8 +21,10 @@ from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.tail import Tail
 from hvd_autosync.launch.user_script import UserScript
+from hvd_autosync.runtime.driver.decoder import MessageDecoder
 from hvd_autosync.runtime.driver.environment import KEY_VARIABLE, TRIAL_ID_VARIABLE
-from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
+from hvd_autosync.runtime.driver.messages import Exit, Server
+from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.program import run_main
 
@@ -58,7 +60,7 @@ class ForkServers:
         self._name = f"servers-{uuid.uuid4().hex}"
         self._key = os.urandom(16).hex()
         self._decoder = MessageDecoder(self._key, job.world_size)
-        self._server_messages: dict[int, Message] = {}
+        self._server_messages: dict[int, Server] = {}
         self._arrived = threading.Condition()
         self._collector: Collector | None = None
         self._tail = Tail(job.world_size)
@@ -85,7 +87,7 @@ class ForkServers:
     @property
     def rendezvous_address(self) -> str:
         """The driver's address on the job's network, as Horovod's launcher chose it."""
-        return str(self._server_messages[0]["rendezvous"])
+        return self._server_messages[0].rendezvous
 
     @property
     def name(self) -> str:
@@ -156,15 +158,15 @@ class ForkServers:
             is_message, complete = self._decoder.feed(line)
             if complete is None and collector is None and not is_message:
                 self._tail.add(line)
-            elif complete is not None and complete[1]["type"] == "server":
+            elif complete is not None and isinstance(complete[1], Server):
                 self._server_messages[complete[0]] = complete[1]
                 self._arrived.notify_all()
         if collector is None:
             return
         if complete is None:
             collector.feed(line)
-        elif complete[1]["type"] == "exit":
-            collector.exited(complete[0], complete[1]["trial"], complete[1]["status"])
+        elif isinstance(complete[1], Exit):
+            collector.exited(complete[0], complete[1].trial, complete[1].status)
 
     def _connect(self, waiting: Callable[[], None]) -> None:
         ranks = range(self._job.world_size)
@@ -189,7 +191,7 @@ class ForkServers:
         for rank, hello in sorted(self._server_messages.items()):
             try:
                 self._controls[rank] = ControlSender(
-                    (hello["address"], hello["port"]), bytes.fromhex(hello["secret"])
+                    (hello.address, hello.port), bytes.fromhex(hello.secret)
                 )
                 # Complete the handshake now: a server waits for it for a limited time only.
                 self._controls[rank].send({"type": "end"})

@@ -212,7 +212,7 @@ class LiveRunner:
         self._training.send({"type": "probe", "hosts": hosts})
         link = self._training.wait("link", waiting=report)["link"]
         reason = "" if link else "the job has no process set of these ranks"
-        link = None if link is None else Link(**link)
+        link = None if link is None else Link.from_json(link)
         return TrialResult(TrialStatus.COMPLETED, reason, link=link)
 
     def _keep_best(self, spec: TrialSpec, result: TrialResult) -> None:

@@ -64,9 +64,32 @@ class FilesOrder:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FilesOrder | None:
-        """Read the settings from a rank's environment; ``None`` if there are none."""
+        """Read the settings from a rank's environment; ``None`` if there are none.
+
+        Without msgspec: the interpreter of ``enclosed.py`` sees no installed packages.
+
+        Raises:
+            NotPrivateError: The variable holds nothing that :meth:`to_text` wrote.
+        """
         text = environment.get(FILES_VARIABLE)
-        return cls(**json.loads(base64.b64decode(text))) if text else None
+        if not text:
+            return None
+        try:
+            order = cls(**json.loads(base64.b64decode(text, validate=True)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _malformed(f"{text!r:.60} is no order: {error!s:.200}") from None
+        for name in ("name", "key", "keep"):
+            if not isinstance(value := getattr(order, name), str):
+                raise _malformed(f"{name}: {value!r:.60} is wrong: expected `str`")
+        if not isinstance(order.limit_bytes, int) or order.limit_bytes < 0:
+            raise _malformed(f"limit_bytes: {order.limit_bytes!r:.60} is wrong: expected `int`")
+        return order
+
+
+def _malformed(problem: str) -> NotPrivateError:
+    return NotPrivateError(
+        f"{FILES_VARIABLE}: {problem}; unset it, because hvd-autosync sets it for each trial"
+    )
 
 
 def make_private(order: FilesOrder, rank: int) -> None:

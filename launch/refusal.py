@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from hvd_autosync.launch.private_files import FilesOrder, NotPrivateError, make_private
@@ -16,7 +17,11 @@ _EX_UNAVAILABLE = 69
 
 def enter_or_refuse(environment: Mapping[str, str]) -> None:
     """Make this rank's files private if its environment requires it; end it if that fails."""
-    order = FilesOrder.of(environment)
+    try:
+        order = FilesOrder.of(environment)
+    except NotPrivateError as error:  # the key of the driver's messages is not known
+        print(f"hvd-autosync: {error}", file=sys.stderr)
+        os._exit(_EX_UNAVAILABLE)
     if order is None:
         return
     rank = next(int(environment[name]) for name in RANK_VARIABLES if name in environment)

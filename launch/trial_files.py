@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder, NotPrivateError
-from hvd_autosync.runtime.driver.wire import Message
+from hvd_autosync.runtime.driver.messages import Files, Refused
 from hvd_autosync.search_space import TrialResult, TrialSpec
 
 #: An overlay copies a file that is opened for writing; above this size that is reported.
@@ -45,7 +45,7 @@ class TrialFiles:
         self._say = say
         self._keep = keep
         self._runs: list[str] = []
-        self._reports: list[Message] = []
+        self._reports: list[Files] = []
         self._printed: set[str] = set()
         self.private = True
         self.cleared = False
@@ -74,15 +74,15 @@ class TrialFiles:
         """
         own = self._runs[-1:]
         for message in collector.files:
-            if [message["trial"]] != own:
+            if [message.trial] != own:
                 continue
-            if message["type"] == "refused":
-                raise NotPrivateError(message["reason"])
+            if isinstance(message, Refused):
+                raise NotPrivateError(message.reason)
             self._reports.append(message)
-            if message["copied_bytes"] > _LARGE_BYTES:
-                size = message["copied_bytes"] / 1e9
+            if message.copied_bytes > _LARGE_BYTES:
+                size = message.copied_bytes / 1e9
                 self._say_once(
-                    f"each trial copies {message['copied']} ({size:.1f} GB), because the script "
+                    f"each trial copies {message.copied} ({size:.1f} GB), because the script "
                     "opens it for writing; open it for reading to avoid the copy"
                 )
 
@@ -94,13 +94,13 @@ class TrialFiles:
             hosts: Number of the trial's hosts.
         """
         for report in self._reports:
-            if report["full"]:
-                limit = report["limit_bytes"] >> 20
+            if report.full:
+                limit = report.limit_bytes >> 20
                 return f"it wrote more than the {limit} MiB of memory that its files may take"
         for text in _REFUSALS:
             if text in result.stderr_tail or text in result.reason:
                 return f"its output has {text!r}"
-        if hosts > 1 and any(report["files"] for report in self._reports):
+        if hosts > 1 and any(report.files for report in self._reports):
             return "its hosts do not see each other's files"
         return ""
 

@@ -45,7 +45,9 @@ from hvd_autosync.launch.masking import redact
 from hvd_autosync.reporting.closing import closing_lines
 from hvd_autosync.reporting.explanation import explain
 from hvd_autosync.reporting.listing import studies_table, trials_table
-from hvd_autosync.runtime.driver.wire import MessageDecoder, encode_message
+from hvd_autosync.runtime.driver.decoder import MessageDecoder
+from hvd_autosync.runtime.driver.messages import read_message
+from hvd_autosync.runtime.driver.wire import encode_message
 from hvd_autosync.search_space import (
     HorovodBuild,
     Host,
@@ -661,7 +663,8 @@ def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
         for message in _MESSAGES
         for rank in range(3)
     ]
-    known, complete = [json.dumps(message) for message in _MESSAGES], 0
+    known = [read_message(json.dumps(message).encode()) for message in _MESSAGES]
+    complete = 0
     for number in inputs:
         dice = random.Random(number)
         line = dice.choice(written)
@@ -673,7 +676,7 @@ def test_changed_lines_of_a_jobs_output(inputs: range, tmp_path: Path) -> None:
                 _, decoded = decoder.feed(b"[1]<stderr>:" + each + b"\n")
                 if decoded is not None:
                     rank, message = decoded
-                    assert rank < 2 and json.dumps(message) in known
+                    assert rank < 2 and message in known
                     complete += 1
     assert 0 < complete < len(inputs) / 4
 

@@ -17,6 +17,7 @@ from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
+from hvd_autosync.search_space.records import Real, Record
 from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.search_space.trial import (
     DRIFT_FILE,
@@ -54,7 +55,7 @@ class TrainingContext:
 
 
 @dataclass(frozen=True)
-class RunReport:
+class RunReport(Record):
     """The report of rank 0 on a run of a recurring job.
 
     Attributes:
@@ -66,8 +67,8 @@ class RunReport:
         without_barrier: Whether ranks made steps without a barrier.
     """
 
-    metric: float | None = None
-    loss: float | None = None
+    metric: Real | None = None
+    loss: Real | None = None
     samples: int = 0
     steps: int = 0
     fell_back: bool = False
@@ -77,10 +78,22 @@ class RunReport:
     def read(cls, folder: str) -> RunReport | None:
         """The report in ``folder``; ``None`` if there is none."""
         try:
-            fields = json.loads(Path(folder, OUTCOME_FILE).read_text())
-            return cls(**fields)
-        except (OSError, ValueError, TypeError):
+            return cls.from_json(json.loads(Path(folder, OUTCOME_FILE).read_text()))
+        except (OSError, ValueError, RecursionError):
             return None
+
+
+@dataclass(frozen=True)
+class _FallbackReport(Record):
+    """What a rank reports of a fallback of the loss guard.
+
+    Attributes:
+        step: The step.
+        reason: The reason, for people.
+    """
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -181,9 +194,10 @@ def _watch_for_fallback(folder: str, on_fallback: OnFallback) -> Iterator[None]:
         last = False
         while not last:
             last = ended.wait(_POLL_S)
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                report = json.loads(Path(folder, FALLBACK_FILE).read_text())
-                on_fallback(int(report["step"]), str(report["reason"]))
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                text = Path(folder, FALLBACK_FILE).read_text()
+                report = _FallbackReport.from_json(json.loads(text))
+                on_fallback(report.step, report.reason)
                 return
 
     thread = threading.Thread(target=poll, name="hvd-autosync-fallback", daemon=True)

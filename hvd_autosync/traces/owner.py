@@ -14,12 +14,14 @@ from pathlib import Path
 
 import psutil
 
+from hvd_autosync.search_space.records import Record
+
 #: Seconds without a heartbeat after which a driver on another machine counts as dead.
 HEARTBEAT_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Owner:
+class Owner(Record):
     """One process on one machine.
 
     Attributes:

@@ -6,13 +6,13 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, func, select, type_coerce
 
 from hvd_autosync.errors import AutosyncError, StoreError, TraceFormatError
 from hvd_autosync.search_space import Task
+from hvd_autosync.search_space.records import read
 from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
@@ -106,11 +106,15 @@ def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
         fields = {str(name): value for name, value in row.items()}
         return kind.from_json(with_current_keys(fields))
     except (ValueError, AutosyncError) as error:
-        raise TraceFormatError(
-            f"study {row['study_id']} is damaged in the store: {error}",
-            hint=f"Delete it (hvd-autosync traces delete {row['study_id']}), "
-            "or restore the store from a copy.",
-        ) from error
+        raise _damaged(row, error) from error
+
+
+def _damaged(row: Mapping[Any, Any], error: Exception) -> TraceFormatError:
+    return TraceFormatError(
+        f"study {row['study_id']} is damaged in the store: {error}",
+        hint=f"Delete it (hvd-autosync traces delete {row['study_id']}), "
+        "or restore the store from a copy.",
+    )
 
 
 def insert_study(
@@ -155,7 +159,7 @@ def lock_study(connection: Connection, study_id: str) -> RowMapping:
     Raises:
         StoreError: There is no such study.
     """
-    columns = STUDIES.c.status, STUDIES.c.owner, STUDIES.c.heartbeat_s
+    columns = STUDIES.c.study_id, STUDIES.c.status, STUDIES.c.owner, STUDIES.c.heartbeat_s
     query = select(*columns).where(STUDIES.c.study_id == study_id).with_for_update()
     row = connection.execute(query).mappings().first()
     if row is None:
@@ -189,17 +193,27 @@ def no_study(study_id: str) -> StoreError:
     )
 
 
-def has_living_owner(row: RowMapping) -> bool:
-    """Whether the owner of a study's row still runs."""
-    owner = row["owner"]
-    return owner is not None and Owner(**owner).alive(time.time() - row["heartbeat_s"])
+def living_owner(row: RowMapping) -> Owner | None:
+    """The owner of a study's row, if it still runs.
+
+    Raises:
+        TraceFormatError: The row is damaged.
+    """
+    if row["owner"] is None:
+        return None
+    try:
+        owner = Owner.from_json(row["owner"])
+        age_s = time.time() - read(float, row["heartbeat_s"])
+    except ValueError as error:
+        raise _damaged(row, error) from error
+    return owner if owner.alive(age_s) else None
 
 
 def interrupted(connection: Connection) -> frozenset[str]:
     """Ids of the studies that have not ended and have a dead owner."""
     query = select(STUDIES.c.study_id, STUDIES.c.owner, STUDIES.c.heartbeat_s)
     found = connection.execute(query.where(STUDIES.c.owner.is_not(None))).mappings()
-    return frozenset(row["study_id"] for row in found if not has_living_owner(row))
+    return frozenset(row["study_id"] for row in found if living_owner(row) is None)
 
 
 def claim_study(connection: Connection, job_key: str) -> StudyRecord | None:
@@ -211,7 +225,7 @@ def claim_study(connection: Connection, job_key: str) -> StudyRecord | None:
         .with_for_update()
     )
     for row in connection.execute(query).mappings().all():
-        if not has_living_owner(row):
+        if living_owner(row) is None:
             update_study(connection, row["study_id"], _ownership(Owner.current()))
             return study_records(connection, STUDIES.c.study_id == row["study_id"])[0]
     return None
@@ -220,19 +234,19 @@ def claim_study(connection: Connection, job_key: str) -> StudyRecord | None:
 def beat(connection: Connection, study_id: str) -> bool:
     """Renew this process's heartbeat; return false if it does not own the study."""
     owner = Owner.current()
-    mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == asdict(owner))
+    mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == owner.to_json())
     update = STUDIES.update().where(mine).values(**_ownership(owner))
     return connection.execute(update).rowcount > 0
 
 
 def let_go(connection: Connection, study_id: str) -> None:
     """Release a study, if this process owns it, so that any driver can claim it."""
-    mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == asdict(Owner.current()))
-    nobody = {"owner": asdict(Owner.nobody()), "heartbeat_s": 0.0}
+    mine = (STUDIES.c.study_id == study_id) & (STUDIES.c.owner == Owner.current().to_json())
+    nobody = {"owner": Owner.nobody().to_json(), "heartbeat_s": 0.0}
     connection.execute(STUDIES.update().where(mine).values(**nobody))
 
 
 def _ownership(owner: Owner | None) -> dict[str, Any]:
     if owner is None:
         return {"owner": None, "heartbeat_s": None}
-    return {"owner": asdict(owner), "heartbeat_s": time.time()}
+    return {"owner": owner.to_json(), "heartbeat_s": time.time()}

@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from hvd_autosync.errors import StoreError
+from hvd_autosync.errors import StoreError, TraceFormatError
 from hvd_autosync.search_space import Links, SearchSpace, Strategy, Task, TrialResult
 from hvd_autosync.traces import rows, runs, source_fits
 from hvd_autosync.traces.database import Database
@@ -232,12 +232,13 @@ class TraceStore:
         """
         with self._database.writing() as connection:
             row = rows.lock_study(connection, study_id)
-            if rows.has_living_owner(row) and Owner(**row["owner"]) != Owner.current():
-                raise StoreError(
-                    f"study {study_id} is being run by process {row['owner']['pid']} "
-                    f"on {row['owner']['host']}",
-                    hint="Stop that process first.",
-                )
+            with contextlib.suppress(TraceFormatError):  # nobody runs a damaged study
+                owner = rows.living_owner(row)
+                if owner is not None and owner != Owner.current():
+                    raise StoreError(
+                        f"study {study_id} is being run by process {owner.pid} on {owner.host}",
+                        hint="Stop that process first.",
+                    )
             connection.execute(TRIALS.delete().where(TRIALS.c.study_id == study_id))
             connection.execute(STUDIES.delete().where(STUDIES.c.study_id == study_id))
             source_fits.delete_fit(connection, study_id)

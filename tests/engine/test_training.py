@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from hvd_autosync.engine import training
-from hvd_autosync.engine.training import _watch_for_fallback, run_training
+from hvd_autosync.engine.training import RunReport, _watch_for_fallback, run_training
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.sweep import processes_of
 from hvd_autosync.search_space import Host, Strategy
-from hvd_autosync.search_space.trial import ENDED_FILE, FALLBACK_FILE
+from hvd_autosync.search_space.trial import ENDED_FILE, FALLBACK_FILE, OUTCOME_FILE
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
@@ -135,3 +135,29 @@ def test_a_fallback_is_reported_while_the_training_runs(tmp_path: Path) -> None:
             if not late:
                 await_true(lambda reported=reported: bool(reported), 20)
         assert reported == [(96, "it rises")]
+
+
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [
+        ('{"metric": 0.9, "loss": null, "samples": 640, "steps": 10}', (0.9, 640)),
+        ('{"metric": 1, "samples": 640}', (1, 640)),
+        ('{"metric": "high", "samples": 640}', None),
+        ('{"metric": 0.9, "samples": 640, "mood": "good"}', None),
+        ("[" * 100_000, None),
+        ("{", None),
+    ],
+)
+def test_a_report_of_a_run_is_what_a_rank_writes_or_none(
+    tmp_path: Path, text: str, report: tuple[float, int] | None
+) -> None:
+    (tmp_path / OUTCOME_FILE).write_text(text)
+    found = RunReport.read(str(tmp_path))
+    assert (found and (found.metric, found.samples)) == report
+
+
+def test_a_malformed_report_of_a_fallback_is_no_report(tmp_path: Path) -> None:
+    reported: list[int] = []
+    with _watch_for_fallback(str(tmp_path), lambda step, _: reported.append(step)):
+        (tmp_path / FALLBACK_FILE).write_text('{"step": "many", "reason": "it rises"}')
+    assert not reported

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,10 @@ from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder
 from hvd_autosync.launch.shared_paths import shared_paths
 from hvd_autosync.launch.stage import make_stage
 from hvd_autosync.launch.sweep import sweep
+from hvd_autosync.runtime.driver.decoder import MessageDecoder
 from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE
-from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
+from hvd_autosync.runtime.driver.messages import Files, Refused
+from hvd_autosync.search_space.records import Record
 
 PACKAGE = Path(__file__).parents[2] / "hvd_autosync"
 ENCLOSED = [sys.executable, "-I", "-S", str(PACKAGE / "launch" / "enclosed.py")]
@@ -56,14 +59,14 @@ class Trial:
             stderr=subprocess.PIPE,
         )
 
-    def run(self, *command: str, **order: object) -> tuple[str, str, Message]:
+    def run(self, *command: str, **order: object) -> tuple[str, str, Any]:
         """Output, error output, and the report on the files."""
         process = self.start(0, *command, **order)
         out, err = process.communicate(timeout=60)
-        return out, err, *[m for m in messages(err) if m["type"] in ("files", "refused")]
+        return out, err, *[m for m in messages(err) if isinstance(m, (Files, Refused))]
 
 
-def messages(text: str) -> list[Message]:
+def messages(text: str) -> list[Record]:
     decoder = MessageDecoder(KEY, 8)
     found = [decoder.feed(line)[1] for line in text.encode().splitlines()]
     return [each[1] for each in found if each is not None]
@@ -76,7 +79,7 @@ def _overlays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for way in WAYS:
         trial = Trial(way.values[0], tmp_path_factory.mktemp("try"))
         *_, message = trial.run("true")
-        reasons[str(way.values[0])] = message.get("reason", "")
+        reasons[str(way.values[0])] = getattr(message, "reason", "")
     return reasons
 
 
@@ -121,7 +124,7 @@ def test_what_a_script_does_to_files_is_gone_with_it(
     for _ in range(2):  # nor does the next trial see anything of it
         out, err, report = trial().run("sh", "-c", SHELL)
         assert out == f"deep\nfirst\nmore\n{tmp_path}\n", err
-        assert report["files"] >= 3 and not report["full"]
+        assert report.files >= 3 and not report.full
     assert snapshot(tmp_path) == before
 
 
@@ -216,7 +219,7 @@ def test_what_does_not_fit_is_reported(trial: Callable[[], Trial], tmp_path: Pat
     line = "dd if=/dev/zero of=data bs=1M count=20 2>&1"
     out, _, report = trial().run("sh", "-c", line, limit_bytes=8 << 20)
     assert "No space left on device" in out
-    assert report["full"] and report["limit_bytes"] == 8 << 20
+    assert report.full and report.limit_bytes == 8 << 20
     assert not (tmp_path / "data").exists()
 
 
@@ -225,7 +228,7 @@ def test_a_file_that_is_copied_to_be_written_is_named(
 ) -> None:
     (tmp_path / "data").write_bytes(bytes(3 << 20))
     *_, report = trial().run("sh", "-c", "cat data > new; printf x >> data")
-    assert (report["copied"], report["copied_bytes"]) == (str(tmp_path / "data"), (3 << 20) + 1)
+    assert (report.copied, report.copied_bytes) == (str(tmp_path / "data"), (3 << 20) + 1)
 
 
 def test_a_rank_that_is_killed_leaves_nothing(trial: Callable[[], Trial], tmp_path: Path) -> None:
@@ -234,7 +237,7 @@ def test_a_rank_that_is_killed_leaves_nothing(trial: Callable[[], Trial], tmp_pa
     assert process.stdout is not None and process.stdout.readline() == "there\n"
     process.kill()
     _, err = process.communicate(timeout=60)
-    assert [report["files"] for report in messages(err)] == [1]
+    assert [report.files for report in messages(err)] == [1]
     assert list(tmp_path.iterdir()) == []
     assert one.name not in Path("/proc/net/unix").read_text()
 
@@ -295,8 +298,8 @@ def users_trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
             needed,
         ]
         *_, message = Trial(way, place / "run").run("true")
-        if message["type"] == "refused":
-            pytest.skip(f"no overlays for this user: {message['reason']}")
+        if isinstance(message, Refused):
+            pytest.skip(f"no overlays for this user: {message.reason}")
         yield lambda *words: Trial([*way, *words], place / "run")
     finally:
         subprocess.run(["userdel", USER], capture_output=True)
@@ -317,7 +320,7 @@ def test_what_another_users_script_does_to_files_is_gone_with_it(
     for _ in range(2):
         out, err, report = users_trial().run("sh", "-c", SHELL)
         assert out == f"deep\nfirst\nmore\n{folder}\n", err
-        assert report["files"] >= 3
+        assert report.files >= 3
     assert snapshot(folder) == before
     keep = folder.parent / "home" / "keep"
     users_trial().run("sh", "-c", "echo more >> log.txt", keep=str(keep))
@@ -349,7 +352,7 @@ def test_files_are_private_where_a_user_counts_as_root(users_trial: Callable[...
     before = snapshot(one.folder)
     out, err, report = one.run("sh", "-c", f"id -u; {SHELL}")
     assert out == f"0\ndeep\nfirst\nmore\n{one.folder}\n", err
-    assert report["type"] == "files"
+    assert isinstance(report, Files)
     assert snapshot(one.folder) == before
 
     two_ranks = ["sh", "-c", 'HOROVOD_RANK=1 "$@" & "$@"; wait', "sh"]
@@ -357,7 +360,7 @@ def test_files_are_private_where_a_user_counts_as_root(users_trial: Callable[...
     wait = "echo x >> both; until [ $(wc -l < both) = 2 ]; do sleep 0.1; done; wc -l < both"
     out, err, report = both.run("timeout", "30", "sh", "-c", wait)
     assert out == "2\n2\n", err
-    assert report["type"] == "files"
+    assert isinstance(report, Files)
 
 
 @pytest.mark.skipif(not ROOT or not shutil.which("setpriv"), reason="needs root and setpriv")
@@ -396,7 +399,7 @@ def test_where_no_namespace_can_be_had_the_command_does_not_start(tmp_path: Path
     _, err = process.communicate(timeout=60)
     (message,) = messages(err)
     assert process.returncode == 69 and list(tmp_path.iterdir()) == []
-    assert message["type"] == "refused" and "max_*_namespaces" in message["reason"]
+    assert isinstance(message, Refused) and "max_*_namespaces" in message.reason
 
 
 def test_mounts_are_read_as_the_kernel_writes_them() -> None:

@@ -1,7 +1,13 @@
 """The driver's handling of messages about a trial's files, and the trackers of trials."""
 
+import base64
+import json
+import subprocess
+import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +17,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder, NotPrivateError
 from hvd_autosync.launch.trial_files import TrialFiles, offline_trackers
+from hvd_autosync.runtime.driver.messages import Files, Refused
 from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
 
 CRASHED = TrialResult(TrialStatus.CRASHED, "rank 0 raised OSError")
@@ -23,24 +30,14 @@ def spec_of(name: str = "t", **fields: object) -> TrialSpec:
 class FilesReport:
     """The files of one trial, after one message about them."""
 
-    def __init__(self, **changed: object) -> None:
+    def __init__(self, refused: Refused | None = None, **changed: Any) -> None:
         self.printed: list[str] = []
         self.files = TrialFiles(self.printed.append)
         self.spec = spec_of()
         self.files.variables(self.spec)
-        message = {
-            "type": "files",
-            "trial": "t",
-            "host": "a",
-            "files": 1,
-            "bytes": 5,
-            "limit_bytes": 2**30,
-            "full": 0,
-            "copied": "",
-            "copied_bytes": 0,
-        }
+        written = Files("t", "a", 1, 5, 2**30, 0, "", 0)
         self.collector = Collector(self.spec, 1)
-        self.collector.files.append(message | changed)
+        self.collector.files.append(refused or replace(written, **changed))
 
 
 def test_each_run_of_a_trial_has_files_of_its_own() -> None:
@@ -53,14 +50,47 @@ def test_each_run_of_a_trial_has_files_of_its_own() -> None:
     assert FILES_VARIABLE not in files.variables(spec_of(probe=(Host("a", 1),)))
 
 
+def encoded(**fields: object) -> str:
+    return base64.b64encode(json.dumps(fields).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("no base64!", "'no base64!' is no order"),
+        (base64.b64encode(b"[" * 10**5).decode(), "is no order"),
+        (base64.b64encode(b"[]").decode(), "is no order"),
+        (encoded(name="t"), "is no order: .*'key'"),
+        (encoded(name="t", key="k", mood="good"), "is no order: .*'mood'"),
+        (encoded(name="t", key=5), "key: 5 is wrong: expected `str`"),
+        (encoded(name="t", key="k", limit_bytes="9"), "limit_bytes: '9' is wrong"),
+        (encoded(name="t", key="k", limit_bytes=-1), "limit_bytes: -1 is wrong"),
+    ],
+)
+def test_a_malformed_order_names_the_variable_and_the_field(text: str, problem: str) -> None:
+    with pytest.raises(NotPrivateError, match=f"{FILES_VARIABLE}: .*{problem}.*; unset it"):
+        FilesOrder.of({FILES_VARIABLE: text})
+
+
+def test_a_rank_with_a_malformed_order_ends_with_one_line() -> None:
+    code = "import os; from hvd_autosync.launch.refusal import enter_or_refuse as e; e(os.environ)"
+    environment = {FILES_VARIABLE: "no base64!", "HOROVOD_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 69
+    assert done.stderr.startswith(f"hvd-autosync: {FILES_VARIABLE}: 'no base64!' is no order")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_refusal_of_a_rank_is_raised() -> None:
-    report = FilesReport(type="refused", reason="a: unshare: not here")
+    report = FilesReport(Refused("t", "a: unshare: not here"))
     with pytest.raises(NotPrivateError, match="not here"):
         report.files.process_messages(report.collector)
 
 
 def test_late_messages_of_an_earlier_run_are_ignored() -> None:
-    report = FilesReport(type="refused", reason="late", trial="s")
+    report = FilesReport(Refused("s", "late"))
     report.files.process_messages(report.collector)
 
 
@@ -96,7 +126,7 @@ def test_late_messages_of_an_earlier_run_are_ignored() -> None:
     ids=["full", "hosts", "nothing written", "one host", "read-only", "renamed", "of others"],
 )
 def test_private_files_are_suspected_if_a_report_or_an_error_suggests_it(
-    changed: dict[str, object], result: TrialResult, hosts: int, suspicion: str
+    changed: dict[str, int], result: TrialResult, hosts: int, suspicion: str
 ) -> None:
     report = FilesReport(**changed)
     report.files.process_messages(report.collector)

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from hvd_autosync.runtime.driver.wire import Message, MessageDecoder
+from hvd_autosync.runtime.driver.decoder import MessageDecoder
+from hvd_autosync.runtime.driver.messages import RECORDS
+from hvd_autosync.runtime.driver.wire import Message
 from hvd_autosync.search_space import Strategy, TrialSpec
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +79,9 @@ def decode(lines: bytes) -> tuple[dict[int, list[Message]], str]:
     for line in lines.splitlines(keepends=True):
         ours, complete = decoder.feed(line)
         if complete is not None:
-            messages.setdefault(complete[0], []).append(complete[1])
+            rank, record = complete
+            (kind,) = (name for name, known in RECORDS.items() if isinstance(record, known))
+            messages.setdefault(rank, []).append({"type": kind, **record.to_json()})
         elif not ours:
             rest.append(line.decode(errors="replace"))
     return messages, "".join(rest)

@@ -72,14 +72,14 @@ def test_only_running_studies_can_be_locked_for_a_change(connection: Connection)
 
 def test_a_study_without_owner_is_nobodys(connection: Connection) -> None:
     rows.insert_study(connection, _study(), (), None)
-    assert not rows.has_living_owner(rows.lock_study(connection, _ID))
+    assert rows.living_owner(rows.lock_study(connection, _ID)) is None
     assert not rows.beat(connection, _ID)
     assert rows.claim_study(connection, "job") is None
 
 
 def test_an_owner_beats_for_its_own_study_only(connection: Connection) -> None:
     rows.insert_study(connection, _study(), (), Owner.current())
-    assert rows.has_living_owner(rows.lock_study(connection, _ID))
+    assert rows.living_owner(rows.lock_study(connection, _ID)) is not None
     assert rows.beat(connection, _ID)
     assert not rows.beat(connection, "ffffffffffff")
 

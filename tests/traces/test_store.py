@@ -285,6 +285,26 @@ def test_a_living_owner_keeps_its_study(store: TraceStore, path: Path, create: C
     assert store.claim_resumable("job") is None
 
 
+@pytest.mark.parametrize(
+    ("owner", "problem"),
+    [
+        ({"host": "a", "machine": "", "pid": "7", "started": ""}, "pid: '7' is wrong"),
+        ({"host": "a"}, "missing required field `machine`"),
+        ([], "Owner: \\[\\] is wrong"),
+    ],
+)
+def test_a_damaged_owner_is_reported_and_the_study_can_be_deleted(
+    store: TraceStore, path: Path, create: Create, owner: Any, problem: str
+) -> None:
+    study = create()
+    _change(path, "UPDATE hvd_autosync_studies SET owner = ?", json.dumps(owner))
+    for look_up in (store.interrupted, lambda: store.claim_resumable("job")):
+        with pytest.raises(TraceFormatError, match=f"{study.study_id} is damaged.*{problem}"):
+            look_up()
+    store.delete(study.study_id)
+    assert store.studies() == []
+
+
 def test_the_newest_orphan_of_the_job_is_claimed_once(
     store: TraceStore, path: Path, create: Create
 ) -> None:

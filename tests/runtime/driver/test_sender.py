@@ -12,8 +12,11 @@ import psutil
 import pytest
 
 from hvd_autosync.runtime.driver import sender as module
+from hvd_autosync.runtime.driver.decoder import MessageDecoder
+from hvd_autosync.runtime.driver.messages import End, Hello, Profile
 from hvd_autosync.runtime.driver.sender import Sender
-from hvd_autosync.runtime.driver.wire import MessageDecoder
+from hvd_autosync.search_space import ModelProfile
+from hvd_autosync.search_space.records import Record
 
 HELLO = {"type": "hello", "host": "a", "device": "cpu"}
 END = {"type": "end", "cause": "steps", "peak_memory_bytes": 1}
@@ -22,7 +25,7 @@ STEPS = {"type": "steps", "first": 0, "step_s": [], "blocked_s": [], "losses": [
 StartWorker = Callable[..., subprocess.Popen[bytes]]
 
 
-def read(fd: int) -> tuple[list[tuple[int, dict[str, Any]]], bytes]:
+def read(fd: int) -> tuple[list[tuple[int, Record]], bytes]:
     """All messages of a pipe whose other end is closed, and the rest."""
     decoder, messages, rest = MessageDecoder("key", 8), [], b""
     with open(fd, "rb") as stream:
@@ -42,7 +45,7 @@ def test_messages_arrive_between_unfinished_lines() -> None:
     sender.send(lambda: END)
     os.close(writing)
     messages, rest = read(reading)
-    assert [message["type"] for _, message in messages] == ["hello", "end"]
+    assert [type(message) for _, message in messages] == [Hello, End]
     assert rest.split() == [b"10", b"%", b"20", b"%"]
 
 
@@ -51,11 +54,12 @@ def test_long_messages_arrive_whole_from_several_threads(blocking: bool) -> None
     reading, writing = os.pipe()
     os.set_blocking(writing, blocking)
     sender = Sender(writing, "key")
-    noise = os.urandom(100_000).hex()  # more than a pipe holds, even when compressed
+    # More than a pipe holds, even when compressed.
+    names = [os.urandom(1000).hex() for _ in range(100)]
 
     def send() -> None:
         for _ in range(3):
-            sender.send(lambda: {**STEPS, "noise": noise})
+            sender.send(lambda: {"type": "profile", "profile": {}, "owned": names})
 
     threads = [threading.Thread(target=send) for _ in range(3)]
     for thread in threads:
@@ -64,7 +68,7 @@ def test_long_messages_arrive_whole_from_several_threads(blocking: bool) -> None
     closer.start()
     messages, rest = read(reading)
     closer.join()
-    assert [m for _, m in messages] == [{**STEPS, "noise": noise}] * 9
+    assert [m for _, m in messages] == [Profile(ModelProfile(), tuple(names))] * 9
     assert not rest.strip()
 
 
