@@ -22,7 +22,6 @@ import functools
 import gc
 import weakref
 from collections.abc import Collection, Iterator
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ from hvd_autosync.runtime.exchange.reaching import (
     unwatch_modules,
     watch_modules,
 )
+from hvd_autosync.runtime.measure.compute_timer import waiting
 from hvd_autosync.runtime.state.group_swap import ParameterGroupSwap, own_class, steps_by_element
 from hvd_autosync.util.weak_methods import weakly
 
@@ -253,9 +253,8 @@ class DeferredUpdate:
                 )
             parameter.grad = gradient
         try:
-            began = perf_counter()
-            self._dispatcher.finish_deferred(bucket)
-            current.waited(perf_counter() - began)
+            with waiting(current.waited):
+                self._dispatcher.finish_deferred(bucket)
             self._step(set(bucket.parameters))
         finally:
             for parameter, new in zip(bucket.parameters, now, strict=True):

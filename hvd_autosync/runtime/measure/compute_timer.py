@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import deque
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
 #: Steps of a window, over which single stalls do not count.
 WINDOW = 8
+
+
+@contextlib.contextmanager
+def waiting(account: Callable[[float], object]) -> Iterator[None]:
+    """Add the seconds of the context to an account of waiting.
+
+    Args:
+        account: Adds seconds.
+    """
+    began_s = perf_counter()
+    yield
+    account(perf_counter() - began_s)
 
 
 class ComputeTimer:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from horovod.torch.mpi_ops import Adasum, size
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
+from hvd_autosync.runtime.measure.compute_timer import waiting
 from hvd_autosync.runtime.optimizer.arguments import owned_knobs
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
@@ -140,16 +140,14 @@ def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 def timed_synchronize(self: Any) -> None:
     """Horovod's ``synchronize``, timed as waiting."""
-    started = perf_counter()
-    type(self)._horovod_synchronize(self)
-    current.waited(perf_counter() - started)
+    with waiting(current.waited):
+        type(self)._horovod_synchronize(self)
 
 
 def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """:func:`timed_step` for Adasum, which waits inside ``step``."""
-    started = perf_counter()
-    result = type(self)._horovod_step(self, closure)
-    current.waited(perf_counter() - started)
+    with waiting(current.waited):
+        result = type(self)._horovod_step(self, closure)
     _stepped(self)
     return result
 

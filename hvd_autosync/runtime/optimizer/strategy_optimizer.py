@@ -12,7 +12,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.measure.compute_timer import waiting
 from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.epochs import SyncPoint
@@ -131,9 +131,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         result = sync.method.run_step(partial(_horovods_class.step, self, closure))
     finally:
         self._in_step = False
-    began = perf_counter()
-    sync.end_step()
-    current.waited(perf_counter() - began)
+    with waiting(current.waited):
+        sync.end_step()
     return result
 
 

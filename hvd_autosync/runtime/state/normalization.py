@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce
 from hvd_autosync.util import patches
 
 
@@ -40,6 +41,43 @@ def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[torch
                     if buffer is not None:
                         found.setdefault(id(buffer), buffer)
     return list(found.values())
+
+
+class RunningStatistics:
+    """The running statistics beside one optimizer's parameters, searched for when first needed.
+
+    Args:
+        name: Distinguishes its operations from those of others; equal on all ranks.
+        find_parameters: Returns the optimizer's parameters.
+    """
+
+    def __init__(
+        self, name: str, find_parameters: Callable[[], Collection[torch.nn.Parameter]]
+    ) -> None:
+        self._name = f"hvd_autosync.{name}.statistics"
+        self._find_parameters = find_parameters
+        self._tensors: list[torch.Tensor] | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """As of :func:`running_statistics`."""
+        if self._tensors is None:
+            self._tensors = running_statistics(self._find_parameters())
+        return self._tensors
+
+    def average(self, ranks: int) -> None:
+        """Set them to their means over ranks; a collective of one operation, if there are any.
+
+        Args:
+            ranks: Number of ranks that take part; others wait in ``hvd.join()`` and count as zero.
+        """
+        if not self.tensors:
+            return
+        flat = torch.cat([each.detach().double().cpu().view(-1) for each in self.tensors])
+        mean = allreduce(flat, op=Sum, name=self._name) / ranks
+        parts = mean.split([each.numel() for each in self.tensors])
+        for statistic, part in zip(self.tensors, parts, strict=True):
+            statistic.detach().copy_(part.view(statistic.shape))
 
 
 #: The normalization layers of this process, in order of creation; ``None``: not recorded.

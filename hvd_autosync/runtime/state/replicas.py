@@ -11,8 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hvd_autosync.runtime.collectives.agreement import tell_all
-from hvd_autosync.runtime.collectives.operations import Sum, allreduce, broadcast_, join, rank, size
-from hvd_autosync.runtime.state.normalization import running_statistics
+from hvd_autosync.runtime.collectives.operations import broadcast_, join, rank, size
+from hvd_autosync.runtime.state.normalization import RunningStatistics
 from hvd_autosync.runtime.state.partition import part_entry, put_together
 from hvd_autosync.runtime.state.states import encode_entries, parameters_of, take_states
 
@@ -30,19 +30,12 @@ class Replicas:
 
     def __init__(self, name: str, optimizer: Any) -> None:
         self._name = f"hvd_autosync.replicas.{name}"
-        self._reference = weakref.ref(optimizer)
-        self._known_statistics: list[torch.Tensor] | None = None
+        reference = self._reference = weakref.ref(optimizer)
+        self._statistics = RunningStatistics(f"replicas.{name}", lambda: parameters_of(reference()))
 
     def average_statistics(self) -> None:
         """Set running statistics to their means over ranks; a collective."""
-        statistics = self._statistics()
-        if not statistics:
-            return
-        flat = torch.cat([each.detach().double().cpu().view(-1) for each in statistics])
-        mean = allreduce(flat, op=Sum, name=f"{self._name}.statistics") / size()
-        parts = mean.split([each.numel() for each in statistics])
-        for statistic, part in zip(statistics, parts, strict=True):
-            statistic.detach().copy_(part.view(statistic.shape))
+        self._statistics.average(size())
 
     def resync(self) -> Rates:
         """Wait until all ranks are here, and take over the state of the last one; a collective.
@@ -55,7 +48,7 @@ class Replicas:
         last = join()
         optimizer = self._optimizer
         parameters = parameters_of(optimizer)
-        for place, tensor in enumerate([*parameters, *self._statistics()]):
+        for place, tensor in enumerate([*parameters, *self._statistics.tensors]):
             broadcast_(tensor.detach(), last, name=f"{self._name}.last.{place}")
         states, rates = b"", b""
         if rank() == last:
@@ -78,11 +71,6 @@ class Replicas:
         optimizer = self._reference()
         assert optimizer is not None, "its owner is alive"
         return optimizer
-
-    def _statistics(self) -> list[torch.Tensor]:
-        if self._known_statistics is None:
-            self._known_statistics = running_statistics(parameters_of(self._optimizer))
-        return self._known_statistics
 
 
 def _rates(optimizer: Any) -> Rates:

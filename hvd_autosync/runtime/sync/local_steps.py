@@ -31,7 +31,7 @@ from hvd_autosync.runtime.collectives.operations import (
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
-from hvd_autosync.runtime.state.normalization import running_statistics
+from hvd_autosync.runtime.state.normalization import RunningStatistics
 from hvd_autosync.runtime.state.progress import EpochProgress
 from hvd_autosync.runtime.state.rank_states import RankStates, States
 from hvd_autosync.runtime.sync.averaging import Averaging, moments
@@ -98,7 +98,7 @@ class LocalSteps(Nested, JoinHook):
         #: Whether ranks have left ``join()`` since parameters were last equal.
         self._joined = False
         self._lock = threading.Lock()
-        self._statistics: list[torch.Tensor] | None = None
+        self._statistics = RunningStatistics(f"rounds.{name}", lambda: averaging.parameters)
 
     @property
     def running(self) -> bool:
@@ -386,9 +386,7 @@ class LocalSteps(Nested, JoinHook):
         self._averaging.exchange(exact=early or self._ends_epoch)
         self._averaging.take(ranks)
         if early or self._ends_epoch:
-            if self._statistics is None:
-                self._statistics = running_statistics(self._averaging.parameters)
-            self._averaging.average_tensors("statistics", self._statistics, ranks)
+            self._statistics.average(ranks)
 
 
 class _Proposal:

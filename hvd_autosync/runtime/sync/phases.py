@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +22,7 @@ from hvd_autosync.runtime.collectives.agreement import agree_steps, same_on_all,
 from hvd_autosync.runtime.collectives.operations import Sum, allreduce, rank, size
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.handler import LossGuardHandler
-from hvd_autosync.runtime.measure.compute_timer import ComputeTimer
+from hvd_autosync.runtime.measure.compute_timer import ComputeTimer, waiting
 from hvd_autosync.runtime.method import SyncMethod
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook, remove_join_hook
@@ -166,9 +165,8 @@ class ProtocolPhases(Nested, JoinHook):
         if self.running:
             return
         self._await_device()
-        began = perf_counter()
-        self.inner.on_synchronize(in_step=in_step, fresh=fresh)
-        self.compute_timer.waited(perf_counter() - began)
+        with waiting(self.compute_timer.waited):
+            self.inner.on_synchronize(in_step=in_step, fresh=fresh)
         if self._membership.absent and self._phase.now is not Phase.ROUNDS:
             watched = self._owner._requires_update
             self._membership.rescale([p.grad for p in watched if p.grad is not None])
@@ -186,26 +184,24 @@ class ProtocolPhases(Nested, JoinHook):
         """
         if not self.running and self._phase.now is Phase.ROUNDS:
             self._await_device()
-        began = perf_counter()
-        if self.running:
-            self._no_barrier.asynchronous.exchange()
-            self._progress.stepped()
-        else:
-            self.inner.on_step_end()
-        self.compute_timer.waited(perf_counter() - began)
+        with waiting(self.compute_timer.waited):
+            if self.running:
+                self._no_barrier.asynchronous.exchange()
+                self._progress.stepped()
+            else:
+                self.inner.on_step_end()
         check_alone(self, self._protocol)
         computed_s = self.compute_timer.stepped()
         if self._dynamic_batching is not None:
             self._dynamic_batching.stepped(computed_s)
-        began = perf_counter()
-        if self._epochs.at_end and not self._same_steps:
-            self._end_epoch()
-        elif self.running:
-            if self._no_barrier.stopping.stepped(self._no_barrier.asynchronous, computed_s):
-                self._meet(ended=False, leaving=True)
-        elif self.inner.replicas_in_sync and self._due():
-            self._vote()
-        self.compute_timer.waited(perf_counter() - began)
+        with waiting(self.compute_timer.waited):
+            if self._epochs.at_end and not self._same_steps:
+                self._end_epoch()
+            elif self.running:
+                if self._no_barrier.stopping.stepped(self._no_barrier.asynchronous, computed_s):
+                    self._meet(ended=False, leaving=True)
+            elif self.inner.replicas_in_sync and self._due():
+                self._vote()
 
     def at_sync_point(self, why: SyncPoint) -> None:
         """Make parameters equal: stop where all ranks do; a collective.

@@ -17,8 +17,8 @@ from hvd_autosync.runtime.collectives.operations import collectives, rank
 from hvd_autosync.runtime.exchange import dispatcher, gradient_exchange
 from hvd_autosync.runtime.guard import snapshots
 from hvd_autosync.runtime.patches.epochs import Epochs
-from hvd_autosync.runtime.state import rank_states, replicas
-from hvd_autosync.runtime.sync import local_steps, no_barrier
+from hvd_autosync.runtime.state import normalization, rank_states, replicas
+from hvd_autosync.runtime.sync import no_barrier
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
@@ -50,8 +50,7 @@ def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     # The search through all objects of a process takes 50 ms, and finds those of all ranks.
     nothing: list[torch.Tensor] = []
     for owner, name in (
-        (local_steps, "running_statistics"),
-        (replicas, "running_statistics"),
+        (normalization, "running_statistics"),
         (snapshots, "statistics_beside"),
         (replicas, "_schedulers"),
     ):
