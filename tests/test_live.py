@@ -43,13 +43,13 @@ class LiveJob:
         words = [self.horovodrun, "-np", "2", "--gloo", *self.script(*arguments)]
         return _run(words, self.variables(live=live))
 
-    def with_flag(self, *arguments: str) -> Done:
+    def with_flag(self, *arguments: str, mode: str = "live") -> Done:
         options = [
             word
             for name, value in QUICK.items()
             for word in (f"--autosync-{name.lower().replace('_', '-')}", value)
         ]
-        flag = ["--autosync", "--autosync-mode", "live", "--autosync-store", str(self.store_path)]
+        flag = ["--autosync", "--autosync-mode", mode, "--autosync-store", str(self.store_path)]
         words = [self.horovodrun, "-np", "2", "--gloo", *flag, *options, *self.script(*arguments)]
         return _run(words, dict(os.environ))
 
@@ -82,10 +82,11 @@ def assert_finished(job: LiveJob, done: Done) -> None:
     assert {"default", "model"} <= kinds or {"default", "sobol"} <= kinds
 
 
+@pytest.mark.parametrize("mode", [pytest.param("live", marks=pytest.mark.wide), "auto"])
 def test_one_set_up_all_checkpoints_and_the_model_of_the_default(
-    job: LiveJob, tmp_path_factory: pytest.TempPathFactory, horovodrun: str
+    job: LiveJob, mode: str, tmp_path_factory: pytest.TempPathFactory, horovodrun: str
 ) -> None:
-    done = job.with_flag()
+    done = job.with_flag(mode=mode)
     assert_finished(job, done)
     steps = int((job.folder / "steps").read_text())
     plain = LiveJob(tmp_path_factory.mktemp("plain"), horovodrun)
@@ -181,6 +182,17 @@ def test_arguments_of_the_script_are_a_refusal_with_its_reason(job: LiveJob) -> 
     assert "say how gradients are exchanged" in done.stderr
     assert "--autosync-mode launched" in done.stderr
     assert not job.store_path.exists() or not job.store.studies()
+
+
+def test_what_cannot_be_tuned_in_its_own_steps_is_tuned_by_launched_trials(job: LiveJob) -> None:
+    done = job.with_flag("--compression", "--steps", "60", mode="auto")
+    assert done.returncode == 0, done.stderr
+    because = [line for line in done.stderr.splitlines() if "say how gradients are" in line]
+    assert len(because) == 1 and "starts again after launched trials" in because[0]
+    (study,) = job.store.studies()
+    assert study.status is StudyStatus.FINISHED
+    assert "mode" not in study.settings, "its trials were launched"
+    assert (job.folder / "steps").read_text() == "60"
 
 
 def test_ctrl_c_ends_the_job_and_the_helper(job: LiveJob) -> None:

@@ -97,7 +97,11 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if options.mode == "live":
         from hvd_autosync.commands.live_train import train_live
 
-        return train_live(job, options)
+        return train_live(job, options).status
+    if options.mode == "auto":
+        from hvd_autosync.commands.auto_train import train_auto
+
+        return train_auto(job, options)
     from hvd_autosync.commands.tune_and_train import tune_and_train
 
     return tune_and_train(job, options)

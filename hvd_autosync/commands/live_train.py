@@ -9,7 +9,7 @@ import sys
 import time
 
 from hvd_autosync.engine.options import Options, options_environment
-from hvd_autosync.engine.training import run_live_training
+from hvd_autosync.engine.training import RunOutcome, run_live_training
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.util.printable import printable, shell_line
@@ -20,8 +20,13 @@ _EARLY_S = 300.0
 _RECORD_S = 2.0
 
 
-def train_live(job: Job, options: Options) -> int:
-    """Run the training of ``job``, tuned in its own steps; return its exit status.
+def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOutcome:
+    """Run the training of ``job``, tuned in its own steps; return how it ended.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        may_refuse: As for :func:`hvd_autosync.engine.training.run_live_training`.
 
     Raises:
         AutosyncError: The job cannot be launched.
@@ -32,18 +37,18 @@ def train_live(job: Job, options: Options) -> int:
     )
     variables = options_environment(options)
     began, since = time.monotonic(), _now()
-    ended = run_live_training(job, variables)
-    if ended.status == 0 or ended.stopped:
-        return ended.status
+    ended = run_live_training(job, variables, may_refuse=may_refuse)
+    if ended.status == 0 or ended.stopped or ended.refusal:
+        return ended
     strategy = _failed_in_trial(job, options, since)
     if strategy is None:
-        return ended.status
+        return ended
     what = f"the training failed in the trial of {strategy}, which is not tried again"
     if time.monotonic() - began > _EARLY_S:
         _say(f"{what}; run the same command again to resume")
-        return ended.status
+        return ended
     _say(f"{what}; starting the training again")
-    return run_live_training(job, variables).status
+    return run_live_training(job, variables, may_refuse=may_refuse)
 
 
 def _failed_in_trial(job: Job, options: Options, since: str) -> str | None:

@@ -29,6 +29,7 @@ _OTHER_VARIABLES = (
     "JOB",
     "LIVE",
     "LOG",
+    "REFUSAL",
     "TRIAL",
     "TRIAL_ID",
 )
@@ -41,7 +42,7 @@ REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
 RUNNER_CHOICES = ("auto", "cold")
-MODES = ("launched", "live")
+MODES = ("launched", "live", "auto")
 GOALS = ("steps", "time-to-loss")
 
 
@@ -260,10 +261,11 @@ class Options:
     mode: str = _option(
         "launched",
         _one_of(MODES),
-        "{launched,live}",
+        "{launched,live,auto}",
         "Where trials run: each in a launch of its own before the training (launched), or in the "
         "steps of the training itself, which is started once (live). Live trials change exact "
-        "knobs only, and not those that Horovod reads at its start.",
+        "knobs only, and not those that Horovod reads at its start. With auto: live if job and "
+        "script allow it, else launched, with the reason.",
     )
     keep_trial_files: str | None = _option(
         None,
@@ -394,19 +396,21 @@ def check_live(options: Options) -> None:
     Raises:
         ConfigurationError: One does not.
     """
-    remedy = "Remove it, or choose --autosync-mode launched."
+    if reason := not_live(options):
+        raise ConfigurationError(reason, hint="Remove it, or choose --autosync-mode launched.")
+
+
+def not_live(options: Options) -> str:
+    """Why options exclude that a training is tuned in its own steps; empty if they do not."""
     if options.allow:
-        raise ConfigurationError(
+        return (
             f"lossy knobs ({', '.join(options.allow)}) cannot be tuned live: their losses are "
-            "compared in launched trials",
-            hint=remedy,
+            "compared in launched trials"
         )
     for name in (*_PURPOSES, "keep_trial_files"):
         if getattr(options, name):
-            raise ConfigurationError(
-                f"{option_name(name)} has no meaning where the training itself is tuned",
-                hint=remedy,
-            )
+            return f"{option_name(name)} has no meaning where the training itself is tuned"
+    return ""
 
 
 def as_text(value: object) -> str:

@@ -48,7 +48,7 @@ def settings_of(options: Options) -> StudySettings:
         seed=options.seed,
         transfer=options.transfer == "auto",
         expected_hours=options.expected_hours or defaults.EXPECTED_HOURS,
-        mode=options.mode,
+        mode="live" if options.mode == "live" else "launched",
     )
 
 

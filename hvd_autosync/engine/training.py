@@ -26,12 +26,14 @@ from hvd_autosync.search_space.trial import (
     OUTCOME_FILE,
     LossPrediction,
 )
-from hvd_autosync.util.variables import JOB_VARIABLE, LIVE_VARIABLE
+from hvd_autosync.util.variables import JOB_VARIABLE, LIVE_VARIABLE, REFUSAL_VARIABLE
 
 #: Delay of a forwarded signal. A SIGTERM to the whole process group also reaches the launcher
 #: directly. A second one at the same moment would interrupt the launcher's handler inside
 #: ``Event.set`` and block it for ever (``gloo_run.py``).
 _FORWARD_AFTER_S = 1.0
+#: File of a training's refusal to be tuned in its own steps, in a folder of the driver's.
+_REFUSAL_FILE = "refusal"
 #: Interval of the checks for a fallback of the loss guard.
 _POLL_S = 1.0
 #: Delay of a forwarded SIGINT for ``mpirun``, which abandons its processes after a second SIGINT
@@ -106,12 +108,14 @@ class RunOutcome:
         drift: Rank 0's report of drift, if rank 0 is on this host; else empty.
         report: Rank 0's report on a run of a recurring job, if rank 0 is on this host.
         stopped: Whether a signal stopped it, such as Ctrl-C.
+        refusal: Why its ranks ended it, as it cannot be tuned in its own steps; else empty.
     """
 
     status: int
     drift: str = ""
     report: RunReport | None = None
     stopped: bool = False
+    refusal: str = ""
 
 
 #: Called once after a fallback of the loss guard, with the step and the reason, in another thread
@@ -162,20 +166,33 @@ def run_training(
     return RunOutcome(status, report=outcome, stopped=bool(number))
 
 
-def run_live_training(job: Job, variables: Mapping[str, str]) -> RunOutcome:
+def run_live_training(
+    job: Job, variables: Mapping[str, str], *, may_refuse: bool = False
+) -> RunOutcome:
     """Run ``job`` as it is, attached to this terminal, tuned in its own steps.
 
     Args:
-        job: The job.
+        job: The job. With ``may_refuse`` its rank 0 is on this host.
         variables: The options of the tuning, as environment variables.
+        may_refuse: Whether the training ends, with its reason, if it cannot be tuned so. Otherwise
+            it goes on untuned.
 
     Raises:
         AutosyncError: The job cannot be launched.
     """
     environment = launcher_environment(Strategy()) | dict(variables)
     environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: job.to_json()}
-    status, number = _run(job, Strategy(), environment)
-    return RunOutcome(status, stopped=bool(number))
+    with contextlib.ExitStack() as stack:
+        folder = ""
+        if may_refuse:
+            with contextlib.suppress(OSError):  # then it goes on untuned
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
+        path = Path(folder, _REFUSAL_FILE) if folder else None
+        if path is not None:
+            environment[REFUSAL_VARIABLE] = str(path)
+        status, number = _run(job, Strategy(), environment)
+        refusal = path.read_text() if path is not None and path.exists() else ""
+    return RunOutcome(status, stopped=bool(number), refusal=refusal)
 
 
 @contextlib.contextmanager

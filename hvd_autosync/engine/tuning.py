@@ -144,7 +144,7 @@ def tune(
             listener.on_notice(
                 f"study {known.study_id}: {fallback_line(known)}; this strategy is not used again"
             )
-        again = _why_again(known, feasible)
+        again = why_again(known, feasible)
         if not again or options.reuse == "only":
             listener.on_notice(
                 f"this job was tuned before: using the result of study {known.study_id}; {_AGAIN}"
@@ -182,7 +182,7 @@ def tune(
         raise
 
 
-def _why_again(known: StudyRecord, feasible: StudyRecord) -> str:
+def why_again(known: StudyRecord, feasible: StudyRecord) -> str:
     """The reason to tune a job again; empty if its last study can be reused.
 
     Args:

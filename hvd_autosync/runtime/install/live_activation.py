@@ -19,7 +19,7 @@ from hvd_autosync.search_space.horovod_settings import (
 )
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.variables import LIVE_VARIABLE
+from hvd_autosync.util.variables import LIVE_VARIABLE, REFUSAL_VARIABLE
 
 
 def activate_live() -> None:
@@ -27,6 +27,7 @@ def activate_live() -> None:
     # Processes that the script starts are no ranks.
     if os.environ.pop(LIVE_VARIABLE, "0") in ("", "0"):
         return
+    refusal = os.environ.pop(REFUSAL_VARIABLE, "")
     first = next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "") == "0"
     reason = _why_not()
     helper = None
@@ -46,7 +47,7 @@ def activate_live() -> None:
     replace_optimizer()
     allow_levels()
     prepare_levels()
-    current.live = live = LiveTuning(helper)
+    current.live = live = LiveTuning(helper, refusal)
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(live.losses, lambda: live.profiling.profiler)
 

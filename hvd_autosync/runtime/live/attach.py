@@ -21,6 +21,8 @@ from hvd_autosync.search_space.sync_plan import SyncPlan, sync_plan
 
 #: So many times the bytes of all gradients a strategy may need: buckets, and what is received.
 _COPIES = 2
+#: What to do where launched trials could tune the script.
+REMEDY = "; tune it with --autosync-mode launched"
 
 
 class Attacher:
@@ -110,11 +112,8 @@ def not_switchable(optimizers: Sequence[Any]) -> str:
     if not optimizers:
         return (
             "the script reduces gradients without hvd.DistributedOptimizer, and how it does that "
-            "cannot change while it runs; tune it with --autosync-mode launched"
+            "cannot change while it runs"
         )
     if not switchable(optimizers):
-        return (
-            "the arguments of the script's DistributedOptimizer say how gradients are exchanged; "
-            "tune it with --autosync-mode launched"
-        )
+        return "the arguments of the script's DistributedOptimizer say how gradients are exchanged"
     return ""

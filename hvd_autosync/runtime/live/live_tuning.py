@@ -32,6 +32,7 @@ from hvd_autosync.runtime.collectives.reinitialize import (
     check_reinitialize,
 )
 from hvd_autosync.runtime.live.attach import (
+    REMEDY,
     Attacher,
     has_begun,
     not_switchable,
@@ -41,11 +42,13 @@ from hvd_autosync.runtime.live.attach import (
 from hvd_autosync.runtime.live.boundary import meet
 from hvd_autosync.runtime.live.helper import LOST, Helper, Message
 from hvd_autosync.runtime.live.live_trial import LiveTrial
+from hvd_autosync.runtime.live.refusal import hand_over
 from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
+from hvd_autosync.runtime.trial.ending import leave
 from hvd_autosync.runtime.trial.probe import probe_in_place
 from hvd_autosync.runtime.trial.profiling import Profiling, device_name, gradient_device
 from hvd_autosync.search_space.exchange_plan import Classes
@@ -59,8 +62,9 @@ _ASK_EVERY_S, _MOST_STEPS = 0.25, 16
 _WATCH_EVERY = 64
 #: Shortest interval of rank 0's messages about the steps of a trial, seconds.
 _REPORT_S = 0.2
-#: So many boundaries in a row at which no switch was possible end the tuning.
-_PATIENCE = 200
+#: So many boundaries in a row at which no switch was possible end the tuning; fewer if launched
+#: trials can follow.
+_PATIENCE, _PATIENCE_TO_REFUSE = 200, 20
 _PRUNED = "pruned: its steps so far are too slow to beat the best"
 
 
@@ -69,16 +73,19 @@ class LiveTuning(JoinHook):
 
     Args:
         helper: The helper process, on rank 0; elsewhere ``None``.
+        refusal: The file for the reason why the training cannot be tuned so; all ranks end then.
+            Empty: it goes on untuned.
 
     Attributes:
         profiling: Profiles the model in the first trial.
         losses: Losses of the training; they are not needed.
     """
 
-    def __init__(self, helper: Helper | None) -> None:
+    def __init__(self, helper: Helper | None, refusal: str = "") -> None:
         self.profiling = Profiling()
         self.losses = Losses()
         self._helper = helper
+        self._refusal = refusal
         self._classifier = StepClassifier()
         # Weak, so that optimizers that the script drops are collected.
         self._optimizers: list[weakref.ref[Any]] = []
@@ -224,8 +231,10 @@ class LiveTuning(JoinHook):
         )
         if agreed.complete:  # a rank that waits in join() does not count, and would fall behind
             self._impossible = 0 if agreed.possible else self._impossible + 1
-        if self._impossible > _PATIENCE:
-            self._end("in each step some rank computes gradients of the next one before the end")
+        may_refuse = bool(self._refusal) and not self._begun
+        if self._impossible > (_PATIENCE_TO_REFUSE if may_refuse else _PATIENCE):
+            reason = "in each step some rank computes gradients of the next one before the end"
+            self._refuse(reason) if may_refuse else self._end(reason + REMEDY)
             return
         if agreed.possible:
             if not self._begun:
@@ -251,6 +260,8 @@ class LiveTuning(JoinHook):
         """Steps until rank 0 asks for messages again."""
         if self._watching:
             return _WATCH_EVERY
+        if not self._begun:
+            return 1
         return round(min(max(_ASK_EVERY_S / max(self._step_s, 1e-9), 1), _MOST_STEPS))
 
     def _ready(self) -> bool:
@@ -265,7 +276,7 @@ class LiveTuning(JoinHook):
         refusals = gather_texts(self._why_not() or " ", "live.refusals")
         reason = next((each for each in refusals if each.strip()), "")
         if reason:
-            self._end(reason)
+            self._refuse(reason)
             return
         reinitializes = check_reinitialize({}) is None
         if self._helper is not None:
@@ -387,12 +398,23 @@ class LiveTuning(JoinHook):
             if self._helper is not None:
                 self._helper.close()
 
+    def _refuse(self, reason: str) -> None:
+        """Train on untuned, or end on all ranks, so that launched trials follow; a collective."""
+        if hand_over(self._refusal, reason):
+            self._close(reason)
+            leave()
+        self._end(reason + REMEDY if size() > 1 else reason)
+
     def _end(self, reason: str) -> None:
         """End the tuning without a conclusion."""
         self._ended = True
         if rank() == 0:
             what = "live tuning has ended" if self._tuning_since else "this training is not tuned"
             print_line(f"{what}: {reason}")
+        self._close(reason)
+
+    def _close(self, reason: str) -> None:
+        """Let the helper end."""
         self._send(lambda: {"type": "refused", "reason": reason})
         if self._helper is not None:
             self._helper.close()

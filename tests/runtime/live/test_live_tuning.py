@@ -7,7 +7,8 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -190,6 +191,58 @@ def test_a_lost_helper_leaves_the_best_strategy(attached: Attached) -> None:
     best = {**trial(ODD), "best": named(FAST)}
     train(attached, Helper(best, LOST), lambda _: [200])
     assert [strategy for _, strategy in attached.by_rank[1]] == [FAST]
+
+
+class Left(Exception):
+    """Instead of the end of the process."""
+
+
+def refuse(attached: Attached, helper: Helper, path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Train on two ranks with a reason to hand over; return how many left."""
+
+    def leave() -> NoReturn:
+        raise Left
+
+    left: list[int] = []
+
+    def body() -> None:
+        tuning = LiveTuning(helper if rank() == 0 else None, str(path))  # type: ignore[arg-type]
+        attached.tunings[rank()] = tuning
+        optimizer = Optimizer()
+        tuning.optimizer_created(optimizer, frozenset())
+        optimizer._allreduce_delay["weight"] = int(rank() != 1)
+        try:
+            for _ in range(400):
+                tuning.optimizer_stepped(optimizer)
+        except Left:
+            left.append(tuning._steps)
+
+    monkeypatch.setattr(live_tuning, "leave", leave)
+    ThreadRanks(2, seed=0).run(body)
+    assert len(set(left)) <= 1, "after the same step"
+    return len(left)
+
+
+def test_where_launched_trials_follow_the_training_ends_with_its_reason(
+    attached: Attached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = Helper(trial(FAST))
+    assert refuse(attached, helper, tmp_path / "refusal", monkeypatch) == 2
+    assert "before the end" in (tmp_path / "refusal").read_text()
+    assert helper.closed
+    assert attached.tunings[0]._steps < 50
+
+
+def test_a_reason_that_cannot_be_written_ends_no_training(
+    attached: Attached,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    helper = Helper(trial(FAST))
+    assert refuse(attached, helper, tmp_path / "nowhere" / "refusal", monkeypatch) == 0
+    assert helper.closed
+    assert "this training is not tuned" in capsys.readouterr().err
 
 
 def test_one_rank_alone_is_refused(attached: Attached) -> None:

@@ -1,0 +1,43 @@
+"""``horovodrun --autosync --autosync-mode auto``: live trials if possible, else launched ones.
+
+What keeps a job from that is known before the training begins, or its ranks find it at their first
+steps. They end then, and launched trials and the training follow.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from hvd_autosync.commands.live_train import train_live
+from hvd_autosync.commands.tune_and_train import tune_and_train
+from hvd_autosync.engine.options import Options
+from hvd_autosync.launch.job import Job
+from hvd_autosync.util.printable import printable
+
+
+def train_auto(job: Job, options: Options) -> int:
+    """Tune ``job`` where that is possible, and train; return the exit status.
+
+    Raises:
+        AutosyncError: As of :func:`train_live` and :func:`tune_and_train`.
+        KeyboardInterrupt: Ctrl-C, as of :func:`tune_and_train`.
+    """
+    from hvd_autosync.engine.mode import why_launched
+
+    reason = why_launched(job, options)
+    if reason is None:
+        ended = train_live(job, replace(options, mode="live"), may_refuse=True)
+        if not ended.refusal or ended.stopped:
+            return ended.status
+        _say(
+            f"the training cannot be tuned in its own steps, because {ended.refusal}; it has ended "
+            "at its first steps and starts again after launched trials"
+        )
+    elif reason:
+        _say(f"trials are launched: {reason}")
+    return tune_and_train(job, replace(options, mode="launched"))
+
+
+def _say(line: str) -> None:
+    print(f"hvd-autosync: {printable(line)}", file=sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""Whether a job is tuned in its own steps or by launched trials, where the user leaves it open."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from hvd_autosync.engine.options import Options, not_live
+from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.tuning import why_again
+from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.remote import remote_hosts
+from hvd_autosync.search_space.horovod_settings import launch_knobs
+from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
+from hvd_autosync.traces import TraceStore
+
+
+def why_launched(job: Job, options: Options) -> str | None:
+    """Why the trials of a job have to be launched.
+
+    Returns:
+        The reason; empty if it need not be told, because nothing is tried, or no training follows;
+        ``None`` if the training can be tuned in its own steps, as far as is known before it begins.
+
+    Raises:
+        ConfigurationError: The space file is invalid.
+        StoreError: The store cannot be read.
+    """
+    if options.tune_only or _is_tuned(job, options):
+        return ""
+    if reason := not_live(options):
+        return reason
+    if options.runner == "cold":
+        return "--autosync-runner cold says how trials are launched"
+    if job.world_size == 1:
+        return "the job has a single rank, which synchronizes with no other"
+    if job.hosts[0] in remote_hosts(job):
+        return f"rank 0 and the process that tunes run on {job.hosts[0].name}, not on this host"
+    if options.store and urlsplit(options.store).password:
+        return "the address of the store has a password, which command lines of ranks would show"
+    if knobs := launch_knobs(reinitializes=True) & set(_restrictions(options).get("knobs", ())):
+        return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"
+    if study := _interrupted(job, options):
+        return f"study {study} of this job was interrupted in launched trials"
+    return None
+
+
+def _restrictions(options: Options) -> dict[str, Any]:
+    return load_restrictions(options.space)
+
+
+def _is_tuned(job: Job, options: Options) -> bool:
+    """Whether the job runs under the result of an earlier study, or not at all."""
+    if options.reuse != "auto":
+        return options.reuse == "only"
+    store, key = TraceStore(options.store), tuning_key(job, options, _restrictions(options))
+    known = store.find_finished(key)
+    if known is None:
+        return False
+    return not why_again(known, without_excluded(known, excluded_strategies(store, key)))
+
+
+def _interrupted(job: Job, options: Options) -> str:
+    """The study of launched trials that will be resumed; empty without one."""
+    store, key = TraceStore(options.store), tuning_key(job, options, _restrictions(options))
+    resumable = store.interrupted()
+    for study in store.studies():  # newest first
+        if study.job_key == key and study.study_id in resumable:
+            return "" if study.settings.get("mode") == "live" else study.study_id
+    return ""

@@ -1,0 +1,75 @@
+"""``--autosync-mode auto``: what follows what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
+
+from hvd_autosync.commands import auto_train
+from hvd_autosync.engine import mode
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.training import RunOutcome
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import Host
+
+JOB = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),))
+
+
+class Calls:
+    """What was started, with its mode."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reason: str | None, ended: RunOutcome):
+        self.started: list[tuple[str, str]] = []
+
+        def live(job: Job, options: Options, **given: Any) -> RunOutcome:
+            assert given == {"may_refuse": True}
+            self.started.append(("live", options.mode))
+            return ended
+
+        def launched(job: Job, options: Options) -> int:
+            self.started.append(("launched", options.mode))
+            return 7
+
+        monkeypatch.setattr(auto_train, "train_live", live)
+        monkeypatch.setattr(auto_train, "tune_and_train", launched)
+        monkeypatch.setattr(mode, "why_launched", lambda *_: reason)
+
+    def status(self) -> int:
+        return auto_train.train_auto(JOB, Options(mode="auto"))
+
+
+def test_a_training_that_can_be_tuned_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, None, RunOutcome(3))
+    assert calls.status() == 3
+    assert calls.started == [("live", "live")]
+
+
+@pytest.mark.parametrize(("reason", "lines"), [("", 0), ("one rank", 1)])
+def test_a_reason_known_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reason: str, lines: int
+) -> None:
+    calls = Calls(monkeypatch, reason, RunOutcome(0))
+    assert calls.status() == 7
+    assert calls.started == [("launched", "launched")]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == lines
+    assert all("one rank" in line for line in said)
+
+
+def test_a_reason_found_by_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = Calls(monkeypatch, None, RunOutcome(0, refusal="Adasum"))
+    assert calls.status() == 7
+    assert calls.started == [("live", "live"), ("launched", "launched")]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "because Adasum" in said and "starts again" in said
+
+
+def test_who_stops_the_training_meanwhile_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, None, RunOutcome(143, stopped=True, refusal="Adasum"))
+    assert calls.status() == 143
+    assert calls.started == [("live", "live")]

@@ -1,0 +1,100 @@
+"""Where the trials of a job run, as far as that is known before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
+
+from hvd_autosync.engine.mode import why_launched
+from hvd_autosync.engine.options import Options
+from hvd_autosync.engine.study_options import settings_of, tuning_key
+from hvd_autosync.launch.job import Job
+from hvd_autosync.search_space import Host, SearchSpace, Strategy
+from hvd_autosync.traces import StudyStatus, TraceStore
+
+JOB = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    return Options(store=str(tmp_path / "traces.db"), mode="auto")
+
+
+def test_nothing_is_against_live_trials(options: Options) -> None:
+    assert why_launched(JOB, options) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"allow": ("codec",)}, "lossy knobs (codec) cannot be tuned live"),
+        ({"keep_trial_files": "kept"}, "--autosync-keep-trial-files has no meaning"),
+        ({"runner": "cold"}, "--autosync-runner cold"),
+        ({"reuse": "never", "store": "postgresql://me:secret@host/traces"}, "a password"),
+    ],
+)
+def test_options_that_need_launched_trials(
+    options: Options, given: dict[str, Any], reason: str
+) -> None:
+    assert reason in (why_launched(JOB, replace(options, **given)) or "")
+
+
+@pytest.mark.parametrize("given", [{"tune_only": True}, {"reuse": "only"}])
+def test_where_no_training_is_tuned_nothing_is_said(
+    options: Options, given: dict[str, Any]
+) -> None:
+    assert why_launched(JOB, replace(options, **given)) == ""
+
+
+def test_jobs_that_need_launched_trials(options: Options) -> None:
+    alone = replace(JOB, hosts=(Host("localhost", 1),))
+    assert "single rank" in (why_launched(alone, options) or "")
+    elsewhere = replace(JOB, hosts=(Host("192.0.2.1", 1), Host("localhost", 1)))
+    assert "192.0.2.1" in (why_launched(elsewhere, options) or "")
+    last = replace(JOB, hosts=(Host("localhost", 1), Host("192.0.2.1", 1)))
+    assert why_launched(last, options) is None
+
+
+@pytest.mark.parametrize(("knob", "launched"), [("cycle_time_ms", True), ("buckets", False)])
+def test_a_space_file_may_be_about_what_horovod_reads_at_its_start(
+    options: Options, tmp_path: Path, knob: str, launched: bool
+) -> None:
+    (tmp_path / "space.toml").write_text(f"[knobs.{knob}]\nhigh = 4\n")
+    reason = why_launched(JOB, replace(options, space=str(tmp_path / "space.toml")))
+    assert (knob in reason) if launched and reason else reason is None
+
+
+@pytest.mark.parametrize("mode", ["launched", "live"])
+def test_an_interrupted_study_goes_on_as_it_began(options: Options, mode: str) -> None:
+    store = TraceStore(options.store)
+    study = store.create_study(
+        job_key=tuning_key(JOB, options, {}),
+        command=("python", "train.py"),
+        settings=settings_of(replace(options, mode=mode)).to_json(),
+        versions={},
+    )
+    assert why_launched(JOB, options) is None, "it is under way elsewhere"
+    store.let_go(study.study_id)
+    reason = why_launched(JOB, options)
+    assert reason is None if mode == "live" else study.study_id in (reason or "")
+
+
+def test_a_job_that_was_tuned_before_runs_under_its_winner(options: Options) -> None:
+    store = TraceStore(options.store)
+    study = store.create_study(
+        job_key=tuning_key(JOB, options, {}),
+        command=("python", "train.py"),
+        settings={},
+        versions={},
+    )
+    store.describe_task(study.study_id, None, SearchSpace(()))
+    store.finish(study.study_id, StudyStatus.FINISHED, {"reason": "tried"}, Strategy())
+    assert why_launched(JOB, options) == ""
+    assert why_launched(JOB, replace(options, reuse="never")) is None
+    store.keep_drift(study.study_id, ["steps became slower"])
+    assert why_launched(JOB, options) is None, "it is tuned again"
