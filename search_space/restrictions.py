@@ -16,7 +16,7 @@ They are in a TOML file (``--autosync-space FILE``)::
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hvd_autosync.errors import SpaceError
@@ -64,6 +64,23 @@ def restrict_space(space: SearchSpace, document: Mapping[str, Any]) -> SearchSpa
         knobs.append(_restricted(knob, tables[knob.name]) if knob.name in tables else knob)
     unmoved = all(new.default == old.default for new, old in zip(knobs, space.knobs, strict=True))
     return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job and unmoved)
+
+
+def without_choices(space: SearchSpace, unwanted: Mapping[str, Collection[Value]]) -> SearchSpace:
+    """Return ``space`` without some choices of its categorical knobs.
+
+    Args:
+        space: The space.
+        unwanted: Name of a knob -> choices. A knob's default stays.
+    """
+    knobs: list[Knob] = []
+    for knob in space.knobs:
+        lost = set(unwanted.get(knob.name, ())) - {knob.default}
+        if lost and isinstance(knob, CategoricalKnob):
+            knobs.append(knob.restrict([each for each in knob.choices if each not in lost]))
+        else:
+            knobs.append(knob)
+    return SearchSpace(tuple(knobs), space.fixed, holds_job=space.holds_job)
 
 
 def _restricted(knob: Knob, table: object) -> Knob:

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -15,11 +15,14 @@ from hvd_autosync.engine.options import Options, check_live, resolve_options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.engine.tuning import Listener, tune
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
 from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.search_space.catalogue import catalogue_knob
 from hvd_autosync.search_space.horovod_settings import held_by_environment
-from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
+from hvd_autosync.search_space.knobs import CategoricalKnob, Value
+from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
 from hvd_autosync.util.variables import JOB_VARIABLE
 
 #: How often one training is tuned again after drift.
@@ -72,6 +75,7 @@ class LiveStudy:
     ) -> None:
         self._on_switch = on_switch
         self._fixed = fixed
+        self._told = False
         self._training = training
         self._job = job
         self._options = options
@@ -99,6 +103,14 @@ class LiveStudy:
 
     def _tune(self) -> StudyRecord:
         """Tune the training, and let it go on under the winner."""
+        unwanted = failed_choices(TraceStore(self._options.store))
+        if unwanted and not self._told:
+            self._told = True
+            named = sorted(f"{name}={value}" for name in unwanted for value in unwanted[name])
+            self._listener.on_notice(
+                f"not tried live, because a training failed in such a trial: {', '.join(named)}; "
+                "to try them: --autosync-mode launched"
+            )
         with closing(LiveRunner(self._training)) as runner:
             study = tune(
                 self._job,
@@ -107,6 +119,7 @@ class LiveStudy:
                 runner=runner,
                 trains=True,
                 fixed=self._fixed,
+                unwanted=unwanted,
             )
         context = training_context(study, self._options.store)
         strategy = study.winner or Strategy()
@@ -114,6 +127,33 @@ class LiveStudy:
         switched = self._training.wait("switched")
         self._on_switch(study, Cost(switched["step"], switched["steps"], switched["spent_s"]))
         return study
+
+
+def failed_choices(store: TraceStore) -> dict[str, set[Value]]:
+    """Choices of categorical knobs in whose live trials a training has failed, of any job.
+
+    A mechanism that fails in place may work from the start, in a launched trial.
+
+    Args:
+        store: The store of all studies.
+
+    Returns:
+        Name of a knob -> choices that are not the knob's default.
+    """
+    failed: dict[str, set[Value]] = {}
+    live = (study for study in store.studies() if study.settings.get("mode") == "live")
+    for trial in filter(_lost, (trial for s in live for trial in store.trials(s.study_id))):
+        for name, value in trial.strategy.items():
+            with suppress(SpaceError):  # of an extension that is not loaded now
+                knob = catalogue_knob(name)
+                if isinstance(knob, CategoricalKnob) and value != knob.default:
+                    failed.setdefault(name, set()).add(value)
+    return failed
+
+
+def _lost(trial: TrialRecord) -> bool:
+    """Whether a training has failed in this trial."""
+    return trial.result is not None and trial.result.reason.endswith(LOST_IN_TRIAL)
 
 
 def failed_trial(job: Job, options: Options, since: str) -> Strategy | None:
@@ -130,8 +170,7 @@ def failed_trial(job: Job, options: Options, since: str) -> Strategy | None:
         if study.job_key != key or study.status is not StudyStatus.RUNNING:
             continue
         for trial in store.trials(study.study_id):
-            lost = trial.result is not None and trial.result.reason.endswith(LOST_IN_TRIAL)
-            if lost and trial.asked_at >= since:
+            if _lost(trial) and trial.asked_at >= since:
                 return trial.strategy
     return None
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvd_autosync.engine.cluster import links_of
@@ -37,6 +38,8 @@ from hvd_autosync.search_space import (
     restrict_space,
 )
 from hvd_autosync.search_space.exchange_plan import Classes, parameter_classes
+from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.search_space.restrictions import without_choices
 from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.search_space.sync_plan import beyond_horovod
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
@@ -110,6 +113,7 @@ def tune(
     learner: Learner | None = None,
     trains: bool = False,
     fixed: Collection[str] = (),
+    unwanted: Mapping[str, Collection[Value]] = MappingProxyType({}),
 ) -> StudyRecord:
     """Tune ``job`` and return its finished study, which may be a reused one.
 
@@ -124,6 +128,7 @@ def tune(
         learner: Proposes strategies; ``None``: our learner.
         trains: Whether the training follows, so that tuning must pay off within it.
         fixed: Knobs that the runner cannot change.
+        unwanted: Choices of knobs that the runner shall not try.
 
     Raises:
         ConfigurationError: An option or file is invalid, or ``reuse`` is ``only`` and there is
@@ -172,7 +177,9 @@ def tune(
         )
     try:
         with closing(runner):
-            tuning = _Tuning(job, options, restrictions, store, listener, runner, trains, fixed)
+            tuning = _Tuning(
+                job, options, restrictions, store, listener, runner, trains, fixed, unwanted
+            )
             return without_excluded(tuning.run(study), excluded)
     except BaseException as end:
         with suppress(StoreError):  # this process may live on, as in a notebook
@@ -245,8 +252,9 @@ class _Tuning:
         runner: TrialRunner,
         trains: bool,
         fixed: Collection[str],
+        unwanted: Mapping[str, Collection[Value]],
     ) -> None:
-        self._fixed = fixed
+        self._fixed, self._unwanted = fixed, unwanted
         self._trains = trains
         self._store = store
         self._last_heartbeat = 0.0
@@ -375,7 +383,8 @@ class _Tuning:
             allow=self._options.allow,
             default_controller=default_controller(resources.build),
         )
-        return Task(model, resources), restrict_space(space, self._restrictions)
+        space = without_choices(restrict_space(space, self._restrictions), self._unwanted)
+        return Task(model, resources), space
 
     def _reuse(self, study: AskTellStudy, default_s: float) -> None:
         """Reuse the winner of a finished study of the same task, if the default is as fast."""

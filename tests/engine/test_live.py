@@ -6,16 +6,24 @@ import contextlib
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from hvd_autosync.engine.live import Cost, LiveStudy, failed_trial, live_job, live_options
+from hvd_autosync.engine.live import (
+    Cost,
+    LiveStudy,
+    failed_choices,
+    failed_trial,
+    live_job,
+    live_options,
+)
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.replay import verify
-from hvd_autosync.engine.study_options import tuning_key
+from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, Training, TrainingEnded, TrainingLost
@@ -25,10 +33,12 @@ from hvd_autosync.search_space import (
     ModelProfile,
     ParameterProfile,
     RankReport,
+    Strategy,
     TrialResult,
     TrialStatus,
 )
 from hvd_autosync.search_space.horovod_settings import launch_knobs
+from hvd_autosync.search_space.knobs import CategoricalKnob
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.util.variables import JOB_VARIABLE
@@ -182,6 +192,34 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     assert trials[1].result.reason.endswith(LOST_IN_TRIAL)
     assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1].strategy
     assert failed_trial(JOB, chosen, "9") is None
+
+
+def test_kinds_of_strategies_that_have_failed_live_are_not_tried_so_again(tmp_path: Path) -> None:
+    chosen = options(tmp_path)
+    store = TraceStore(chosen.store)
+    for mode, choice in (("live", "sharded"), ("launched", "factors")):
+        settings = settings_of(replace(chosen, mode=mode)).to_json()
+        failed = store.create_study(
+            job_key="another", command=("python", "other.py"), settings=settings, versions={}
+        )
+        strategy = Strategy({"buckets": 3, "large_exchange": choice})
+        number = store.ask(failed.study_id, strategy, "model", {})
+        lost = TrialResult(TrialStatus.CRASHED, f"the training ended {LOST_IN_TRIAL}")
+        store.tell(failed.study_id, number, lost)
+    assert failed_choices(store) == {"large_exchange": {"sharded"}}
+    simulated = SimulatedTraining(drifts=1)
+    study, switches = study_of(simulated, chosen)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    spaces = [record.space for record, _ in switches]
+    assert len(spaces) == 2
+    for space in filter(None, spaces):
+        knob = space["large_exchange"]
+        assert isinstance(knob, CategoricalKnob)
+        assert "sharded" not in knob.choices and "allreduce" in knob.choices
+    notices = [call.args[0] for call in study._listener.on_notice.call_args_list]  # type: ignore[attr-defined]
+    (told,) = (each for each in notices if "a training failed" in each)
+    assert "large_exchange=sharded" in told
 
 
 def test_the_job_of_the_flag_is_that_of_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
