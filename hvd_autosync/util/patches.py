@@ -125,6 +125,12 @@ PATCHES = (
         "the ends of epochs are seen, and batches are counted",
     ),
     Patch(
+        "evaluation",
+        "torch.nn.Module.eval",
+        "runtime/patches/evaluation.py",
+        "a step of a live trial in which the script evaluates is not measured",
+    ),
+    Patch(
         "linear layers",
         "torch.nn.functional.linear",
         "runtime/patches/linear.py",

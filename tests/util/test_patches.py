@@ -49,6 +49,7 @@ from hvd_autosync.runtime.install.activation import activate
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches import epochs
 from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.evaluation import watch_evaluation
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
 from hvd_autosync.runtime.patches.linear import watch_linear
 from hvd_autosync.runtime.patches.scalers import watch_scalers
@@ -82,6 +83,7 @@ installers = {
     "gradient weights": lambda: weight_backward(weight.now),
     "skipped steps": watch_scalers,
     "epochs": epochs._listen,
+    "evaluation": lambda: watch_evaluation(print),
     "linear layers": lambda: held.append(watch_linear(torch.nn.Linear(2, 2).parameters())),
     "normalization layers": count_layers,
     "compilers": lambda: before_compiling(print),

@@ -12,6 +12,7 @@ from hvd_autosync.runtime.install.activation import replace_optimizer
 from hvd_autosync.runtime.live.helper import Helper
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
 from hvd_autosync.runtime.patches.backward import watch_backward
+from hvd_autosync.runtime.patches.evaluation import watch_evaluation
 from hvd_autosync.search_space.horovod_settings import (
     AUTOTUNE_VARIABLE,
     ELASTIC_VARIABLE,
@@ -50,6 +51,7 @@ def activate_live() -> None:
     current.live = live = LiveTuning(helper, refusal)
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(live.losses, lambda: live.profiling.profiler)
+    watch_evaluation(live.unlike_others)
 
 
 def _why_not() -> str:
