@@ -31,6 +31,8 @@ LOST_IN_TRIAL = "in this trial"
 _LEAST_SILENCE_S = 60.0
 #: Interval of the reports of progress.
 _REPORT_S = 0.2
+#: Longest time between the end of rank 0 and the word that the job was stopped, seconds.
+_STOPPED_S = 0.6
 #: Time for a hanging rank to end after a signal, seconds.
 _GRACE_S = 5.0
 
@@ -54,15 +56,21 @@ class Training:
         received: Lines from rank 0.
         sent: Takes lines for rank 0.
         on_end: Called in another thread once rank 0 has hung up.
+        stopped: Whether the job is known to be stopped from outside, as by Ctrl-C.
 
     Attributes:
         process: Process id of rank 0, once it has begun; 0 before.
     """
 
     def __init__(
-        self, received: IO[bytes], sent: IO[bytes], on_end: Callable[[], None] = lambda: None
+        self,
+        received: IO[bytes],
+        sent: IO[bytes],
+        on_end: Callable[[], None] = lambda: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.process = 0
+        self._stopped = stopped
         self._on_end = on_end
         self._parent = os.getppid()
         self._sent = sent
@@ -86,6 +94,16 @@ class Training:
             self._sent.flush()
         except OSError:
             raise TrainingLost("the training ended unexpectedly") from None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job is stopped from outside; known a moment after the end of rank 0."""
+        until = time.monotonic() + _STOPPED_S
+        while not self._stopped():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_REPORT_S)
+        return True
 
     def stop(self, reason: str) -> None:
         """Let the training go on as it is, without further trials."""
@@ -148,7 +166,9 @@ class LiveRunner:
         A training that is lost in the trial of a strategy is the result of that trial.
 
         Raises:
-            LiveTuningError: The training has ended, or refuses.
+            TrainingEnded: The script has ended by itself, or was stopped from outside. The trial
+                has no result, and can be run again.
+            LiveTuningError: The training has ended otherwise, or refuses.
         """
         if self.lost:
             raise TrainingLost("the training has ended")
@@ -162,6 +182,8 @@ class LiveRunner:
         try:
             result = self._result(spec, limits, progress)
         except TrainingLost as end:
+            if self._training.stopped:
+                raise TrainingEnded("the training was stopped") from None
             if exchange_plan(spec.strategy) in (None, ExchangePlan()):
                 raise
             # It is known before anything else happens that this strategy was tried then.

@@ -43,15 +43,17 @@ class LiveJob:
         words = [self.horovodrun, "-np", "2", "--gloo", *self.script(*arguments)]
         return _run(words, self.variables(live=live))
 
-    def with_flag(self, *arguments: str, mode: str = "live") -> Done:
+    def flag(self, *arguments: str, mode: str = "live") -> list[str]:
         options = [
             word
             for name, value in QUICK.items()
             for word in (f"--autosync-{name.lower().replace('_', '-')}", value)
         ]
         flag = ["--autosync", "--autosync-mode", mode, "--autosync-store", str(self.store_path)]
-        words = [self.horovodrun, "-np", "2", "--gloo", *flag, *options, *self.script(*arguments)]
-        return _run(words, dict(os.environ))
+        return [self.horovodrun, "-np", "2", "--gloo", *flag, *options, *self.script(*arguments)]
+
+    def with_flag(self, *arguments: str, mode: str = "live") -> Done:
+        return _run(self.flag(*arguments, mode=mode), dict(os.environ))
 
     @property
     def store(self) -> TraceStore:
@@ -141,7 +143,9 @@ def test_plain_processes(job: LiveJob) -> None:
     assert_finished(job, Done([], 0, "", errors[0]))
 
 
-@pytest.mark.parametrize("how", ["raise", pytest.param("kill", marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    "how", ["raise", *(pytest.param(each, marks=pytest.mark.wide) for each in ("kill", "catch"))]
+)
 def test_a_strategy_that_fails_is_left_out_when_the_training_is_started_again(
     job: LiveJob, how: str
 ) -> None:
@@ -209,6 +213,35 @@ def test_ctrl_c_ends_the_job_and_the_helper(job: LiveJob) -> None:
     while time.monotonic() < until and _helpers():
         time.sleep(0.1)
     assert not _helpers()
+
+
+@pytest.mark.parametrize("stops", ["flag", pytest.param("scheduler", marks=pytest.mark.wide)])
+def test_a_job_that_is_stopped_in_a_trial_blames_no_strategy(job: LiveJob, stops: str) -> None:
+    plain = [job.horovodrun, "-np", "2", "--gloo", *job.script("--fails", "wait")]
+    words = job.flag("--fails", "wait") if stops == "flag" else plain
+    variables = dict(os.environ) if stops == "flag" else job.variables(live=True)
+    training = subprocess.Popen(words, env=variables, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (job.folder / "failed").exists():
+        time.sleep(0.1)
+    processes = [psutil.Process(training.pid)]
+    if stops == "scheduler":
+        processes += processes[0].children(recursive=True)
+    for each in processes:
+        each.send_signal(signal.SIGTERM)
+    said = training.communicate(timeout=60)[1]
+    assert training.returncode != 0
+    if stops == "flag":  # otherwise those that pass lines on have ended, too
+        assert "the next run of this job resumes it" in said
+    assert "starting the training again" not in said
+    until = time.monotonic() + 30
+    while time.monotonic() < until and _helpers():
+        time.sleep(0.1)
+    (study,) = job.store.studies()
+    default, *_, last = job.store.trials(study.study_id)
+    assert default.result is not None and last.strategy
+    assert last.result is None, "it is tried again"
+    assert study.study_id in job.store.interrupted()
 
 
 def _helpers() -> list[int]:

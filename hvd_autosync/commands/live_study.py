@@ -7,14 +7,19 @@ the user go to the error output, which is that of rank 0.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from hvd_autosync.errors import AutosyncError, LiveTuningError
 from hvd_autosync.util.log import start_log
 from hvd_autosync.util.printable import printable
+from hvd_autosync.util.variables import STOPPED_VARIABLE
 
 if TYPE_CHECKING:
     from hvd_autosync.engine.live import Cost
@@ -40,7 +45,8 @@ def main() -> None:
 
     # Not sys.stdin, which Python closes in the end: while it is being read that is an error.
     received = os.fdopen(os.dup(0), "rb")
-    training, concluded = Training(received, sent, on_end=_end_soon), list[str]()
+    training = Training(received, sent, on_end=_end_soon, stopped=_watch_for_stop())
+    concluded: list[str] = []
     try:
         options = live_options()
         begin = training.wait("begin")
@@ -72,8 +78,27 @@ def main() -> None:
         training.stop(error.message)
 
 
+def _watch_for_stop() -> Callable[[], bool]:
+    """Return whether the job has been stopped from outside since.
+
+    The flag says so by a file. A scheduler sends its signal to every process of the job, which is
+    what tells it from a launcher: one that ends the other ranks after a failure does not know of
+    this process.
+    """
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        _end_soon()
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, receive)
+    marker = os.environ.pop(STOPPED_VARIABLE, "")
+    return lambda: bool(received) or bool(marker and Path(marker).exists())
+
+
 def _end_soon() -> None:
-    """Nobody listens any more: end, also in the middle of a calculation."""
+    """Nobody listens any more, or soon nobody will: end, also in the middle of a calculation."""
     timer = threading.Timer(_LONGEST_S, os._exit, [0])
     timer.daemon = True
     timer.start()

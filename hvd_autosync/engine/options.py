@@ -30,6 +30,7 @@ _OTHER_VARIABLES = (
     "LIVE",
     "LOG",
     "REFUSAL",
+    "STOPPED",
     "TRIAL",
     "TRIAL_ID",
 )

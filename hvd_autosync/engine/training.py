@@ -26,14 +26,20 @@ from hvd_autosync.search_space.trial import (
     OUTCOME_FILE,
     LossPrediction,
 )
-from hvd_autosync.util.variables import JOB_VARIABLE, LIVE_VARIABLE, REFUSAL_VARIABLE
+from hvd_autosync.util.variables import (
+    JOB_VARIABLE,
+    LIVE_VARIABLE,
+    REFUSAL_VARIABLE,
+    STOPPED_VARIABLE,
+)
 
 #: Delay of a forwarded signal. A SIGTERM to the whole process group also reaches the launcher
 #: directly. A second one at the same moment would interrupt the launcher's handler inside
 #: ``Event.set`` and block it for ever (``gloo_run.py``).
 _FORWARD_AFTER_S = 1.0
-#: File of a training's refusal to be tuned in its own steps, in a folder of the driver's.
-_REFUSAL_FILE = "refusal"
+#: Files in a folder of the driver's: why a training cannot be tuned in its own steps, and that it
+#: was stopped from outside.
+_REFUSAL_FILE, _STOPPED_FILE = "refusal", "stopped"
 #: Interval of the checks for a fallback of the loss guard.
 _POLL_S = 1.0
 #: Delay of a forwarded SIGINT for ``mpirun``, which abandons its processes after a second SIGINT
@@ -183,16 +189,20 @@ def run_live_training(
     environment = launcher_environment(Strategy()) | dict(variables)
     environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: job.to_json()}
     with contextlib.ExitStack() as stack:
-        folder = ""
+        folder = None
+        with contextlib.suppress(OSError):  # without the folder it cannot refuse
+            temporary = tempfile.TemporaryDirectory(prefix="hvd-autosync-")
+            folder = Path(stack.enter_context(temporary))
+        if folder is None:
+            status, number = _run(job, Strategy(), environment)
+            return RunOutcome(status, stopped=bool(number))
+        refusal, stopped = folder / _REFUSAL_FILE, folder / _STOPPED_FILE
+        environment[STOPPED_VARIABLE] = str(stopped)
         if may_refuse:
-            with contextlib.suppress(OSError):  # then it goes on untuned
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd-autosync-"))
-        path = Path(folder, _REFUSAL_FILE) if folder else None
-        if path is not None:
-            environment[REFUSAL_VARIABLE] = str(path)
-        status, number = _run(job, Strategy(), environment)
-        refusal = path.read_text() if path is not None and path.exists() else ""
-    return RunOutcome(status, stopped=bool(number), refusal=refusal)
+            environment[REFUSAL_VARIABLE] = str(refusal)
+        status, number = _run(job, Strategy(), environment, on_signal=stopped.touch)
+        reason = refusal.read_text() if refusal.exists() else ""
+    return RunOutcome(status, stopped=bool(number), refusal=reason)
 
 
 @contextlib.contextmanager
@@ -226,13 +236,27 @@ def _watch_for_fallback(folder: str, on_fallback: OnFallback) -> Iterator[None]:
         thread.join()
 
 
-def _run(job: Job, strategy: Strategy, environment: dict[str, str]) -> tuple[int, int]:
-    """Run the job; return its exit status, and the first signal that arrived meanwhile, or 0."""
+def _run(
+    job: Job,
+    strategy: Strategy,
+    environment: dict[str, str],
+    on_signal: Callable[[], None] = lambda: None,
+) -> tuple[int, int]:
+    """Run the job; return its exit status, and the first signal that arrived meanwhile, or 0.
+
+    Args:
+        job: The job.
+        strategy: Its strategy.
+        environment: Its environment variables.
+        on_signal: Called when a signal arrives that ends the job, before it is forwarded.
+    """
     process: subprocess.Popen[bytes] | None = None
     signals = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         signals.append(number)
+        with contextlib.suppress(OSError):  # such as a full disk
+            on_signal()
         if process is None:
             raise SystemExit(128 + number)
         if number in signals[:-1]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +55,17 @@ def waited(seconds: float) -> None:
         live.waited(seconds)
     if watch is not None:
         watch.waited(seconds)
+
+
+@contextlib.contextmanager
+def noting_failure() -> Iterator[None]:
+    """Let live tuning know of an exception in a step, which the script may catch before it ends."""
+    try:
+        yield
+    except Exception:
+        if live is not None:
+            live.step_failed()
+        raise
 
 
 def mark_step() -> None:

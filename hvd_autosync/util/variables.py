@@ -15,6 +15,8 @@ JOB_VARIABLE = "HVD_AUTOSYNC_JOB"
 #: File in which rank 0 of such a training writes why it cannot be tuned so. The ranks then end, and
 #: the flag goes on with launched trials.
 REFUSAL_VARIABLE = "HVD_AUTOSYNC_REFUSAL"
+#: File that the flag creates when it is told to stop such a training, as by Ctrl-C.
+STOPPED_VARIABLE = "HVD_AUTOSYNC_STOPPED"
 
 
 def set_variables(variables: Mapping[str, str | None]) -> None:

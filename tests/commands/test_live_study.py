@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,29 @@ def test_it_does_not_outlive_the_training(tmp_path: Path, last: str) -> None:
     with start(stuck, tmp_path) as helper:
         helper.communicate(last, timeout=60)
         assert helper.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["signal", "file", ""])
+def test_it_knows_that_the_job_is_stopped(tmp_path: Path, how: str) -> None:
+    code = "it._LONGEST_S = 100\nstopped = it._watch_for_stop()\nassert not stopped()\n"
+    code += "print('ready', file=sys.stderr, flush=True)\nsys.stdin.read()\n"
+    code += "print(stopped(), file=sys.stderr)"
+    marker = tmp_path / "stopped"
+    with start(f"import sys\n{code}", tmp_path, HVD_AUTOSYNC_STOPPED=str(marker)) as helper:
+        assert helper.stderr is not None and helper.stderr.readline() == "ready\n"
+        if how == "signal":
+            helper.send_signal(signal.SIGTERM)
+        elif how == "file":
+            marker.touch()
+        assert helper.communicate(timeout=60)[1] == f"{how != ''}\n"
+
+
+def test_a_signal_ends_it_also_while_the_training_goes_on(tmp_path: Path) -> None:
+    code = "it._LONGEST_S = 0.5\nit._watch_for_stop()\nprint('ready', file=sys.stderr, flush=True)"
+    with start(f"import sys, time\n{code}\ntime.sleep(1000)", tmp_path) as helper:
+        assert helper.stderr is not None and helper.stderr.readline() == "ready\n"
+        helper.send_signal(signal.SIGTERM)
+        assert helper.wait(60) == 0
 
 
 def test_an_invalid_option_is_said_in_lines(tmp_path: Path) -> None:

@@ -42,11 +42,13 @@ class Rank:
     """Rank 0: it takes messages and answers each by a function, until that returns ``None``."""
 
     def __init__(self) -> None:
+        self.stopped = False
         to_helper, self._from_helper = os.pipe(), os.pipe()
         self._write = os.fdopen(to_helper[1], "wb")
         self.received: list[dict[str, Any]] = []
         self._sent = os.fdopen(self._from_helper[1], "wb")
-        self.training = Training(os.fdopen(to_helper[0], "rb"), self._sent)
+        received = os.fdopen(to_helper[0], "rb")
+        self.training = Training(received, self._sent, stopped=lambda: self.stopped)
         self._thread: threading.Thread | None = None
 
     def say(self, message: dict[str, Any]) -> None:
@@ -133,6 +135,20 @@ def test_a_rank_that_dies_in_a_trial_is_its_result(rank: Rank) -> None:
     assert lost.reason.endswith(LOST_IN_TRIAL)
     with pytest.raises(TrainingLost):
         run(runner)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.3])
+def test_a_rank_that_is_stopped_in_a_trial_is_no_result(rank: Rank, late_s: float) -> None:
+    def stop(_: dict[str, Any]) -> None:
+        rank.die()
+        time.sleep(late_s)
+        rank.stopped = True
+
+    rank.answer(stop)
+    runner = LiveRunner(rank.training)
+    with pytest.raises(TrainingEnded):
+        run(runner)
+    assert not runner.lost
 
 
 def test_under_the_default_nothing_is_to_blame(rank: Rank) -> None:

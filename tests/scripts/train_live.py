@@ -7,6 +7,7 @@ import argparse
 import itertools
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -21,7 +22,9 @@ parser.add_argument("--sleep", type=float, default=0.01)
 parser.add_argument("--uneven", action="store_true", help="rank 1 has less data in each epoch")
 parser.add_argument("--compression", action="store_true", help="of the script's own")
 parser.add_argument("--two", action="store_true", help="two optimizers, as of a GAN")
-parser.add_argument("--fails", choices=["raise", "kill", "stop"], help="once, in a live trial")
+parser.add_argument(
+    "--fails", choices=["raise", "catch", "kill", "stop", "wait"], help="once, in a live trial"
+)
 arguments = parser.parse_args()
 
 hvd.init()
@@ -47,8 +50,10 @@ def fail_in_a_trial():
     if not trial or trial.steps < 6 or not trial.spec.strategy or hvd.rank() != 1 or mark.exists():
         return
     mark.touch()
-    if arguments.fails == "raise":
+    if arguments.fails in ("raise", "catch"):
         raise RuntimeError("planted")
+    if arguments.fails == "wait":
+        time.sleep(1000)
     os.kill(os.getpid(), signal.SIGKILL if arguments.fails == "kill" else signal.SIGSTOP)
 
 
@@ -67,6 +72,14 @@ def train_step(step):
         fail_in_a_trial()
 
 
+def train_or_end(step):
+    """As a script that catches its own exceptions."""
+    try:
+        train_step(step)
+    except Exception:
+        sys.exit(1)
+
+
 def last_step():
     """Whether to end after this step, which ends an epoch of 20."""
     from hvd_autosync.runtime import current
@@ -80,14 +93,15 @@ def last_step():
 
 
 last_step.more = 2
+step_of = train_or_end if arguments.fails == "catch" else train_step
 for step in itertools.count():
     if arguments.uneven:
         if step % 20 < 18 or hvd.rank() == 0:
-            train_step(step)
+            step_of(step)
         if step % 20 == 19:
             hvd.join()
     else:
-        train_step(step)
+        step_of(step)
     if step % 10 == 9 and hvd.rank() == 0:
         torch.save(optimizer.state_dict(), arguments.folder / f"step-{step}")
     if step % 20 == 19 and last_step():

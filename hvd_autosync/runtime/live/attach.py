@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.runtime.collectives.agreement import agree_any
+from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.operations import all_ranks
 from hvd_autosync.runtime.collectives.reinitialize import reinitialize
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
@@ -95,6 +96,18 @@ def switchable(optimizers: Sequence[Any]) -> list[Any]:
     """Those of a script's wrapped optimizers whose synchronization can change."""
     # One without parameters to reduce has that of its class only, which is attached to nothing.
     return [each for each in optimizers if isinstance(vars(each).get("_sync"), Synchronizer)]
+
+
+def switchable_on_all(optimizers: Sequence[Any]) -> list[Any]:
+    """Those of a script's wrapped optimizers that all ranks can change; a collective.
+
+    Args:
+        optimizers: All, in the order of their creation; ``None``: one that the script has dropped.
+            Ranks collect these at different times.
+    """
+    own = [i for i, each in enumerate(optimizers) if each is not None and switchable([each])]
+    texts = gather_texts(json.dumps(own), "live.optimizers")
+    return [optimizers[i] for i in sorted(set(own).intersection(*map(json.loads, texts)))]
 
 
 def has_begun(optimizer: Any) -> bool:

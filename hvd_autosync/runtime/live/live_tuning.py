@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -38,6 +38,7 @@ from hvd_autosync.runtime.live.attach import (
     not_switchable,
     of_some_ranks,
     switchable,
+    switchable_on_all,
 )
 from hvd_autosync.runtime.live.boundary import meet
 from hvd_autosync.runtime.live.helper import LOST, Helper, Message
@@ -109,6 +110,8 @@ class LiveTuning(JoinHook):
         self._last_end = perf_counter()
         self._step_s = 0.0
         self._untypical = False
+        #: Whether the last step has failed.
+        self._failed = False
         #: Whether the study has ended, and the training is watched for drift.
         self._watching = False
         self._tuning_since, self._tuning_from = 0.0, 0
@@ -136,6 +139,10 @@ class LiveTuning(JoinHook):
         """A wrapped optimizer finished a step."""
         if not of_some_ranks(optimizer) and self._classifier.is_step(optimizer):
             self._end_step()
+
+    def step_failed(self) -> None:
+        """A step of a wrapped optimizer raised an exception, which the script may catch."""
+        self._failed = True
 
     def mark(self) -> None:
         """The script marks the end of a step; from the first mark on only marks are counted."""
@@ -185,6 +192,7 @@ class LiveTuning(JoinHook):
         if self._ended:
             return
         self._steps += 1
+        self._failed = False
         self._thread = self._thread or threading.get_ident()
         now = perf_counter()
         typical, self._untypical = not self._untypical, False
@@ -267,7 +275,7 @@ class LiveTuning(JoinHook):
     def _ready(self) -> bool:
         if threading.get_ident() != self._thread:
             return False
-        return not any(has_begun(each) for each in self._switchable())
+        return not any(has_begun(each) for each in switchable(self._living()))
 
     def _begin(self) -> None:
         """Tell the helper about the job, once all ranks are there."""
@@ -357,7 +365,8 @@ class LiveTuning(JoinHook):
         if strategy == self._strategy:
             return ""
         try:
-            self._attacher.attach(self._common(), strategy, classes)
+            common = switchable_on_all([each() for each in self._optimizers])
+            self._attacher.attach(common, strategy, classes)
         except (ConfigurationError, CannotReinitializeError) as error:
             self._strategy = None  # some optimizers may have switched
             return error.message  # alike on all ranks
@@ -391,8 +400,9 @@ class LiveTuning(JoinHook):
             self._tuning_since, self._tuning_from = perf_counter(), self._steps
 
     def _script_ended(self) -> None:
-        """The script has ended by itself or by Ctrl-C, not by another exception."""
+        """The script has ended by itself or by Ctrl-C, not by another exception or after one."""
         failed = not isinstance(getattr(sys, "last_value", None), KeyboardInterrupt | None)
+        failed |= self._failed
         if current.live is self and not failed:
             self._send(lambda: {"type": "end"})
             if self._helper is not None:
@@ -426,20 +436,6 @@ class LiveTuning(JoinHook):
     def _living(self) -> list[Any]:
         """The optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
-
-    def _common(self) -> Sequence[Any]:
-        """Those that all ranks can change; a collective.
-
-        Ranks collect optimizers that the script has dropped at different times.
-        """
-        optimizers = [each() for each in self._optimizers]
-        own = [i for i, each in enumerate(optimizers) if each is not None and switchable([each])]
-        texts = gather_texts(json.dumps(own), "live.optimizers")
-        return [optimizers[i] for i in sorted(set(own).intersection(*map(json.loads, texts)))]
-
-    def _switchable(self) -> Sequence[Any]:
-        """Those whose synchronization can change."""
-        return switchable(self._living())
 
 
 def _strategy(message: Message) -> tuple[Strategy, Classes]:

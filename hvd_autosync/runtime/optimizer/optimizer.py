@@ -133,14 +133,15 @@ def _add_timing(cls: Any, *, adasum: bool) -> None:
 
 def timed_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """Horovod's ``step``, then the end of a training step."""
-    result = type(self)._horovod_step(self, closure)
+    with current.noting_failure():
+        result = type(self)._horovod_step(self, closure)
     _stepped(self)
     return result
 
 
 def timed_synchronize(self: Any) -> None:
     """Horovod's ``synchronize``, timed as waiting."""
-    with waiting(current.waited):
+    with waiting(current.waited), current.noting_failure():
         type(self)._horovod_synchronize(self)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.util import patches
 
@@ -50,12 +51,13 @@ def _watching(backward: Callable[..., None]) -> Callable[..., None]:
         if _losses is not None and isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
             _losses.seen(getattr(tensors, _UNSCALED, tensors).detach())
         profiler = _profiler_now()
-        if profiler is None:
-            backward(tensors, *args, **kwargs)
-        else:
-            profiler.backward_begins()
-            backward(tensors, *args, **kwargs)
-            profiler.backward_ends()
+        with current.noting_failure():
+            if profiler is None:
+                backward(tensors, *args, **kwargs)
+            else:
+                profiler.backward_begins()
+                backward(tensors, *args, **kwargs)
+                profiler.backward_ends()
 
     return watched_backward
 

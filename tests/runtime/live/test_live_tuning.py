@@ -406,3 +406,25 @@ def test_ctrl_c_is_no_failure_of_a_strategy(
     monkeypatch.setattr(sys, "last_value", value, raising=False)
     ThreadRanks(1, seed=0).run(body)
     assert [message["type"] for message in helper.sent] == sent
+
+
+@pytest.mark.parametrize(("goes_on", "sent"), [(False, []), (True, ["end"])])
+def test_a_script_may_catch_the_failure_of_a_step(
+    goes_on: bool, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = Helper()
+
+    def body() -> None:
+        tuning = LiveTuning(helper)  # type: ignore[arg-type]
+        tuning._boundary_at = 2
+        monkeypatch.setattr(current, "live", tuning)
+        optimizer = Optimizer()
+        tuning.optimizer_created(optimizer, frozenset())
+        tuning.step_failed()
+        if goes_on:
+            tuning.optimizer_stepped(optimizer)
+        tuning._script_ended()
+
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    ThreadRanks(1, seed=0).run(body)
+    assert [message["type"] for message in helper.sent] == sent
