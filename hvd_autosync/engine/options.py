@@ -432,12 +432,21 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
             )
 
 
-def options_environment(options: Options) -> dict[str, str]:
-    """The environment variables that give these options to a live training's helper."""
+def options_environment(
+    options: Options, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment variables that give these options to a live training's helper.
+
+    Args:
+        options: The options.
+        environment: The variables that it has otherwise, such as one that an option overrules.
+    """
     variables = {}
     for each in fields(options):
         value = getattr(options, each.name)
-        if value != each.default and each.name != "mode":
+        if value == each.default and variable_name(each.name) in environment:
+            variables[variable_name(each.name)] = ""  # counts as absent
+        elif value != each.default and each.name != "mode":
             path = each.name in _PATHS and "://" not in value
             text = str(Path(value).absolute()) if path else as_text(value)
             variables[variable_name(each.name)] = "1" if value is True else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -22,6 +22,7 @@ from hvd_autosync.search_space import (
     every_knob,
     restrict_space,
 )
+from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.traces import StudyRecord, TraceStore
 
@@ -53,18 +54,46 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
     from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 
     restrictions = load_restrictions(options.space)
+    where = _where(job, options)
     store = TraceStore(options.store)
     known = store.find_finished(tuning_key(job, options, restrictions))
     if known is not None and known.space is not None:
         yield space_table(known.space, f"The search space of this job (study {known.study_id})")
     else:
-        yield from _possible(job, options, restrictions)
-    yield from ("", _plan_text(options, known), f"The trace is stored in {store.name}.")
+        fixed = () if where is None else launch_knobs(reinitializes=True)
+        yield from _possible(job, options, restrictions, fixed)
+    yield from (
+        "",
+        _plan_text(options, known, where or ""),
+        f"The trace is stored in {store.name}.",
+    )
 
 
-def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Iterator[RenderableType]:
-    """What is known of the space before the trial of the default has profiled the model."""
-    spaces = [restrict_space(s, restrictions) for s in _possible_spaces(job, options)]
+def _where(job: Job, options: Options) -> str | None:
+    """The sentence on where trials run, if these are steps of the training; else ``None``."""
+    from hvd_autosync.engine.mode import why_launched
+
+    steps = "Trials are steps of the training itself"
+    if options.mode == "live":
+        return f" {steps}."
+    if options.mode == "auto" and why_launched(job, options) is None:
+        return f" {steps}, unless its ranks find that impossible: then they are launched before it."
+    return None
+
+
+def _possible(
+    job: Job, options: Options, restrictions: dict[str, Any], fixed_knobs: Collection[str]
+) -> Iterator[RenderableType]:
+    """What is known of the space before the trial of the default has profiled the model.
+
+    Args:
+        job: The job.
+        options: The options of its tuning.
+        restrictions: The parsed space file.
+        fixed_knobs: Knobs that trials cannot change.
+    """
+    possible = _possible_spaces(job, options, fixed_knobs)
+    spaces = [restrict_space(space, restrictions) for space in possible]
     knobs: dict[str, Knob] = {knob.name: knob for space in spaces for knob in space.knobs}
     names = [knob.name for knob in every_knob() if knob.name in knobs]
     sure = [n for n in names if all(n in (k.name for k in space.knobs) for space in spaces)]
@@ -81,7 +110,9 @@ def _possible(job: Job, options: Options, restrictions: dict[str, Any]) -> Itera
         yield from (f"  {name} (applies: {applies_when(name)})" for name in absent)
 
 
-def _possible_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
+def _possible_spaces(
+    job: Job, options: Options, fixed_knobs: Collection[str]
+) -> Iterator[SearchSpace]:
     """The job's space for models and devices on both sides of each rule, largest model last."""
     build = horovod_build()
     gpus = [Resources(job.hosts, "gpu", build)] if build.nccl else []
@@ -92,6 +123,7 @@ def _possible_spaces(job: Job, options: Options) -> Iterator[SearchSpace]:
                 model,
                 resources,
                 held=job.chosen,
+                owned=fixed_knobs,
                 allow=options.allow,
                 default_controller=default_controller(build),
             )
@@ -109,8 +141,14 @@ def _possible_models() -> Iterator[ModelProfile]:
         yield ModelProfile(parameters)
 
 
-def _plan_text(options: Options, known: StudyRecord | None) -> str:
-    """Describe a tuning with these options."""
+def _plan_text(options: Options, known: StudyRecord | None, where: str) -> str:
+    """Describe a tuning with these options.
+
+    Args:
+        options: The options.
+        known: An earlier study of the job.
+        where: A sentence on where trials run; empty if before the training.
+    """
     if known is not None and options.reuse != "never":
         return (
             f"The plan: reuse the winner of study {known.study_id}, which tuned this job before. "
@@ -126,5 +164,5 @@ def _plan_text(options: Options, known: StudyRecord | None) -> str:
         f"The plan: measure the default strategy; try other strategies, up to {options.trials} "
         f"trials{limit} in all, each with {settings.warmup} warm-up steps and {settings.steps} "
         f"measured steps{fewer}, and stop when no further gain is likely; confirm the best in "
-        f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds, each with a trial of the default; {after}."
+        f"{MIN_ROUNDS} to {MAX_ROUNDS} rounds, each with a trial of the default; {after}.{where}"
     )

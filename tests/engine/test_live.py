@@ -243,6 +243,9 @@ def test_options_reach_the_helper_as_variables(
     assert live_options() == Options(
         store=str(tmp_path / "traces.db"), trials=7, minutes=2.5, mode="live", transfer="never"
     )
+    for name, value in options_environment(Options(seed=3)).items():
+        monkeypatch.setenv(name, value)
+    assert live_options() == Options(seed=3, mode="live"), "what the environment says is overruled"
     monkeypatch.setenv("HVD_AUTOSYNC_ALLOW", "codec")
     with pytest.raises(ConfigurationError, match="cannot be tuned live"):
         live_options()

@@ -69,6 +69,16 @@ def test_the_plan_has_its_limits(store: Any) -> None:
     assert f"stored in {store.name}" in text
 
 
+def test_live_trials_have_the_knobs_that_they_can_change(store: Any) -> None:
+    here = Job(JOB.options, JOB.command, (Host("localhost", 4),))
+    for mode, live in (("launched", False), ("live", True), ("auto", True)):
+        text = " ".join(printed(here, store, mode=mode).split())
+        assert ("Trials are steps of the training itself" in text) is live
+        assert ("cycle_time_ms" in text.split("Not in this job:")[0]) is not live
+    launched = printed(here, store, mode="auto", runner="cold")
+    assert "cycle_time_ms" in launched.split("Not in this job:")[0]
+
+
 def test_a_job_that_was_tuned_has_its_exact_space(store: Any, author: Any) -> None:
     from hvd_autosync.engine.study_options import tuning_key
 
