@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 #: Longest time of this process after the end of the training, seconds: its error output is that of
 #: rank 0, whose launcher waits for its end.
 _LONGEST_S = 20.0
+_RESUMED = "the training ended before its tuning; the next run of this job resumes it"
 
 
 def main() -> None:
@@ -67,9 +68,12 @@ def main() -> None:
                 "hvd.DistributedOptimizer has wrapped"
             )
         elif not concluded:
-            _say("the training ended before its tuning; the next run of this job resumes it")
+            _say(_RESUMED)
     except TrainingLost as end:
-        _say(end.message)
+        if not training.stopped:
+            _say(end.message)
+        elif training.process and not concluded:
+            _say(_RESUMED)
     except LiveTuningError:
         pass  # rank 0 has said why
     except AutosyncError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -43,6 +44,24 @@ def test_it_does_not_outlive_the_training(tmp_path: Path, last: str) -> None:
     with start(stuck, tmp_path) as helper:
         helper.communicate(last, timeout=60)
         assert helper.returncode == 0
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_training_that_is_stopped_between_two_trials_is_not_lost(
+    tmp_path: Path, stopped: bool
+) -> None:
+    marker = tmp_path / "stopped"
+    with start("it.main()", tmp_path, HVD_AUTOSYNC_STOPPED=str(marker)) as helper:
+        begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
+        assert helper.stdin is not None and helper.stderr is not None
+        helper.stdin.write(json.dumps(begin | {"reinitializes": False}) + "\n")
+        helper.stdin.flush()
+        assert "study" in helper.stderr.readline()
+        if stopped:
+            marker.touch()
+        words = helper.communicate(timeout=60)[1]
+    assert ("the next run of this job resumes it" in words) is stopped
+    assert ("the training ended unexpectedly" in words) is not stopped
 
 
 @pytest.mark.parametrize("how", ["signal", "file", ""])
