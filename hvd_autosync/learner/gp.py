@@ -124,13 +124,16 @@ def _fitted(
     times = StepTimes.of(seen, basis, prior_means(priors), prior_stds(priors), spread)
     with isolated():
         model = MultiTaskGP(features, priors, points, times, hyperprior)
-        if not _set(model, hyperparameters):
+        if not hyperparameters:
+            _optimize(model)
+        elif not _set(model, hyperparameters):
+            model = MultiTaskGP(features, priors, points, times, hyperprior)
             _optimize(model)
     return Surrogate(model, dropped)
 
 
 def _set(model: MultiTaskGP, hyperparameters: tuple[float, ...]) -> bool:
-    """Whether the hyperparameters are those of such a model; if so, set them."""
+    """Set the hyperparameters; return whether they are usable ones of such a model."""
     parameters = list(model.parameters())
     sizes = [each.numel() for each in parameters]
     if len(hyperparameters) != sum(sizes):
@@ -139,8 +142,10 @@ def _set(model: MultiTaskGP, hyperparameters: tuple[float, ...]) -> bool:
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value.reshape(parameter.shape))
-    model.eval()
-    return True
+        try:
+            return all(bool(each.isfinite().all()) for each in model.factorization)
+        except (RuntimeError, NotPSDError):
+            return False
 
 
 def _source_priors(problem: Problem, cost: PriorFunction | None) -> list[PriorFunction]:

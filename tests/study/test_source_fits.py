@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from hvd_autosync.learner import Observation, gp
 from hvd_autosync.learner.gp import fit
@@ -97,6 +98,29 @@ def test_a_damaged_fit_is_made_again(
         connection.execute(SOURCE_FITS.update().values(hyperparameters=damaged))
     made = optimizations(monkeypatch)
     fit(with_known_fits(store, problem), [Observation(problem.space.default, 1.0)])
+    assert len(made) == 2  # the source's and the target's
+
+
+@pytest.mark.parametrize(
+    "damaged", ["garbage", f"[{'9' * 400}]", *(f"[{', '.join(7 * [n])}]" for n in ("700", "-1e200"))]
+)
+def test_a_fit_whose_text_is_damaged_is_made_again(
+    store: TraceStore, problem: Problem, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text that is no JSON, and numbers of the right count that give no covariance."""
+    keep_fits(store, problem)
+    assert len(with_known_fits(store, problem).sources[0].hyperparameters) == 7
+    points = sobol_points(problem.space, 5, seed=2)
+    default = [Observation(problem.space.default, 1.0)]
+    expected = fit(problem, default).mean_at(points)
+    with store._database.writing() as connection:
+        connection.execute(
+            text("UPDATE hvd_autosync_source_fits SET hyperparameters = :damaged"),
+            {"damaged": damaged},
+        )
+    made = optimizations(monkeypatch)
+    again = fit(with_known_fits(store, problem), default)
+    assert np.array_equal(again.mean_at(points), expected)
     assert len(made) == 2  # the source's and the target's
 
 
