@@ -79,9 +79,14 @@ class TrialNoise(FixedNoiseGaussianLikelihood):  # type: ignore[misc]
         )
 
     def get_fantasy_likelihood(self, **kwargs: Any) -> TrialNoise:
-        """Return the likelihood with new trials of the whole ``noise``, ``... x m``."""
-        known = (kwargs["noise"] - self.second_noise).clamp_min(_NOISE_FLOOR)
-        found: TrialNoise = super().get_fantasy_likelihood(**kwargs | {"noise": known})
+        """Return the likelihood with new trials of the whole ``noise``, ``... x m``.
+
+        Raises:
+            RuntimeError: There is no ``noise``.
+        """
+        if "noise" in kwargs:
+            kwargs["noise"] = (kwargs["noise"] - self.second_noise).clamp_min(_NOISE_FLOOR)
+        found: TrialNoise = super().get_fantasy_likelihood(**kwargs)
         return found
 
     def _shaped_noise_covar(

@@ -264,6 +264,14 @@ def test_conditioning_on_more_trials_is_having_had_them(
     assert torch.allclose(found.variance, expected.variance, atol=1e-6)
 
 
+def test_new_trials_need_their_noise(mixed_space: SearchSpace, model: MultiTaskGP) -> None:
+    """As for BoTorch's own models with known noise."""
+    more = torch.from_numpy(sobol_points(mixed_space, 3, seed=70))
+    model.posterior(more)
+    with pytest.raises(RuntimeError, match="noise"):
+        model.condition_on_observations(more, torch.full((3, 1), -1.0, dtype=torch.float64))
+
+
 def test_fantasies_are_one_model_per_sample(mixed_space: SearchSpace, model: MultiTaskGP) -> None:
     x = torch.from_numpy(sobol_points(mixed_space, 2, seed=70))
     sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
