@@ -37,9 +37,14 @@ def test_what_decides_changes_the_digest_and_nothing_else(tmp_path: Path) -> Non
     assert before == versions._digest()
     (copy / "commands" / "cli.py").write_text("pass\n")
     assert digest() == before
-    deciding = sorted(path for room in versions._DECIDING for path in (copy / room).rglob("*.py"))
+    deciding = sorted(
+        path
+        for room in versions._DECIDING
+        for path in (copy / room).rglob("*")
+        if path.suffix in (".py", ".json")
+    )
     names = {each.name for each in deciding}
-    assert {"decision.py", "related_studies.py", "gp.py", "knobs.py"} <= names
+    assert {"decision.py", "related_studies.py", "gp.py", "knobs.py", "hyperprior.json"} <= names
     for path in deciding:
         with open(path, "a") as file:
             file.write("\n")
