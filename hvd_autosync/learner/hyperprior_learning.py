@@ -32,6 +32,8 @@ _WIDE = 1.0
 _LEAST_NOISE_DEVIATION = 1.5
 #: Smallest deviation of a weight.
 _LEAST_WEIGHT_DEVIATION = 0.1
+#: Fewest tasks.
+_FEWEST_TASKS = 3
 #: Fewest measured trials of a task, and most that are fitted.
 _FEWEST, _MOST = 20, 80
 #: Tasks of this similarity and more count as related.
@@ -71,8 +73,10 @@ def learn(tasks: Sequence[Source], learned_at: str, note: str) -> Hyperprior:
         ValueError: Fewer than three tasks have enough trials.
     """
     used = [each for each in tasks if len(_measured(each)) >= _FEWEST]
-    if len(used) < 3:
-        raise ValueError(f"{len(used)} tasks have {_FEWEST} measured trials or more; 3 are needed")
+    if len(used) < _FEWEST_TASKS:
+        raise ValueError(
+            f"{len(used)} tasks have {_FEWEST} measured trials or more; {_FEWEST_TASKS} are needed"
+        )
     trials = sum(len(_measured(each)) for each in used)
     names = tuple(each.study_id for each in used)
     provenance = Provenance(learned_at, names, trials, note)
@@ -84,6 +88,8 @@ def held_out_scores(
 ) -> Iterator[tuple[str, float, float]]:
     """Yield for each task how well trials are predicted that the model has not seen.
 
+    A task is left out if it has few trials itself, or fewer than three others have enough.
+
     Yields:
         Name of the task; mean log density per trial under the shipped hyperprior; that under the
         hyperprior learned from the tasks that are not of its model and cluster.
@@ -92,6 +98,8 @@ def held_out_scores(
         if len(_measured(task)) < max(_SEEN) + _NEXT:
             continue
         others = [each for each in tasks if not _same_task(each, task)]
+        if sum(len(_measured(each)) >= _FEWEST for each in others) < _FEWEST_TASKS:
+            continue
         learned = learn(others, learned_at, note)
         yield task.study_id, _predicts(task, SHIPPED), _predicts(task, learned)
 

@@ -44,6 +44,11 @@ def test_the_noise_between_launches_is_that_of_repetitions(mixed_space: SearchSp
     assert quiet.launch_noise == pytest.approx(0.02, rel=0.2)
 
 
+def test_three_tasks_are_too_few_to_leave_one_out(mixed_space: SearchSpace) -> None:
+    tasks = [measured(mixed_space, name, 0.1) for name in ("a", "bb", "ccc")]
+    assert list(held_out_scores(tasks, "", "")) == []
+
+
 def test_what_no_task_can_tell_stays(mixed_space: SearchSpace) -> None:
     """These tasks have no cost model, no related task and no repetitions."""
     tasks = [measured(mixed_space, name, 0.02, repeated=0) for name in ("a", "bb", "ccc")]

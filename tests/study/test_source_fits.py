@@ -102,7 +102,7 @@ def test_a_damaged_fit_is_made_again(
 
 
 @pytest.mark.parametrize(
-    "damaged", ["garbage", f"[{'9' * 400}]", *(f"[{', '.join(7 * [n])}]" for n in ("700", "-1e200"))]
+    "damaged", ["garbage", f"[{'9' * 400}]", *(str(7 * [each]) for each in (700.0, -1e200))]
 )
 def test_a_fit_whose_text_is_damaged_is_made_again(
     store: TraceStore, problem: Problem, damaged: str, monkeypatch: pytest.MonkeyPatch
