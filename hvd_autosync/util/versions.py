@@ -9,7 +9,16 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("hvd-autosync", "horovod", "torch", "botorch", "gpytorch", "numpy")
+_PACKAGES = (
+    "hvd-autosync",
+    "horovod",
+    "torch",
+    "botorch",
+    "gpytorch",
+    "linear-operator",  # factorizes the models' covariances
+    "numpy",
+    "scipy",  # optimizes their hyperparameters
+)
 #: Name of the digest of the modules that choose the next trial. The version alone does not identify
 #: them between two releases.
 _SOURCES = "hvd-autosync's sources"

@@ -13,6 +13,8 @@ def test_a_trace_names_the_sources_that_decide() -> None:
     here = versions.deciding_versions()
     assert re.fullmatch("[0-9a-f]{8}", here["hvd-autosync's sources"])
     assert {**here, **versions.versions()} == here
+    libraries = {"torch", "botorch", "gpytorch", "linear-operator", "numpy", "scipy"}
+    assert libraries <= here.keys()  # a fit follows from each
     assert list(versions.other_deciding_versions(here)) == []
     (line,) = versions.other_deciding_versions(versions.versions())
     assert line.startswith("hvd-autosync's sources that choose trials were not recorded, here ")
