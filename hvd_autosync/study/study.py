@@ -194,7 +194,9 @@ class AskTellStudy:
             self.finish(wanted)
             return None
         info = {**wanted.info, "ask_s": round(time.monotonic() - began, 3)}
-        if wanted.kind == "model" and not self._fits_kept:
+        # Another learner may have fitted no model of a source.
+        bayesian = isinstance(self._learner, learning.BayesianLearner)
+        if bayesian and wanted.kind == "model" and not self._fits_kept:
             keep_fits(self._store, self.problem)
             self._fits_kept = True
         number = self._store.ask(self.study_id, wanted.strategy, wanted.kind, info)

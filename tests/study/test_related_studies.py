@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +13,21 @@ import numpy as np
 import pytest
 
 from hvd_autosync.cost import CostModel
+from hvd_autosync.learner import Observation, Problem, Suggestion
 from hvd_autosync.search_space import (
     Link,
     Links,
     ModelProfile,
     Resources,
     SearchSpace,
+    Strategy,
     Task,
     TrialResult,
     TrialStatus,
     build_space,
 )
 from hvd_autosync.study.related_studies import load_sources, related_studies
+from hvd_autosync.study.source_fits import with_known_fits
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyStatus, TraceStore
@@ -109,6 +113,38 @@ def test_a_study_starts_from_what_related_ones_found(store: TraceStore, task: Ta
     sources = second.problem.sources
     assert [source.study_id for source in sources] == [first.study_id]
     assert len(sources[0].observations) == len(first.history)
+
+
+class OwnLearner:
+    """A learner of a user's; it looks at no source."""
+
+    name = "own"
+
+    def suggest(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Strategy] = (),
+        *,
+        seed: int,
+    ) -> Suggestion:
+        return Suggestion(problem.space.default.replacing(cycle_time_ms=2.0 + seed), "model")
+
+
+@pytest.mark.parametrize("learner", [None, OwnLearner()])
+def test_only_the_learner_that_fits_sources_keeps_their_fits(
+    store: TraceStore, task: Task, learner: OwnLearner | None
+) -> None:
+    """For another one they would be fitted only to be kept."""
+    tuned(store, slower(task, 2.0), 8)
+    study = AskTellStudy.create(space_of(task), store=store, task=task, learner=learner)
+    default = study.ask()
+    assert default is not None
+    study.tell(default, [1.0] * 20)
+    trial = study.ask()
+    assert trial is not None and trial.kind == "model"
+    (source,) = with_known_fits(store, study.problem).sources
+    assert bool(source.hyperparameters) is (learner is None)
 
 
 def test_without_transfer_nothing_is_related(store: TraceStore, task: Task) -> None:
