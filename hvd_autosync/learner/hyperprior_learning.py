@@ -30,6 +30,8 @@ _WIDE = 1.0
 #: Smallest deviation of the launch noise. All tasks of a store may come from one cluster, and the
 #: next one from another: factors of 4.5 either way stay within one deviation of the square.
 _LEAST_NOISE_DEVIATION = 1.5
+#: Smallest share of the variance of repetitions that is between launches.
+_LEAST_SHARE = 0.1
 #: Smallest deviation of a weight.
 _LEAST_WEIGHT_DEVIATION = 0.1
 #: Fewest tasks.
@@ -152,15 +154,23 @@ def _source_weights(
 
 
 def _repeated(measured: Sequence[Observation]) -> float:
-    """Standard deviation of repeated measurements around the mean of their strategy."""
-    by_strategy: dict[Strategy, list[float]] = {}
+    """Standard deviation between launches of one strategy, from repeated measurements.
+
+    What the steps of each trial explain is taken off, because the model knows it and adds it.
+    """
+    by_strategy: dict[Strategy, list[Observation]] = {}
     for seen in measured:
-        by_strategy.setdefault(seen.strategy, []).append(seen.log_step)
-    repeated = [np.array(values) for values in by_strategy.values() if len(values) > 1]
-    freedom = sum(len(values) - 1 for values in repeated)
+        by_strategy.setdefault(seen.strategy, []).append(seen)
+    squares = known = 0.0
+    freedom = 0
+    for repeated in by_strategy.values():
+        squares += len(repeated) * float(np.var([seen.log_step for seen in repeated]))
+        of_steps = float(np.mean([seen.log_variance for seen in repeated]))
+        known += (len(repeated) - 1) * of_steps  # its expected part of the squares
+        freedom += len(repeated) - 1
     if not freedom:
         return math.nan
-    return math.sqrt(sum(float(((v - v.mean()) ** 2).sum()) for v in repeated) / freedom)
+    return math.sqrt(max(squares - known, _LEAST_SHARE * squares) / freedom)
 
 
 def _launch_noise(surrogate: Surrogate) -> float:

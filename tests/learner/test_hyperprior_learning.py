@@ -44,6 +44,21 @@ def test_the_noise_between_launches_is_that_of_repetitions(mixed_space: SearchSp
     assert quiet.launch_noise == pytest.approx(0.02, rel=0.2)
 
 
+def test_the_noise_of_steps_is_not_counted_as_noise_between_launches(
+    mixed_space: SearchSpace,
+) -> None:
+    """The model adds the known noise of each trial to what is learned here."""
+    tasks = []
+    for name in ("a", "bb", "ccc"):
+        task = measured(mixed_space, name, math.hypot(0.1, 0.1), count=200, repeated=200)
+        known = [
+            replace(seen, standard_error_s=0.1 * math.exp(seen.log_step))
+            for seen in task.observations
+        ]
+        tasks.append(replace(task, observations=tuple(known)))
+    assert learn(tasks, "", "").launch_noise == pytest.approx(0.1, rel=0.2)
+
+
 def test_three_tasks_are_too_few_to_leave_one_out(mixed_space: SearchSpace) -> None:
     tasks = [measured(mixed_space, name, 0.1) for name in ("a", "bb", "ccc")]
     assert list(held_out_scores(tasks, "", "")) == []
