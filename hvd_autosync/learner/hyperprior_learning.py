@@ -28,8 +28,8 @@ from hvd_autosync.search_space import Strategy
 #: Deviation of the weights under which single tasks are fitted: wide enough not to matter.
 _WIDE = 1.0
 #: Smallest deviation of the launch noise. All tasks of a store may come from one cluster, and the
-#: next one from another: factors of 4.5 either way stay within one deviation of the square.
-_LEAST_NOISE_DEVIATION = 1.5
+#: next one from another, that is half or twice as noisy.
+_LEAST_NOISE_DEVIATION = 1.3
 #: Smallest share of the variance of repetitions that is between launches.
 _LEAST_SHARE = 0.1
 #: Smallest deviation of a weight.
