@@ -15,6 +15,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hvd_autosync.engine.option_values import (
+    at_least,
+    lossy_groups,
+    number,
+    one_of,
+    positive,
+    switch,
+)
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
 from hvd_autosync.study import defaults
@@ -47,59 +55,6 @@ MODES = ("launched", "live", "auto")
 GOALS = ("steps", "time-to-loss")
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError("must be an integer") from None
-        if value < minimum:
-            raise ValueError(f"must be at least {minimum}")
-        return value
-
-    return parse
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if value <= 0:
-        raise ValueError("must be greater than 0")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError("must be a number") from None
-    if not float("-inf") < value < float("inf"):
-        raise ValueError("must be a finite number")
-    return value
-
-
-def _groups(text: str) -> tuple[str, ...]:
-    groups = tuple(sorted({word.strip() for word in text.split(",") if word.strip()}))
-    for group in groups:
-        if group not in LOSSY_GROUPS:
-            raise ValueError(f"{group!r} is not one of {', '.join(LOSSY_GROUPS)}")
-    return groups
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
-        raise ValueError("must be 1 or 0")
-    return text.lower() in ("1", "true", "yes", "on")
-
-
 def _option(default: Any, parse: Callable[[str], Any], metavar: str, help: str) -> Any:
     return field(default=default, metadata={"parse": parse, "metavar": metavar, "help": help})
 
@@ -110,17 +65,17 @@ class Options:
 
     trials: int = _option(
         defaults.TRIALS,
-        _at_least(1),
+        at_least(1),
         "N",
         "Maximum number of trials before confirmation, including the trial of the default "
         "strategy.",
     )
     minutes: float | None = _option(
-        None, _positive, "M", "Maximum duration of tuning in minutes, including confirmation."
+        None, positive, "M", "Maximum duration of tuning in minutes, including confirmation."
     )
     expected_hours: float | None = _option(
         None,
-        _positive,
+        positive,
         "H",
         "Expected duration of the training in hours. Exploration stops when another trial would "
         f"take longer than it is expected to save. Default: {defaults.EXPECTED_HOURS:g}. A script "
@@ -128,35 +83,35 @@ class Options:
     )
     steps: int | None = _option(
         None,
-        _at_least(5),
+        at_least(5),
         "N",
         f"Number of measured steps per trial. Default: {defaults.STEPS}, or fewer if steps are "
         "long.",
     )
     warmup: int | None = _option(
         None,
-        _at_least(1),
+        at_least(1),
         "N",
         f"Number of warm-up steps per trial, which are not measured. Default: {defaults.WARMUP}; "
         "after the trial of the default strategy fewer if steps are long.",
     )
     quality_steps: int = _option(
         defaults.QUALITY_STEPS,
-        _at_least(40),
+        at_least(40),
         "N",
         "Number of steps of each quality trial, which compares the losses of a lossy strategy with "
         "those of the default. Unused if only exact knobs are tuned.",
     )
     quality_minutes: float = _option(
         defaults.QUALITY_MINUTES,
-        _positive,
+        positive,
         "M",
         "Maximum total duration of all quality trials in minutes. A lossy strategy that is not "
         "judged by then is not used.",
     )
     loss_tolerance: float = _option(
         defaults.LOSS_TOLERANCE,
-        _positive,
+        positive,
         "SHARE",
         "Largest accepted increase of the loss under a lossy strategy over the default's, as a "
         "share of the decrease of the default's loss since the start. A strategy that is not shown "
@@ -164,14 +119,14 @@ class Options:
     )
     goal: str = _option(
         defaults.GOAL,
-        _one_of(GOALS),
+        one_of(GOALS),
         "{steps,time-to-loss}",
         "When the loss of a lossy strategy is compared with the default's: after the same number "
         "of steps, or after the same time (for trainings with a time limit).",
     )
     allow: tuple[str, ...] = _option(
         (),
-        _groups,
+        lossy_groups,
         "GROUP,...",
         "Also tune the lossy knobs (those that can change the trained model) of these groups: "
         f"{', '.join(LOSSY_GROUPS)}. Without this option only exact knobs are tuned.",
@@ -202,21 +157,21 @@ class Options:
     )
     reuse: str = _option(
         "auto",
-        _one_of(REUSE_CHOICES),
+        one_of(REUSE_CHOICES),
         "{auto,never,only}",
         "If this task was tuned before: use that winner (auto, only), or tune again (never). If it "
         "was not: tune it (auto, never), or stop with an error (only).",
     )
     transfer: str = _option(
         "auto",
-        _one_of(TRANSFER_CHOICES),
+        one_of(TRANSFER_CHOICES),
         "{auto,never}",
         "Whether finished studies of similar jobs and clusters in the store are used as a prior "
         "(auto) or not (never). A study that the measured trials contradict is dropped.",
     )
     recurring: bool = _option(
         False,
-        _switch,
+        switch,
         "",
         "For a job that runs repeatedly: each run trains another share f of its work under BSP and "
         "the rest under ASP. Runs are compared by the metric that the script passes to "
@@ -225,35 +180,35 @@ class Options:
     )
     search: str = _option(
         "bayesian",
-        _one_of(SEARCH_CHOICES),
+        one_of(SEARCH_CHOICES),
         "{bayesian,binary}",
         "How recurring runs search for f: by a Bayesian model of its effect, or by binary search "
         "as in Sync-Switch.",
     )
     target: float | None = _option(
         None,
-        _number,
+        number,
         "METRIC",
         "Target metric of recurring runs; larger is better. Default: the metric of the baseline "
         "runs, which use BSP only.",
     )
     tolerance: float | None = _option(
         None,
-        _positive,
+        positive,
         "METRIC",
         "Largest accepted shortfall of a recurring run below the target. Default: 1 % of the "
         "target, and at least two standard deviations of the baseline runs if there are several.",
     )
     repeats: int = _option(
         1,
-        _at_least(1),
+        at_least(1),
         "N",
         "Number of baseline runs, which use BSP only; with --autosync-search binary also the "
         "number of runs of each tested f.",
     )
     runner: str = _option(
         "auto",
-        _one_of(RUNNER_CHOICES),
+        one_of(RUNNER_CHOICES),
         "{auto,cold}",
         "How trials are started: forked from processes that have already imported the script's "
         "modules, if possible (auto), or each by a new launch (cold), for scripts that must not be "
@@ -261,7 +216,7 @@ class Options:
     )
     mode: str = _option(
         "launched",
-        _one_of(MODES),
+        one_of(MODES),
         "{launched,live,auto}",
         "Where trials run: each in a launch of its own before the training (launched), or in the "
         "steps of the training itself, which is started once (live). Live trials change exact "
@@ -275,11 +230,11 @@ class Options:
         "Keep the files that trials write, as DIR/TRIAL/HOST/PATH. Without this option they are "
         "deleted. Later trials and the training never see them.",
     )
-    tune_only: bool = _option(False, _switch, "", "Stop after tuning; do not start the training.")
+    tune_only: bool = _option(False, switch, "", "Stop after tuning; do not start the training.")
     dry_run: bool = _option(
-        False, _switch, "", "Print the search space and the plan without launching anything."
+        False, switch, "", "Print the search space and the plan without launching anything."
     )
-    seed: int = _option(defaults.SEED, _at_least(0), "N", "Seed of the tuner's random choices.")
+    seed: int = _option(defaults.SEED, at_least(0), "N", "Seed of the tuner's random choices.")
 
 
 def option_name(name: str) -> str:

@@ -1,0 +1,71 @@
+"""From the words of options to their values.
+
+Every function raises ``ValueError`` that says what a value must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a parser of integers of ``minimum`` and more."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("must be an integer") from None
+        if value < minimum:
+            raise ValueError(f"must be at least {minimum}")
+        return value
+
+    return parse
+
+
+def positive(text: str) -> float:
+    """Return a finite number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise ValueError("must be greater than 0")
+    return value
+
+
+def number(text: str) -> float:
+    """Return a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not float("-inf") < value < float("inf"):
+        raise ValueError("must be a finite number")
+    return value
+
+
+def lossy_groups(text: str) -> tuple[str, ...]:
+    """Return the names of lossy groups in order, from words with commas."""
+    groups = tuple(sorted({word.strip() for word in text.split(",") if word.strip()}))
+    for group in groups:
+        if group not in LOSSY_GROUPS:
+            raise ValueError(f"{group!r} is not one of {', '.join(LOSSY_GROUPS)}")
+    return groups
+
+
+def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    """Return a parser of one of some words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def switch(text: str) -> bool:
+    """Return whether a switch is on."""
+    if text.lower() not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError("must be 1 or 0")
+    return text.lower() in ("1", "true", "yes", "on")
