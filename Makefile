@@ -30,7 +30,7 @@ IN_VENV := PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup dev demo test test-all test-functions test-oldest lint docs test-deps clean distclean FORCE
+.PHONY: help setup dev demo test test-all test-functions test-oldest gpu-wheels gpu-check lint docs test-deps clean distclean FORCE
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=...] [TORCH=...] [MPI=...] [ARGS=...]"
@@ -62,6 +62,14 @@ test-oldest: ## the same with the lowest versions that setup.cfg allows, in .ven
 	@$(PYTHON) tools/oldest_versions.py notebook >$(OLDEST)/constraints.txt
 	@PIP_CONSTRAINT=$(CURDIR)/$(OLDEST)/constraints.txt \
 	  $(MAKE) --no-print-directory VENV=$(OLDEST) test-functions
+
+# On the machine with the GPU it takes the Python of PYTHON, which has torch, and what gpu-wheels has
+# gathered elsewhere, e.g. make gpu-wheels ARGS="--python 3.12 --without numpy,scipy".
+gpu-wheels: setup ## gather for gpu-check what a machine without a network cannot
+	@$(BIN)/python tools/gpu_wheels.py $(ARGS)
+
+gpu-check: ## on a machine with a GPU: build Horovod for it, and show what one GPU can
+	@$(PYTHON) tools/gpu_check.py $(ARGS)
 
 lint: dev ## check style, types and the layers of the packages
 	$(BIN)/ruff check .

@@ -47,8 +47,9 @@ def set_up(seed: int) -> torch.device:
     hvd.init()
     torch.manual_seed(seed)
     if torch.cuda.is_available():
-        torch.cuda.set_device(hvd.local_rank())
-        return torch.device("cuda", hvd.local_rank())
+        number = hvd.local_rank() % torch.cuda.device_count()  # ranks may share a device
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the ranks of a host share its cores
     return torch.device("cpu")

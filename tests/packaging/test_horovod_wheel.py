@@ -28,9 +28,9 @@ def builds(wheels: ModuleType) -> ModuleType:
     return sys.modules["horovod_build"]
 
 
-def parts(wheels: ModuleType, nccl: Path | None = None) -> object:
+def parts(wheels: ModuleType, **gpu: Path) -> object:
     """A build for some torch, without MPI."""
-    return wheels.Parts("2.13.0+cpu", None, nccl)
+    return wheels.Parts("2.13.0+cpu", **gpu)
 
 
 def test_compiler_gets_cxx17_and_linker_a_relative_path(builds: ModuleType, tmp_path: Path) -> None:
@@ -48,7 +48,8 @@ def test_identity_names_what_the_build_depends_on(wheels: ModuleType, tmp_path: 
     assert identity.startswith("horovod-0.28.1_torch-2.13.0+cpu_cpython-")
     assert "_no-mpi_cpu_" in identity
     nccl = fake_nccl(tmp_path)
-    assert "_nccl-2.27.5_" in wheels.identity_of(parts(wheels, nccl))
+    assert "_cuda-by-host_" in wheels.identity_of(parts(wheels, cuda=tmp_path))
+    assert "_nccl-2.27.5_" in wheels.identity_of(parts(wheels, cuda=tmp_path, nccl=nccl))
 
 
 def fake_nccl(folder: Path) -> Path:
@@ -73,7 +74,11 @@ def test_nccl_is_used_where_nvcc_and_headers_are(
     for folder in (cuda / "bin", home, scratch):
         folder.mkdir(parents=True)
     (cuda / "bin" / "nvcc").touch(mode=0o755)
+    monkeypatch.setenv("HOROVOD_CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert wheels.find_cuda() is None
     monkeypatch.setenv("HOROVOD_CUDA_HOME", str(cuda))
+    assert wheels.find_cuda() == cuda
     monkeypatch.setenv("HOROVOD_NCCL_HOME", str(home))
     assert wheels.find_nccl() is None
     assert "no NCCL headers" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def same_by_sums(described: Sequence[Any], name: str) -> bool:
         name: Name of the operation.
     """
     own = float(int.from_bytes(_digest(described)[:3], "big") + 1)
-    moments = torch.tensor([own, own**2], dtype=torch.float64)
+    moments = torch.tensor([own, own**2], dtype=torch.float64, device="cpu")
     sums = allreduce(moments, name=f"hvd_autosync.{name}.sums", op=Sum)
     return bool((sums == size() * moments).all())
 
@@ -101,7 +101,7 @@ def agree_order(order: Sequence[int], name: str) -> list[int]:
         order: Integers, the same number on every rank, at least one.
         name: Name of the operation.
     """
-    numbers = torch.tensor(order, dtype=torch.int64)
+    numbers = torch.tensor(order, dtype=torch.int64, device="cpu")
     broadcast_(numbers, 0, name=f"hvd_autosync.order.{name}")
     agreed: list[int] = numbers.tolist()
     return agreed
@@ -114,7 +114,7 @@ def agree_any(flags: Sequence[bool], name: str) -> list[bool]:
         flags: The same number on every rank, at least one.
         name: Name of the operation.
     """
-    own = torch.tensor(flags, dtype=torch.int32)
+    own = torch.tensor(flags, dtype=torch.int32, device="cpu")
     most = allreduce(own, op=Max, name=f"hvd_autosync.any.{name}")
     return [bool(flag) for flag in most.tolist()]
 
@@ -127,7 +127,7 @@ def add_up(values: Sequence[float], name: str, check: Callable[[], None]) -> lis
         name: Name of the operation.
         check: Called while waiting; raises what has gone wrong on another rank.
     """
-    sums = torch.tensor(values, dtype=torch.float64)
+    sums = torch.tensor(values, dtype=torch.float64, device="cpu")
     handle = allreduce_async_(sums, op=Sum, name=name)
     while not poll(handle):
         check()
@@ -143,7 +143,7 @@ def agree_steps(steps: int, name: str) -> int:
         steps: This rank's.
         name: Name of the operation.
     """
-    most = allreduce(torch.tensor([steps]), name=f"hvd_autosync.steps.{name}", op=Max)
+    most = allreduce(torch.tensor([steps], device="cpu"), name=f"hvd_autosync.steps.{name}", op=Max)
     return int(most.item())
 
 
@@ -155,9 +155,9 @@ def tell_all(text: bytes, name: str, root: int = 0) -> bytes:
         name: Name of the operation.
         root: The rank.
     """
-    size_ = torch.tensor([len(text)])
+    size_ = torch.tensor([len(text)], device="cpu")
     broadcast_(size_, root, name=f"hvd_autosync.size.{name}")
-    buffer = torch.zeros(int(size_.item()), dtype=torch.uint8)
+    buffer = torch.zeros(int(size_.item()), dtype=torch.uint8, device="cpu")
     if len(buffer):
         if rank() == root:
             buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
@@ -183,6 +183,8 @@ def gather_bytes(data: bytes, name: str) -> list[bytes]:
         name: Name of the operation.
     """
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    lengths = allgather(torch.tensor([len(own)]), name=f"hvd_autosync.lengths.{name}").tolist()
+    lengths = allgather(
+        torch.tensor([len(own)], device="cpu"), name=f"hvd_autosync.lengths.{name}"
+    ).tolist()
     texts = allgather(own, name=f"hvd_autosync.texts.{name}").split(lengths)
     return [each.numpy().tobytes() for each in texts]

@@ -144,6 +144,6 @@ def _members(places: Sequence[tuple[int, int]]) -> dict[_Key, list[int]]:
 
 def _places() -> list[tuple[int, int]]:
     """Host and slot of each rank, in order of rank."""
-    own = torch.tensor([[cross_rank(), local_rank()]])
+    own = torch.tensor([[cross_rank(), local_rank()]], device="cpu")
     places = allgather(own, name="hvd_autosync.places").tolist()
     return [(host, slot) for host, slot in places]

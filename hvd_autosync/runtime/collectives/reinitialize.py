@@ -173,7 +173,7 @@ def _restart(before: _Job, rendezvous: Mapping[str, str | None]) -> None:
         try:
             initialize_again(before.process_sets)
             # No rank needs the rendezvous any more once all have initialized.
-            mpi_ops.allgather(torch.zeros(1), name=f"{_NAME}.done")
+            mpi_ops.allgather(torch.zeros(1, device="cpu"), name=f"{_NAME}.done")
         except Exception as error:
             _end(rank, f"another rank has probably ended ({error})")
     after = _job(registered_process_sets())

@@ -258,7 +258,7 @@ class PowerSGD(Codec):
         # A generator of its own: equal on all ranks, and the script's random numbers stay
         # unchanged.
         generator = torch.Generator().manual_seed(self._left_out.numel())
-        self._right.copy_(torch.randn(self._right.shape, generator=generator))
+        self._right.copy_(torch.randn(self._right.shape, generator=generator, device="cpu"))
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet

@@ -267,7 +267,7 @@ class _ParticipationCheck:
         self._collectives = own
         self.needed = True
         self._name = f"hvd_autosync.participation.{name}"
-        self._count = torch.ones(1)
+        self._count = torch.ones(1, device="cpu")
         self._handle: int | None = None
         self._all_here: bool | None = None
 

@@ -177,5 +177,5 @@ def send_pieces(pieces: Sequence[torch.Tensor | None], name: str, among: Process
     """
     sent = torch.cat([piece for piece in pieces if piece is not None])
     lengths = [0 if piece is None else len(piece) for piece in pieces]
-    splits = torch.tensor(lengths, dtype=torch.int32)
+    splits = torch.tensor(lengths, dtype=torch.int32, device="cpu")
     return alltoall_async(sent, splits, name=name, process_set=among)

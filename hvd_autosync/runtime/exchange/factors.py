@@ -82,7 +82,8 @@ class Message:
         header[0] = sum(map(_aligned, sizes))
         encoded = torch.zeros(header[0], dtype=torch.uint8, device=device)
         begin = 0
-        for size_bytes, tensor in zip(sizes, (torch.tensor(header), *tensors), strict=True):
+        tensors.insert(0, torch.tensor(header, device="cpu"))
+        for size_bytes, tensor in zip(sizes, tensors, strict=True):
             part = encoded[begin : begin + size_bytes]
             part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
             begin += _aligned(size_bytes)

@@ -82,13 +82,13 @@ def _swap(
         among: The two ranks.
     """
     place = among.rank()
-    sizes = torch.zeros(2, dtype=torch.int64)
+    sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
     sizes[place] = len(code)
     yield from allreduce(sizes, f"{name}.sizes", Scaling(), among)
     # In coarse steps, so that lengths repeat and Horovod need not negotiate them again.
     step = max(elements // _LENGTHS, 1) * 4
     length = -(-int(sizes.max()) // step) * step
-    own = torch.zeros(length // 4, dtype=torch.int32)
+    own = torch.zeros(length // 4, dtype=torch.int32, device="cpu")
     own.view(torch.uint8)[: len(code)] = code
     total = own.clone()
     yield from allreduce(total, name, Scaling(), among)

@@ -72,7 +72,10 @@ class RowsBucket(Bucket):
 
     def _send_sparse(self, table: torch.nn.Parameter) -> Steps:
         if table.grad is None:
-            nothing = (torch.zeros(1, 0, dtype=torch.int64), table.new_zeros(0, *table.shape[1:]))
+            nothing = (
+                table.new_zeros(1, 0, dtype=torch.int64),
+                table.new_zeros(0, *table.shape[1:]),
+            )
             table.grad = torch.sparse_coo_tensor(*nothing, table.shape, device=table.device)
         gradient = (table.grad if table.grad.is_sparse else table.grad.to_sparse(1)).coalesce()
         if gradient.sparse_dim() != 1:

@@ -52,14 +52,14 @@ class ZeroBucket(Bucket):
         self._partition = Partition.evenly(parameters, ranks, bounds)
         self._whole = FlatBucket(name, parameters, Flat(scaling), bounds=bounds)
         shares = self._partition.shares
-        self._splits = torch.tensor(shares, dtype=torch.int32)
+        self._splits = torch.tensor(shares, dtype=torch.int32, device="cpu")
         self._dtype = wire_dtype(first.dtype)
         self._in_place = len(self.parameters) == 1 and first.dtype is self._dtype
         # These buffers are filled before every use.
         self._flat = first.new_empty(0 if self._in_place else sum(shares), dtype=self._dtype)
         self._received = self._flat.new_empty(ranks, shares[rank()])
         self._own = self._flat.new_empty(shares[rank()])
-        self._counts = torch.empty(ranks, dtype=torch.int32)
+        self._counts = torch.empty(ranks, dtype=torch.int32, device="cpu")
         self.parts = [
             Part(piece, torch.nn.Parameter(piece.of(piece.whole.detach().view(-1))))
             for piece in self._partition.pieces(rank())

@@ -55,7 +55,7 @@ class ZeroStep:
         fetch_all: Callable[[], Sequence[bytes]],
     ) -> None:
         self._name = f"hvd_autosync.owners.{name}"
-        self._votes = torch.zeros(1)
+        self._votes = torch.zeros(1, device="cpu")
         self._vote: int | None = None
         self._optimizer = optimizer
         self._dispatcher = dispatcher

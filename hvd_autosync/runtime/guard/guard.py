@@ -211,7 +211,7 @@ class Guard(JoinHook):
         if not wrong or not self._snapshots.steps:
             return True
         # All ranks have the same result, except those that have entered join() since.
-        present = allreduce(torch.ones(1), op=Sum, name=f"{self._name}.verdict")
+        present = allreduce(torch.ones(1, device="cpu"), op=Sum, name=f"{self._name}.verdict")
         if present.item() < size():
             return True
         self.verdict = wrong
@@ -225,7 +225,7 @@ class Guard(JoinHook):
         """
         arrived = None
         sums = torch.tensor(
-            [*self._all.taken(), *self._of_averages.taken(), 1], dtype=torch.float64
+            [*self._all.taken(), *self._of_averages.taken(), 1], dtype=torch.float64, device="cpu"
         )
         sent, self._sent = self._sent, None
         try:

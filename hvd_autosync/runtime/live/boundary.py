@@ -54,7 +54,7 @@ def meet(
         receive: On rank 0: returns what it has to tell; elsewhere ``None``.
     """
     root = receive is not None
-    own = torch.tensor([1, ready, slow, clear and root, wait_steps if root else 0])
+    own = torch.tensor([1, ready, slow, clear and root, wait_steps if root else 0], device="cpu")
     present, are_ready, are_slow, is_clear, wait = allreduce(
         own, name="hvd_autosync.live.boundary", op=Sum
     ).tolist()

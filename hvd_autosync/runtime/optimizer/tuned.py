@@ -63,7 +63,7 @@ def best_known(
         optimizer: Holds the parameters.
         named: Their names, as given to ``DistributedOptimizer``.
     """
-    own = torch.tensor([local_size() if local_rank() == 0 else 0])
+    own = torch.tensor([local_size() if local_rank() == 0 else 0], device="cpu")
     slots = [count for count in allgather(own, name="hvd_autosync.slots").tolist() if count]
     device = next(p.device for group in optimizer.param_groups for p in group["params"])
     query = {

@@ -74,7 +74,8 @@ def decode_entries(data: bytes) -> list[Entry]:
                 if len(block) != size:
                     raise ValueError("memory is missing")
                 # frombuffer takes no empty buffer
-                tensor = torch.frombuffer(block, dtype=dtype) if count else torch.empty(0)
+                nothing = torch.empty(0, device="cpu")
+                tensor = torch.frombuffer(block, dtype=dtype) if count else nothing
                 state[name] = tensor.to(dtype).view(shape)
                 position += size
             entries.append(Entry(place, begin, state, frozenset(by_element)))

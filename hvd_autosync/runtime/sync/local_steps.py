@@ -329,7 +329,7 @@ class LocalSteps(Nested, JoinHook):
         progress = self._progress
         known = progress.epochs.seen or progress.script_averages
         wanted = self._schedule.length(self.step, progress.rate, progress.highest) > 1
-        ready = torch.tensor([float(known and wanted)])
+        ready = torch.tensor([float(known and wanted)], device="cpu")
         in_favour = allreduce(ready, op=Sum, name=f"{self._name}.vote").item()
         if self._votes.passed(in_favour, self.step, wanted=wanted, known=known):
             if self._phase.now is Phase.RESTORED:
@@ -372,7 +372,7 @@ class LocalSteps(Nested, JoinHook):
     def _end_round(self, *, early: bool) -> None:
         self._done = 0
         self.averages += 1
-        here = torch.tensor([1, early], dtype=torch.int32)
+        here = torch.tensor([1, early], dtype=torch.int32, device="cpu")
         # Known first: ranks that end a round for different reasons would wait for each other.
         synchronize(allreduce_async_(here, name=f"{self._name}.end", op=Sum))
         ranks, ended_early = here.tolist()
@@ -403,7 +403,7 @@ class _Proposal:
 
     def __init__(self, name: str, length: int, ends_epoch: bool) -> None:
         numbers = [1, length, length**2, ends_epoch]
-        self._sums = torch.tensor(numbers, dtype=torch.float64)
+        self._sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self._handle = allreduce_async_(self._sums, name=f"{name}.length", op=Sum)
 
     def agreed(self) -> tuple[int, bool]:

@@ -231,7 +231,7 @@ class NoBarrier:
             sum(self.staleness.values()),
         ]
         name = f"hvd_autosync.phases.{self._name}.met"
-        sums = allreduce(torch.tensor(own, dtype=torch.float64), op=Sum, name=name)
+        sums = allreduce(torch.tensor(own, dtype=torch.float64, device="cpu"), op=Sum, name=name)
         return [float(each) for each in sums]
 
     def _take_back(self, asynchronous: Asynchronous) -> None:

@@ -373,8 +373,8 @@ class ProtocolPhases(Nested, JoinHook):
         own = [known, self._sample_counter.new_samples(), self.compute_timer.seconds]
         if self._dynamic_batching is not None:
             own += self._dynamic_batching.vote()
-        votes = torch.zeros(size(), len(own), dtype=torch.float64)
-        votes[rank()] = torch.tensor(own, dtype=torch.float64)
+        votes = torch.zeros(size(), len(own), dtype=torch.float64, device="cpu")
+        votes[rank()] = torch.tensor(own, dtype=torch.float64, device="cpu")
         received = allreduce(votes, op=Sum, name=f"{self._name}.vote")
         in_favour, samples = received[:, :2].sum(0).tolist()
         seconds = received[:, 2].tolist()

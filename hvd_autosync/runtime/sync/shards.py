@@ -45,7 +45,7 @@ class ServerBucket:
         self.parameters = partition.parameters
         self.partition = partition
         # Messages are read and written on the CPU, whatever the device of the parameters.
-        self.flat = torch.zeros(sum(partition.shares), dtype=self.parameters[0].dtype)
+        self.flat = torch.zeros(sum(partition.shares), dtype=self.parameters[0].dtype, device="cpu")
         self.pulled = torch.zeros_like(self.flat)
         self._places = dict(zip(self.parameters, partition.split(self.flat), strict=True))
         self._pulled = partition.split(self.pulled)

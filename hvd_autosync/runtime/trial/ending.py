@@ -52,7 +52,7 @@ def vote_prune(step_s: Sequence[float], above_s: float) -> bool:
         above_s: The threshold, seconds.
     """
     prune = float(should_prune(step_s, above_s))
-    votes = allreduce(torch.tensor([prune]), name="hvd_autosync.prune", op=Sum)
+    votes = allreduce(torch.tensor([prune], device="cpu"), name="hvd_autosync.prune", op=Sum)
     return bool(votes.item() == size())
 
 
@@ -67,7 +67,7 @@ def agree_enough(step_s: Sequence[float], most: int) -> int:
         most: Largest number.
     """
     # Sums of integers are equal on all ranks.
-    usual_us = torch.tensor([round(1e6 * statistics.median(step_s or [0.0]))])
+    usual_us = torch.tensor([round(1e6 * statistics.median(step_s or [0.0]))], device="cpu")
     total_us = allreduce(usual_us, name="hvd_autosync.enough", op=Sum)
     return enough_steps(1e-6 * total_us.item() / size(), most)
 
@@ -92,7 +92,7 @@ def _leave_horovod() -> None:
     # fast rank's shutdown could fail one that a slow rank still waits for. It fails itself if
     # another rank has left already, or the script has shut Horovod down.
     with contextlib.suppress(CollectiveError, ValueError):
-        allreduce(torch.zeros(1), name="hvd_autosync.end", op=Sum)
+        allreduce(torch.zeros(1, device="cpu"), name="hvd_autosync.end", op=Sum)
     endpoints = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
     if endpoints is not None:
         endpoints.abort_all("the run has ended")

@@ -155,7 +155,7 @@ def _reduce(buffer: torch.Tensor, group: ProcessSet) -> float:
 
 def _most(value: float, group: ProcessSet) -> float:
     """The largest ``value`` of any rank of the group, on every one."""
-    own = torch.tensor([value], dtype=torch.float64)
+    own = torch.tensor([value], dtype=torch.float64, device="cpu")
     name = "hvd_autosync.probe.most"
     synchronize(allreduce_async_(own, name=name, op=Max, process_set=group))
     return float(own.item())
@@ -165,5 +165,7 @@ def _device() -> torch.device:
     """The most likely device of a job's gradients on this host."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank())
-    return torch.device("cuda", local_rank())
+    # A launcher may have left each rank one device, or ranks may share one.
+    number = local_rank() % torch.cuda.device_count()
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)

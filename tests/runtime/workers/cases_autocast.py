@@ -1,5 +1,6 @@
-"""bfloat16 autocast, with and without a gradient scaler, under every exchange, codec and schedule.
+"""Autocast, with and without a gradient scaler, under every exchange, codec and schedule.
 
+It is that of bfloat16; on a GPU with a scaler, where scripts need one, that of float16.
 Exact ones train what Horovod's own optimizer trains; under lossy ones the loss falls.
 """
 
@@ -8,7 +9,7 @@ import torch
 from cases_codecs import PLANS as CODECS
 from cases_exchanges import CLASSES, OPTIMIZERS, Model, groups_of, loss_of, plan, plans
 from cases_local_steps import loader, scheduled, together
-from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks
+from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, device_type
 
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
@@ -18,21 +19,24 @@ STEPS = 25
 OVERFLOW = 5
 
 
-def autocast_loss(model, step, **options):
-    with torch.autocast("cpu", torch.bfloat16):
+def autocast_loss(model, step, *, dtype=torch.bfloat16, **options):
+    with torch.autocast(device_type(), dtype):
         return loss_of(model, step, **options)
 
 
 def train(factory, *, scaled, steps=STEPS, on_all=False):
     """A model after some steps; a scaler skips one that overflows on rank 0, or on all ranks."""
     model, skipped = Model(), 0
+    dtype = torch.float16 if scaled and device_type() == "cuda" else torch.bfloat16
     optimizer = factory(
         OPTIMIZERS["momentum"](groups_of(model)), named_parameters=model.named_parameters()
     )
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000, enabled=scaled)
+    scaler = torch.amp.GradScaler(
+        torch.get_default_device().type, init_scale=2.0**10, growth_interval=1000, enabled=scaled
+    )
     for number in loader(steps):
         optimizer.zero_grad()
-        loss = autocast_loss(model, int(number))
+        loss = autocast_loss(model, int(number), dtype=dtype)
         if scaled and number == OVERFLOW and (on_all or hvd.rank() == 0):
             loss = loss * float("inf")
         scaler.scale(loss).backward()

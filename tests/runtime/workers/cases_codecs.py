@@ -12,7 +12,7 @@ import unittest
 import horovod.torch as hvd
 import torch
 from cases_exchanges import CLASSES, OPTIMIZERS, Model, loss_of, plan
-from common import HOROVODS, OURS, assert_identical, raises
+from common import HOROVODS, OURS, assert_identical, raises, seeded
 from horovod.torch.mpi_ops import global_process_set, synchronize
 
 from hvd_autosync.errors import AutosyncError
@@ -36,7 +36,7 @@ def make(name, size=SIZE, **changes):
 
 
 def data(step=0, size=SIZE):
-    generator = torch.Generator().manual_seed(97 * hvd.rank() + step)
+    generator = seeded(97 * hvd.rank() + step)
     return torch.randn(size, generator=generator)
 
 
@@ -115,8 +115,8 @@ def case_full_rank_is_exact():
 
 
 def case_low_rank_matrices_are_found_by_powersgd():
-    left = torch.randn(SIZE // COLUMNS, 2, generator=torch.Generator().manual_seed(1))
-    right = torch.randn(2, COLUMNS, generator=torch.Generator().manual_seed(2))
+    left = torch.randn(SIZE // COLUMNS, 2, generator=seeded(1))
+    right = torch.randn(2, COLUMNS, generator=seeded(2))
     tensor = (left @ right).view(-1) * (1 + hvd.rank())
     torch.testing.assert_close(reduce(make("powersgd"), tensor), mean(tensor), atol=1e-4, rtol=1e-4)
 

@@ -16,6 +16,7 @@ from common import (
     clipped_step,
     exchange_of,
     raises,
+    seeded,
     synchronized_by,
 )
 from torch import nn
@@ -86,7 +87,7 @@ class Model(nn.Module):
 
 
 def inputs(step, rows=None):
-    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    generator = seeded(1000 * hvd.rank() + step)
     count = (6 if step % 10 else 2) if rows is None else rows  # a short last batch
     return torch.randint(0, ROWS, (count, 3), generator=generator)
 

@@ -14,7 +14,9 @@ from common import (
     assert_identical,
     assert_same_on_all_ranks,
     clipped_step,
+    device_type,
     exchange_of,
+    seeded,
     strategy,
 )
 from torch import nn
@@ -51,7 +53,7 @@ class Net(nn.Module):
 
 
 def batch(step, rows=4):
-    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    generator = seeded(1000 * hvd.rank() + step)
     return torch.randn(rows, INPUTS, generator=generator)
 
 
@@ -91,7 +93,7 @@ def train(
     for number in range(steps if isinstance(steps, int) else steps[hvd.rank()]):
         distributed.zero_grad()
         for part in range(passes):
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.autocast(device_type(), torch.bfloat16, enabled=autocast):
                 value = loss(model, passes * number + part)
             (value / passes).backward()
         (step or type(distributed).step)(distributed)
@@ -212,7 +214,12 @@ def case_factors_after_a_scaled_step_that_overflows():
     """A gradient scaler skips such steps; they are no reason to give factors up."""
 
     def run(factory):
-        model, scaler = Net(), torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=500)
+        model, scaler = (
+            Net(),
+            torch.amp.GradScaler(
+                torch.get_default_device().type, init_scale=2.0**126, growth_interval=500
+            ),
+        )
         base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         distributed = factory(base, named_parameters=model.named_parameters())
         for number in range(60):

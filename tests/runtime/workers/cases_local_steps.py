@@ -13,6 +13,7 @@ from common import (
     mlp,
     raises,
     rounds_of,
+    seeded,
     synchronized_by,
     wrap,
 )
@@ -80,7 +81,7 @@ def alone(base, steps, lengths):
     ends = {sum(lengths[:count]) for count in range(1, len(lengths) + 1)}
     for number in range(steps):
         for rank, (model, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
-            generator = torch.Generator().manual_seed(1000 * rank + number)
+            generator = seeded(1000 * rank + number)
             optimizer.zero_grad()
             model(torch.randn(6, 12, generator=generator)).pow(2).mean().backward()
         if number == 0:
@@ -308,7 +309,7 @@ def case_any_layout_of_memory():
     model, optimizer = local(Schedule(3), model=model)
     for number in loader(8):
         optimizer.zero_grad()
-        inputs = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(9 + hvd.rank()))
+        inputs = torch.randn(2, 3, 5, 5, generator=seeded(9 + hvd.rank()))
         model(inputs).pow(2).mean().backward()
         optimizer.step()
         assert together(model) == (int(number) in (0, 3, 6, 7))

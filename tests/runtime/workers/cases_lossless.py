@@ -12,6 +12,8 @@ from common import (
     assert_identical,
     assert_same_on_all_ranks,
     clipped_step,
+    device_type,
+    seeded,
 )
 from horovod.torch.mpi_ops import global_process_set, synchronize
 from torch import nn
@@ -53,7 +55,7 @@ def assert_same_bits(left, right):
 
 def tensors():
     """This rank's tensors of many kinds."""
-    draw = torch.Generator().manual_seed(31 * hvd.rank() + 1)
+    draw = seeded(31 * hvd.rank() + 1)
     normal = torch.randn(SIZE, generator=draw) * 1e-3
     zeros = normal * (torch.rand(SIZE, generator=draw) < 0.5)
     random = torch.randint(-(2**31), 2**31, (SIZE,), generator=draw).to(torch.int32)
@@ -119,9 +121,9 @@ def _train(factory, *, autocast=False, optimizer="momentum", step=None, passes=1
     for number in range(steps if isinstance(steps, int) else steps[hvd.rank()]):
         distributed.zero_grad()
         for part in range(passes):
-            draw = torch.Generator().manual_seed(1000 * hvd.rank() + passes * number + part)
+            draw = seeded(1000 * hvd.rank() + passes * number + part)
             inputs = torch.randn(7 if number % 10 else 2, 24, generator=draw)
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.autocast(device_type(), torch.bfloat16, enabled=autocast):
                 loss = model(inputs).float().pow(2).mean() / passes
             loss.backward()
         (step or type(distributed).step)(distributed)
@@ -227,7 +229,7 @@ def case_other_types_travel_as_they_are():
                 distributed = factory(
                     torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
                 )
-                draw = torch.Generator().manual_seed(hvd.rank())
+                draw = seeded(hvd.rank())
                 for _ in range(3):
                     distributed.zero_grad()
                     model(torch.randn(3, 24, generator=draw).double()).pow(2).mean().backward()
@@ -242,7 +244,7 @@ def _draws(step, repeats):
 
     Those of rank 0 are the largest: in their sums with the others' no exponents repeat either.
     """
-    draw = torch.Generator().manual_seed(7 * hvd.rank() + step)
+    draw = seeded(7 * hvd.rank() + step)
     lowest, highest = (0x40000000, 0x7F000000) if hvd.rank() == 0 else (0, 0x40000000)
     random = torch.randint(lowest, highest, (SIZE,), generator=draw)
     random -= torch.randint(2, (SIZE,), generator=draw) << 31  # the sign

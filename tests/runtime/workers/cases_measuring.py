@@ -4,7 +4,7 @@ import time
 
 import horovod.torch as hvd
 import torch
-from common import OURS, RUN, batch, mlp, strategy, wrap
+from common import OURS, RUN, batch, device_type, mlp, strategy, wrap
 from torch import nn
 
 from hvd_autosync.runtime.collectives import agreement
@@ -73,7 +73,7 @@ def case_scaled_losses():
     distributed = wrap(OURS, model)
     RUN._classifier = StepClassifier()
     RUN.recorder.take_news(wait_for_device=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler = torch.amp.GradScaler(device_type(), init_scale=64.0)
     loss = model(batch(0)).pow(2).mean()
     scaler.scale(loss).backward()
     distributed.synchronize()

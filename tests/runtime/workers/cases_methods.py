@@ -26,6 +26,7 @@ from common import (
     phases_of,
     raises,
     rounds_of,
+    seeded,
     synchronized_by,
     wrap,
 )
@@ -172,7 +173,7 @@ def case_exact_methods_of_two_optimizers():
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 seed = 100 * hvd.rank() + number
-                x = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed))
+                x = torch.randn(5, 6, generator=seeded(seed))
                 parts[1](torch.tanh(parts[0](x))).pow(2).mean().backward()
                 for optimizer in optimizers:
                     optimizer.step()
@@ -191,7 +192,7 @@ class Constant(nn.Module):
         self.head = nn.Linear(7, 2)
 
     def slope(self, number, rank):
-        generator = torch.Generator().manual_seed(1000 * rank + number)
+        generator = seeded(1000 * rank + number)
         return [torch.randn(p.shape, generator=generator) for p in self.parameters()]
 
     def forward(self, number):

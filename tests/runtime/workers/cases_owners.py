@@ -18,6 +18,7 @@ from common import (
     exchange_of,
     mlp,
     raises,
+    seeded,
     wrap,
 )
 
@@ -303,7 +304,7 @@ def case_parameters_that_do_not_lie_in_order():
             distributed = wrap(OURS, model)
         for number in range(4):
             distributed.zero_grad()
-            generator = torch.Generator().manual_seed(10 * hvd.rank() + number)
+            generator = seeded(10 * hvd.rank() + number)
             model(torch.randn(2, 4, 5, 5, generator=generator)).pow(2).mean().backward()
             distributed.step()
         models.append(list(model.parameters()))

@@ -15,7 +15,15 @@ from cases_local_steps import local
 from cases_local_steps import step as local_step
 from cases_protocols import phases
 from cases_switching import Model, plans
-from common import HOROVODS, OURS, assert_close, assert_identical, assert_same_on_all_ranks, raises
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    assert_identical,
+    assert_same_on_all_ranks,
+    raises,
+    seeded,
+)
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -67,7 +75,7 @@ class Data(Dataset):
         return self.count
 
     def __getitem__(self, number):
-        generator = torch.Generator().manual_seed(1000 * self.rank + number)
+        generator = seeded(1000 * self.rank + number)
         return torch.randn(6, 12, generator=generator)
 
 

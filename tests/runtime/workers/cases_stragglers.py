@@ -7,7 +7,7 @@ import torch
 from cases_guard import real_training
 from cases_local_steps import batch, loader, together
 from cases_protocols import phases, plain
-from common import assert_close, phases_of, raises
+from common import assert_close, phases_of, raises, seeded
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -111,7 +111,7 @@ def case_a_straggler_is_left_out_sooner_in_later_passes():
 
 
 def case_batches_as_large_as_ranks_are_fast_train_the_same():
-    data = torch.randn(320, 12, generator=torch.Generator().manual_seed(5))  # the same on all ranks
+    data = torch.randn(320, 12, generator=seeded(5))  # the same on all ranks
     for workers in (0, 2):
         found, largest = [], []
         for policy in ("balance", "none"):

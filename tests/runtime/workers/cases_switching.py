@@ -16,6 +16,7 @@ from common import (
     clipped_step,
     exchange_of,
     raises,
+    seeded,
 )
 from torch import nn
 
@@ -136,7 +137,7 @@ def case_switching_of_two_optimizers():
             for _ in range(STRETCH):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
-                x = torch.randn(5, 6, generator=torch.Generator().manual_seed(hvd.rank()))
+                x = torch.randn(5, 6, generator=seeded(hvd.rank()))
                 parts[1](torch.tanh(parts[0](x))).pow(2).mean().backward()
                 for optimizer in optimizers:
                     optimizer.step()

@@ -72,9 +72,19 @@ def mlp(dtype=torch.float32, sizes=(12, 20, 8, 3)) -> nn.Module:
     return nn.Sequential(*(module for layer in layers for module in (layer, nn.Tanh())))
 
 
+def device_type() -> str:
+    """Of the device on which the cases compute."""
+    return torch.get_default_device().type
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Random numbers of a seed, on the device of the cases."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def batch(step: int, dtype=torch.float32, rows=6, columns=12) -> torch.Tensor:
     """This rank's data of one step."""
-    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    generator = seeded(1000 * hvd.rank() + step)
     return torch.randn(rows, columns, generator=generator, dtype=dtype)
 
 

@@ -2,7 +2,8 @@
 
 ``run_cases.py FOLDER MODULE.CASE ...``: each rank appends one JSON line per case to
 ``FOLDER/RANK``: ``[name, traceback or ""]``. A case ends by returning, by ``unittest.SkipTest``, or
-by failing.
+by failing. With ``CASES_DEVICE=cuda`` in the environment they compute on GPUs, which ranks share if
+there are fewer.
 """
 
 import faulthandler
@@ -67,8 +68,20 @@ def run(case) -> str:
     return ""
 
 
+def compute_on(device: str) -> None:
+    """Let whatever the cases make be there, and what they do twice have the same bits."""
+    torch.set_default_device(device)
+    if device == "cuda":
+        number = int(os.environ.get("HOROVOD_LOCAL_RANK", "0"))
+        torch.cuda.set_device(number % torch.cuda.device_count())
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS keeps its order of sums with it
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def main(folder: str, *names: str) -> None:
     modules = {name.partition(".")[0] for name in names}
+    if device := os.environ.get("CASES_DEVICE"):
+        compute_on(device)
     faulthandler.dump_traceback_later(540)  # before the job is ended: where does it hang?
     torch.set_num_threads(1)
     wait_asleep()

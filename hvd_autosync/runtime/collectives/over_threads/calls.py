@@ -108,7 +108,7 @@ def _alltoall(parts: Sequence[Call]) -> None:
     pieces = [part.sent.split(part.splits) for part in parts]
     for place, part in enumerate(parts):
         received = [of_source[place] for of_source in pieces]
-        counts = torch.tensor([len(each) for each in received], dtype=torch.int32)
+        counts = torch.tensor([len(each) for each in received], dtype=torch.int32, device="cpu")
         _deliver(part, torch.cat(received), counts)
 
 
