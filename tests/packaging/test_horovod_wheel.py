@@ -39,6 +39,9 @@ def test_compiler_gets_cxx17_and_linker_a_relative_path(builds: ModuleType, tmp_
     arguments = ["-std=c++14", "-std=gnu++11", "-std=c++17", "-shared", "-DNAME=two words", "a.o"]
     done = subprocess.run(["sh", str(wrapper), *arguments], text=True, capture_output=True)
     *words, rpath = done.stdout.splitlines()
+    headers, words = words[:12], words[12:]
+    assert headers[::2] == ["-include"] * 6
+    assert {"cstdint", "stdexcept", "string"} < {*headers[1::2]}
     assert words == ["-std=c++17", "-std=gnu++17", "-std=c++17", *arguments[3:]]
     assert rpath == "-Wl,-rpath,$ORIGIN/../../../..:$ORIGIN/../../torch/lib"
 
