@@ -79,8 +79,10 @@ def make_environment(environment: Path, *options: str) -> None:
     """
     venv.create(environment, with_pip=False, symlinks=True)
     packages = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    # An environment over an environment sees only the system's packages; pip is among these, too.
-    (packages / "over.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # An environment over an environment would see only the system's packages. pip is among these,
+    # and what setuptools puts into a .pth file of its own: distutils.
+    below = sysconfig.get_path("purelib")
+    (packages / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
     within(environment, str(ROOT / "tools" / "horovod_wheel.py"), "--without-mpi", *options)
 
 

@@ -127,7 +127,9 @@ def install(wheel: Path, parts: Parts) -> str | None:
     )
     if done.returncode:
         return f"pip cannot install it: {last_line(done.stderr)}"
-    run([*pip, str(wheel)])  # Horovod's few requirements; torch is not among them
+    # Horovod's few requirements; torch is not among them. It forgets setuptools, whose distutils
+    # horovodrun imports.
+    run([*pip, str(wheel), "setuptools; python_version >= '3.12'"])
     done = subprocess.run(
         [sys.executable, "-c", VERIFICATION],
         text=True,
