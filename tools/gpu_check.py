@@ -31,6 +31,13 @@ CACHE = ROOT / "build" / "gpu-cache"
 #: Groups of ``tests/runtime/test_on_ranks.py`` that do not depend on where tensors are.
 GROUPS = ("plain", "exchanges", "codecs", "lossless", "loops", "methods", "reinitialize")
 _CASES = "tests/runtime/test_on_ranks.py"
+#: Names of checks that measure, so that nothing runs beside them; each is a test of this file.
+MEASURING = {
+    "events": "test_events_time_what_the_device_does",
+    "live study": "test_a_training_is_tuned_in_its_own_steps",
+    "fork servers": "test_fork_servers_never_open_the_device",
+}
+_MEASURED = "tests/test_gpu.py"
 
 
 class Check(NamedTuple):
@@ -149,7 +156,7 @@ def main() -> int:
         sys.exit(f"error: there is no {WHEELS}; gather it before: python tools/gpu_wheels.py")
     by_host, by_nccl = ROOT / ".venv-gpu", ROOT / ".venv-gpu-nccl"
     checks = [
-        Check("studies", by_host, ("tests/test_gpu.py",)),
+        *(Check(name, by_host, (f"{_MEASURED}::{test}",)) for name, test in MEASURING.items()),
         *(Check(name, by_host, (_CASES, "-k", f"{name}-gloo")) for name in GROUPS),
         Check("nccl", by_nccl, ("tests/runtime/test_nccl.py",)),
     ]
@@ -170,8 +177,7 @@ def main() -> int:
     for environment in needed:
         install_package(environment)
     print(f"{'check':14}{'passed':>8}{'failed':>8}{'skipped':>9}{'s':>7}", flush=True)
-    # Studies measure steps, so nothing runs beside them.
-    alone = [check for check in chosen if check.name == "studies"]
+    alone = [check for check in chosen if check.name in MEASURING]
     failed = sum(show(run(check)) for check in alone)
     with ThreadPoolExecutor(arguments.at_once) as pool:
         failed += sum(map(show, pool.map(run, (c for c in chosen if c not in alone))))
@@ -180,4 +186,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -123,6 +123,11 @@ def mpi_enabled() -> bool:
     return collectives().mpi_enabled()
 
 
+def copies_to_host(tensor: torch.Tensor) -> bool:
+    """As :meth:`Collectives.copies_to_host`."""
+    return collectives().copies_to_host(tensor)
+
+
 def add_process_set(ranks: Sequence[int]) -> ProcessSet:
     """As :meth:`Collectives.add_process_set`."""
     return collectives().add_process_set(ranks)

@@ -45,6 +45,9 @@ class OverHorovod:
     def init(self) -> None:
         mpi_ops.init()  # may be replaced
 
+    def copies_to_host(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and not mpi_ops.nccl_built()
+
     def add_process_set(self, ranks: Sequence[int]) -> ProcessSet:
         made: ProcessSet = add_process_set(list(ranks))
         return made

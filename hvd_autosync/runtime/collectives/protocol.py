@@ -79,6 +79,9 @@ class Collectives(Protocol):
     def mpi_enabled(self) -> bool:
         """Whether ranks can also send messages over MPI."""
 
+    def copies_to_host(self, tensor: torch.Tensor) -> bool:
+        """Whether it reduces a tensor of a GPU on the host, from where torch copies the result."""
+
     def add_process_set(self, ranks: Sequence[int]) -> ProcessSet:
         """Make a process set; all ranks of the job do, in the same order."""
 

@@ -29,7 +29,7 @@ from torch import nn
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.operations import CollectiveError, collectives
+from hvd_autosync.runtime.collectives.operations import CollectiveError, collectives, copies_to_host
 from hvd_autosync.runtime.collectives.settling import settle_before
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.buckets import Bucket
@@ -223,6 +223,9 @@ class DeferredUpdate:
         plain = {p for p in parameters if type(p) is nn.Parameter}
         self._deferrable = {b: [Memory(p) for p in b.parameters] for b in buckets}
         self._drop(parameters - watch_modules(plain, self._reach), "not in Python modules")
+        # A copy into a gradient looks like a change of the script's.
+        copied = {p for p in parameters if copies_to_host(p)}
+        self._drop(copied, "on a GPU, and this Horovod, without NCCL, reduces them on the host")
 
     def _drop(self, parameters: set[nn.Parameter], why: str) -> None:
         """Never defer the steps of some parameters, nor of others in their buckets."""

@@ -12,6 +12,7 @@ from common import HOROVODS, OURS, assert_close, batch, exchange_of, mlp, raises
 from torch import nn
 
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.collectives.operations import collectives
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
 LATE = ExchangePlan(order="priority")
@@ -65,6 +66,19 @@ def case_steps_wait_until_forward():
         assert waits(distributed) == changed.count(False)
         assert_close(list(model.parameters()), expected())
         assert waits(distributed) == 0
+
+
+def case_no_step_waits_where_horovod_copies_gradients():
+    """As on a GPU without NCCL, where a copy looks like a change of the script's."""
+    own = collectives()
+    own.copies_to_host = lambda tensor: True
+    try:
+        model, distributed = make(chosen=IN_BUCKETS)
+        steps(model, distributed)
+        assert waits(distributed) == 0
+        assert_close(list(model.parameters()), expected())
+    finally:
+        del own.copies_to_host
 
 
 def case_every_way_to_a_parameter():

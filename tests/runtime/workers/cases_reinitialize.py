@@ -15,15 +15,7 @@ from cases_local_steps import local
 from cases_local_steps import step as local_step
 from cases_protocols import phases
 from cases_switching import Model, plans
-from common import (
-    HOROVODS,
-    OURS,
-    assert_close,
-    assert_identical,
-    assert_same_on_all_ranks,
-    raises,
-    seeded,
-)
+from common import HOROVODS, OURS, assert_close, assert_identical, assert_same_on_all_ranks, raises
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -75,8 +67,9 @@ class Data(Dataset):
         return self.count
 
     def __getitem__(self, number):
-        generator = seeded(1000 * self.rank + number)
-        return torch.randn(6, 12, generator=generator)
+        # A forked process cannot use a GPU.
+        generator = torch.Generator("cpu").manual_seed(1000 * self.rank + number)
+        return torch.randn(6, 12, generator=generator, device="cpu")
 
 
 def train(between, steps, base):
@@ -92,7 +85,7 @@ def train(between, steps, base):
     )
     for number, x in enumerate(itertools.chain(loader, loader)):
         distributed.zero_grad()
-        model(x).pow(2).mean().backward()
+        model(x.to(torch.get_default_device())).pow(2).mean().backward()
         distributed.step()
         between(number)
     states = [v for s in distributed.state.values() for v in s.values() if torch.is_tensor(v)]

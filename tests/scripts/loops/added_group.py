@@ -39,7 +39,7 @@ def train(how="by hand", steps=40):
     model = nn.ModuleDict({"embedding": nn.Embedding(100, 20), "head": nn.Linear(20, 5)})
     optimizer = wrap(model)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    generator = torch.Generator().manual_seed(hvd.rank())
+    generator = torch.Generator(torch.get_default_device()).manual_seed(hvd.rank())
     added = None
     for step in range(steps):
         if step == steps // 2:

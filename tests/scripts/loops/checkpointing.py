@@ -35,7 +35,7 @@ def train(reentrant=False, steps=40):
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    generator = torch.Generator().manual_seed(hvd.rank())
+    generator = torch.Generator(torch.get_default_device()).manual_seed(hvd.rank())
     for _ in range(steps):
         tokens = torch.randint(150, (2, 5), generator=generator)
         optimizer.zero_grad()

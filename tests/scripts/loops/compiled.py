@@ -28,7 +28,7 @@ def train(backend="aot_eager", steps=40):
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     compiled = torch.compile(model, backend=backend)
-    generator = torch.Generator().manual_seed(hvd.rank())
+    generator = torch.Generator(torch.get_default_device()).manual_seed(hvd.rank())
     for _ in range(steps):
         tokens = torch.randint(200, (4, 6), generator=generator)
         optimizer.zero_grad()

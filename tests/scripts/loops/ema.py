@@ -14,7 +14,7 @@ def train(steps=40):
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    generator = torch.Generator().manual_seed(hvd.rank())
+    generator = torch.Generator(torch.get_default_device()).manual_seed(hvd.rank())
     batches = [torch.randn(8, 16, generator=generator) for _ in range(steps)]
     for inputs in batches:
         optimizer.zero_grad()

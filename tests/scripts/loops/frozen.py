@@ -34,7 +34,7 @@ def train(how="at first", steps=42):
     )
     optimizer = wrap(model) if how == "at first" else None
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    generator = torch.Generator().manual_seed(hvd.rank())
+    generator = torch.Generator(torch.get_default_device()).manual_seed(hvd.rank())
     for step in range(steps):
         third = 3 * step // steps
         if 3 * step % steps < 3:

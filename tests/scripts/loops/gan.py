@@ -32,7 +32,7 @@ def train(freeze=True, steps=40):
         optimizers.append(hvd.DistributedOptimizer(optimizer, named_parameters=named))
         hvd.broadcast_parameters(part.state_dict(), root_rank=0)
     for_generator, for_discriminator = optimizers
-    random = torch.Generator().manual_seed(hvd.rank())
+    random = torch.Generator(torch.get_default_device()).manual_seed(hvd.rank())
     for _ in range(steps):
         real = torch.randn(6, 12, generator=random) + 1
         fake = generator(torch.randn(6, 8, generator=random))

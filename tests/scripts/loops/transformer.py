@@ -33,12 +33,12 @@ def train(steps=40, tied=True):
     scheduler = get_cosine_schedule_with_warmup(optimizer, 3, steps)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    generator = torch.Generator().manual_seed(hvd.rank())
+    generator = torch.Generator(torch.get_default_device()).manual_seed(hvd.rank())
     for _ in range(steps):
         optimizer.zero_grad()
         for _ in range(PASSES):
             tokens = torch.randint(120, (2, 12), generator=generator)
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(torch.get_default_device().type, torch.bfloat16):
                 loss = model(input_ids=tokens, labels=tokens).loss
             (loss / PASSES).backward()
         optimizer.synchronize()

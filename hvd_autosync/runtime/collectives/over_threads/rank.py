@@ -88,6 +88,9 @@ class ThreadRank:
     def mpi_enabled(self) -> bool:
         return False
 
+    def copies_to_host(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda
+
     def add_process_set(self, ranks: Sequence[int]) -> ProcessSet:
         return ThreadSet(tuple(ranks), self._rank)
 
