@@ -69,7 +69,9 @@ def test_events_time_what_the_device_does() -> None:
 
 
 def test_a_training_is_tuned_in_its_own_steps(horovodrun: str, tmp_path: Path) -> None:
-    script = [sys.executable, str(EXAMPLES / "train_lm.py"), "--steps-per-epoch", "150"]
+    # Steps are short there, and the study has to end before the training does.
+    length = ["--epochs", "3", "--steps-per-epoch", "2000"]
+    script = [sys.executable, str(EXAMPLES / "train_lm.py"), *length]
     store = tmp_path / "traces.db"
     flag = ["--autosync", "--autosync-mode", "live", "--autosync-store", str(store), *QUICK]
     tuned, plain = run_job(horovodrun, *flag, *script), run_job(horovodrun, *script)
@@ -80,8 +82,8 @@ def test_a_training_is_tuned_in_its_own_steps(horovodrun: str, tmp_path: Path) -
     assert study.task is not None
     model = study.task.model
     assert model.forward_s > 0 < model.backward_s
-    # Another order of sums, a thousand steps long.
-    assert abs(held_out(tuned.stdout) - held_out(plain.stdout)) < 0.02
+    # Another order of sums, thousands of steps long.
+    assert abs(held_out(tuned.stdout) - held_out(plain.stdout)) < 0.05
 
 
 def test_fork_servers_never_open_the_device(horovodrun: str, tmp_path: Path) -> None:
