@@ -32,7 +32,7 @@ def with_known_fits(store: TraceStore, problem: Problem) -> Problem:
 
 
 def keep_fits(store: TraceStore, problem: Problem) -> None:
-    """Store the fits that the store lacks, once the learner has made them.
+    """Store the fits that the store lacks or has damaged, once the learner has made them.
 
     A source that cannot be fitted has none. A store that cannot be written keeps none: the next
     study fits again.
@@ -40,9 +40,9 @@ def keep_fits(store: TraceStore, problem: Problem) -> None:
     from hvd_autosync.learner.gp import source_hyperparameters
 
     for source in problem.sources:
-        if not source.hyperparameters:
-            with contextlib.suppress(AutosyncError):
-                found = source_hyperparameters(source)
+        with contextlib.suppress(AutosyncError):
+            found = source_hyperparameters(source)
+            if found != source.hyperparameters:
                 store.keep_source_fit(source.study_id, _key(source), found)
 
 

@@ -71,8 +71,11 @@ def test_a_source_is_fitted_once_and_then_never(
     first = fit(problem, default).mean_at(sobol_points(problem.space, 30, seed=2))
     keep_fits(store, problem)
     made = optimizations(monkeypatch)
-    again = fit(with_known_fits(store, problem), default)
+    known = with_known_fits(store, problem)
+    again = fit(known, default)
     assert len(made) == 1  # the target's own
+    monkeypatch.setattr(store, "keep_source_fit", None)  # nothing is written again
+    keep_fits(store, known)
     assert np.array_equal(again.mean_at(sobol_points(problem.space, 30, seed=2)), first)
 
 
@@ -97,8 +100,11 @@ def test_a_damaged_fit_is_made_again(
     with store._database.writing() as connection:
         connection.execute(SOURCE_FITS.update().values(hyperparameters=damaged))
     made = optimizations(monkeypatch)
-    fit(with_known_fits(store, problem), [Observation(problem.space.default, 1.0)])
+    known = with_known_fits(store, problem)
+    fit(known, [Observation(problem.space.default, 1.0)])
     assert len(made) == 2  # the source's and the target's
+    keep_fits(store, known)
+    assert len(with_known_fits(store, problem).sources[0].hyperparameters) == 7
 
 
 @pytest.mark.parametrize(
