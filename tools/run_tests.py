@@ -1,8 +1,8 @@
 """Runs the tests: those that start jobs one after the other, and the rest beside them.
 
 Many jobs beside each other would slow each other beyond their limits, but one leaves a third of two
-processors idle. So there are two rows: jobs; and tests of single functions, then notebooks, the
-documentation and whole tunings. The status is that of the first run that failed.
+processors idle. So there are two rows of jobs of about the same length, and beside them, at the
+lowest priority, the tests of single functions. The status is that of the first run that failed.
 
 Of wide matrices (marker ``wide``) cases that stand for the rest run; with ``--all`` every one does.
 With ``--functions`` only the tests of single functions run.
@@ -25,6 +25,7 @@ _JOBS = "browser or cluster or mpi or notebook or root or slow"
 _BESIDE = (
     "tests/api",
     "tests/docs",
+    "tests/faults",
     "tests/recurring",
     "tests/test_autosync.py",
     "tests/test_jupyterlab.py",
@@ -88,7 +89,7 @@ class _Run:
 
 
 def main() -> int:
-    """Run both rows; their status."""
+    """Run all rows; their status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     jobs, others = f"({_JOBS})", f"not ({_JOBS})"
     if "--all" not in sys.argv[1:]:
@@ -97,29 +98,24 @@ def main() -> int:
         return subprocess.call([*_PYTEST, "-m", others])
     ignored = [f"--ignore={path}" for path in _BESIDE]
     runs = [_Run("--durations=10", "-m", jobs, *ignored, later=False)]
-    over = threading.Event()
-
-    def beside() -> None:  # a thread waits, so that no zombie is among processes that tests see
-        for arguments, nice in (
-            (("-m", others, "--durations=10"), 19),
-            (("-m", jobs, "--durations=10", *_BESIDE), 0),
-        ):
-            if not over.is_set():
-                runs.append(_Run(*arguments, nice=nice))
-                runs[-1].wait()
-
-    thread = threading.Thread(target=beside, daemon=True)
-    thread.start()
+    runs += [
+        _Run("--durations=10", "-m", others, nice=19),
+        _Run("--durations=10", "-m", jobs, *_BESIDE),
+    ]
+    # Threads wait, so that no zombie is among processes that tests see.
+    threads = [threading.Thread(target=run.wait, daemon=True) for run in runs[1:]]
+    for thread in threads:
+        thread.start()
     interrupted = False
     try:
         runs[0].wait()
         print("\nAnd the rest, which ran beside them:", flush=True)
-        thread.join()
+        for thread in threads:
+            thread.join()
     except KeyboardInterrupt:
         interrupted = True  # the terminal has told them, too
         raise
     finally:
-        over.set()
         for run in runs if not interrupted else ():
             run.interrupt()
         for run in runs:
