@@ -110,6 +110,7 @@ def run(check: Check) -> Outcome:
     """Run a check, with its output and results in files."""
     report = REPORTS / f"{check.name.replace(' ', '-')}.xml"
     command = [str(check.environment / "bin" / "python"), "-m", "pytest", "-p", "no:cacheprovider"]
+    report.unlink(missing_ok=True)  # of an earlier run
     start = time.monotonic()
     with report.with_suffix(".log").open("w") as log:
         subprocess.run(
