@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,8 +27,21 @@ def why_launched(job: Job, options: Options) -> str | None:
         ConfigurationError: The space file is invalid.
         StoreError: The store cannot be read.
     """
-    if options.tune_only or _is_tuned(job, options):
+    if options.tune_only or options.reuse == "only":
         return ""
+    restrictions = load_restrictions(options.space)
+    reason = _without_store(job, options, restrictions)
+    if reason and options.reuse == "never":
+        return reason
+    with closing(TraceStore(options.store)) as store:
+        key = tuning_key(job, options, restrictions)
+        if options.reuse != "never" and _is_tuned(store, key):
+            return ""
+        return reason or _interrupted(store, key)
+
+
+def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> str | None:
+    """The first reason that is known without the store; ``None``: there is none."""
     if reason := not_live(options):
         return reason
     if options.runner == "cold":
@@ -38,33 +52,25 @@ def why_launched(job: Job, options: Options) -> str | None:
         return f"rank 0 and the process that tunes run on {job.hosts[0].name}, not on this host"
     if options.store and urlsplit(options.store).password:
         return "the address of the store has a password, which command lines of ranks would show"
-    if knobs := launch_knobs(reinitializes=True) & set(_restrictions(options).get("knobs", ())):
+    if knobs := launch_knobs(reinitializes=True) & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"
-    if study := _interrupted(job, options):
-        return f"study {study} of this job was interrupted in launched trials"
     return None
 
 
-def _restrictions(options: Options) -> dict[str, Any]:
-    return load_restrictions(options.space)
-
-
-def _is_tuned(job: Job, options: Options) -> bool:
-    """Whether the job runs under the result of an earlier study, or not at all."""
-    if options.reuse != "auto":
-        return options.reuse == "only"
-    store, key = TraceStore(options.store), tuning_key(job, options, _restrictions(options))
+def _is_tuned(store: TraceStore, key: str) -> bool:
+    """Whether the job runs under the result of an earlier study."""
     known = store.find_finished(key)
     if known is None:
         return False
     return not why_again(known, without_excluded(known, excluded_strategies(store, key)))
 
 
-def _interrupted(job: Job, options: Options) -> str:
-    """The study of launched trials that will be resumed; empty without one."""
-    store, key = TraceStore(options.store), tuning_key(job, options, _restrictions(options))
+def _interrupted(store: TraceStore, key: str) -> str | None:
+    """A reason if a study of launched trials will be resumed."""
     resumable = store.interrupted()
     for study in store.studies():  # newest first
         if study.job_key == key and study.study_id in resumable:
-            return "" if study.settings.get("mode") == "live" else study.study_id
-    return ""
+            if study.settings.get("mode") == "live":
+                return None
+            return f"study {study.study_id} of this job was interrupted in launched trials"
+    return None

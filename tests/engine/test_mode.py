@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
 
+from hvd_autosync.engine import mode
 from hvd_autosync.engine.mode import why_launched
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import settings_of, tuning_key
@@ -69,19 +70,19 @@ def test_a_space_file_may_be_about_what_horovod_reads_at_its_start(
     assert (knob in reason) if launched and reason else reason is None
 
 
-@pytest.mark.parametrize("mode", ["launched", "live"])
-def test_an_interrupted_study_goes_on_as_it_began(options: Options, mode: str) -> None:
+@pytest.mark.parametrize("began", ["launched", "live"])
+def test_an_interrupted_study_goes_on_as_it_began(options: Options, began: str) -> None:
     store = TraceStore(options.store)
     study = store.create_study(
         job_key=tuning_key(JOB, options, {}),
         command=("python", "train.py"),
-        settings=settings_of(replace(options, mode=mode)).to_json(),
+        settings=settings_of(replace(options, mode=began)).to_json(),
         versions={},
     )
     assert why_launched(JOB, options) is None, "it is under way elsewhere"
     store.let_go(study.study_id)
     reason = why_launched(JOB, options)
-    assert reason is None if mode == "live" else study.study_id in (reason or "")
+    assert reason is None if began == "live" else study.study_id in (reason or "")
 
 
 def test_a_job_that_was_tuned_before_runs_under_its_winner(options: Options) -> None:
@@ -98,3 +99,22 @@ def test_a_job_that_was_tuned_before_runs_under_its_winner(options: Options) -> 
     assert why_launched(JOB, replace(options, reuse="never")) is None
     store.keep_drift(study.study_id, ["steps became slower"])
     assert why_launched(JOB, options) is None, "it is tuned again"
+
+
+def test_the_store_is_opened_once_and_closed(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+
+    class Watched(TraceStore):
+        def __init__(self, location: str | None) -> None:
+            super().__init__(location)
+            events.append("opened")
+
+        def close(self) -> None:
+            super().close()
+            events.append("closed")
+
+    monkeypatch.setattr(mode, "TraceStore", Watched)
+    assert why_launched(JOB, options) is None
+    assert events == ["opened", "closed"]
