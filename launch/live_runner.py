@@ -60,6 +60,8 @@ class Training:
 
     Attributes:
         process: Process id of rank 0, once it has begun; 0 before.
+        steps: Steps of the training, once its script has ended by itself; 0 before.
+        results: Trials that have had a result.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Training:
         on_end: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.process = 0
+        self.process = self.steps = self.results = 0
         self._stopped = stopped
         self._on_end = on_end
         self._parent = os.getppid()
@@ -87,13 +89,17 @@ class Training:
         """Send a message to rank 0.
 
         Raises:
-            TrainingLost: Rank 0 has ended.
+            LiveTuningError: Rank 0 has ended, as :meth:`wait` says.
         """
         try:
             self._sent.write(json.dumps(message).encode() + b"\n")
             self._sent.flush()
         except OSError:
-            raise TrainingLost("the training ended unexpectedly") from None
+            self.wait()  # for its last word
+
+    def tell_self(self, kind: str) -> None:
+        """Let :meth:`wait` return a message of this type, as if rank 0 had sent it."""
+        self._queue.put({"type": kind})
 
     @property
     def stopped(self) -> bool:
@@ -107,7 +113,7 @@ class Training:
 
     def stop(self, reason: str) -> None:
         """Let the training go on as it is, without further trials."""
-        with contextlib.suppress(TrainingLost):
+        with contextlib.suppress(LiveTuningError):
             self.send({"type": "stop", "reason": reason})
 
     def wait(self, *kinds: str, waiting: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -134,11 +140,13 @@ class Training:
             if message is None:
                 raise TrainingLost("the training ended unexpectedly")
             if message["type"] == "end":
+                self.steps = message.get("steps", 0)
                 raise TrainingEnded("the training has ended")
             if message["type"] == "refused":
                 raise LiveTuningError(message["reason"])
             if message["type"] == "begin":
                 self.process = message["process"]
+            self.results += message["type"] == "result"
             if message["type"] in kinds:
                 return message
 

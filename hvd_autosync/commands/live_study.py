@@ -11,10 +11,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvd_autosync.errors import AutosyncError, LiveTuningError
 from hvd_autosync.util.log import start_log
@@ -23,11 +24,14 @@ from hvd_autosync.util.variables import STOPPED_VARIABLE
 
 if TYPE_CHECKING:
     from hvd_autosync.engine.live import Cost
+    from hvd_autosync.launch.live_runner import Training
     from hvd_autosync.traces import StudyRecord
 
 #: Longest time of this process after the end of the training, seconds: its error output is that of
 #: rank 0, whose launcher waits for its end.
 _LONGEST_S = 20.0
+#: The message of this process to itself that the learner's libraries are loaded.
+_LOADED = "loaded"
 _RESUMED = "the training ended before its tuning; the next run of this job resumes it"
 
 
@@ -37,49 +41,104 @@ def main() -> None:
     sent = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     start_log("helper")
-    # Imported while the script prepares its training: these libraries take seconds to load.
-    from hvd_autosync.engine.live import LiveStudy, live_job, live_options
-    from hvd_autosync.launch.live_runner import Training, TrainingEnded, TrainingLost
-    from hvd_autosync.reporting import closing_lines, progress_listener
-    from hvd_autosync.reporting.live import cost_line
-    from hvd_autosync.search_space.horovod_settings import launch_knobs
+    from hvd_autosync.launch.live_runner import Training
 
     # Not sys.stdin, which Python closes in the end: while it is being read that is an error.
     received = os.fdopen(os.dup(0), "rb")
     training = Training(received, sent, on_end=_end_soon, stopped=_watch_for_stop())
-    concluded: list[str] = []
+    study = _Study()
+    loading = threading.Thread(target=_load, args=(training,), daemon=True)
     try:
-        options = live_options()
-        begin = training.wait("begin")
-
-        def on_switch(study: StudyRecord, cost: Cost) -> None:
-            concluded.append(study.study_id)
-            for line in (*closing_lines(study, options.store), cost_line(study, cost)):
-                if line:
-                    _say(line)
-
-        with closing(progress_listener()) as listener:
-            fixed = launch_knobs(reinitializes=begin["reinitializes"])
-            LiveStudy(training, live_job(begin), options, listener, fixed, on_switch).run()
-    except TrainingEnded:
-        if not training.process:
-            _say(
-                "nothing was tuned: all ranks together made no step of an optimizer that "
-                "hvd.DistributedOptimizer has wrapped"
-            )
-        elif not concluded:
-            _say(_RESUMED)
-    except TrainingLost as end:
-        if not training.stopped:
-            _say(end.message)
-        elif training.process and not concluded:
-            _say(_RESUMED)
-    except LiveTuningError:
-        pass  # rank 0 has said why
+        _tune(training, loading, study)
+    except LiveTuningError as end:
+        if line := _last_line(training, study, end):
+            _say(line)
     except AutosyncError as error:
         for line in (*str(error).splitlines(), "the training goes on untuned"):
             _say(line.strip())
         training.stop(error.message)
+    if loading.is_alive():  # libraries that are being loaded may crash an interpreter that ends
+        os._exit(0)
+
+
+@dataclass
+class _Study:
+    """How far the study of this training has come.
+
+    Attributes:
+        begun: Whether there is one in the store.
+        concluded: Whether it has come to its conclusion.
+    """
+
+    begun: bool = False
+    concluded: bool = False
+
+
+def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoReturn:
+    """Tune the training until it ends.
+
+    Args:
+        training: The training.
+        loading: Loads the learner's libraries; not started yet.
+        reached: Is kept up to date.
+    """
+    from hvd_autosync.engine.live_job import live_job, live_options
+
+    options = live_options()
+    # They take seconds to load: meanwhile the script prepares its training, which may end.
+    loading.start()
+    received: dict[str, dict[str, Any]] = {}
+    while not {"begin", _LOADED} <= received.keys():
+        message = training.wait("begin", _LOADED)
+        received[message["type"]] = message
+    from hvd_autosync.engine.live import LiveStudy
+    from hvd_autosync.reporting import closing_lines, progress_listener
+    from hvd_autosync.reporting.live import cost_line
+    from hvd_autosync.search_space.horovod_settings import launch_knobs
+
+    def on_switch(study: StudyRecord, cost: Cost) -> None:
+        reached.concluded = True
+        for line in (*closing_lines(study, options.store), cost_line(study, cost)):
+            if line:
+                _say(line)
+
+    begin = received["begin"]
+    reached.begun = True
+    with closing(progress_listener()) as listener:
+        fixed = launch_knobs(reinitializes=begin["reinitializes"])
+        LiveStudy(training, live_job(begin), options, listener, fixed, on_switch).run()
+
+
+def _load(training: Training) -> None:
+    """Load the learner's libraries, then say so."""
+    with suppress(Exception):  # it is raised where they are used
+        import hvd_autosync.engine.live
+        import hvd_autosync.reporting.live  # noqa: F401
+    training.tell_self(_LOADED)
+
+
+def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
+    """What is said of a training that has ended; empty if nothing more is to be said."""
+    from hvd_autosync.launch.live_runner import TrainingEnded, TrainingHung, TrainingLost
+
+    if study.concluded or not isinstance(end, TrainingEnded | TrainingLost):
+        return ""  # all was said, in the latter case by rank 0
+    if isinstance(end, TrainingLost) and not training.stopped:
+        # Before the study the job's own messages say more.
+        return end.message if study.begun or isinstance(end, TrainingHung) else ""
+    if isinstance(end, TrainingLost) or training.results:
+        return _RESUMED if study.begun else ""
+    if not training.steps:
+        return (
+            "nothing was tuned: all ranks together made no step of an optimizer that "
+            "hvd.DistributedOptimizer has wrapped. A script that reduces gradients by hand calls "
+            "hvd_autosync.step() after each step"
+        )
+    steps = f"{training.steps} step{'s' * (training.steps != 1)}"
+    return (
+        f"nothing was tuned: the training ended after {steps}, before its default was measured. "
+        "To tune a training as short as this: --autosync-mode launched"
+    )
 
 
 def _watch_for_stop() -> Callable[[], bool]:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
-from hvd_autosync import extensions
-from hvd_autosync.engine.options import Options, check_live, resolve_options
+from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training_context import training_context
 from hvd_autosync.engine.tuning import Listener, tune
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
-from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import catalogue_knob
-from hvd_autosync.search_space.horovod_settings import held_by_environment
 from hvd_autosync.search_space.knobs import CategoricalKnob, Value
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
-from hvd_autosync.util.variables import JOB_VARIABLE
 
 #: How often one training is tuned again after drift.
 _MOST_RETUNES = 3
@@ -173,39 +167,3 @@ def failed_trial(job: Job, options: Options, since: str) -> Strategy | None:
             if _lost(trial) and trial.asked_at >= since:
                 return trial.strategy
     return None
-
-
-def live_options() -> Options:
-    """The options of live tuning, from environment variables.
-
-    Raises:
-        ConfigurationError: A variable is invalid, or its option has no meaning here.
-    """
-    options = replace(resolve_options(argparse.Namespace(), os.environ), mode="live")
-    check_live(options)
-    return options
-
-
-def live_job(begin: dict[str, Any]) -> Job:
-    """The job of a training that has begun.
-
-    Args:
-        begin: The first message of its rank 0.
-
-    Raises:
-        ConfigurationError: A variable of Horovod has a value that it would misread.
-    """
-    extensions.load()
-    if given := os.environ.get(JOB_VARIABLE):
-        return Job.from_json(given)
-    # Ranks of one host need not follow each other.
-    hosts = [Host(name, count) for name, count in Counter(begin["hosts"]).items()]
-    held = held_by_environment(os.environ)
-    controller = held.pop("controller", None)
-    return Job(
-        options=(),
-        command=tuple(begin["command"]),
-        hosts=tuple(hosts),
-        controller=None if controller is None else str(controller),
-        held=tuple(sorted(held.items())),
-    )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,10 +38,34 @@ def test_a_script_that_makes_no_step_is_told_so(tmp_path: Path) -> None:
     assert "Fatal" not in words
 
 
+#: Loading the learner's libraries takes for ever.
+LOADING = "import threading\nit._load = lambda training: threading.Event().wait()\nit.main()"
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ([{"type": "end", "steps": 1}], "the training ended after 1 step, before its default was"),
+        ([{"type": "end", "steps": 6}], "the training ended after 6 steps, before its default was"),
+        ([], ""),  # it has failed, and says so itself
+    ],
+)
+def test_a_training_that_ends_first_does_not_wait_for_it(
+    tmp_path: Path, last: list[dict[str, Any]], said: str
+) -> None:
+    begin = {"type": "begin", "process": 1, "hosts": ["a", "a"], "command": ["python", "x.py"]}
+    words = "".join(f"{json.dumps(each)}\n" for each in (begin | {"reinitializes": True}, *last))
+    with start(LOADING, tmp_path) as helper:
+        _, lines = helper.communicate(words, timeout=60)
+    assert helper.returncode == 0, lines
+    assert (said in lines) if said else not lines
+    assert not (tmp_path / "traces.db").exists(), "there is nothing to resume"
+
+
 @pytest.mark.parametrize("last", ["", '{"type": "end"}\n'])
 def test_it_does_not_outlive_the_training(tmp_path: Path, last: str) -> None:
-    stuck = "import time\nfrom hvd_autosync.engine import live\n"
-    stuck += "live.live_options = lambda: time.sleep(1000)\nit._LONGEST_S = 0.5\nit.main()"
+    stuck = "import time\nfrom hvd_autosync.engine import live_job\n"
+    stuck += "live_job.live_options = lambda: time.sleep(1000)\nit._LONGEST_S = 0.5\nit.main()"
     with start(stuck, tmp_path) as helper:
         helper.communicate(last, timeout=60)
         assert helper.returncode == 0

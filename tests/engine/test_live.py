@@ -13,14 +13,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from hvd_autosync.engine.live import (
-    Cost,
-    LiveStudy,
-    failed_choices,
-    failed_trial,
-    live_job,
-    live_options,
-)
+from hvd_autosync.engine.live import Cost, LiveStudy, failed_choices, failed_trial
+from hvd_autosync.engine.live_job import live_job, live_options
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.replay import verify
 from hvd_autosync.engine.study_options import settings_of, tuning_key

@@ -117,6 +117,19 @@ def test_trials_and_what_the_training_goes_on_with(rank: Rank) -> None:
     assert rank.received[4]["classes"] == {"large": ["w"]}
 
 
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_why_the_training_ended_is_known_also_where_a_message_meets_its_end(
+    rank: Rank, by_itself: bool
+) -> None:
+    os.close(rank._from_helper[0])
+    if by_itself:
+        rank.say({"type": "end", "steps": 7})
+    rank.die()
+    with pytest.raises(TrainingEnded if by_itself else TrainingLost):
+        rank.training.send({"type": "probe", "hosts": []})
+    assert rank.training.steps == (7 if by_itself else 0)
+
+
 def test_few_steps_warm_up(rank: Rank) -> None:
     rank.answer(lambda message: rank.say(result(0.1)))
     runner = LiveRunner(rank.training)

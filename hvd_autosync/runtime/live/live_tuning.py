@@ -404,7 +404,7 @@ class LiveTuning(JoinHook):
         failed = not isinstance(getattr(sys, "last_value", None), KeyboardInterrupt | None)
         failed |= self._failed
         if current.live is self and not failed:
-            self._send(lambda: {"type": "end"})
+            self._send(lambda: {"type": "end", "steps": self._steps})
             if self._helper is not None:
                 self._helper.close()
 
