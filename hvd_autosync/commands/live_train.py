@@ -38,6 +38,11 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
     variables = options_environment(options)
     began, since = time.monotonic(), _now()
     ended = run_live_training(job, variables, may_refuse=may_refuse)
+    if not ended.status and not ended.begun:
+        _say(
+            "nothing was tuned: rank 0 did not import horovod.torch. Only jobs with PyTorch can be "
+            "tuned"
+        )
     if ended.status == 0 or ended.stopped or ended.refusal:
         return ended
     strategy = _failed_in_trial(job, options, since)

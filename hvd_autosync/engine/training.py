@@ -15,6 +15,7 @@ from types import FrameType
 
 from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.remote import remote_hosts
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.records import Real, Record
@@ -27,6 +28,8 @@ from hvd_autosync.search_space.trial import (
     LossPrediction,
 )
 from hvd_autosync.util.variables import (
+    BEGUN_NOTE,
+    ENDED_NOTE,
     JOB_VARIABLE,
     LIVE_VARIABLE,
     REFUSAL_VARIABLE,
@@ -115,6 +118,8 @@ class RunOutcome:
         report: Rank 0's report on a run of a recurring job, if rank 0 is on this host.
         stopped: Whether a signal stopped it, such as Ctrl-C.
         refusal: Why its ranks ended it, as it cannot be tuned in its own steps; else empty.
+        begun: Whether rank 0 of a training that is tuned live has begun to be tuned, as far as this
+            is known on this host.
     """
 
     status: int
@@ -122,6 +127,7 @@ class RunOutcome:
     report: RunReport | None = None
     stopped: bool = False
     refusal: str = ""
+    begun: bool = True
 
 
 #: Called once after a fallback of the loss guard, with the step and the reason, in another thread
@@ -202,7 +208,10 @@ def run_live_training(
             environment[REFUSAL_VARIABLE] = str(refusal)
         status, number = _run(job, Strategy(), environment, on_signal=stopped.touch)
         reason = refusal.read_text() if refusal.exists() else ""
-    return RunOutcome(status, stopped=bool(number), refusal=reason)
+        begun = (folder / BEGUN_NOTE).exists() or job.hosts[0] in remote_hosts(job)
+        if number and not status and not (folder / ENDED_NOTE).exists():
+            status = 128 + number  # lost, as in run_training
+    return RunOutcome(status, stopped=bool(number), refusal=reason, begun=begun)
 
 
 @contextlib.contextmanager

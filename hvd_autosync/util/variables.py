@@ -17,6 +17,9 @@ JOB_VARIABLE = "HVD_AUTOSYNC_JOB"
 REFUSAL_VARIABLE = "HVD_AUTOSYNC_REFUSAL"
 #: File that the flag creates when it is told to stop such a training, as by Ctrl-C.
 STOPPED_VARIABLE = "HVD_AUTOSYNC_STOPPED"
+#: Files that rank 0 creates beside that one: it has begun to be tuned, its script has ended by
+#: itself.
+BEGUN_NOTE, ENDED_NOTE = "begun", "ended"
 
 
 def set_variables(variables: Mapping[str, str | None]) -> None:

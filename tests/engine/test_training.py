@@ -15,11 +15,18 @@ import psutil
 import pytest
 
 from hvd_autosync.engine import training
-from hvd_autosync.engine.training import RunReport, _watch_for_fallback, run_training
+from hvd_autosync.engine.training import (
+    RunReport,
+    _watch_for_fallback,
+    run_live_training,
+    run_training,
+)
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.sweep import processes_of
+from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.search_space import Host, Strategy
 from hvd_autosync.search_space.trial import ENDED_FILE, FALLBACK_FILE, OUTCOME_FILE
+from hvd_autosync.util.variables import BEGUN_NOTE, ENDED_NOTE, STOPPED_VARIABLE, with_variables
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
@@ -120,6 +127,30 @@ def test_a_status_that_horovods_launcher_has_lost(
     job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
     ended = run_training(job, Strategy({"buckets": 2}))
     assert (ended.status, ended.stopped) == (expected, True)
+
+
+@pytest.mark.parametrize(
+    ("notes", "number", "expected"),
+    [
+        ((), 0, (0, False)),
+        ((BEGUN_NOTE,), 0, (0, True)),
+        ((BEGUN_NOTE,), signal.SIGTERM, (143, True)),
+        ((BEGUN_NOTE, ENDED_NOTE), signal.SIGTERM, (0, True)),
+    ],
+)
+def test_what_a_training_notes_that_is_tuned_in_its_own_steps(
+    notes: tuple[str, ...], number: int, expected: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*given: Any, **_: object) -> tuple[int, int]:
+        with with_variables({STOPPED_VARIABLE: given[2][STOPPED_VARIABLE]}):
+            for note in notes:
+                leave_note(note)
+        return 0, number
+
+    monkeypatch.setattr(training, "_run", run)
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),), "gloo")
+    ended = run_live_training(job, {})
+    assert (ended.status, ended.begun) == expected
 
 
 def test_a_fallback_is_reported_while_the_training_runs(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hvd_autosync.runtime.collectives.levels import allow_levels, prepare_levels
 from hvd_autosync.runtime.install.activation import replace_optimizer
 from hvd_autosync.runtime.live.helper import Helper
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
+from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.runtime.patches.evaluation import watch_evaluation
 from hvd_autosync.search_space.horovod_settings import (
@@ -20,7 +21,7 @@ from hvd_autosync.search_space.horovod_settings import (
 )
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.variables import LIVE_VARIABLE, REFUSAL_VARIABLE
+from hvd_autosync.util.variables import BEGUN_NOTE, LIVE_VARIABLE, REFUSAL_VARIABLE
 
 
 def activate_live() -> None:
@@ -32,6 +33,8 @@ def activate_live() -> None:
     first = next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "") == "0"
     reason = _why_not()
     helper = None
+    if first:
+        leave_note(BEGUN_NOTE)
     if first and not reason:
         try:
             helper = Helper.start()

@@ -43,6 +43,7 @@ from hvd_autosync.runtime.live.attach import (
 from hvd_autosync.runtime.live.boundary import meet
 from hvd_autosync.runtime.live.helper import LOST, Helper, Message
 from hvd_autosync.runtime.live.live_trial import LiveTrial
+from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.live.refusal import hand_over
 from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.measure.losses import Losses
@@ -56,6 +57,7 @@ from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.strategy import Strategy
 from hvd_autosync.search_space.trial import TrialSpec, TrialStatus
 from hvd_autosync.util.print_line import print_line
+from hvd_autosync.util.variables import ENDED_NOTE
 
 #: Aimed seconds between two boundaries at which rank 0 asks for messages, and the most steps.
 _ASK_EVERY_S, _MOST_STEPS = 0.25, 16
@@ -401,9 +403,11 @@ class LiveTuning(JoinHook):
 
     def _script_ended(self) -> None:
         """The script has ended by itself or by Ctrl-C, not by another exception or after one."""
-        failed = not isinstance(getattr(sys, "last_value", None), KeyboardInterrupt | None)
-        failed |= self._failed
+        raised = getattr(sys, "last_value", None)
+        failed = self._failed or not isinstance(raised, KeyboardInterrupt | None)
         if current.live is self and not failed:
+            if raised is None:
+                leave_note(ENDED_NOTE)
             self._send(lambda: {"type": "end", "steps": self._steps})
             if self._helper is not None:
                 self._helper.close()
