@@ -67,11 +67,11 @@ class _Study:
 
     Attributes:
         begun: Whether there is one in the store.
-        concluded: Whether it has come to its conclusion.
+        answer: What it has found, once it is concluded; empty before.
     """
 
     begun: bool = False
-    concluded: bool = False
+    answer: str = ""
 
 
 def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoReturn:
@@ -97,8 +97,8 @@ def _tune(training: Training, loading: threading.Thread, reached: _Study) -> NoR
     from hvd_autosync.search_space.horovod_settings import launch_knobs
 
     def on_switch(study: StudyRecord, cost: Cost) -> None:
-        reached.concluded = True
-        for line in (*closing_lines(study, options.store), cost_line(study, cost)):
+        reached.answer, trace = closing_lines(study, options.store)
+        for line in (reached.answer, trace, cost_line(study, cost)):
             if line:
                 _say(line)
 
@@ -121,8 +121,10 @@ def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
     """What is said of a training that has ended; empty if nothing more is to be said."""
     from hvd_autosync.launch.live_runner import TrainingEnded, TrainingHung, TrainingLost
 
-    if study.concluded or not isinstance(end, TrainingEnded | TrainingLost):
-        return ""  # all was said, in the latter case by rank 0
+    if not isinstance(end, TrainingEnded | TrainingLost):
+        return ""  # rank 0 has said why
+    if study.answer:  # again, below what the training has printed since
+        return study.answer if isinstance(end, TrainingEnded) else ""
     if isinstance(end, TrainingLost) and not training.stopped:
         # Before the study the job's own messages say more.
         return end.message if study.begun or isinstance(end, TrainingHung) else ""

@@ -19,9 +19,13 @@ def cost_line(study: StudyRecord, cost: Cost) -> str:
     if conclusion is None or not cost.steps:
         return ""
     lost_s = cost.lost_s(conclusion.default_s)
-    took = f"{span_text(cost.spent_s)} for {cost.steps} steps"
     if lost_s <= 0:
-        return f"tuning cost the training no time: {took}, which the default would not make faster"
+        default = span_text(cost.steps * conclusion.default_s)
+        return (
+            f"tuning cost the training no time: its {cost.steps} steps took "
+            f"{span_text(cost.spent_s)}, under the default they take {default}"
+        )
+    took = f"{span_text(cost.spent_s)} for {cost.steps} steps"
     line = f"tuning cost {span_text(lost_s)} of the training: {took}"
     saved_s = conclusion.default_s - conclusion.winner_s
     if conclusion.best is None or saved_s <= 0:

@@ -22,6 +22,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, Training, TrainingEnded, TrainingLost
 from hvd_autosync.reporting.live import cost_line
+from hvd_autosync.reporting.words import span_text
 from hvd_autosync.search_space import (
     Host,
     ModelProfile,
@@ -144,6 +145,19 @@ def test_a_training_goes_on_under_what_its_own_steps_have_shown(tmp_path: Path) 
     store = TraceStore(str(tmp_path / "traces.db"))
     checks = [*verify(store, record, store.trials(record.study_id))]
     assert checks and all(each.same for each in checks), "its decisions can be made again"
+
+
+def test_trials_that_are_faster_than_the_default_cost_no_time(tmp_path: Path) -> None:
+    study, switches = study_of(SimulatedTraining(), options(tmp_path))
+    with pytest.raises(TrainingEnded):
+        study.run()
+    ((record, _),) = switches
+    conclusion = Conclusion.of(record)
+    assert conclusion is not None
+    cost = Cost(step=100, steps=100, spent_s=0.5 * 100 * conclusion.default_s)
+    line = cost_line(record, cost)
+    assert line.startswith("tuning cost the training no time: its 100 steps took ")
+    assert f"under the default they take {span_text(100 * conclusion.default_s)}" in line
 
 
 def test_drift_opens_the_search_again(tmp_path: Path) -> None:
