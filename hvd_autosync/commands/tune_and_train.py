@@ -1,8 +1,8 @@
 """``horovodrun --autosync``: tune, then train, also if the tuning ends early.
 
-A job that is too short to be tuned runs unchanged. The first Ctrl-C ends the tuning and starts the
-training under the best confirmed strategy, or unchanged without one; the second stops everything.
-If no training follows, the first Ctrl-C stops everything.
+A job that was tuned before is only trained; one that is too short to be tuned runs unchanged. The
+first Ctrl-C ends the tuning and starts the training under the best confirmed strategy, or unchanged
+without one; the second stops everything. If no training follows, the first Ctrl-C stops everything.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ def tune_and_train(job: Job, options: Options) -> int:
         AutosyncError: The job fails under the default strategy, or a setting is invalid.
         KeyboardInterrupt: Ctrl-C; twice if a training follows.
     """
+    from hvd_autosync.engine.mode import is_tuned
+
     trains = not options.tune_only
     command = shell_line(redact(job.command))
     ctrl_c = "ends tuning and starts the training, twice stops" if trains else "stops"
-    _say(f"tuning {command} on {job.world_size} ranks; Ctrl-C {ctrl_c}")
+    if options.reuse != "only" and not is_tuned(job, options):
+        _say(f"tuning {command} on {job.world_size} ranks; Ctrl-C {ctrl_c}")
     presses = _Presses()
     try:
         with presses:

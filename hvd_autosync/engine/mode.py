@@ -1,4 +1,4 @@
-"""Whether a job is tuned in its own steps or by launched trials, where the user leaves it open."""
+"""Whether a job is tuned at all, and in its own steps or by launched trials."""
 
 from __future__ import annotations
 
@@ -40,6 +40,19 @@ def why_launched(job: Job, options: Options) -> str | None:
         return reason or _interrupted(store, key)
 
 
+def is_tuned(job: Job, options: Options) -> bool:
+    """Whether a job runs under the result of an earlier study: nothing is tried.
+
+    Raises:
+        ConfigurationError: The space file is invalid.
+        StoreError: The store cannot be read.
+    """
+    if options.reuse == "never":
+        return False
+    with closing(TraceStore(options.store)) as store:
+        return _is_tuned(store, tuning_key(job, options, load_restrictions(options.space)))
+
+
 def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> str | None:
     """The first reason that is known without the store; ``None``: there is none."""
     if reason := not_live(options):
@@ -58,7 +71,7 @@ def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> 
 
 
 def _is_tuned(store: TraceStore, key: str) -> bool:
-    """Whether the job runs under the result of an earlier study."""
+    """Whether an earlier study of the job can be used."""
     known = store.find_finished(key)
     if known is None:
         return False
