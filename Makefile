@@ -42,7 +42,7 @@ setup: ## make .venv with torch, MPI, Horovod (built once, then cached) and this
 dev: setup ## also install what linters, tests and benchmarks need
 	@$(LOCKED) $(MAKE) --no-print-directory $(DONE)/dev
 
-demo: setup ## tune and train the digits example between two hosts that this machine emulates
+demo: setup ## train and tune the digits example between two hosts that this machine emulates
 	@$(IN_VENV) python tools/demo.py $(ARGS)
 
 test: dev ## run the tests; of wide matrices some cases

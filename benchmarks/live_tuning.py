@@ -60,7 +60,7 @@ _TRIALS = ["--autosync-trials", "8", "--autosync-expected-hours", "10"]
 WAYS: dict[str, Sequence[str]] = {
     "as it is": (),
     "autotune": ("--autotune",),
-    "launched": ("--autosync", *_TRIALS),
+    "launched": ("--autosync", "--autosync-mode", "launched", *_TRIALS),
     "live": ("--autosync", "--autosync-mode", "live", *_TRIALS),
 }
 

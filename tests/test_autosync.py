@@ -34,11 +34,19 @@ def job(tmp_path: Path, horovodrun: str) -> "Job":
     return Job(tmp_path, horovodrun)
 
 
+@pytest.fixture
+def default_job(job: "Job") -> "Job":
+    """The job with the flag's own choice of where its trials run."""
+    job.mode = []
+    return job
+
+
 class Job:
-    """A tiny job with a store of its own."""
+    """A tiny job with a store of its own, which is tuned by launched trials."""
 
     def __init__(self, folder: Path, horovodrun: str) -> None:
         self.folder, self.horovodrun = folder, horovodrun
+        self.mode = ["--autosync-mode", "launched"]
         self.store_path = folder / "traces.db"
 
     def words(self, *script: str, options: tuple[str, ...] = ("--gloo",)) -> list[str]:
@@ -48,6 +56,7 @@ class Job:
             "2",
             "--autosync",
             *QUICK,
+            *self.mode,
             "--autosync-store",
             str(self.store_path),
             *options,
@@ -230,14 +239,23 @@ def test_a_job_is_tuned_trained_and_the_next_time_only_trained(
     assert not job.store_path.exists(), "a file is all that is needed"
 
 
-def test_the_trainings_exit_status_is_horovodruns_own(job: Job) -> None:
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("launched", "hvd-autosync: trace"),
+        ("auto", "hvd-autosync: nothing was tuned: the training ended after 60 steps"),
+    ],
+)
+def test_the_trainings_exit_status_is_horovodruns_own(job: Job, mode: str, said: str) -> None:
     plain = subprocess.run(
         [job.horovodrun, "-np", "2", "--gloo", sys.executable, str(SCRIPT), "--status", "3"],
         capture_output=True,
     )
+    job.mode = ["--autosync-mode", mode]
     tuned = job.run("--status", "3", options=("--gloo", "--autosync-trials", "1"))
     assert tuned.returncode == plain.returncode != 0
-    assert "hvd-autosync: trace" in tuned.stderr
+    assert said in tuned.stderr
+    assert tuned.stdout.count("trained 60 steps") == 1
 
 
 @pytest.mark.mpi
@@ -287,6 +305,41 @@ def test_a_job_that_fails_by_itself_is_given_back(job: Job, script: list[str], n
     assert done.stderr.count("Traceback") == ("crash" in script), done.stderr
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(["--fault", "crash"], marks=pytest.mark.wide),
+        ["--fault", "crash", "--at", "5", "--rank", "1"],
+    ],
+)
+def test_a_training_that_fails_by_itself_is_not_the_fault_of_its_tuning(
+    default_job: Job, script: list[str]
+) -> None:
+    done = default_job.run(*script)
+    assert done.returncode != 0 and "trained" not in done.stdout
+    assert done.stderr.count("RuntimeError: deliberate crash at step") == 1
+    said = [line for line in done.stderr.splitlines() if "hvd-autosync: " in line]
+    assert "tuned in its own steps" in said[0]
+    assert not [line for line in said if "the training again" in line or "tuned:" in line], said
+
+
+@pytest.mark.parametrize(
+    ("script", "trained", "named"),
+    [
+        (["--by-hand"], 60, r"nothing was tuned: .* no step .*hvd_autosync.step\(\)"),
+        (["--steps", "1"], 1, "nothing was tuned: the training ended after 1 step, before"),
+    ],
+)
+def test_a_training_that_ends_before_it_is_tuned_says_so(
+    default_job: Job, script: list[str], trained: int, named: str
+) -> None:
+    done = default_job.run(*script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"trained {trained} steps") == 1
+    assert re.search(named, done.stderr), done.stderr
+    assert "unexpectedly" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -363,23 +416,27 @@ def test_a_tuning_whose_terminal_is_closed_keeps_its_trials_and_goes_on(job: Job
     assert measured[: len(kept)] == kept
 
 
-def test_a_dry_run_launches_nothing(job: Job) -> None:
+@pytest.mark.parametrize("mode", ["launched", "auto"])
+def test_a_dry_run_launches_nothing(job: Job, mode: str) -> None:
+    job.mode = ["--autosync-mode", mode]
     done = job.run(options=("--gloo", "--autosync-dry-run"))
     assert done.returncode == 0, done.stderr
     assert "cycle_time_ms" in done.stdout and "trained" not in done.stdout
+    in_place = "Trials are steps of the training itself" in " ".join(done.stdout.split())
+    assert in_place is (mode == "auto")
     assert job.store.studies() == []
 
 
-def test_an_unreachable_host_is_named_before_anything_starts(job: Job) -> None:
-    done = job.run(options=("--gloo", "-H", "localhost:1,no-such-host.invalid:1"))
+def test_an_unreachable_host_is_named_before_anything_starts(default_job: Job) -> None:
+    done = default_job.run(options=("--gloo", "-H", "localhost:1,no-such-host.invalid:1"))
     assert done.returncode == 2
     assert "no-such-host.invalid" in done.stderr and "Traceback" not in done.stderr
-    assert job.store.studies() == []
+    assert default_job.store.studies() == []
 
 
-def test_an_unusable_store_is_named_before_anything_starts(job: Job) -> None:
-    job.store_path.write_text("this is no database, " * 100)
-    done = job.run()
+def test_an_unusable_store_is_named_before_anything_starts(default_job: Job) -> None:
+    default_job.store_path.write_text("this is no database, " * 100)
+    done = default_job.run()
     assert done.returncode != 0
-    assert str(job.store_path) in done.stderr and "Traceback" not in done.stderr
-    assert job.store_path.read_text() == "this is no database, " * 100
+    assert str(default_job.store_path) in done.stderr and "Traceback" not in done.stderr
+    assert default_job.store_path.read_text() == "this is no database, " * 100

@@ -54,6 +54,8 @@ def test_a_job_over_several_hosts(
             *bed.horovodrun_options(slots),
             *options,
             "--autosync",
+            "--autosync-mode",
+            "launched",
             "--autosync-trials",
             str(trials),
             "--autosync-steps",

@@ -49,7 +49,8 @@ class LiveJob:
             for name, value in QUICK.items()
             for word in (f"--autosync-{name.lower().replace('_', '-')}", value)
         ]
-        flag = ["--autosync", "--autosync-mode", mode, "--autosync-store", str(self.store_path)]
+        flag = ["--autosync", "--autosync-store", str(self.store_path)]
+        flag += [] if mode == "auto" else ["--autosync-mode", mode]  # it is the default
         return [self.horovodrun, "-np", "2", "--gloo", *flag, *options, *self.script(*arguments)]
 
     def with_flag(self, *arguments: str, mode: str = "live") -> Done:
@@ -102,6 +103,18 @@ def test_one_set_up_all_checkpoints_and_the_model_of_the_default(
         for live, default in zip(job.state(name), plain.state(name), strict=True):
             # Some exchanges add in another order.
             assert (live - default).abs().max() <= 1e-5 * default.abs().max(), name
+    if mode == "auto":
+        assert_only_trained(job, job.with_flag(mode=mode))
+
+
+def assert_only_trained(job: LiveJob, again: Done) -> None:
+    """Assert that a job has used the result of its study in this run."""
+    assert again.returncode == 0, again.stderr
+    (study,) = job.store.studies()
+    said = [line for line in again.stderr.splitlines() if line.startswith("hvd-autosync: ")]
+    assert "this job was tuned before" in said[0] and study.study_id in said[0]
+    assert "trial" not in again.stderr and "tuning " not in again.stderr
+    assert sorted((job.folder / "set-ups").read_text().split()) == ["0", "0", "1", "1"]
 
 
 @pytest.mark.wide

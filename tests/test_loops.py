@@ -33,7 +33,7 @@ SCRIPTS = {
 )
 def test_the_flag_tunes_a_loop_and_trains_it(script: str, tmp_path: Path, horovodrun: str) -> None:
     name, *words = script.split()
-    quick = "--autosync-trials 3 --autosync-steps 5 --autosync-warmup 2"
+    quick = "--autosync-mode launched --autosync-trials 3 --autosync-steps 5 --autosync-warmup 2"
     command = [horovodrun, "-np", "2", "--gloo", "--autosync", *quick.split()]
     command += ["--autosync-store", str(tmp_path / "traces.db")]
     command += [sys.executable, str(LOOPS / name), *words]

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 QUICK = [
     "--gloo",
     "--autosync",
+    "--autosync-mode",
+    "launched",
     "--autosync-trials",
     "2",
     "--autosync-steps",

@@ -51,7 +51,7 @@ REUSE_CHOICES = ("auto", "never", "only")
 TRANSFER_CHOICES = ("auto", "never")
 SEARCH_CHOICES = ("bayesian", "binary")
 RUNNER_CHOICES = ("auto", "cold")
-MODES = ("launched", "live", "auto")
+MODES = ("auto", "live", "launched")
 GOALS = ("steps", "time-to-loss")
 
 
@@ -215,13 +215,13 @@ class Options:
         "forked.",
     )
     mode: str = _option(
-        "launched",
+        "auto",
         one_of(MODES),
-        "{launched,live,auto}",
-        "Where trials run: each in a launch of its own before the training (launched), or in the "
-        "steps of the training itself, which is started once (live). Live trials change exact "
-        "knobs only, and not those that Horovod reads at its start. With auto: live if job and "
-        "script allow it, else launched, with the reason.",
+        "{auto,live,launched}",
+        "Where trials run: in the steps of the training itself, which is started once (live), or "
+        "each in a launch of its own before the training (launched). Live trials change exact "
+        "knobs only, and not those that Horovod reads at its start. With auto: live if options, "
+        "job and script allow it, else launched, with the reason.",
     )
     keep_trial_files: str | None = _option(
         None,
@@ -256,14 +256,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "autosync arguments",
         "Find the fastest synchronization strategy for this job in trials of a few steps, confirm "
-        "it against the default strategy, then run the job with it. Each option can also be set by "
+        "it against the default strategy, and train with it. Each option can also be set by "
         f"an environment variable, for example {variable_name('trials')}; variables have no effect "
         "without --autosync.",
     )
     group.add_argument(
         "--autosync",
         action="store_true",
-        help="Tune this job, then run it under the strategy that was found.",
+        help="Tune this job in the first steps of its training, or before it "
+        "(--autosync-mode), and train under the strategy that was found.",
     )
     for each in fields(Options):
         flag = each.metadata["metavar"] == ""

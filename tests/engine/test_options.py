@@ -29,7 +29,14 @@ def test_option_then_variable_then_file_then_default() -> None:
 
 def test_defaults_are_the_documented_ones() -> None:
     assert resolve_options(parsed(), {}) == Options(
-        trials=20, minutes=None, steps=None, warmup=None, allow=(), reuse="auto", seed=0
+        trials=20,
+        minutes=None,
+        steps=None,
+        warmup=None,
+        allow=(),
+        reuse="auto",
+        mode="auto",
+        seed=0,
     )
 
 

@@ -128,6 +128,8 @@ class Job:
             "2",
             "--gloo",
             "--autosync",
+            "--autosync-mode",
+            "launched",
             "--autosync-trials",
             str(trials),
             "--autosync-steps",

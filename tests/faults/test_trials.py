@@ -75,6 +75,8 @@ def test_a_fault_costs_its_trial_and_nothing_else(
         "2",
         "--gloo",
         "--autosync",
+        "--autosync-mode",
+        "launched",
         *after,
         "--autosync-trials",
         "2",

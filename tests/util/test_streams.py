@@ -74,6 +74,8 @@ def test_a_job_without_standard_error_is_tuned_and_trained(horovodrun: str, tmp_
         "2",
         "--gloo",
         "--autosync",
+        "--autosync-mode",
+        "launched",
         "--autosync-trials",
         "1",
         "--autosync-steps",
