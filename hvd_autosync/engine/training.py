@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
@@ -276,7 +278,7 @@ def _run(
             # Horovod's launcher for Gloo handles both signals alike, but during its import SIGINT
             # would end it with a traceback.
             number = signal.SIGTERM
-        timer = threading.Timer(delay_s, process.send_signal, [number])
+        timer = threading.Timer(delay_s, _send, [process, number])
         timer.daemon = True
         timer.start()
 
@@ -293,6 +295,21 @@ def _run(
     if status and signals:
         status = 128 + signals[0]
     return status if status >= 0 else 128 - status, signals[0] if signals else 0
+
+
+def _send(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a launcher, if it still runs.
+
+    Under MPI Horovod's launcher has replaced itself by a shell (``horovod/runner/mpi_run.py``),
+    which would end without ``mpirun``.
+    """
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(psutil.Error):  # it ends now
+        launcher = psutil.Process(process.pid)
+        is_shell = launcher.cmdline()[:2] == ["/bin/sh", "-c"]
+        for each in (is_shell and launcher.children()) or [launcher]:
+            each.send_signal(number)
 
 
 def _worker_spec(

@@ -45,14 +45,17 @@ def trainings() -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "whole_group"),
+    ("number", "whole_group", "controller"),
     [
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.wide),
-        (signal.SIGTERM, True),
-        (signal.SIGHUP, False),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.wide),
-        (signal.SIGINT, True),
-        (signal.SIGKILL, False),
+        pytest.param(signal.SIGTERM, False, "gloo", marks=pytest.mark.wide),
+        (signal.SIGTERM, True, "gloo"),
+        (signal.SIGHUP, False, "gloo"),
+        pytest.param(signal.SIGINT, False, "gloo", marks=pytest.mark.wide),
+        (signal.SIGINT, True, "gloo"),
+        (signal.SIGKILL, False, "gloo"),
+        pytest.param(signal.SIGTERM, False, "mpi", marks=pytest.mark.mpi),
+        pytest.param(signal.SIGINT, False, "mpi", marks=[pytest.mark.mpi, pytest.mark.wide]),
+        pytest.param(signal.SIGINT, True, "mpi", marks=[pytest.mark.mpi, pytest.mark.wide]),
     ],
     ids=[
         "SIGTERM",
@@ -61,10 +64,13 @@ def trainings() -> list[int]:
         "SIGINT",
         "SIGINT to the whole group",
         "SIGKILL",
+        "SIGTERM under MPI",
+        "SIGINT under MPI",
+        "SIGINT under MPI to the whole group",
     ],
 )
 def test_what_ends_us_ends_the_training_and_leaves_nothing(
-    horovodrun: str, tmp_path: Path, number: signal.Signals, whole_group: bool
+    horovodrun: str, tmp_path: Path, number: signal.Signals, whole_group: bool, controller: str
 ) -> None:
     """The launcher must not get two SIGTERMs at once, which would block it for ever."""
     driver = textwrap.dedent(
@@ -75,7 +81,8 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
         from hvd_autosync.engine.training import run_training
         command = ({sys.executable!r}, {str(SCRIPT)!r}, "--steps", "100000", "--fault", "hang",
                    "--at", "20")
-        job = Job(("-np", "2", "--gloo"), command, (Host("localhost", 2),), "gloo")
+        options = ("-np", "2", "--{controller}")
+        job = Job(options, command, (Host("localhost", 2),), {controller!r})
         # Groups make the workers ours, so that they can be found by the trial's name.
         sys.exit(run_training(job, Strategy({{"buckets": 2}})).status)
         """
@@ -84,7 +91,9 @@ def test_what_ends_us_ends_the_training_and_leaves_nothing(
     command = ["env", "--default-signal=HUP,INT", sys.executable, "-c", driver]
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        await_true(lambda: len(trainings()) >= 6, 60)
+        # Of the ranks, of what has started them, and of the launcher.
+        most = 6 if controller == "gloo" else 4
+        await_true(lambda: len(trainings()) >= most, 60)
         time.sleep(1.0)
         (os.killpg if whole_group else os.kill)(process.pid, number)
         status = process.wait(timeout=40)
