@@ -52,10 +52,12 @@ class Extensions:
     Attributes:
         exchanges: The added exchanges by name, for the runtime.
         codecs: The added codecs by name, for the runtime.
+        knobs: The names of added knobs.
     """
 
     def __init__(self, registry: KnobRegistry) -> None:
         self._registry = registry
+        self.knobs: set[str] = set()
         self.exchanges: dict[str, MakeExchange] = {}
         self.codecs: dict[str, MakeCodec] = {}
         self._loaded: dict[Path, str] = {}
@@ -96,6 +98,7 @@ class Extensions:
                 applies=lambda situation: applies(situation.model, situation.resources),
             )
         )
+        self.knobs.add(knob.name)
 
     def add_exchange(
         self, name: str, make: MakeExchange, classes: Sequence[str] = PARAMETER_CLASSES

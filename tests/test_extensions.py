@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hvd_autosync import extensions
+from hvd_autosync.engine.mode import why_launched
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.errors import ConfigurationError, SpaceError
@@ -40,6 +41,7 @@ def _nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test's files add to this process is gone after it."""
     monkeypatch.setattr(REGISTRY, "_specs", dict(REGISTRY._specs))
     monkeypatch.setattr(extensions.ADDED, "_loaded", {})
+    monkeypatch.setattr(extensions.ADDED, "knobs", set())
 
 
 @pytest.fixture
@@ -150,6 +152,14 @@ def test_files_are_loaded_once_and_make_another_job(
     assert (tmp_path / "runs").read_text() == "x"
     assert catalogue_knob("mine").default == 1
     assert tuning_key(job, Options(), {}) != before
+
+
+def test_a_knob_that_is_read_at_the_start_is_tuned_by_launched_trials(tmp_path: Path) -> None:
+    job = Job((), ("python", "train.py"), (Host("localhost", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    assert why_launched(job, options) is None
+    extensions.add_knob(integer_knob("mine", 0, 9, 1, help="Mine."), "HOROVOD_MINE")
+    assert why_launched(job, options) == "ranks read mine of your extensions at their start"
 
 
 @pytest.mark.parametrize(

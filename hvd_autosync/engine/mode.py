@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
+from hvd_autosync import extensions
 from hvd_autosync.engine.options import Options, not_live
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.tuning import why_again
@@ -65,8 +66,11 @@ def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> 
         return f"rank 0 and the process that tunes run on {job.hosts[0].name}, not on this host"
     if options.store and urlsplit(options.store).password:
         return "the address of the store has a password, which command lines of ranks would show"
-    if knobs := launch_knobs(reinitializes=True) & set(restrictions.get("knobs", ())):
+    at_start = launch_knobs(reinitializes=True)
+    if knobs := at_start & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"
+    if knobs := at_start & extensions.ADDED.knobs:
+        return f"ranks read {', '.join(sorted(knobs))} of your extensions at their start"
     return None
 
 
