@@ -1,4 +1,4 @@
-"""``horovodrun --autosync --autosync-mode auto``: live trials if possible, else launched ones.
+"""``horovodrun --autosync``, as it is by default: live trials if possible, else launched ones.
 
 What keeps a job from that is known before the training begins, or its ranks find it at their first
 steps. They end then, and launched trials and the training follow.

@@ -1,4 +1,4 @@
-"""The ``--autosync`` option of ``horovodrun``: parse, tune, then run the training.
+"""The ``--autosync`` option of ``horovodrun``: parse it, then tune the job and train.
 
 :func:`extend_launcher` is called once Horovod's launcher module has been loaded. It adds our
 options to Horovod's own parser and replaces ``_run`` for jobs with ``--autosync``; all other jobs

@@ -1,4 +1,4 @@
-"""``horovodrun --autosync``: tune, then train, also if the tuning ends early.
+"""``horovodrun --autosync --autosync-mode launched``: tune, then train, also if tuning ends early.
 
 A job that was tuned before is only trained; one that is too short to be tuned runs unchanged. The
 first Ctrl-C ends the tuning and starts the training under the best confirmed strategy, or unchanged
