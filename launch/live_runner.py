@@ -27,8 +27,9 @@ from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan, excha
 _WARMUP_STEPS = 3
 #: Ends the reason of a trial in which the training itself was lost.
 LOST_IN_TRIAL = "in this trial"
-#: Shortest wait of rank 0 in an exchange that counts as hung, seconds: another rank may evaluate.
-_LEAST_SILENCE_S = 60.0
+#: Shortest wait of rank 0 in an exchange that counts as hung, seconds: another rank may evaluate
+#: or wait for its data. A hang costs this once; what is taken for one costs a training.
+_LEAST_SILENCE_S = 180.0
 #: Interval of the reports of progress.
 _REPORT_S = 0.2
 #: Longest time between the end of rank 0 and the word that the job was stopped, seconds.
@@ -192,7 +193,7 @@ class LiveRunner:
         except TrainingLost as end:
             if self._training.stopped:
                 raise TrainingEnded("the training was stopped") from None
-            if exchange_plan(spec.strategy) in (None, ExchangePlan()):
+            if _is_horovods(spec.strategy):
                 raise
             # It is known before anything else happens that this strategy was tried then.
             hung = isinstance(end, TrainingHung)
@@ -205,10 +206,15 @@ class LiveRunner:
     def _result(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
     ) -> TrialResult:
-        """Wait for the result of a trial, or kill the job if it hangs."""
+        """Wait for the result of a trial, or kill the job if it hangs.
+
+        Under Horovod's own exchange a job waits as long as it would without us.
+        """
         began = last = time.monotonic()
         steps, total = 0, spec.warmup_steps + spec.measured_steps
         silence_s = max(limits.silence_s, _LEAST_SILENCE_S)
+        if _is_horovods(spec.strategy):
+            silence_s = math.inf
 
         def report() -> None:
             now = time.monotonic()
@@ -278,3 +284,8 @@ def train_under(
 
 def _named(strategy: Strategy, classes: Classes) -> dict[str, Any]:
     return {"strategy": dict(strategy), "classes": classes}
+
+
+def _is_horovods(strategy: Strategy) -> bool:
+    """Whether gradients are exchanged under it as Horovod does by itself."""
+    return exchange_plan(strategy) in (None, ExchangePlan())

@@ -195,6 +195,21 @@ def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch)
     assert "no step for" in hung.reason
 
 
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy({"cycle_time_ms": 2.0})])
+def test_under_horovods_own_exchange_a_rank_may_wait_for_others(
+    strategy: Strategy, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_runner, "_LEAST_SILENCE_S", 0.0)
+
+    def react(_: dict[str, Any]) -> None:
+        time.sleep(4 * live_runner._REPORT_S)
+        rank.say(result(0.1))
+
+    rank.answer(react)
+    waited = run(LiveRunner(rank.training), strategy, Limits(silence_s=live_runner._REPORT_S))
+    assert waited.status is TrialStatus.COMPLETED
+
+
 def test_links_are_measured_in_place(rank: Rank) -> None:
     link = {"ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7}
     answers = iter([link, None])
