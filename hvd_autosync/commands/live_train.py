@@ -1,12 +1,15 @@
 """``horovodrun --autosync --autosync-mode live``: the training is started once, and tuned in place.
 
 Only if it fails in a trial of its first minutes it is started again, once, without that strategy.
+How long a trial has hung before it was ended does not count among these.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
 
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.training import RunOutcome, run_live_training
@@ -14,8 +17,11 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.util.printable import printable, shell_line
 
-#: A training that fails in a trial earlier than this is started again, seconds.
-_EARLY_S = 300.0
+if TYPE_CHECKING:
+    from hvd_autosync.traces import TrialRecord
+
+#: A training that fails in a trial which began earlier than this is started again.
+_EARLY = timedelta(minutes=5)
 #: Longest wait for the helper to record how a trial has ended, seconds.
 _RECORD_S = 2.0
 
@@ -36,7 +42,7 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
         "steps: speeds that it prints meanwhile are those of trials"
     )
     variables = options_environment(options)
-    began, since = time.monotonic(), _now()
+    began = datetime.now(timezone.utc)
     ended = run_live_training(job, variables, may_refuse=may_refuse)
     if not ended.status and not ended.begun:
         _say(
@@ -45,35 +51,27 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
         )
     if ended.status == 0 or ended.stopped or ended.refusal:
         return ended
-    strategy = _failed_in_trial(job, options, since)
-    if strategy is None:
+    failed = _failed_in_trial(job, options, began)
+    if failed is None:
         return ended
+    strategy = ", ".join(f"{name}={value}" for name, value in failed.strategy.items())
     what = f"the training failed in the trial of {strategy}, which is not tried again"
-    if time.monotonic() - began > _EARLY_S:
+    if datetime.fromisoformat(failed.asked_at) - began > _EARLY:
         _say(f"{what}; run the same command again to resume")
         return ended
     _say(f"{what}; starting the training again")
     return run_live_training(job, variables, may_refuse=may_refuse)
 
 
-def _failed_in_trial(job: Job, options: Options, since: str) -> str | None:
-    """The strategy in whose trial the training has failed, for people."""
+def _failed_in_trial(job: Job, options: Options, began: datetime) -> TrialRecord | None:
+    """The trial in which a training that began then has failed."""
     from hvd_autosync.engine.live import failed_trial
-
-    until = time.monotonic() + _RECORD_S
-    while (strategy := failed_trial(job, options, since)) is None and time.monotonic() < until:
-        time.sleep(0.2)
-    return (
-        None
-        if strategy is None
-        else ", ".join(f"{name}={value}" for name, value in strategy.items())
-    )
-
-
-def _now() -> str:
     from hvd_autosync.traces.records import timestamp
 
-    return timestamp()
+    until, since = time.monotonic() + _RECORD_S, timestamp(began)
+    while (failed := failed_trial(job, options, since)) is None and time.monotonic() < until:
+        time.sleep(0.2)
+    return failed
 
 
 def _say(line: str) -> None:

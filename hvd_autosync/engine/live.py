@@ -150,8 +150,8 @@ def _lost(trial: TrialRecord) -> bool:
     return trial.result is not None and trial.result.reason.endswith(LOST_IN_TRIAL)
 
 
-def failed_trial(job: Job, options: Options, since: str) -> Strategy | None:
-    """The strategy in whose live trial a training has just failed; ``None`` if in none.
+def failed_trial(job: Job, options: Options, since: str) -> TrialRecord | None:
+    """The live trial in which a training has just failed; ``None`` if in none.
 
     Args:
         job: The job.
@@ -165,5 +165,5 @@ def failed_trial(job: Job, options: Options, since: str) -> Strategy | None:
             continue
         for trial in store.trials(study.study_id):
             if _lost(trial) and trial.asked_at >= since:
-                return trial.strategy
+                return trial
     return None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
 
 from hvd_autosync.commands import live_train
+from hvd_autosync.engine import live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import RunOutcome
 from hvd_autosync.launch.job import Job
-from hvd_autosync.search_space import Host
+from hvd_autosync.search_space import Host, Strategy
+from hvd_autosync.traces.records import timestamp
 
 JOB = Job(("-np", "2"), ("true",), (Host("localhost", 2),))
 
@@ -32,3 +37,20 @@ def test_a_job_without_horovods_torch_is_told_so(
     monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: ended)
     assert live_train.train_live(JOB, Options(mode="live")) is ended
     assert ("rank 0 did not import horovod.torch" in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize(("minutes", "launches"), [(4, 2), (6, 1)])
+def test_a_training_that_fails_in_an_early_trial_is_started_again(
+    minutes: int, launches: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trial's beginning counts, however long it has hung."""
+    asked = timestamp(datetime.now(timezone.utc) + timedelta(minutes=minutes))
+    failed = SimpleNamespace(strategy=Strategy({"buckets": 3}), asked_at=asked)
+    ends = [RunOutcome(1), RunOutcome(0)]
+    monkeypatch.setattr(live, "failed_trial", lambda *_: failed)
+    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: ends.pop(0))
+    assert live_train.train_live(JOB, Options(mode="live")).status == 2 - launches
+    assert len(ends) == 2 - launches
+    said = capsys.readouterr().err
+    assert "failed in the trial of buckets=3, which is not tried again" in said
+    assert ("starting the training again" in said) is (launches == 2)

@@ -198,7 +198,7 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     trials = TraceStore(chosen.store).trials(record.study_id)
     assert trials[1].result is not None
     assert trials[1].result.reason.endswith(LOST_IN_TRIAL)
-    assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1].strategy
+    assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1]
     assert failed_trial(JOB, chosen, "9") is None
 
 
