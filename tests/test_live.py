@@ -133,6 +133,27 @@ def test_under_mpirun_alone(job: LiveJob) -> None:
     assert_finished(job, _run([*words, *job.script()], job.variables(live=True)))
 
 
+@pytest.mark.parametrize(
+    ("beside", "launcher"),
+    [("torch", "gloo"), pytest.param("mpi4py", "mpi", marks=[pytest.mark.mpi, pytest.mark.wide])],
+)
+def test_what_a_script_uses_beside_horovod_notices_nothing(
+    job: LiveJob, beside: str, launcher: str
+) -> None:
+    """Trials of this knob initialize Horovod again."""
+    space = job.folder / "space.toml"
+    space.write_text("[knobs.buckets]\nfixed = 0\n")
+    words = job.flag("--beside", beside)
+    words[words.index("--gloo")] = f"--{launcher}"
+    words[words.index("--autosync-mode") : 0] = ["--autosync-space", str(space)]
+    assert_finished(job, _run(words, dict(os.environ)))
+    (study,) = job.store.studies()
+    trials = job.store.trials(study.study_id)
+    assert {t.result.status.value for t in trials if t.result} == {"completed"}
+    capacities = {t.strategy.get("cache_capacity", 1024) for t in trials}
+    assert len(capacities) > 1, "there was another one to switch to and back"
+
+
 @pytest.mark.wide
 def test_plain_processes(job: LiveJob) -> None:
     gloo = {

@@ -25,9 +25,16 @@ parser.add_argument("--two", action="store_true", help="two optimizers, as of a 
 parser.add_argument(
     "--fails", choices=["raise", "catch", "kill", "stop", "wait"], help="once, in a live trial"
 )
+parser.add_argument("--beside", choices=["torch", "mpi4py"], help="what it also sends with")
 arguments = parser.parse_args()
+if arguments.beside == "mpi4py":
+    from mpi4py import MPI
 
 hvd.init()
+if arguments.beside == "torch":
+    torch.distributed.init_process_group(
+        "gloo", f"file://{arguments.folder}/ranks", rank=hvd.rank(), world_size=hvd.size()
+    )
 torch.manual_seed(1)
 with open(arguments.folder / "set-ups", "a") as file:
     file.write(f"{hvd.rank()}\n")
@@ -57,6 +64,16 @@ def fail_in_a_trial():
     os.kill(os.getpid(), signal.SIGKILL if arguments.fails == "kill" else signal.SIGSTOP)
 
 
+def send_beside(step):
+    own = step * (hvd.rank() + 1)
+    if arguments.beside == "torch":
+        total = torch.tensor(own)
+        torch.distributed.all_reduce(total)
+    else:
+        total = MPI.COMM_WORLD.allreduce(own)
+    assert total == step * sum(range(1, hvd.size() + 1))
+
+
 def train_step(step):
     generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
     time.sleep(arguments.sleep)
@@ -68,6 +85,8 @@ def train_step(step):
         second.zero_grad()
         other(output.detach()).pow(2).mean().backward()
         second.step()
+    if arguments.beside:
+        send_beside(step)
     if arguments.fails:
         fail_in_a_trial()
 
