@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from hvd_autosync.commands import live_train
 from hvd_autosync.engine import live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import RunOutcome
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, Strategy
 from hvd_autosync.traces.records import timestamp
@@ -37,6 +39,16 @@ def test_a_job_without_horovods_torch_is_told_so(
     monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: ended)
     assert live_train.train_live(JOB, Options(mode="live")) is ended
     assert ("rank 0 did not import horovod.torch" in capsys.readouterr().err) is told
+
+
+def test_a_space_file_is_read_before_the_training_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(live_train, "run_live_training", None)
+    space = tmp_path / "space.toml"
+    space.write_text("[knobs.bukets]\nfixed = 2\n")
+    with pytest.raises(SpaceError, match="bukets"):
+        live_train.train_live(JOB, Options(mode="live", space=str(space)))
 
 
 @pytest.mark.parametrize(("minutes", "launches"), [(4, 2), (6, 1)])
