@@ -35,11 +35,11 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
         may_refuse: As for :func:`hvd_autosync.engine.training.run_live_training`.
 
     Raises:
-        AutosyncError: The space file is invalid, or the job cannot be launched.
+        AutosyncError: The space file or the store is unusable, or the job cannot be launched.
     """
-    from hvd_autosync.engine.study_options import load_restrictions
+    from hvd_autosync.engine.mode import check_what_is_read
 
-    load_restrictions(options.space)  # the training would begin before the helper reads it
+    check_what_is_read(job, options)
     _say(
         f"training {shell_line(redact(job.command))} on {job.world_size} ranks, tuned in its own "
         "steps: speeds that it prints meanwhile are those of trials"

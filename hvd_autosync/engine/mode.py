@@ -54,6 +54,18 @@ def is_tuned(job: Job, options: Options) -> bool:
         return _is_tuned(store, tuning_key(job, options, load_restrictions(options.space)))
 
 
+def check_what_is_read(job: Job, options: Options) -> None:
+    """Check what the helper of a training reads only once that has begun.
+
+    Raises:
+        ConfigurationError: The space file is invalid.
+        StoreError: The store, which is used from this host, cannot be.
+    """
+    load_restrictions(options.space)
+    if job.hosts[0] not in remote_hosts(job):
+        TraceStore(options.store).close()
+
+
 def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> str | None:
     """The first reason that is known without the store; ``None``: there is none."""
     if reason := not_live(options):

@@ -14,7 +14,7 @@ from hvd_autosync.commands import live_train
 from hvd_autosync.engine import live
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.training import RunOutcome
-from hvd_autosync.errors import SpaceError
+from hvd_autosync.errors import SpaceError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, Strategy
 from hvd_autosync.traces.records import timestamp
@@ -41,7 +41,7 @@ def test_a_job_without_horovods_torch_is_told_so(
     assert ("rank 0 did not import horovod.torch" in capsys.readouterr().err) is told
 
 
-def test_a_space_file_is_read_before_the_training_begins(
+def test_what_its_helper_reads_is_checked_before_the_training_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(live_train, "run_live_training", None)
@@ -49,6 +49,8 @@ def test_a_space_file_is_read_before_the_training_begins(
     space.write_text("[knobs.bukets]\nfixed = 2\n")
     with pytest.raises(SpaceError, match="bukets"):
         live_train.train_live(JOB, Options(mode="live", space=str(space)))
+    with pytest.raises(StoreError, match=r"/proc/traces\.db"):
+        live_train.train_live(JOB, Options(mode="live", store="/proc/traces.db"))
 
 
 @pytest.mark.parametrize(("minutes", "launches"), [(4, 2), (6, 1)])
