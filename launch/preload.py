@@ -31,6 +31,10 @@ _FRAMEWORKS = (
 
 #: Longest time for the test of a script's imports.
 _LONGEST_S = 60
+#: Lets ``torch.cuda.is_available()``, which libraries call while they are imported, count GPUs
+#: without the CUDA runtime: forked children of a process that has used it cannot (PyTorch's page
+#: on CUDA environment variables).
+_COUNT_WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class Preloader:
@@ -42,6 +46,7 @@ class Preloader:
 
     def load_frameworks(self) -> None:
         """Import torch and Horovod, without initializing either."""
+        os.environ.setdefault(_COUNT_WITHOUT_CUDA, "1")
         for name in _FRAMEWORKS:
             importlib.import_module(name)
 

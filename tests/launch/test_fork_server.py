@@ -1,11 +1,12 @@
 """What a fork server does before its first trial."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hvd_autosync.launch import fork_server
+from hvd_autosync.launch import fork_server, preload
 from hvd_autosync.launch.channel import ChannelError
 from hvd_autosync.launch.fork_servers import START_S
 
@@ -35,3 +36,20 @@ def test_the_first_server_waits_until_the_last_may_be_there(
     else:
         with pytest.raises(ChannelError):
             fork_server._first_message(late)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "1"), ("0", "0")])
+def test_imports_count_gpus_without_the_runtime_that_children_could_not_use(
+    own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", own or "")  # restored afterwards
+    if own is None:
+        monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
+    seen = []
+
+    def look(name: str) -> None:
+        seen.append(os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"])
+
+    monkeypatch.setattr(preload, "importlib", SimpleNamespace(import_module=look))
+    preload.Preloader().load_frameworks()
+    assert {*seen} == {expected}
