@@ -57,8 +57,9 @@ def main() -> None:
         for line in (*str(error).splitlines(), "the training goes on untuned"):
             _say(line.strip())
         training.stop(error.message)
-    if loading.is_alive():  # libraries that are being loaded may crash an interpreter that ends
-        os._exit(0)
+    # All is stored and said. Python would take the interpreter and its libraries to pieces, at the
+    # lowest priority, while the launcher of rank 0 waits; and one that is being loaded may crash.
+    os._exit(0)
 
 
 @dataclass
