@@ -44,7 +44,8 @@ def tune_and_train(job: Job, options: Options) -> int:
     command = shell_line(redact(job.command))
     ctrl_c = "ends tuning and starts the training, twice stops" if trains else "stops"
     if options.reuse != "only" and not is_tuned(job, options):
-        _say(f"tuning {command} on {job.world_size} ranks; Ctrl-C {ctrl_c}")
+        ranks = f"{job.world_size} rank{'s' * (job.world_size != 1)}"
+        _say(f"tuning {command} on {ranks}; Ctrl-C {ctrl_c}")
     presses = _Presses()
     try:
         with presses:
