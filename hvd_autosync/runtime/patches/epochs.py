@@ -71,7 +71,7 @@ class Epochs:
         """An epoch begins."""
         try:
             batches = len(loader)
-        except TypeError:
+        except Exception:  # as its dataset or sampler likes
             return  # a stream, whose end is unknown
         key = id(iterator)
         reference = weakref.ref(iterator, functools.partial(_on_gone, weakref.ref(self), key))

@@ -1,0 +1,45 @@
+"""Epochs of loaders whose length is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
+from hvd_autosync.util import patches
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """A dataset that says in its own way that it has no length."""
+
+    def __init__(self, length: object) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.ones(4, 2)
+
+    def __len__(self) -> int:
+        if isinstance(self.length, Exception):
+            raise self.length
+        return self.length  # type: ignore[return-value]
+
+
+class Points:
+    replicas_in_sync = True
+
+    def at_sync_point(self, why: SyncPoint) -> None:
+        raise AssertionError(why)
+
+
+@pytest.mark.parametrize("length", [NotImplementedError(), TypeError(), -1, 1 << 100])
+def test_a_loader_may_have_no_length(length: object) -> None:
+    points = Points()
+    epochs = Epochs(points)
+    try:
+        assert sum(1 for _ in DataLoader(Stream(length), batch_size=2)) == 2
+        assert not epochs.seen
+    finally:
+        patches.uninstall("epochs")
