@@ -222,6 +222,15 @@ def test_arguments_of_the_script_are_a_refusal_with_its_reason(job: LiveJob) -> 
     assert not job.store_path.exists() or not job.store.studies()
 
 
+def test_parameters_in_another_order_on_each_rank_are_trained_as_without_us(job: LiveJob) -> None:
+    done = job.run("--unordered", "--steps", "60")
+    assert done.returncode == 0, done.stderr
+    assert "this training is not tuned: ranks have different models" in done.stderr
+    tuned = job.state("model")
+    assert job.run("--unordered", "--steps", "60", live=False).returncode == 0
+    assert all(torch.equal(*pair) for pair in zip(tuned, job.state("model"), strict=True))
+
+
 def test_what_cannot_be_tuned_in_its_own_steps_is_tuned_by_launched_trials(job: LiveJob) -> None:
     done = job.with_flag("--compression", "--steps", "60", mode="auto")
     assert done.returncode == 0, done.stderr

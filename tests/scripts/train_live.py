@@ -21,6 +21,7 @@ parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--sleep", type=float, default=0.01)
 parser.add_argument("--uneven", action="store_true", help="rank 1 has less data in each epoch")
 parser.add_argument("--compression", action="store_true", help="of the script's own")
+parser.add_argument("--unordered", action="store_true", help="parameters are, on each rank")
 parser.add_argument("--two", action="store_true", help="two optimizers, as of a GAN")
 parser.add_argument(
     "--fails", choices=["raise", "catch", "kill", "stop", "wait"], help="once, in a live trial"
@@ -40,7 +41,10 @@ with open(arguments.folder / "set-ups", "a") as file:
     file.write(f"{hvd.rank()}\n")
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 8))
 other = nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+parameters = list(model.parameters())
+if arguments.unordered and hvd.rank():
+    parameters.reverse()  # as from a set of their names
+optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 compression = hvd.Compression.fp16 if arguments.compression else hvd.Compression.none
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
 if arguments.two:

@@ -82,6 +82,7 @@ class LiveTuning(JoinHook):
     Attributes:
         profiling: Profiles the model in the first trial.
         losses: Losses of the training; they are not needed.
+        own_because: Why an optimizer is Horovod's own, on all ranks; empty: none has to be.
     """
 
     def __init__(self, helper: Helper | None, refusal: str = "") -> None:
@@ -93,6 +94,7 @@ class LiveTuning(JoinHook):
         # Weak, so that optimizers that the script drops are collected.
         self._optimizers: list[weakref.ref[Any]] = []
         self._owned: list[frozenset[str]] = []
+        self.own_because = ""
         self._steps, self._boundary_at = 0, 1
         self._begun = self._ended = False
         self._profile: Any = None
@@ -308,7 +310,7 @@ class LiveTuning(JoinHook):
             return "the job has a single rank, which synchronizes with no other"
         if rank() == 0 and self._helper is None:
             return "rank 0 has not started the process that tunes"
-        return not_switchable(self._living())
+        return (problem := not_switchable(self._living())) and (self.own_because or problem)
 
     def _try_to_obey(self, message: Message) -> None:
         try:

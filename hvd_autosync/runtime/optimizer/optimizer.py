@@ -18,6 +18,7 @@ from horovod.torch import functions as horovod_functions
 from horovod.torch import optimizer as horovod_optimizer
 from horovod.torch.mpi_ops import Adasum, size
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.measure.compute_timer import waiting
@@ -82,7 +83,15 @@ def distribute(
     else:
         from hvd_autosync.runtime.optimizer.strategy_optimizer import make_strategy_optimizer
 
-        distributed = make_strategy_optimizer(optimizer, named_parameters, plan, arguments)
+        named = None if named_parameters is None else list(named_parameters)
+        try:
+            distributed = make_strategy_optimizer(optimizer, named, plan, arguments)
+        except ConfigurationError as error:  # on all ranks
+            if current.live is None:
+                raise
+            # Horovod's own does with less, such as parameters in another order on each rank.
+            distributed = _horovods_own(optimizer, named, **arguments)
+            current.live.own_because = error.message
     if any(each is not None for each in _watchers()):
         adasum = arguments["op"] == Adasum and size() > 1
         _add_timing(type(distributed), adasum=adasum)
