@@ -76,7 +76,12 @@ class Helper:
             # Signals of the terminal are the job's; the helper ends with its standard input.
             start_new_session=True,
         )
-        return cls(process)
+        try:
+            return cls(process)
+        except RuntimeError as error:  # no further thread, as under a limit of processes
+            process.kill()
+            process.wait()
+            raise OSError(str(error)) from error
 
     def send(self, message: Message) -> None:
         """Queue a message for the helper."""
