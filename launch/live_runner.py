@@ -34,6 +34,9 @@ _LEAST_SILENCE_S = 180.0
 _REPORT_S = 0.2
 #: Longest time between the end of rank 0 and the word that the job was stopped, seconds.
 _STOPPED_S = 0.6
+#: Most of the time between two looks at rank 0 that counts, seconds: in a longer one this process was
+#: stopped, too, as where a batch system suspends a job.
+_LONGEST_LOOK_S = 5.0
 #: Time for a hanging rank to end after a signal, seconds.
 _GRACE_S = 5.0
 
@@ -210,25 +213,30 @@ class LiveRunner:
 
         Under Horovod's own exchange a job waits as long as it would without us.
         """
-        began = last = time.monotonic()
+        began = looked = time.monotonic()
+        silent_s = 0.0
         steps, total = 0, spec.warmup_steps + spec.measured_steps
         silence_s = max(limits.silence_s, _LEAST_SILENCE_S)
         if _is_horovods(spec.strategy):
             silence_s = math.inf
 
         def report() -> None:
+            nonlocal silent_s, looked
             now = time.monotonic()
+            silent_s += min(now - looked, _LONGEST_LOOK_S)
+            looked = now
             phase = "measuring" if steps >= spec.warmup_steps else "warming up"
             progress(TrialProgress(phase, steps, total, now - began))
-            if now - last > silence_s:
+            if silent_s > silence_s:
                 self._kill(f"no step for {silence_s:.0f} s")
 
         while True:
             message = self._training.wait("step", "alive", "result", waiting=report)
             if message["type"] == "result":
                 return TrialResult.from_json(message["result"])
-            steps, last = message.get("steps", steps), time.monotonic()
+            steps = message.get("steps", steps)
             report()
+            silent_s = 0.0
 
     def _kill(self, reason: str) -> NoReturn:
         """End a job that hangs: its launcher ends all ranks once rank 0 has ended."""

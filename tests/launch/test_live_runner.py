@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -193,6 +193,31 @@ def test_a_job_that_hangs_is_killed(rank: Rank, monkeypatch: pytest.MonkeyPatch)
         assert sleeper.wait(5) == -signal.SIGTERM
     assert hung.status is TrialStatus.HUNG
     assert "no step for" in hung.reason
+
+
+def test_a_job_that_was_suspended_does_not_hang(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended_s = 0.0
+
+    def monotonic(clock: Callable[[], float] = time.monotonic) -> float:
+        return clock() + suspended_s
+
+    def react(_: dict[str, Any]) -> None:
+        nonlocal suspended_s
+        time.sleep(2 * live_runner._REPORT_S)
+        suspended_s = 1000.0
+        time.sleep(2 * live_runner._REPORT_S)
+        rank.say(result(0.1))
+
+    def kill(runner: LiveRunner, reason: str) -> NoReturn:
+        raise AssertionError(reason)
+
+    monkeypatch.setattr(live_runner.time, "monotonic", monotonic)
+    monkeypatch.setattr(LiveRunner, "_kill", kill)
+    rank.answer(react)
+    done = run(LiveRunner(rank.training), limits=Limits(silence_s=1.0))
+    assert done.status is TrialStatus.COMPLETED
 
 
 @pytest.mark.parametrize("strategy", [Strategy(), Strategy({"cycle_time_ms": 2.0})])
