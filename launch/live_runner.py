@@ -34,8 +34,8 @@ _LEAST_SILENCE_S = 180.0
 _REPORT_S = 0.2
 #: Longest time between the end of rank 0 and the word that the job was stopped, seconds.
 _STOPPED_S = 0.6
-#: Most of the time between two looks at rank 0 that counts, seconds: in a longer one this process was
-#: stopped, too, as where a batch system suspends a job.
+#: Most of the time between two looks at rank 0 that counts, seconds: in a longer one this process
+#: was stopped, too, as where a batch system suspends a job.
 _LONGEST_LOOK_S = 5.0
 #: Time for a hanging rank to end after a signal, seconds.
 _GRACE_S = 5.0

@@ -131,6 +131,12 @@ PATCHES = (
         "a step of a live trial in which the script evaluates is not measured",
     ),
     Patch(
+        "end without clean-up",
+        "os._exit",
+        "runtime/patches/exits.py",
+        "a training that is tuned in its own steps ends by itself, not by a failure",
+    ),
+    Patch(
         "linear layers",
         "torch.nn.functional.linear",
         "runtime/patches/linear.py",

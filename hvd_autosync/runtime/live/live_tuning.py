@@ -11,7 +11,6 @@ Rank 0 never waits for the helper: while that thinks, the training goes on.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import socket
@@ -49,6 +48,7 @@ from hvd_autosync.runtime.measure.drift import DriftWatch
 from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.patches.epochs import Epochs, SyncPoint
+from hvd_autosync.runtime.patches.exits import call_at_exit
 from hvd_autosync.runtime.patches.join_hook import JoinHook, register_join_hook
 from hvd_autosync.runtime.trial.ending import leave
 from hvd_autosync.runtime.trial.probe import probe_in_place
@@ -124,7 +124,7 @@ class LiveTuning(JoinHook):
         self._epochs.call_on_begin(self._epoch_begins)
         register_join_hook(self)
         if helper is not None:
-            atexit.register(self._script_ended)
+            call_at_exit(self._script_ended)
 
     # Events of the training
 
