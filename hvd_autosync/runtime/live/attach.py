@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.operations import all_ranks
 from hvd_autosync.runtime.collectives.reinitialize import reinitialize
+from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
 from hvd_autosync.search_space.horovod_settings import LIVE_VARIABLES, horovod_settings
@@ -67,23 +65,13 @@ def _check_memory(optimizers: Sequence[Any]) -> None:
     """Check that all ranks have memory for buckets beside the gradients; a collective."""
     gradients = [p for each in optimizers for p in each._requires_update]
     needed = _COPIES * sum(p.numel() * p.element_size() for p in gradients)
-    free = min((_free_bytes(device) for device in {p.device for p in gradients}), default=needed)
+    free = min((free_bytes(device) for device in {p.device for p in gradients}), default=needed)
     if any(agree_any([free < needed], "live.memory")):
         raise SpaceError(
             f"buckets and codes may need {needed >> 20} MiB beside the gradients, which some rank "
             "does not have",
             hint="Tune with --autosync-mode launched.",
         )
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Free memory of a device, bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as lines:
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def of_some_ranks(optimizer: Any) -> bool:
