@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +32,13 @@ class Initialization:
         comm: Its argument of that name.
         dynamic: ``HOROVOD_DYNAMIC_PROCESS_SETS`` as Horovod read it.
         keeps_mpi: Whether MPI had been initialized before, so that ``shutdown()`` leaves it alone.
+        took_s: Seconds that it took on this rank, waiting for the others included.
     """
 
     comm: Any
     dynamic: str | None
     keeps_mpi: bool
+    took_s: float
 
     @property
     def comm_is_freed(self) -> bool:
@@ -83,8 +86,10 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
                 import mpi4py.MPI  # noqa: F401
         keeps_mpi = _mpi_is_initialized()
         _READ.update(KEPT_BY_HOROVOD.keys() & os.environ.keys())
+        began = time.monotonic()
         init(comm, process_sets)
-        _LAST = Initialization(comm, os.environ.get(PROCESS_SETS_VARIABLE), keeps_mpi)
+        took_s = time.monotonic() - began
+        _LAST = Initialization(comm, os.environ.get(PROCESS_SETS_VARIABLE), keeps_mpi, took_s)
 
     return recording
 

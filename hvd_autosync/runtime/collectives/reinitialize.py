@@ -59,9 +59,11 @@ from hvd_autosync.search_space.horovod_settings import (
 from hvd_autosync.util.print_line import print_line
 from hvd_autosync.util.variables import set_variables, with_variables
 
-#: Longest time without Horovod. A rank that waits for one that has ended would wait for 30 seconds
-#: under Gloo, and end with an error that names nothing; under MPI it would wait for ever.
+#: Longest time without Horovod, seconds. A rank that waits for one that has ended would wait for 30
+#: seconds under Gloo, and end with an error that names nothing; under MPI it would wait for ever.
 _LIMIT_S = 20.0
+#: It is at least so many times what the script's own ``hvd.init()`` took, as among many ranks.
+_TIMES_INIT = 3.0
 #: Held by the thread that ends this process.
 _ENDING = threading.Lock()
 _NAME = "hvd_autosync.reinitialize"
@@ -86,12 +88,14 @@ class _Report:
         busy: What is under way; empty if nothing is.
         request: What must be the same on all ranks.
         rendezvous: Rank 0's variables of the new rendezvous, if there is one.
+        init_s: Seconds that ``hvd.init()`` took; on the last rank to call it, without waiting.
     """
 
     refusal: str
     busy: str
     request: list[Any]
     rendezvous: dict[str, str | None]
+    init_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,21 +159,28 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
             _ADDRESS.append(own_address("reinitialize"))
         if _meets_at_a_server() and before.rank == 0 and not (own or busy):
             rendezvous = stack.enter_context(_rendezvous(_ADDRESS[0]))
-        reports = _gather(_Report(own, busy, request, rendezvous))
+        last = last_initialization()
+        init_s = 0.0 if last is None else last.took_s
+        reports = _gather(_Report(own, busy, request, rendezvous, init_s))
         _check(reports)
         set_variables(variables)
-        _restart(before, reports[0].rendezvous)
+        _restart(before, reports[0].rendezvous, _limit_s(reports))
 
 
-def _restart(before: _Job, rendezvous: Mapping[str, str | None]) -> None:
+def _limit_s(reports: list[_Report]) -> float:
+    """Longest time without Horovod in this job, seconds."""
+    return max(_LIMIT_S, _TIMES_INIT * min(report.init_s for report in reports))
+
+
+def _restart(before: _Job, rendezvous: Mapping[str, str | None], limit_s: float) -> None:
     """Restart Horovod; a rank that cannot ends, because nothing could be done without it."""
     rank = before.rank
 
     def end(terminated: bool) -> None:
-        hung = f"has hung for {_LIMIT_S:.0f} seconds"
+        hung = f"has hung for {limit_s:.0f} seconds"
         _end(rank, f"another rank has ended, or {'the job is stopped' if terminated else hung}")
 
-    with time_limit(_LIMIT_S, end), with_variables(rendezvous):
+    with time_limit(limit_s, end), with_variables(rendezvous):
         try:
             initialize_again(before.process_sets)
             # No rank needs the rendezvous any more once all have initialized.
