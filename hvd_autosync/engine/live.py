@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+from hvd_autosync.engine.mode import NOT_LIVE_EXCHANGE
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training_context import training_context
@@ -16,6 +17,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.live_runner import LOST_IN_TRIAL, LiveRunner, Training, train_under
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.catalogue import catalogue_knob
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.knobs import CategoricalKnob, Value
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, TrialRecord
 
@@ -97,10 +99,13 @@ class LiveStudy:
 
     def _tune(self) -> StudyRecord:
         """Tune the training, and let it go on under the winner."""
-        unwanted = failed_choices(TraceStore(self._options.store))
-        if unwanted and not self._told:
+        failed = failed_choices(TraceStore(self._options.store))
+        unwanted = {name: set(choices) for name, choices in failed.items()}
+        for name in PARAMETER_CLASSES:
+            unwanted.setdefault(class_knob(name, "exchange"), set()).add(NOT_LIVE_EXCHANGE)
+        if failed and not self._told:
             self._told = True
-            named = sorted(f"{name}={value}" for name in unwanted for value in unwanted[name])
+            named = sorted(f"{name}={value}" for name in failed for value in failed[name])
             self._listener.on_notice(
                 f"not tried live, because a training failed in such a trial: {', '.join(named)}; "
                 "to try them: --autosync-mode launched"

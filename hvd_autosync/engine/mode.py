@@ -12,9 +12,14 @@ from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.tuning import why_again
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
+from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, class_knob
 from hvd_autosync.search_space.horovod_settings import launch_knobs
 from hvd_autosync.study.fallbacks import excluded_strategies, without_excluded
 from hvd_autosync.traces import TraceStore
+
+#: It needs process sets from ``hvd.init()`` on. Horovod negotiates in each of them in every cycle,
+#: which delays all operations, also those of a training that ends up without it.
+NOT_LIVE_EXCHANGE = "hierarchical"
 
 
 def why_launched(job: Job, options: Options) -> str | None:
@@ -81,6 +86,10 @@ def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> 
     at_start = launch_knobs(reinitializes=True)
     if knobs := at_start & set(restrictions.get("knobs", ())):
         return f"Horovod reads {', '.join(sorted(knobs))} of the space file at its start"
+    for name in PARAMETER_CLASSES:
+        table = restrictions.get("knobs", {}).get(class_knob(name, "exchange"), {})
+        if NOT_LIVE_EXCHANGE in (table.get("fixed"), *table.get("choices", ())):
+            return f"{NOT_LIVE_EXCHANGE!r} of the space file needs process sets from the start"
     if knobs := at_start & extensions.ADDED.knobs:
         return f"ranks read {', '.join(sorted(knobs))} of your extensions at their start"
     return None

@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from hvd_autosync.engine import live
 from hvd_autosync.engine.live import Cost, LiveStudy, failed_choices, failed_trial
 from hvd_autosync.engine.live_job import live_job, live_options
 from hvd_autosync.engine.options import Options, options_environment
@@ -123,6 +124,21 @@ def study_of(
 
 def options(folder: Path, **given: Any) -> Options:
     return Options(store=str(folder / "traces.db"), mode="live", trials=4, **given)
+
+
+def test_what_needs_process_sets_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune = MagicMock(side_effect=TrainingEnded("the training has ended"))
+    monkeypatch.setattr(live, "tune", tune)
+    study, _ = study_of(SimulatedTraining(), options(tmp_path))
+    with pytest.raises(TrainingEnded):
+        study.run()
+    left_out = tune.call_args.kwargs["unwanted"]
+    assert left_out == {
+        f"{name}_exchange": {"hierarchical"} for name in ("embedding", "large", "rest")
+    }
+    assert not study._listener.on_notice.called  # type: ignore[attr-defined]
 
 
 def test_a_training_goes_on_under_what_its_own_steps_have_shown(tmp_path: Path) -> None:

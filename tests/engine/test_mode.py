@@ -70,6 +70,22 @@ def test_a_space_file_may_be_about_what_horovod_reads_at_its_start(
     assert (knob in reason) if launched and reason else reason is None
 
 
+@pytest.mark.parametrize(
+    ("table", "launched"),
+    [
+        ('fixed = "hierarchical"', True),
+        ('choices = ["allreduce", "hierarchical"]', True),
+        ('choices = ["allreduce", "sharded"]', False),
+    ],
+)
+def test_a_space_file_may_ask_for_process_sets(
+    options: Options, tmp_path: Path, table: str, launched: bool
+) -> None:
+    (tmp_path / "space.toml").write_text(f"[knobs.large_exchange]\n{table}\n")
+    reason = why_launched(JOB, replace(options, space=str(tmp_path / "space.toml")))
+    assert ("process sets" in (reason or "")) is launched
+
+
 @pytest.mark.parametrize("began", ["launched", "live"])
 def test_an_interrupted_study_goes_on_as_it_began(options: Options, began: str) -> None:
     store = TraceStore(options.store)

@@ -112,12 +112,6 @@ def two_levels() -> Levels:
     return Levels(sets["within", host], sets["across", slot])
 
 
-def allow_levels() -> None:
-    """Let :func:`prepare_levels` create process sets in a job that may need them later."""
-    if _places_from_environment(os.environ) is not None:
-        os.environ.setdefault(PROCESS_SETS_VARIABLE, OURS_ALONE)
-
-
 def _places_from_environment(environment: Mapping[str, str]) -> list[tuple[int, int]] | None:
     """Host and slot of each rank, as ``horovodrun`` sets them for ranks of Gloo, host by host.
 

@@ -7,7 +7,6 @@ import os
 from hvd_autosync import extensions
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.initialization import record_initialization
-from hvd_autosync.runtime.collectives.levels import allow_levels, prepare_levels
 from hvd_autosync.runtime.install.activation import replace_optimizer
 from hvd_autosync.runtime.live.helper import Helper
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
@@ -49,8 +48,6 @@ def activate_live() -> None:
     record_initialization()
     current.sync_plan = SyncPlan()
     replace_optimizer()
-    allow_levels()
-    prepare_levels()
     current.live = live = LiveTuning(helper, refusal)
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(live.losses, lambda: live.profiling.profiler)
