@@ -84,8 +84,9 @@ class Training:
         threading.Thread(target=self._read, args=(received,), daemon=True).start()
 
     def _read(self, received: IO[bytes]) -> None:
-        for line in received:
-            self._queue.put(json.loads(line))
+        with contextlib.suppress(ValueError):  # rank 0 was killed in the midst of a line
+            for line in received:
+                self._queue.put(json.loads(line))
         self._queue.put(None)
         self._on_end()
 

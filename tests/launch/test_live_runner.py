@@ -235,6 +235,13 @@ def test_under_horovods_own_exchange_a_rank_may_wait_for_others(
     assert waited.status is TrialStatus.COMPLETED
 
 
+def test_a_line_that_was_cut_is_the_end(rank: Rank) -> None:
+    rank._write.write(b'{"type": "res')
+    rank.die()
+    with pytest.raises(TrainingLost):
+        rank.training.wait("result")
+
+
 def test_links_are_measured_in_place(rank: Rank) -> None:
     link = {"ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e7}
     answers = iter([link, None])
