@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hvd_autosync.engine.options import Options, options_environment
 from hvd_autosync.engine.training import RunOutcome, run_live_training
+from hvd_autosync.errors import StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
 from hvd_autosync.util.printable import printable, shell_line
@@ -72,8 +73,12 @@ def _failed_in_trial(job: Job, options: Options, began: datetime) -> TrialRecord
     from hvd_autosync.traces.records import timestamp
 
     until, since = time.monotonic() + _RECORD_S, timestamp(began)
-    while (failed := failed_trial(job, options, since)) is None and time.monotonic() < until:
-        time.sleep(0.2)
+    try:
+        while (failed := failed_trial(job, options, since)) is None and time.monotonic() < until:
+            time.sleep(0.2)
+    except StoreError as error:  # the training's own status says more
+        _say(f"whether it failed in a trial is not known: {error.message}")
+        return None
     return failed
 
 

@@ -164,11 +164,11 @@ def failed_trial(job: Job, options: Options, since: str) -> TrialRecord | None:
         since: When the training began, as :func:`hvd_autosync.traces.timestamp` writes it.
     """
     key = tuning_key(job, options, load_restrictions(options.space))
-    store = TraceStore(options.store)
-    for study in store.studies():
-        if study.job_key != key or study.status is not StudyStatus.RUNNING:
-            continue
-        for trial in store.trials(study.study_id):
-            if _lost(trial) and trial.asked_at >= since:
-                return trial
+    with closing(TraceStore(options.store)) as store:
+        for study in store.studies():
+            if study.job_key != key or study.status is not StudyStatus.RUNNING:
+                continue
+            for trial in store.trials(study.study_id):
+                if _lost(trial) and trial.asked_at >= since:
+                    return trial
     return None

@@ -68,3 +68,16 @@ def test_a_training_that_fails_in_an_early_trial_is_started_again(
     said = capsys.readouterr().err
     assert "failed in the trial of buckets=3, which is not tried again" in said
     assert ("starting the training again" in said) is (launches == 2)
+
+
+def test_a_store_that_is_gone_by_then_leaves_the_trainings_own_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose(*_: object) -> None:
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(live, "failed_trial", lose)
+    monkeypatch.setattr(live_train, "run_live_training", lambda *_, **__: RunOutcome(7))
+    options = Options(mode="live", store=str(tmp_path / "traces.db"))
+    assert live_train.train_live(JOB, options).status == 7
+    assert "the disk is gone" in capsys.readouterr().err
