@@ -112,8 +112,8 @@ def check_patches() -> Finding:
 def patch_table() -> list[dict[str, str]]:
     """A row for each patch of other packages, with the versions that it was tested with.
 
-    Keys: name, targets, why, tested (such as ``"torch 2.13.0"``) and here, how the installed
-    versions compare with these.
+    Keys: name, targets, why, tested (such as ``"torch 2.13.0"``; functions of Python itself are the
+    same in every version) and here, how the installed versions compare with these.
     """
     rows = []
     for patch in PATCHES:
@@ -126,8 +126,8 @@ def patch_table() -> list[dict[str, str]]:
                 "name": patch.name,
                 "targets": patch.targets.replace(" ", ", "),
                 "why": patch.why,
-                "tested": ", ".join(tested),
-                "here": ", ".join(words),
+                "tested": ", ".join(tested) or "every Python",
+                "here": ", ".join(words) or "tested",
             }
         )
     return rows
