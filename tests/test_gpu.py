@@ -70,7 +70,7 @@ def test_events_time_what_the_device_does() -> None:
 
 def test_a_training_is_tuned_in_its_own_steps(horovodrun: str, tmp_path: Path) -> None:
     # Steps are short there, and the study has to end before the training does.
-    length = ["--epochs", "3", "--steps-per-epoch", "2000"]
+    length = ["--epochs", "3", "--steps-per-epoch", "1000"]
     script = [sys.executable, str(EXAMPLES / "train_lm.py"), *length]
     store = tmp_path / "traces.db"
     flag = ["--autosync", "--autosync-mode", "live", "--autosync-store", str(store), *QUICK]

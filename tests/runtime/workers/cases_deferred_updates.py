@@ -8,7 +8,17 @@ import weakref
 import horovod.torch as hvd
 import torch
 from cases_exchanges import plan
-from common import HOROVODS, OURS, assert_close, batch, exchange_of, mlp, raises, wrap
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    batch,
+    exchange_of,
+    mlp,
+    raises,
+    skip_unless_steps_wait,
+    wrap,
+)
 from torch import nn
 
 from hvd_autosync.errors import AutosyncError
@@ -53,6 +63,7 @@ def waits(distributed):
 
 
 def case_steps_wait_until_forward():
+    skip_unless_steps_wait()
     for chosen in (LATE, IN_BUCKETS):
         model, distributed = make(chosen=chosen)
         held = list(model.parameters())
@@ -82,6 +93,7 @@ def case_no_step_waits_where_horovod_copies_gradients():
 
 
 def case_every_way_to_a_parameter():
+    skip_unless_steps_wait()
     ways = {
         "attribute": lambda m: [m[i].__getattr__(n) for i in (0, 2, 4) for n in ("weight", "bias")],
         "parameters": lambda m: list(m.parameters()),
@@ -170,6 +182,7 @@ def case_parameters_that_are_added_while_steps_wait():
 
 def case_a_dropped_optimizer_makes_room_for_another():
     """Steps of the first wait when it is dropped; they are made, and its hooks act no more."""
+    skip_unless_steps_wait()
     results = []
     for factory in (OURS, HOROVODS):
         model, distributed = make(factory)
@@ -186,6 +199,7 @@ def case_a_dropped_optimizer_makes_room_for_another():
 
 
 def case_the_state_is_up_to_date_when_it_is_saved():
+    skip_unless_steps_wait()
     _, reference = (pair := make(HOROVODS))
     model, distributed = make()
     steps(*pair)
@@ -245,6 +259,7 @@ def case_parameters_without_modules_never_wait():
 
 
 def case_a_gradient_that_is_changed_after_the_step_is_noticed():
+    skip_unless_steps_wait()
     model, distributed = make()
     steps(model, distributed)
     held = [

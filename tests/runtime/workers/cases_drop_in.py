@@ -8,11 +8,13 @@ import tempfile
 import warnings
 
 import horovod.torch
+import torch
 from common import HOROVODS, HOROVODS_BROADCAST, RUN, assert_close, batch, mlp, raises, sgd
 
 import hvd_autosync.torch as hvd
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS
+from hvd_autosync.runtime.trial.profiling import device_name
 
 BUCKETS = {"buckets": 2, "large_slices": 3}
 CLASSES = {"large": ("*.weight",)}
@@ -115,7 +117,12 @@ def store(model, slots):
         hosts = (Host("somewhere", slots),)
         traces = TraceStore(path)
         study = traces.create_study(job_key="k", command=(), settings={}, versions={}).study_id
-        task = Task(profile, Resources(hosts, "cpu", HorovodBuild("0.28.1", True, True)))
+        task = Task(
+            profile,
+            Resources(
+                hosts, device_name(torch.empty(0).device), HorovodBuild("0.28.1", True, True)
+            ),
+        )
         traces.describe_task(study, task, SearchSpace((catalogue_knob("buckets"),)))
         traces.finish(study, StudyStatus.FINISHED, {}, Strategy({"buckets": 3}))
         traces.close()

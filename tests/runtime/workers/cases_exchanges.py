@@ -49,11 +49,12 @@ PLANS = {
         2, "size", "arrival", BY_ROWS, ClassPlan("hierarchical", slices=2), HIERARCHICAL
     ),
 }
+#: Adam's usual epsilon makes whole steps of what is rounding alone.
 OPTIMIZERS = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
     "momentum": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
-    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.01),
-    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.01, eps=1e-3),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1, eps=1e-3),
 }
 
 

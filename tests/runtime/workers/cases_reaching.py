@@ -7,7 +7,7 @@ import io
 import horovod.torch as hvd
 import torch
 from cases_deferred_updates import IN_BUCKETS, LATE, make, waits
-from common import assert_identical, batch, exchange_of, mlp, raises, sgd
+from common import assert_identical, batch, exchange_of, mlp, raises, sgd, skip_unless_steps_wait
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -377,19 +377,23 @@ def compare(scripts, chosen=LATE):
 
 
 def case_scripts_whose_reading_is_seen():
+    skip_unless_steps_wait()
     compare(WAIT_ALL)
     compare(OTHERS)
 
 
 def case_scripts_whose_reading_is_seen_in_buckets():
+    skip_unless_steps_wait()
     compare((Script, Stateless, Averaged, Checkpointed, GradientsRead), IN_BUCKETS)
 
 
 def case_scripts_whose_reading_is_not_seen():
+    skip_unless_steps_wait()
     compare(NEVER_WAIT)
 
 
 def case_parameters_that_never_wait_are_reported():
+    skip_unless_steps_wait()
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         compare((CompiledLate, AveragedData, Traced))
@@ -419,6 +423,7 @@ class UnseenLate(Unseen):
 
 
 def case_reading_that_nothing_sees_is_found_in_rehearsals():
+    skip_unless_steps_wait()
     compare((Unseen,))
     job = Unseen(LATE)
     job.train()
