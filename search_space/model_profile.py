@@ -41,6 +41,8 @@ class ParameterProfile(Record):
         coded_share: Share of the gradient's bytes that its lossless code has on rank 0; 1 if its
             bits do not repeat.
         summed_share: The same, for the sum of several ranks.
+        coding_s: Seconds of processor time in which rank 0 makes such a code and puts the gradient
+            together again; 0 where that was not measured.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ParameterProfile(Record):
     factor_bytes: int = field(default=0, metadata=LEFT_OUT)
     coded_share: Real = field(default=1.0, metadata=LEFT_OUT)
     summed_share: Real = field(default=1.0, metadata=LEFT_OUT)
+    coding_s: Real = field(default=0.0, metadata=LEFT_OUT)
 
     @property
     def elements(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hvd_autosync.cost.coefficients import PASS_S_PER_BYTE
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray
@@ -35,8 +36,8 @@ _ROWS_PASSES = 1.5
 #: Passes of one rank's product with its comparison or addition, and for each row of its factors:
 #: measured on matrices of 1 to 8 MB and 8 to 128 rows, on one thread.
 _FACTORS_PASSES, _FACTORS_ROW_PASSES = 1.4, 0.02
-#: The passes of lossless codes, measured on gradients of 0.6 to 6 MB of four models: 0.9 to 2 ns
-#: per byte, least where most elements are zeros (``benchmarks/lossless.py``).
+#: The passes of lossless codes where the job's own were not timed, measured on gradients of 0.6 to
+#: 6 MB of four models: 0.9 to 2 ns per byte (``benchmarks/lossless.py``).
 _LOSSLESS_PASSES = 5.0
 #: The consecutive operations of lossless codes, including the participation check.
 _LOSSLESS_OPERATIONS = 3.0
@@ -113,7 +114,10 @@ def exchange_costs(
     flat = lossless & (exchange == "allreduce")
     wire_s = np.where(flat, wire_s * coded_share, wire_s)
     operations = np.where(lossless, operations + _LOSSLESS_OPERATIONS - 1, operations)
-    passes = np.where(flat, _LOSSLESS_PASSES, passes)
+    coding_s, all_bytes = gradients.coding_s[own][:, None], np.maximum(size, 1)
+    timed = coding_s / (all_bytes * PASS_S_PER_BYTE)
+    coding = np.where(coding_s > 0, timed, _LOSSLESS_PASSES)
+    passes = np.where(flat, coding, passes)
     twofold = (exchange == "hierarchical") & np.isin(codec, _TWOFOLD)
     operations = np.where(twofold, operations + 1, operations)
     by_parts = (exchange == "sharded") | ((exchange == "allreduce") & in_parts)
@@ -132,7 +136,7 @@ def exchange_costs(
         between = lossless & (exchange == "hierarchical")
         across_share = summed if hosts == 2 else _parts_share_across(resources, summed, summed)
         share = np.where(between, across_share, share)
-        passes = np.where(between, _LOSSLESS_PASSES * hosts / resources.world_size, passes)
+        passes = np.where(between, coding * hosts / resources.world_size, passes)
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
     if name == EMBEDDING:

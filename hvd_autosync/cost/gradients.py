@@ -30,6 +30,7 @@ class Gradients:
         factor_bytes: Bytes of one rank's factors in a step; 0 if it is no product of factors.
         coded: Share of the bytes that a lossless code has.
         summed: The same, for a sum of several ranks.
+        coding_s: Seconds to make such a code and to decode it; 0 if unknown.
     """
 
     names: tuple[str, ...]
@@ -45,6 +46,7 @@ class Gradients:
     factor_bytes: FloatArray
     coded: FloatArray
     summed: FloatArray
+    coding_s: FloatArray
 
     @classmethod
     def of(cls, model: ModelProfile) -> Gradients:
@@ -75,4 +77,5 @@ class Gradients:
             factor_bytes=column([p.factor_bytes for p in arrived]),
             coded=column([p.coded_share for p in arrived]),
             summed=column([p.summed_share for p in arrived]),
+            coding_s=column([p.coding_s for p in arrived]),
         )

@@ -251,6 +251,20 @@ def test_lossless_codes_save_what_repeats(model: ModelProfile, slow_network: Res
     assert plain - coded == pytest.approx(0.15 * matrix / 12.5e6 - coding_s / 2, abs=0.02)
 
 
+def test_coding_takes_what_it_took_in_the_job(model: ModelProfile, slow_network: Resources) -> None:
+    table, matrix, *small = _repeating(model, 0.35, 0.85).parameters
+    for chosen, share in (("allreduce", 1.0), ("hierarchical", 0.5)):
+        strategy: dict[str, Value] = {"large_exchange": chosen, "large_lossless": True}
+        once, thrice = (
+            CostModel(
+                replace(model, parameters=(table, replace(matrix, coding_s=coding_s), *small)),
+                slow_network,
+            ).predict([strategy])[0]
+            for coding_s in (0.1, 0.3)
+        )
+        assert thrice - once == pytest.approx(0.2 * share, rel=0.01)
+
+
 def test_lossless_codes_do_not_pay_on_fast_links_or_of_random_bits(
     model: ModelProfile, slow_network: Resources
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -58,9 +58,12 @@ class Profiler:
     Args:
         optimizers: Optimizers that Horovod wrapped, in the order of their creation; none for a
             script that reduces gradients by hand.
+        seconds_to_code: Times the lossless code of a gradient.
     """
 
-    def __init__(self, optimizers: Sequence[Any]) -> None:
+    def __init__(
+        self, optimizers: Sequence[Any], seconds_to_code: Callable[[torch.Tensor], float]
+    ) -> None:
         # Parameters that add_param_group() added later have no name there, and are not
         # synchronized.
         self._parameters: list[tuple[str, torch.nn.Parameter]] = [
@@ -76,7 +79,9 @@ class Profiler:
         self._clock = _DeviceClock() if on_cuda else _HostClock()
         self._sparse: set[int] = set()
         self._touched: dict[int, float] = {}
+        self._seconds_to_code = seconds_to_code
         self._coded: dict[int, tuple[float, float]] = {}
+        self._coding_s: dict[int, float] = {}
         self._position = 0
         self._backward_begin: Any = self._clock.now()
         self._steps: list[_Step] = []
@@ -108,6 +113,8 @@ class Profiler:
             return
         if gradient.numel() * gradient.element_size() >= _CODED_BYTES:
             self._coded[index] = coded_share(gradient)
+            if min(self._coded[index]) < 1:
+                self._coding_s[index] = self._seconds_to_code(gradient)
         if gradient.dim() == 2:
             self._touched[index] = len(touched_rows(gradient)) / max(len(gradient), 1)
 
@@ -174,6 +181,7 @@ class Profiler:
                 factor_bytes=factor_bytes.get(parameter, 0),
                 coded_share=self._coded.get(index, (1.0, 1.0))[0],
                 summed_share=self._coded.get(index, (1.0, 1.0))[1],
+                coding_s=self._coding_s.get(index, 0.0),
             )
             for index, (name, parameter) in enumerate(self._parameters)
         )

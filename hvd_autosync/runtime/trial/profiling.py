@@ -36,10 +36,11 @@ class Profiling:
             optimizers: Optimizers that Horovod wrapped, in the order of their creation.
         """
         # One trial of a study needs them.
+        from hvd_autosync.runtime.exchange.lossless import seconds_to_code
         from hvd_autosync.runtime.measure.profiler import Profiler
         from hvd_autosync.runtime.patches.factor_meter import FactorMeter
 
-        self.profiler = Profiler(optimizers)
+        self.profiler = Profiler(optimizers, seconds_to_code)
         self._factor_meter = FactorMeter(self.profiler.parameters)
 
     def step_ends(self) -> None:

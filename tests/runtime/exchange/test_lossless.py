@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from hvd_autosync.runtime.exchange import lossless
 from hvd_autosync.runtime.exchange.lossless import (
     HEADER_BYTES,
     decode,
@@ -172,3 +173,25 @@ def test_codes_are_told_apart() -> None:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_slice_of_a_tensor(count: int) -> None:
     assert_comes_back(numbers(10)[5 : 5 + count])
+
+
+def test_blocks_of_a_large_tensor_stand_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[torch.Tensor] = []
+
+    def take(part: torch.Tensor) -> float:
+        timed.append(part)
+        return float(len(part))
+
+    monkeypatch.setattr(lossless, "_timed", take)
+    large = torch.arange(1_000_000.0)
+    assert lossless.seconds_to_code(large.view(1000, 1000)) == len(large)
+    assert {len(part) for part in timed} == {2**18}
+    assert timed[0][0] == large[0] and timed[0][-1] == large[-1]
+    small = torch.arange(1000.0)
+    assert lossless.seconds_to_code(small) == len(small)
+    assert torch.equal(timed[-1], small)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_coding_takes_time(dtype: torch.dtype) -> None:
+    assert lossless.seconds_to_code(torch.randn(100_000).to(dtype)) > 0

@@ -19,10 +19,19 @@ def wrapped(model: nn.Module) -> Any:
     return optimizer
 
 
+def untimed(gradient: torch.Tensor) -> float:
+    """Nobody asks what a code of it would take."""
+    return 0.0
+
+
 def profile(
-    model: nn.Module, steps: int = 3, passes: int = 1, load: Callable[[], None] = lambda: None
+    model: nn.Module,
+    steps: int = 3,
+    passes: int = 1,
+    load: Callable[[], None] = lambda: None,
+    seconds_to_code: Callable[[torch.Tensor], float] = untimed,
 ) -> Any:
-    profiler = Profiler([wrapped(model)])
+    profiler = Profiler([wrapped(model)], seconds_to_code)
     for _ in range(steps):
         load()
         for _ in range(passes):
@@ -64,7 +73,13 @@ def test_shares_of_bytes_that_bits_need() -> None:
             gradient = torch.randn(20_000, generator=draw).to(torch.bfloat16).float()
             return (self.halves * gradient + self.zeros * 0).sum() + self.small.sum()
 
-    seen = profile(Weights())
+    seen = profile(Weights(), seconds_to_code=lambda gradient: len(gradient) * 1e-9)
+    assert {p.name: p.coding_s for p in seen.parameters} == {
+        "halves": 2e-5,
+        "zeros": 2e-5,
+        "small": 0.0,
+        "unused": 0.0,
+    }
     shares = {p.name: (p.coded_share, p.summed_share) for p in seen.parameters}
     assert 0.3 < shares["halves"][0] < 0.37 and 0.8 < shares["halves"][1] < 0.87
     assert max(shares["zeros"]) < 0.01
@@ -74,8 +89,10 @@ def test_shares_of_bytes_that_bits_need() -> None:
     for parameter in fields["parameters"]:
         parameter.pop("coded_share", None)
         parameter.pop("summed_share", None)
+        parameter.pop("coding_s", None)
     older = ModelProfile.from_json(fields)
     assert older.parameters[0].coded_share == 1.0
+    assert older.parameters[0].coding_s == 0.0
     assert older.to_json() == fields
 
 
@@ -103,7 +120,10 @@ def test_parameters_without_gradient() -> None:
 def test_parameters_that_were_added_later_are_left_out() -> None:
     optimizer = wrapped(nn.Linear(4, 3))
     optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
-    assert [p.name for p in Profiler([optimizer]).finish().parameters] == ["weight", "bias"]
+    assert [p.name for p in Profiler([optimizer], untimed).finish().parameters] == [
+        "weight",
+        "bias",
+    ]
 
 
 def test_last_of_several_passes_counts(clock: Any) -> None:
@@ -124,7 +144,7 @@ def test_forward_includes_loading(clock: Any) -> None:
 
 def test_leaves_no_hooks() -> None:
     model = nn.Linear(2, 2)
-    profiler = Profiler([wrapped(model)])
+    profiler = Profiler([wrapped(model)], untimed)
     assert model.weight._post_accumulate_grad_hooks
     profiler.finish()
     assert not model.weight._post_accumulate_grad_hooks
@@ -132,7 +152,7 @@ def test_leaves_no_hooks() -> None:
 
 @pytest.mark.parametrize("optimizers", [[], [wrapped(nn.Linear(2, 2))]])
 def test_nothing_seen(optimizers: list[Any]) -> None:
-    seen = Profiler(optimizers).finish()
+    seen = Profiler(optimizers, untimed).finish()
     assert seen.wrapped == bool(optimizers)
     assert math.isnan(seen.forward_s) and math.isnan(seen.backward_s)
     assert all(p.ready_order == -1 and math.isnan(p.ready_s) for p in seen.parameters)

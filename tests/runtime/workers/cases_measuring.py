@@ -8,6 +8,7 @@ from common import OURS, RUN, batch, device_type, mlp, strategy, wrap
 from torch import nn
 
 from hvd_autosync.runtime.collectives import agreement
+from hvd_autosync.runtime.exchange.lossless import seconds_to_code
 from hvd_autosync.runtime.measure.profiler import Profiler
 from hvd_autosync.runtime.measure.step_classifier import StepClassifier
 from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS
@@ -85,12 +86,12 @@ def case_scaled_losses():
 
 
 def case_profile():
-    model = mlp()
+    model = mlp(sizes=(12, 200, 8, 3))
     model[0].weight.requires_grad_(False)
     unused = nn.Linear(2, 2)
     both = nn.ModuleList([model, unused])
     distributed = wrap(OURS, both)
-    profiler = RUN.profiling.profiler = Profiler([distributed])
+    profiler = RUN.profiling.profiler = Profiler([distributed], seconds_to_code)
     for step in range(3):
         distributed.zero_grad()
         model(batch(step)).pow(2).mean().backward()
@@ -105,6 +106,8 @@ def case_profile():
     assert profile.wrapped and profile.backward_s > 0 and profile.forward_s > 0
     ready = [p.ready_s for p in profile.parameters if p.ready_order >= 0]
     assert all(0 < seconds < profile.backward_s for seconds in ready)
+    # The others are small, or have no gradient.
+    assert [p.name for p in profile.parameters if p.coding_s > 0] == ["0.2.weight"]
 
 
 def case_pruning_needs_all_ranks():
