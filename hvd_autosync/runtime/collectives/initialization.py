@@ -109,7 +109,9 @@ def initialize_again(known: Mapping[int, list[int]]) -> None:
         known: The process sets, as :func:`registered_process_sets` returned them before any rank
             could shut down: Horovod on the other ranks ends with it.
     """
-    assert _LAST is not None, "checked before"
+    global _LAST
+    last = _LAST
+    assert last is not None, "checked before"
     library = mpi_ops._basics
     # Scripts may also have copied or unpickled some.
     all_sets = [each for each in gc.get_objects() if issubclass(type(each), ProcessSet)]
@@ -122,8 +124,9 @@ def initialize_again(known: Mapping[int, list[int]]) -> None:
     mpi_ops.shutdown()
     kept = {name: value for name, value in KEPT_BY_HOROVOD.items() if name in _READ}
     kept = {name: os.environ.get(name, value) for name, value in kept.items()}
-    with with_variables({**kept, PROCESS_SETS_VARIABLE: _LAST.dynamic}), _nothing_at_exit():
-        library.init(_LAST.comm, wanted)
+    with with_variables({**kept, PROCESS_SETS_VARIABLE: last.dynamic}), _nothing_at_exit():
+        library.init(last.comm, wanted)
+    _LAST = last  # what the script's own took
     for number, each in zip(known, wanted, strict=True):
         for other in objects[number]:
             other.process_set_id = each.process_set_id
