@@ -6,11 +6,11 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives.operations import (
     Max,
     Sum,
@@ -26,6 +26,7 @@ from hvd_autosync.runtime.collectives.operations import (
 
 #: Seconds between two checks whether the other ranks are still there.
 _LOOK_S = 0.001
+_T = TypeVar("_T")
 
 
 def same_on_all(described: Sequence[Any], name: str) -> bool:
@@ -188,3 +189,30 @@ def gather_bytes(data: bytes, name: str) -> list[bytes]:
     ).tolist()
     texts = allgather(own, name=f"hvd_autosync.texts.{name}").split(lengths)
     return [each.numpy().tobytes() for each in texts]
+
+
+def on_all(make: Callable[[], _T], name: str, problem: str, hint: str) -> _T:
+    """Return what ``make`` returns, if it fails on no rank; a collective.
+
+    Args:
+        make: Makes something of this rank's, perhaps by collectives that come before all that can
+            fail.
+        name: Name of the operation.
+        problem: What ranks cannot do if it fails.
+        hint: What to do then, unless the failure says so itself.
+
+    Raises:
+        AutosyncError: It fails on some rank; raised on all ranks.
+    """
+    failure = None
+    try:
+        made = make()
+    except AutosyncError as error:
+        failure = (error.message, error.hint)
+    except Exception as error:
+        failure = (f"{type(error).__name__}: {error}", "")
+    for other, text in enumerate(gather_texts(json.dumps(failure), name)):
+        if (known := json.loads(text)) is not None:
+            message, own_hint = known
+            raise AutosyncError(f"{problem}; rank {other}: {message}", hint=own_hint or hint)
+    return made

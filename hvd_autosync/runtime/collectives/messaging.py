@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Callable
-from typing import TypeVar
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
-from hvd_autosync.runtime.collectives.agreement import gather_texts
+from hvd_autosync.runtime.collectives.agreement import gather_texts, on_all
 from hvd_autosync.runtime.collectives.endpoint import Endpoint, MessageHandler
 from hvd_autosync.runtime.collectives.operations import mpi_enabled, rank, size
 from hvd_autosync.runtime.collectives.transport import Transport
@@ -20,7 +17,12 @@ __all__ = ["Endpoint", "MessageHandler", "check_messaging", "open_endpoint", "pr
 
 #: Longest wait for connections to all other ranks.
 _CONNECTING_S = 60.0
-_T = TypeVar("_T")
+#: What to say if some rank cannot, and what to do.
+_CANNOT = (
+    "ranks cannot send each other messages",
+    "Let the hosts of the job reach each other on any port of the job's network, or choose a "
+    "strategy under which ranks wait for each other.",
+)
 
 
 def prepare_messaging() -> None:
@@ -42,7 +44,7 @@ def check_messaging(name: str) -> None:
     Raises:
         AutosyncError: Some rank cannot; raised on all ranks.
     """
-    _on_all(_needed, f"messages.{name}.check")
+    on_all(_needed, f"messages.{name}.check", *_CANNOT)
 
 
 def _needed() -> None:
@@ -72,7 +74,7 @@ def open_endpoint(name: str, on_message: MessageHandler) -> Endpoint:
     transport = _over_mpi(name) if mpi_enabled() else _over_zmq(name)
     endpoint = Endpoint(rank(), size(), transport, on_message)
     try:
-        _on_all(lambda: endpoint.await_connections(_CONNECTING_S), f"{name}.connections")
+        on_all(lambda: endpoint.await_connections(_CONNECTING_S), f"{name}.connections", *_CANNOT)
     except AutosyncError as error:
         endpoint.abort(error.message)
         raise
@@ -82,38 +84,13 @@ def open_endpoint(name: str, on_message: MessageHandler) -> Endpoint:
 def _over_mpi(name: str) -> Transport:
     from hvd_autosync.runtime.collectives.transport_mpi import MpiTransport, own_world_rank
 
-    own = _on_all(own_world_rank, f"{name}.world")
+    own = on_all(own_world_rank, f"{name}.world", *_CANNOT)
     return MpiTransport([int(text) for text in gather_texts(str(own), f"{name}.ranks")])
 
 
 def _over_zmq(name: str) -> Transport:
     from hvd_autosync.runtime.collectives.transport_zmq import ZmqTransport
 
-    transport = _on_all(lambda: ZmqTransport(own_address(name)), f"{name}.ports")
+    transport = on_all(lambda: ZmqTransport(own_address(name)), f"{name}.ports", *_CANNOT)
     transport.connect(rank(), gather_texts(transport.endpoint_info, f"{name}.endpoint_infos"))
     return transport
-
-
-def _on_all(make: Callable[[], _T], name: str) -> _T:
-    """Return what ``make`` returns, if it fails on no rank; a collective.
-
-    Raises:
-        AutosyncError: It fails on some rank.
-    """
-    failure = None
-    try:
-        made = make()
-    except AutosyncError as error:
-        failure = (error.message, error.hint)
-    except Exception as error:
-        failure = (f"{type(error).__name__}: {error}", "")
-    for other, text in enumerate(gather_texts(json.dumps(failure), name)):
-        if (other_failure := json.loads(text)) is not None:
-            message, hint = other_failure
-            raise AutosyncError(
-                f"ranks cannot send each other messages; rank {other}: {message}",
-                hint=hint
-                or "Let the hosts of the job reach each other on any port of the job's network, or "
-                "choose a strategy under which ranks wait for each other.",
-            )
-    return made

@@ -67,8 +67,8 @@ _TIMES_INIT = 3.0
 #: Held by the thread that ends this process.
 _ENDING = threading.Lock()
 _NAME = "hvd_autosync.reinitialize"
-#: The address of rank 0's host, once it is known: it is found by collectives.
-_ADDRESS: list[str] = []
+#: This host's address and why it has none, once they are known: they are found by collectives.
+_ADDRESS: list[tuple[str, str]] = []
 
 
 class CannotReinitializeError(AutosyncError):
@@ -155,10 +155,15 @@ def reinitialize(variables: Mapping[str, str | None]) -> None:
         before = _job({} if busy else registered_process_sets())
         request = [sorted(variables.items()), sorted(before.process_sets.items())]
         rendezvous: dict[str, str | None] = {}
-        if _meets_at_a_server() and not _ADDRESS:
-            _ADDRESS.append(own_address("reinitialize"))
-        if _meets_at_a_server() and before.rank == 0 and not (own or busy):
-            rendezvous = stack.enter_context(_rendezvous(_ADDRESS[0]))
+        if _meets_at_a_server():
+            address, problem = _address()
+            if before.rank == 0 and not (own or busy or problem):
+                try:
+                    rendezvous = stack.enter_context(_rendezvous(address))
+                except (OSError, RuntimeError) as error:  # no port, descriptor or thread is left
+                    problem = f"ranks cannot meet at {address}: {error}"
+            # Only rank 0's is needed.
+            own = own or (problem if before.rank == 0 else "")
         last = last_initialization()
         init_s = 0.0 if last is None else last.took_s
         reports = _gather(_Report(own, busy, request, rendezvous, init_s))
@@ -183,11 +188,12 @@ def _restart(before: _Job, rendezvous: Mapping[str, str | None], limit_s: float)
     with time_limit(limit_s, end), with_variables(rendezvous):
         try:
             initialize_again(before.process_sets)
+            # Before the others may go on, end, and shut Horovod down with them.
+            after = _job(registered_process_sets())
             # No rank needs the rendezvous any more once all have initialized.
             mpi_ops.allgather(torch.zeros(1, device="cpu"), name=f"{_NAME}.done")
         except Exception as error:
             _end(rank, f"another rank has probably ended ({error})")
-    after = _job(registered_process_sets())
     assert (after.rank, after.size) == (before.rank, before.size)
     assert [*after.process_sets.values()] == [*before.process_sets.values()]
 
@@ -200,6 +206,16 @@ def _end(rank: int, why: str) -> NoReturn:
     text = " ".join(why.split())
     print_line(f"rank {rank} cannot initialize Horovod again: {text}. Start the job again.")
     os._exit(1)
+
+
+def _address() -> tuple[str, str]:
+    """The address of this host, and why there is none; a collective at the first call."""
+    if not _ADDRESS:
+        try:
+            _ADDRESS.append((own_address("reinitialize"), ""))
+        except OSError as error:
+            _ADDRESS.append(("", f"the other ranks cannot reach this host: {error}"))
+    return _ADDRESS[0]
 
 
 @contextmanager

@@ -58,7 +58,11 @@ def rendezvous_server(address: str, slots: Sequence[Any] = ()) -> Iterator[int]:
     server = Server((address, 0), Handler, 0)
     server.init(slots)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is left
+        server.server_close()
+        raise
     try:
         yield int(server.server_address[1])
     finally:

@@ -20,7 +20,7 @@ from time import monotonic
 
 from hvd_autosync.errors import AutosyncError
 from hvd_autosync.runtime.collectives.addresses import own_address
-from hvd_autosync.runtime.collectives.agreement import gather_texts, tell_all
+from hvd_autosync.runtime.collectives.agreement import gather_texts, on_all, tell_all
 from hvd_autosync.runtime.collectives.operations import rank, shutdown, size
 from hvd_autosync.util.authentication import HANDSHAKE_S, AuthenticatedPort
 from hvd_autosync.util.connection import Connection, connect, retry_until
@@ -35,13 +35,22 @@ class StateServer:
         name: Distinguishes the operations of this object from those of others; equal on all ranks.
         answer: Returns this rank's state; called in a thread of its own, and kept until no rank can
             ask any more.
+
+    Raises:
+        AutosyncError: Some rank has no address or port for the others; raised on all ranks.
     """
 
     def __init__(self, name: str, answer: Callable[[], bytes]) -> None:
         self._answer = answer
         self._rank = rank()
         self._secret = tell_all(os.urandom(32), f"peers.{name}")
-        self._port = AuthenticatedPort(own_address(name), self._secret, backlog=size())
+        self._port = on_all(
+            lambda: AuthenticatedPort(own_address(name), self._secret, backlog=size()),
+            f"ports.{name}",
+            "ranks cannot serve their parts of the optimizer's state",
+            "Let the hosts of the job reach each other on any port of the job's network, or choose "
+            "a strategy under which every rank has the whole state.",
+        )
         own = "{}:{}".format(*self._port.address)
         addresses = [text.rpartition(":") for text in gather_texts(own, f"addresses.{name}")]
         self._addresses = [(host, int(port)) for host, _, port in addresses]

@@ -1,10 +1,10 @@
 """The synchronizer of one optimizer: attaches a method of synchronization, and changes it.
 
 A plan becomes methods, one inside the other. Between two steps they can be detached, and those of
-another plan attached in their place: live tuning, the end of a phase and the fallback of the loss
-guard all leave a method so. In between, parameters are equal and states are whole on every rank.
-What goes on: parameters, optimizer states, running statistics, the steps and samples made so far,
-error feedback that both plans have, and the loss guard with its snapshots.
+another plan attached in their place: live tuning changes methods so. The fallback of the loss guard
+keeps its methods, and makes them exact. In between, parameters are equal and states are whole on
+every rank. What goes on: parameters, optimizer states, running statistics, the steps and samples
+made so far, error feedback that both plans have, and the loss guard with its snapshots.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_any, agree_parameters, agree_steps
 from hvd_autosync.runtime.collectives.messaging import check_messaging
@@ -116,8 +116,16 @@ class Synchronizer:
                 "how ranks synchronize cannot change between backward() and step()",
                 hint="Change it after step().",
             )
+        before = self.plan
         self._left |= self.method.detach()
-        self._make_method(plan, names)
+        if self._phase.now is Phase.EXACT:  # the guard has ended what was still under way
+            plan, before = plan.exact(), before.exact()
+        try:
+            self._make_method(plan, names)
+        except AutosyncError:  # on all ranks
+            self._make_method(before, self._named(before.classes))
+            self.method.load_state_dict(self._left)
+            raise
         self.method.load_state_dict(self._left)
 
     @property

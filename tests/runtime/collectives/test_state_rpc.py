@@ -40,6 +40,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         monkeypatch.setattr(module, "tell_all", lambda text, name: SECRET)
         monkeypatch.setattr(module, "gather_texts", lambda own, name: [*addresses, own][:2])
         monkeypatch.setattr(module, "own_address", lambda name: "127.0.0.1")
+        monkeypatch.setattr(module, "on_all", lambda make, *_: make())
         made.append(StateServer("test", lambda: answer))
         atexit.unregister(made[-1]._drain)
         return made[-1]
