@@ -10,7 +10,8 @@ from typing import Any
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.agreement import agree_any, gather_texts
 from hvd_autosync.runtime.collectives.operations import all_ranks
-from hvd_autosync.runtime.collectives.reinitialize import reinitialize
+from hvd_autosync.runtime.collectives.reinitialize import check_reinitialize, reinitialize
+from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.live.memory import free_bytes
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer, switch
 from hvd_autosync.search_space.exchange_plan import Classes, ExchangePlan
@@ -34,6 +35,26 @@ class Attacher:
     def __init__(self) -> None:
         self._own = {name: os.environ.get(name) for name in LIVE_VARIABLES}
         self.variables = dict(self._own)
+
+    def reinitializes(self) -> bool:
+        """Whether strategies may change Horovod's variables here; a collective.
+
+        Ranks whose own values differ would ask for different ones.
+        """
+        values = gather_texts(json.dumps(self._own), "live.variables")
+        differ = [
+            name
+            for name, *each in zip(
+                self._own, *(json.loads(v).values() for v in values), strict=True
+            )
+            if len(set(each)) > 1
+        ]
+        if differ:
+            warn_on_rank_0(
+                f"ranks have different values of {', '.join(differ)}, so live trials change none "
+                "of Horovod's variables; give all ranks the same"
+            )
+        return check_reinitialize({}) is None and not differ
 
     def attach(self, optimizers: Sequence[Any], strategy: Strategy, classes: Classes) -> None:
         """Synchronize by ``strategy`` from the next step on; a collective.

@@ -25,11 +25,7 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.agreement import agree_steps, gather_texts
 from hvd_autosync.runtime.collectives.operations import rank, size
-from hvd_autosync.runtime.collectives.reinitialize import (
-    CannotReinitializeError,
-    NotNowError,
-    check_reinitialize,
-)
+from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
 from hvd_autosync.runtime.live.attach import (
     REMEDY,
     Attacher,
@@ -106,20 +102,19 @@ class LiveTuning(JoinHook):
         self._attacher = Attacher()
         #: What could not be done at the last boundary, because operations were under way.
         self._postponed: Message | None = None
+        self._busy = ""
         #: What the ranks go on with if the helper ends.
         self._best: tuple[Strategy, Classes] = (Strategy(), {})
         self._impossible = 0
         #: The thread that trains; strategies change in no other one. 0: no step was made yet.
         self._thread = 0
-        self._last_end = perf_counter()
-        self._step_s = 0.0
+        self._last_end, self._step_s = perf_counter(), 0.0
         self._untypical = False
         #: Whether the last step has failed.
         self._failed = False
         #: Whether the study has ended, and the training is watched for drift.
         self._watching = False
-        self._tuning_since, self._tuning_from = 0.0, 0
-        self._reported_at = 0.0
+        self._tuning_since, self._tuning_from, self._reported_at = 0.0, 0, 0.0
         self._epochs = Epochs(self)
         self._epochs.call_on_begin(self._epoch_begins)
         register_join_hook(self)
@@ -242,10 +237,14 @@ class LiveTuning(JoinHook):
             receive=self._receive if rank() == 0 else None,
         )
         if agreed.complete:  # a rank that waits in join() does not count, and would fall behind
-            self._impossible = 0 if agreed.possible else self._impossible + 1
+            stuck = self._postponed is not None or not agreed.possible
+            self._impossible = self._impossible + 1 if stuck else 0
         may_refuse = bool(self._refusal) and not self._begun
         if self._impossible > (_PATIENCE_TO_REFUSE if may_refuse else _PATIENCE):
-            reason = "in each step some rank computes gradients of the next one before the end"
+            reason = (
+                self._busy
+                or "in each step some rank computes gradients of the next one before the end"
+            )
             self._refuse(reason) if may_refuse else self._end(reason + REMEDY)
             return
         if agreed.possible:
@@ -290,18 +289,16 @@ class LiveTuning(JoinHook):
         if reason:
             self._refuse(reason)
             return
-        reinitializes = check_reinitialize({}) is None
-        if self._helper is not None:
-            command = [sys.executable, *sys.argv]
-            self._helper.send(
-                {
-                    "type": "begin",
-                    "hosts": hosts,
-                    "command": command,
-                    "process": os.getpid(),
-                    "reinitializes": reinitializes,
-                }
-            )
+        reinitializes = self._attacher.reinitializes()
+        self._send(
+            lambda: {
+                "type": "begin",
+                "hosts": hosts,
+                "command": [sys.executable, *sys.argv],
+                "process": os.getpid(),
+                "reinitializes": reinitializes,
+            }
+        )
         self._tuning_since, self._tuning_from = perf_counter(), self._steps
 
     def _why_not(self) -> str:
@@ -315,10 +312,10 @@ class LiveTuning(JoinHook):
     def _try_to_obey(self, message: Message) -> None:
         try:
             self._obey(message)
-        except NotNowError:  # on all ranks
-            self._postponed = message
+        except NotNowError as error:  # on all ranks
+            self._postponed, self._busy = message, f"after each step {error.message}"
         else:
-            self._postponed = None
+            self._postponed, self._busy = None, ""
 
     def _obey(self, message: Message) -> None:
         kind = message["type"]
@@ -330,18 +327,14 @@ class LiveTuning(JoinHook):
             link = probe_in_place(message["hosts"], gradient_device(self._living()))
             self._send(lambda: {"type": "link", "link": link and vars(link)})
         elif kind == "use":
-            self._use(*_strategy(message))
+            self._go_on(*_strategy(message))
         elif kind == "train":
-            self._use(*_strategy(message))
-            self._train(message["expected_step_s"])
+            if self._go_on(*_strategy(message)):
+                self._train(message["expected_step_s"])
         elif kind == "stop":
             self._end(message["reason"])
-        elif message == LOST:
-            self._use(*self._best)
-            self._end(
-                "the process that tunes has ended; the training goes on under the best strategy "
-                "that is known"
-            )
+        elif message == LOST and self._go_on(*self._best):
+            self._end("the process that tunes has ended; the best strategy that is known stays")
 
     def _begin_trial(self, spec: TrialSpec) -> None:
         began = perf_counter()
@@ -376,6 +369,13 @@ class LiveTuning(JoinHook):
             return error.message  # alike on all ranks
         self._strategy, self._classes, self._late = strategy, classes, False
         return ""
+
+    def _go_on(self, strategy: Strategy, classes: Classes) -> bool:
+        """Go on under the best strategy, or else under the default; then the tuning has ended."""
+        if problem := self._use(strategy, classes):
+            kept = self._use(Strategy(), {}) and ", nor can the default"
+            self._end(f"the best strategy cannot be attached{kept}: {problem}")
+        return not problem
 
     def _include_late(self, strategy: Strategy) -> None:
         """Let optimizers that the script has created since follow the strategy, too."""

@@ -21,6 +21,7 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.runtime.collectives.reinitialize import NotNowError
 from hvd_autosync.runtime.live import live_tuning
 from hvd_autosync.runtime.live.attach import switchable
 from hvd_autosync.runtime.live.helper import LOST, Message
@@ -30,7 +31,7 @@ from hvd_autosync.runtime.trial import probe
 from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
-FAST, ODD = Strategy({"buckets": 3}), Strategy({"buckets": 5})
+FAST, ODD, BEST = (Strategy({"buckets": count}) for count in (3, 5, 7))
 
 
 class Optimizer:
@@ -88,12 +89,19 @@ class Attached:
         #: Numbers of the optimizers that were attached.
         self.counts: list[int] = []
         monkeypatch.setattr(live_tuning, "Attacher", lambda: self)
-        monkeypatch.setattr(live_tuning, "check_reinitialize", lambda _: None)
+        #: Strategies that cannot be attached any more, and the step before which none can now.
+        self.gone: set[Strategy] = set()
+        self.not_before = 0
+
+    def reinitializes(self) -> bool:
+        return True
 
     def attach(self, optimizers: Any, strategy: Strategy, classes: Any) -> None:
-        if strategy == ODD:
+        if strategy == ODD or strategy in self.gone:
             raise SpaceError("it does not fit")
         steps = self.tunings[rank()]._steps
+        if steps < self.not_before:
+            raise NotNowError("not now: 1 operations are under way on rank 1", hint="Wait.")
         self.counts.append(len(optimizers))
         self.by_rank.setdefault(rank(), []).append((steps, strategy))
 
@@ -191,6 +199,43 @@ def test_a_lost_helper_leaves_the_best_strategy(attached: Attached) -> None:
     best = {**trial(ODD), "best": named(FAST)}
     train(attached, Helper(best, LOST), lambda _: [200])
     assert [strategy for _, strategy in attached.by_rank[1]] == [FAST]
+
+
+@pytest.mark.parametrize(
+    "message", [{"type": "use"}, {"type": "train", "expected_step_s": 0.1}, LOST]
+)
+def test_where_the_best_cannot_be_attached_the_default_is(
+    attached: Attached, message: Message, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the tuning ends with a word, instead of under the last trial's strategy."""
+    attached.gone = {BEST}
+    last = message if message == LOST else {**message, **named(BEST)}
+    helper = Helper({**trial(FAST), "best": named(BEST)}, last, trial(FAST))
+    train(attached, helper, lambda _: [300])
+    assert [strategy for _, strategy in attached.by_rank[1]] == [FAST, Strategy()]
+    assert [m["type"] for m in helper.sent if m["type"] != "step"] == ["begin", "result", "refused"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the best strategy cannot be attached: it does not fit" in line
+
+
+def test_where_operations_are_always_under_way_tuning_ends(
+    attached: Attached, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attached.not_before = 10**9
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [4000])
+    assert not attached.by_rank
+    assert [m["type"] for m in helper.sent] == ["begin", "refused"]
+    assert "after each step not now: 1 operations" in capsys.readouterr().err
+
+
+def test_operations_that_end_are_waited_for(attached: Attached) -> None:
+    attached.not_before = 70
+    helper = Helper(trial(FAST))
+    train(attached, helper, lambda _: [200])
+    ((step, _),) = attached.by_rank[0]
+    assert step >= 70
+    assert [result.status for result in helper.results()] == [TrialStatus.COMPLETED]
 
 
 class Left(Exception):
