@@ -65,8 +65,8 @@ class Guard(JoinHook):
         self._all, self._of_averages = _Sum(), _Sum()
         self._at_average = True
         self._seen = 0
-        #: The sum that was sent for the window before, and its handle.
-        self._sent: tuple[torch.Tensor, int] | None = None
+        #: The sum that was sent for the window before, and its handle; `None` once it has arrived.
+        self._sent: tuple[torch.Tensor, int | None] | None = None
         #: Losses of any rank that were not tested yet, and windows of such losses since
         #: :attr:`step`.
         self._loose: list[float] = []
@@ -181,9 +181,14 @@ class Guard(JoinHook):
         self._all, self._of_averages = _Sum(), _Sum()
         self._envelope = LossEnvelope(self._prediction)
 
-    def _await_sent(self) -> None:
-        if self._sent is not None:
+    def settle(self) -> None:
+        """Wait for the sum that is under way, and keep it: nothing may be then."""
+        if self._sent is not None and self._sent[1] is not None:
             synchronize(self._sent[1])
+            self._sent = self._sent[0], None
+
+    def _await_sent(self) -> None:
+        self.settle()
         self._sent = None
 
     def _test_window(self) -> bool:
@@ -230,7 +235,8 @@ class Guard(JoinHook):
         sent, self._sent = self._sent, None
         try:
             if sent is not None:
-                synchronize(sent[1])
+                if sent[1] is not None:
+                    synchronize(sent[1])
                 arrived = sent[0].tolist()
             self._sent = sums, allreduce_async_(sums, name=self._name, op=Sum)
         except CollectiveError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 import weakref
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import local_rank, rank
+from hvd_autosync.runtime.collectives.settling import settle_before
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.guard.guard import Guard
@@ -180,11 +182,23 @@ def _new_guard(name: str) -> Guard:
 
     The prediction is of one optimizer's losses, and it is unknown of which.
     """
+    _settle_before_reinitialization()
     guard = Guard(name, None if _GUARDS else current.loss_prediction)
     if len(_GUARDS) == 1 and (first := _GUARDS[0]()) is not None:
         first.forget_prediction()
     _GUARDS.append(weakref.ref(guard))
     return guard
+
+
+@functools.cache
+def _settle_before_reinitialization() -> None:
+    settle_before(_settle_guards)
+
+
+def _settle_guards() -> None:
+    for each in _GUARDS:
+        if (guard := each()) is not None:
+            guard.settle()
 
 
 def _warn_of_long_rounds(guard: Guard, steps: int) -> None:

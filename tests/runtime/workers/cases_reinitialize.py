@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 import itertools
 import os
 import signal
@@ -11,15 +12,27 @@ import time
 import horovod.torch as hvd
 import torch
 from cases_exchanges import CLASSES, OPTIMIZERS, PLANS, groups_of, loss_of, plan
+from cases_guard import real_training
 from cases_local_steps import local
 from cases_local_steps import step as local_step
 from cases_protocols import phases
 from cases_switching import Model, plans
-from common import HOROVODS, OURS, assert_close, assert_identical, assert_same_on_all_ranks, raises
+from common import (
+    HOROVODS,
+    OURS,
+    assert_close,
+    assert_identical,
+    assert_same_on_all_ranks,
+    guard_of,
+    raises,
+)
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import hvd_autosync
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime.collectives import reinitialize as module
+from hvd_autosync.runtime.collectives.addresses import own_address
 from hvd_autosync.runtime.collectives.levels import two_levels
 from hvd_autosync.runtime.collectives.reinitialize import (
     CannotReinitializeError,
@@ -28,10 +41,13 @@ from hvd_autosync.runtime.collectives.reinitialize import (
     reinitialize,
 )
 from hvd_autosync.runtime.collectives.standstill import in_flight
+from hvd_autosync.runtime.live.attach import Attacher
 from hvd_autosync.runtime.sync.synchronizer import switch
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.sync_plan import SyncPlan
+from hvd_autosync.search_space.trial import LOSS_WINDOW
 
 CYCLE, CACHE, FUSION = (
     f"HOROVOD_{name}" for name in ("CYCLE_TIME", "CACHE_CAPACITY", "FUSION_THRESHOLD")
@@ -342,6 +358,66 @@ def case_refusals():
     refused({FUSION: "100"}, "both")
     assert check_reinitialize({CACHE: "1"}) is None
     assert issubclass(CannotReinitializeError, AutosyncError)
+
+
+def case_where_ranks_cannot_meet():
+    """Nothing was done, on any rank, and the training goes on."""
+
+    def no_address(name):
+        own_address(name)  # which is a collective
+        raise OSError("no IPv4 address")
+
+    def no_server(address):
+        raise RuntimeError("can't start new thread")
+
+    if hvd.mpi_enabled():
+        return  # they need no place
+    known = module._ADDRESS[:]
+    own_server = module.rendezvous_server
+    for broken, text in (("own_address", "no IPv4 address"), ("rendezvous_server", "new thread")):
+        module._ADDRESS.clear()
+        if hvd.rank() == 0:
+            setattr(module, broken, no_address if broken == "own_address" else no_server)
+        with raises(CannotReinitializeError, text):
+            again()
+        with raises(CannotReinitializeError, text):
+            again()
+        module.own_address, module.rendezvous_server = own_address, own_server
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="on").item() == hvd.size()
+    module._ADDRESS[:] = known
+    again()
+
+
+def case_ranks_with_values_of_their_own():
+    with having(**{CACHE: str(hvd.rank())}):
+        attacher = Attacher()
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert not attacher.reinitializes()
+    assert (CACHE in said.getvalue()) == (hvd.rank() == 0)
+    assert Attacher().reinitializes()
+
+
+def case_under_a_loss_guard():
+    """Between its windows there is always a sum under way."""
+    model = Model()
+    coded = ClassPlan(codec="bf16")
+    with real_training() as said, plan(ExchangePlan(rest=coded, large=coded)):
+        optimizer = OURS(OPTIMIZERS["momentum"](groups_of(model)), model.named_parameters())
+        guard = guard_of(optimizer)
+        windows, accepts = [], guard._envelope.accepts
+        guard._envelope.accepts = lambda *args: windows.append(args[1]) or accepts(*args)
+        for number in range(4 * LOSS_WINDOW):
+            optimizer.zero_grad()
+            loss = loss_of(model, number)
+            hvd_autosync.report(loss)
+            loss.backward()
+            optimizer.step()
+            if number % LOSS_WINDOW == 5:
+                again({CACHE: str(8 + number)})
+        again({CACHE: None})
+    assert guard.step == 4 * LOSS_WINDOW
+    assert windows == [0, 1, 2], (windows, said.getvalue())
 
 
 def case_in_another_thread():
