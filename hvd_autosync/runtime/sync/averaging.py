@@ -132,3 +132,8 @@ def moments(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
         for name, value in sorted(optimizer.state.get(parameter, {}).items())
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     ]
+
+
+def place_of(name: str) -> int:
+    """The place of the parameter to which a tensor of :func:`moments` belongs."""
+    return int(name.partition(".")[0])

@@ -1,7 +1,9 @@
 """Any way to synchronize follows any other in the middle of a training, and nothing is lost."""
 
+import contextlib
 import copy
 import gc
+import io
 import itertools
 import threading
 import weakref
@@ -35,6 +37,7 @@ from torch.utils.data import DataLoader
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives import state_rpc
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.patches.join_hook import watch_join
 from hvd_autosync.runtime.sync.phase import Phase
@@ -273,6 +276,58 @@ def case_moments_and_statistics_are_whole_after_a_lossy_method():
             running = model.running
             assert_same_on_all_ranks([running.running_mean, running.running_var])
             assert running.running_mean.any()
+
+
+def case_states_that_some_rank_has_not_begin_again():
+    """Those of one parameter only, and rank 0 says so."""
+    model = mlp()
+    with synchronized_by(LOSSY["rounds"]):
+        optimizer = wrap(OURS, model)
+    for number in itertools.islice(epochs(), EPOCH):
+        step(model, optimizer, number)
+    first, *others = model.parameters()
+    if hvd.rank() == 1:
+        del optimizer.state[first]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        switch(optimizer, EXACT["as Horovod"])
+    assert not optimizer.state[first]
+    moments = [optimizer.state[p]["momentum_buffer"] for p in others]
+    assert all(each.any() for each in moments)
+    assert_same_on_all_ranks(moments)
+    assert ("0.weight" in said.getvalue()) == (hvd.rank() == 0), said.getvalue()
+    for number in itertools.islice(epochs(), EPOCH):
+        step(model, optimizer, number)
+    assert together(model)
+
+
+def case_a_plan_that_cannot_be_attached_leaves_the_old_one():
+    """As where one rank has no port left for the states of ``sharded``."""
+    expected = train(HOROVODS, ["slices", "slices"])[0]
+
+    def no_port(*arguments, **options):
+        raise OSError("no port is left")
+
+    model, numbers = Model(), epochs()
+    with synchronized_by(EXACT["slices"]):
+        base = OPTIMIZERS["momentum"](groups_of(model))
+        optimizer = OURS(base, named_parameters=model.named_parameters())
+    for place in range(2):
+        for number in itertools.islice(numbers, STRETCH):
+            optimizer.zero_grad()
+            loss_of(model, number).backward()
+            optimizer.step()
+        if place == 0:
+            own_port = state_rpc.AuthenticatedPort
+            if hvd.rank() == 1:
+                state_rpc.AuthenticatedPort = no_port
+            try:
+                with raises(AutosyncError, "rank 1: OSError: no port is left"):
+                    switch(optimizer, EXACT["sharded"])
+            finally:
+                state_rpc.AuthenticatedPort = own_port
+            assert optimizer._sync.plan == EXACT["slices"]
+    assert_close([p.detach() for p in model.parameters()], expected, atol=1e-5, rtol=1e-5)
 
 
 def case_a_schedule_goes_on_where_the_training_is():
