@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import CollectiveError, collectives, copies_to_host
 from hvd_autosync.runtime.collectives.settling import settle_before
@@ -251,7 +251,8 @@ class DeferredUpdate:
         now = [parameter.grad for parameter in bucket.parameters]
         for parameter, (gradient, version) in zip(bucket.parameters, gradients, strict=True):
             if gradient._version != version:
-                raise ConfigurationError(
+                # It ends the training: no plan that does not fit, which others could follow.
+                raise AutosyncError(
                     "order 'priority': a gradient was changed in place after step()", hint=_HINT
                 )
             parameter.grad = gradient
@@ -324,7 +325,7 @@ def _settle_at_the_end() -> None:
     def settle() -> None:
         for update in list(_LIVE):
             # Another rank may be gone, and join() or shutdown() must not fail for deferred steps.
-            with contextlib.suppress(CollectiveError, ConfigurationError):
+            with contextlib.suppress(CollectiveError, AutosyncError):
                 update.settle_all()
 
     settle_before(_settle_live)

@@ -21,7 +21,7 @@ from common import (
 )
 from torch import nn
 
-from hvd_autosync.errors import AutosyncError
+from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives.operations import collectives
 from hvd_autosync.search_space.exchange_plan import ExchangePlan
 
@@ -269,7 +269,10 @@ def case_a_gradient_that_is_changed_after_the_step_is_noticed():
     ]
     held[0].zero_()
     with raises(AutosyncError, "changed in place"):
-        list(model.parameters())
+        try:
+            list(model.parameters())
+        except ConfigurationError as error:  # live tuning would take the plan for one that
+            raise AssertionError from error  # does not fit, and go on without the update
     model, distributed = make()
     for number in range(6):  # who does so from the start is seen to do it
         step(model, distributed, number)
