@@ -247,6 +247,7 @@ PRIVATE_NAMES = (
             "runtime/live/attach.py",
             "runtime/measure/profiler.py",
             "runtime/optimizer/strategy_optimizer.py",
+            "runtime/sync/local_steps.py",
             "runtime/sync/no_barrier.py",
             "runtime/sync/phases.py",
             "runtime/sync/suitability.py",
