@@ -54,7 +54,8 @@ def main() -> None:
         if line := _last_line(training, study, end):
             _say(line)
     except AutosyncError as error:
-        for line in (*str(error).splitlines(), "the training goes on untuned"):
+        known = "under the best strategy that is known" if study.begun else "untuned"
+        for line in (*str(error).splitlines(), f"the training goes on {known}"):
             _say(line.strip())
         training.stop(error.message)
     # All is stored and said. Python would take the interpreter and its libraries to pieces, at the

@@ -20,6 +20,7 @@ class Agreement:
     Attributes:
         complete: Whether all ranks are there: none waits in ``join()``.
         possible: Whether every rank is there and can act now: none has begun a step.
+        all_over: Whether every rank has made the steps of its trial.
         all_slow: Whether every rank votes to end the trial as too slow.
         clear: Whether rank 0 finds its steps known well enough.
         wait_steps: Steps until the next boundary, 1 or more.
@@ -28,6 +29,7 @@ class Agreement:
 
     complete: bool
     possible: bool
+    all_over: bool
     all_slow: bool
     clear: bool
     wait_steps: int
@@ -37,6 +39,7 @@ class Agreement:
 def meet(
     *,
     ready: bool,
+    over: bool,
     slow: bool,
     clear: bool,
     wait_steps: int,
@@ -48,22 +51,24 @@ def meet(
 
     Args:
         ready: Whether this rank can act now.
+        over: Whether this rank has made the steps of its trial.
         slow: Whether this rank votes to end the trial as too slow.
         clear: As in :class:`Agreement`; from rank 0.
         wait_steps: Steps until the next boundary; from rank 0.
         receive: On rank 0: returns what it has to tell; elsewhere ``None``.
     """
     root = receive is not None
-    own = torch.tensor([1, ready, slow, clear and root, wait_steps if root else 0], device="cpu")
-    present, are_ready, are_slow, is_clear, wait = allreduce(
-        own, name="hvd_autosync.live.boundary", op=Sum
+    told = [1, ready, over, slow, clear and root, wait_steps if root else 0]
+    present, are_ready, are_over, are_slow, is_clear, wait = allreduce(
+        torch.tensor(told, device="cpu"), name="hvd_autosync.live.boundary", op=Sum
     ).tolist()
     everyone = size()
     complete = present == everyone
     possible = complete and are_ready == everyone
     message = None
     if possible:  # only then other collectives are allowed
-        told = receive() if receive is not None else None
-        text = tell_all(json.dumps(told).encode() if told else b"", "live")
+        received = receive() if receive is not None else None
+        text = tell_all(json.dumps(received).encode() if received else b"", "live")
         message = json.loads(text) if text else None
-    return Agreement(complete, possible, are_slow == everyone, is_clear > 0, max(wait, 1), message)
+    over, slow = are_over == everyone, are_slow == everyone
+    return Agreement(complete, possible, over, slow, is_clear > 0, max(wait, 1), message)

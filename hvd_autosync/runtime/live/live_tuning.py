@@ -36,7 +36,7 @@ from hvd_autosync.runtime.live.attach import (
     switchable_on_all,
 )
 from hvd_autosync.runtime.live.boundary import meet
-from hvd_autosync.runtime.live.helper import LOST, Helper, Message
+from hvd_autosync.runtime.live.helper import Helper, Message
 from hvd_autosync.runtime.live.live_trial import LiveTrial
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.live.refusal import hand_over
@@ -231,6 +231,7 @@ class LiveTuning(JoinHook):
         trial = self._trial
         agreed = meet(
             ready=self._ready(),
+            over=trial is not None and trial.over,
             slow=trial is not None and trial.slow(),
             clear=trial is not None and trial.clear(),
             wait_steps=self._wait_steps(),
@@ -250,8 +251,8 @@ class LiveTuning(JoinHook):
         if agreed.possible:
             if not self._begun:
                 self._begin()
-            elif trial is not None and (trial.over or agreed.all_slow or agreed.clear):
-                self._end_trial(trial, pruned=agreed.all_slow and not trial.over)
+            elif trial is not None and (agreed.all_over or agreed.all_slow or agreed.clear):
+                self._end_trial(trial, pruned=agreed.all_slow and not agreed.all_over)
             if self._late and self._strategy is not None and not self._ended:
                 self._include_late(self._strategy)
             message = self._postponed or agreed.message
@@ -285,8 +286,7 @@ class LiveTuning(JoinHook):
         self._begun = True
         hosts = gather_texts(socket.gethostname(), "live.hosts")
         refusals = gather_texts(self._why_not() or " ", "live.refusals")
-        reason = next((each for each in refusals if each.strip()), "")
-        if reason:
+        if reason := next((each for each in refusals if each.strip()), ""):
             self._refuse(reason)
             return
         reinitializes = self._attacher.reinitializes()
@@ -331,10 +331,9 @@ class LiveTuning(JoinHook):
         elif kind == "train":
             if self._go_on(*_strategy(message)):
                 self._train(message["expected_step_s"])
-        elif kind == "stop":
-            self._end(message["reason"])
-        elif message == LOST and self._go_on(*self._best):
-            self._end("the process that tunes has ended; the best strategy that is known stays")
+        elif self._go_on(*self._best):  # the helper has ended, with a word or without
+            reason = message.get("reason", "the process that tunes has ended")
+            self._end(f"{reason}; the best strategy that is known stays")
 
     def _begin_trial(self, spec: TrialSpec) -> None:
         began = perf_counter()
@@ -375,6 +374,7 @@ class LiveTuning(JoinHook):
         if problem := self._use(strategy, classes):
             kept = self._use(Strategy(), {}) and ", nor can the default"
             self._end(f"the best strategy cannot be attached{kept}: {problem}")
+        self._best = strategy, classes
         return not problem
 
     def _include_late(self, strategy: Strategy) -> None:

@@ -30,6 +30,7 @@ from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.runtime.trial import probe
 from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.sync_plan import SyncPlan
+from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 
 FAST, ODD, BEST = (Strategy({"buckets": count}) for count in (3, 5, 7))
 
@@ -216,6 +217,35 @@ def test_where_the_best_cannot_be_attached_the_default_is(
     assert [m["type"] for m in helper.sent if m["type"] != "step"] == ["begin", "result", "refused"]
     (line,) = capsys.readouterr().err.splitlines()
     assert "the best strategy cannot be attached: it does not fit" in line
+
+
+def test_an_error_of_the_helper_leaves_the_best_strategy(
+    attached: Attached, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the one on trial."""
+    stop = {"type": "stop", "reason": "the store is full"}
+    train(attached, Helper({**trial(FAST), "best": named(BEST)}, stop), lambda _: [200])
+    assert [strategy for _, strategy in attached.by_rank[1]] == [FAST, BEST]
+    assert "the store is full; the best strategy" in capsys.readouterr().err
+
+
+def test_a_helper_that_is_lost_after_the_study_leaves_the_winner(attached: Attached) -> None:
+    winner = {"type": "train", "expected_step_s": 0.0, **named(FAST)}
+    helper = Helper({**trial(FAST), "best": named(BEST)}, winner, LOST)
+    train(attached, helper, lambda _: [400])
+    assert [strategy for _, strategy in attached.by_rank[0]] == [FAST]
+
+
+def test_ranks_that_left_out_other_steps_end_a_trial_together(attached: Attached) -> None:
+    """One of them has too few typical ones; all go on then."""
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if rank() == 0 and tuning._trial is not None and tuning._trial.steps == 5:
+            tuning.unlike_others()
+
+    helper = Helper(trial(FAST, measured=MIN_MEASURED_STEPS), trial(FAST))
+    train(attached, helper, lambda _: [200], before_step=before)
+    assert [result.status for result in helper.results()] == [TrialStatus.COMPLETED] * 2
 
 
 def test_where_operations_are_always_under_way_tuning_ends(
