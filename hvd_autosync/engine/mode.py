@@ -41,7 +41,7 @@ def why_launched(job: Job, options: Options) -> str | None:
         return reason
     with closing(TraceStore(options.store)) as store:
         key = tuning_key(job, options, restrictions)
-        if options.reuse != "never" and _is_tuned(store, key):
+        if options.reuse != "never" and _is_tuned(store, key, options):
             return ""
         return reason or _interrupted(store, key)
 
@@ -56,7 +56,7 @@ def is_tuned(job: Job, options: Options) -> bool:
     if options.reuse == "never":
         return False
     with closing(TraceStore(options.store)) as store:
-        return _is_tuned(store, tuning_key(job, options, load_restrictions(options.space)))
+        return _is_tuned(store, tuning_key(job, options, load_restrictions(options.space)), options)
 
 
 def check_what_is_read(job: Job, options: Options) -> None:
@@ -95,12 +95,13 @@ def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> 
     return None
 
 
-def _is_tuned(store: TraceStore, key: str) -> bool:
+def _is_tuned(store: TraceStore, key: str, options: Options) -> bool:
     """Whether an earlier study of the job can be used."""
     known = store.find_finished(key)
     if known is None:
         return False
-    return not why_again(known, without_excluded(known, excluded_strategies(store, key)))
+    feasible = without_excluded(known, excluded_strategies(store, key))
+    return not why_again(known, feasible, options)
 
 
 def _interrupted(store: TraceStore, key: str) -> str | None:

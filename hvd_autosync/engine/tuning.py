@@ -149,7 +149,7 @@ def tune(
             listener.on_notice(
                 f"study {known.study_id}: {fallback_line(known)}; this strategy is not used again"
             )
-        again = why_again(known, feasible)
+        again = why_again(known, feasible, options)
         if not again or options.reuse == "only":
             listener.on_notice(
                 f"this job was tuned before: using the result of study {known.study_id}; {_AGAIN}"
@@ -189,17 +189,26 @@ def tune(
         raise
 
 
-def why_again(known: StudyRecord, feasible: StudyRecord) -> str:
+def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> str:
     """The reason to tune a job again; empty if its last study can be reused.
 
     Args:
         known: The last study of the job.
         feasible: The same study without abandoned strategies
             (:func:`hvd_autosync.study.fallbacks.without_excluded`).
+        options: The options of now.
     """
     if known.drift:
         return known.drift[0]
     conclusion = Conclusion.of(feasible)
+    if conclusion is not None and known.space and not known.space.is_exact(conclusion.winner):
+        settings = StudySettings.from_json(known.settings)
+        if settings.loss_tolerance > options.loss_tolerance:
+            return (
+                f"its lossy winner was admitted with a loss tolerance of {settings.loss_tolerance}"
+            )
+        if settings.goal != options.goal:
+            return f"its lossy winner was admitted for the goal {settings.goal!r}"
     found_another = conclusion is not None and conclusion.best is not None
     if feasible is known or found_another or StudySettings.from_json(known.settings).retune:
         return ""
@@ -396,6 +405,8 @@ class _Tuning:
             return
         if not task.model.parameters:
             return  # without a profile, all jobs on this cluster would match
+        if not study.space.is_exact(earlier.winner):
+            return  # it was judged by the losses of another training
         if not 1 / _SAME_SPEED <= earlier.default_s / default_s <= _SAME_SPEED:
             return
         self._listener.on_notice(

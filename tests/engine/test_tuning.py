@@ -3,13 +3,14 @@
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
-from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune
+from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune, why_again
 from hvd_autosync.errors import ShortJobError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
@@ -163,6 +164,56 @@ def test_a_winner_that_is_taken_over_says_from_where(tmp_path: Path) -> None:
     first = min(store.studies(), key=lambda study: study.created_at)
     assert [study.winner for study in taken] == [winner] * 2
     assert [Conclusion.of(study).source for study in taken] == [first.study_id] * 2
+
+
+def test_a_lossy_winner_of_another_training_is_judged(tmp_path: Path) -> None:
+    """The losses by which it was admitted are those of other data, or of another rate."""
+    options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",))
+    store, winner = TraceStore(options.store), Strategy({"local_steps": 4})
+    steps = RankReport(0, "a", step_s=(0.1,) * 40)
+    default = TrialResult(TrialStatus.COMPLETED, ranks=(steps,), profile=TASK.model)
+
+    def run(spec: TrialSpec, *_: object) -> TrialResult:
+        if spec.strategy or spec.seed:
+            raise Launched
+        return default
+
+    for script in ("train.py", "other.py"):
+        job = Job(("-np", "2"), ("python", script), (Host("a", 2),))
+        runner = MagicMock()
+        runner.run.side_effect = run
+        with pytest.raises(Launched):
+            tune(job, options, MagicMock(), runner=runner)
+        (study,) = (s for s in store.studies() if s.status is not StudyStatus.FINISHED)
+        assert study.space is not None and not study.space.is_exact(winner)
+        found = Conclusion(winner, "it won", "", 0.1).to_json()
+        store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
+
+
+@pytest.mark.parametrize(
+    ("winner", "changed", "again"),
+    [
+        (Strategy({"local_steps": 4}), {"loss_tolerance": 0.01}, "a loss tolerance of 0.2"),
+        (Strategy({"local_steps": 4}), {"goal": "time-to-loss"}, "the goal 'steps'"),
+        (Strategy({"local_steps": 4}), {"loss_tolerance": 0.3}, ""),
+        (Strategy({"cycle_time_ms": 5.0}), {"loss_tolerance": 0.01}, ""),
+    ],
+)
+def test_a_lossy_winner_is_admitted_by_the_rule_of_now(
+    tmp_path: Path, winner: Strategy, changed: dict[str, Any], again: str
+) -> None:
+    options = Options(store=str(tmp_path / "traces.db"), loss_tolerance=0.2)
+    store = TraceStore(options.store)
+    settings = StudySettings(loss_tolerance=0.2).to_json()
+    study_id = store.create_study(job_key="k", command=(), settings=settings, versions={}).study_id
+    space = SearchSpace((catalogue_knob("cycle_time_ms"), catalogue_knob("local_steps")))
+    store.describe_task(study_id, TASK, space)
+    found = Conclusion(winner, "it won", "", 0.1).to_json()
+    store.finish(study_id, StudyStatus.FINISHED, found, winner)
+    known = store.study(study_id)
+    assert why_again(known, known, options) == ""
+    said = why_again(known, known, replace(options, **changed))
+    assert again in said and bool(said) == bool(again)
 
 
 def short(count: int) -> TrialResult:
