@@ -32,6 +32,7 @@ from hvd_autosync.runtime.measure.repeated_bits import (
     find_form,
     float16_words,
     packed,
+    sample_of,
     upper_bytes,
 )
 
@@ -133,15 +134,8 @@ def seconds_to_code(tensor: torch.Tensor) -> float:
     Args:
         tensor: Dense, of any shape, of a type that float32 holds.
     """
-    flat = tensor.detach().reshape(-1)
-    if len(flat) > _TIMED:
-        each = _TIMED // _TIMED_BLOCKS
-        begins = [(len(flat) - each) * i // (_TIMED_BLOCKS - 1) for i in range(_TIMED_BLOCKS)]
-        part = torch.cat([flat[begin : begin + each] for begin in begins])
-    else:
-        part = flat
-    part = part.to("cpu", torch.float32).contiguous()
-    return min(_timed(part) for _ in range(_TIMES)) * len(flat) / max(len(part), 1)
+    part = sample_of(tensor, _TIMED, _TIMED_BLOCKS)
+    return min(_timed(part) for _ in range(_TIMES)) * tensor.numel() / max(len(part), 1)
 
 
 def _timed(tensor: torch.Tensor) -> float:

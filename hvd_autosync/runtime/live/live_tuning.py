@@ -332,8 +332,8 @@ class LiveTuning(JoinHook):
             if self._go_on(*_strategy(message)):
                 self._train(message["expected_step_s"])
         elif self._go_on(*self._best):  # the helper has ended, with a word or without
-            reason = message.get("reason", "the process that tunes has ended")
-            self._end(f"{reason}; the best strategy that is known stays")
+            kept = "; the best strategy that is known stays" if self._best[0] else ""
+            self._end(message.get("reason", "the process that tunes has ended") + kept)
 
     def _begin_trial(self, spec: TrialSpec) -> None:
         began = perf_counter()

@@ -83,9 +83,21 @@ def coded_share(gradient: torch.Tensor) -> tuple[float, float]:
     """
     if gradient.dtype not in (torch.float32, torch.bfloat16):
         return 1.0, 1.0
-    flat = gradient.detach().reshape(-1)
-    chosen = flat[torch.from_numpy(_places(len(flat))).to(flat.device)].to("cpu", torch.float32)
+    chosen = sample_of(gradient)
     return find_form(bits_of(chosen))[1], find_form(bits_of(chosen / 3))[1]
+
+
+def sample_of(tensor: torch.Tensor, size: int = _SAMPLE, blocks: int = _BLOCKS) -> torch.Tensor:
+    """Return elements of a tensor as float32 numbers on the host, shape ``(n,)``.
+
+    Args:
+        tensor: Dense, of any shape.
+        size: The most elements of the sample; all of a tensor that has fewer.
+        blocks: In how many blocks, which are spread evenly.
+    """
+    flat = tensor.detach().reshape(-1)
+    places = torch.from_numpy(_places(len(flat), size, blocks)).to(flat.device)
+    return flat[places].to("cpu", torch.float32)
 
 
 def bits_of(tensor: torch.Tensor) -> Bits:
@@ -139,14 +151,14 @@ def _forms(sample: Bits, *, zeros: bool) -> dict[Form, float]:
 
 
 def _sample(bits: Bits) -> Bits:
-    chosen: Bits = bits[_places(len(bits))]
+    chosen: Bits = bits[_places(len(bits), _SAMPLE, _BLOCKS)]
     return chosen
 
 
-def _places(size: int) -> npt.NDArray[np.intp]:
-    """Return the places of the sample among ``size`` elements; all if there are few."""
-    if size <= _SAMPLE:
-        return np.arange(size)
-    each = _SAMPLE // _BLOCKS
-    begins = np.linspace(0, size - each, _BLOCKS).astype(np.intp)
+def _places(count: int, size: int, blocks: int) -> npt.NDArray[np.intp]:
+    """Return the places of a sample among ``count`` elements; all if there are few."""
+    if count <= size:
+        return np.arange(count)
+    each = size // blocks
+    begins = np.linspace(0, count - each, blocks).astype(np.intp)
     return (begins[:, None] + np.arange(each)).reshape(-1)
