@@ -7,7 +7,9 @@ the losses, means over all ranks, of the last quarter of the steps, after equall
 tolerance is a share of the decrease of the default's loss since the beginning of the training.
 
 With local steps replicas differ within a round, and their average is the model. The losses of the
-average are those of the first step of each round, so only these are compared.
+average are those of the first step of each round, so only these should be compared. They are not
+yet: rounds begin after the first step of a training, not with it, and again after each pass over
+the data. A rank must tell with each loss whether parameters were equal before the step.
 """
 
 from __future__ import annotations
