@@ -40,6 +40,7 @@ class _Report:
         step_s: Seconds of each step.
         blocked_s: Seconds of each step in which the rank waited for communication.
         losses: The losses.
+        in_round: As of :class:`RankReport`.
         end: The end of the run.
     """
 
@@ -49,6 +50,7 @@ class _Report:
     step_s: list[float] = field(default_factory=list)
     blocked_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    in_round: list[int] = field(default_factory=list)
     end: End | None = None
 
 
@@ -130,7 +132,10 @@ class Collector:
 
     def _take_steps(self, report: _Report, message: Steps) -> None:
         # A step has one loss at most, and a trial no more steps than it was asked for.
-        report.losses += message.losses[: self._most_steps - len(report.losses)]
+        known = len(report.losses)
+        losses = message.losses[: self._most_steps - known]
+        report.losses += losses
+        report.in_round += [known + index for index in message.in_round if 0 <= index < len(losses)]
         # A gap means that a message was damaged on the way: later steps would be misplaced.
         left = self._most_steps - len(report.step_s)
         if not message.step_s[:left] or message.first != len(report.step_s):
@@ -213,6 +218,7 @@ class Collector:
                     tuple(r.blocked_s),
                     tuple(r.losses),
                     r.end.peak_memory_bytes if r.end else 0,
+                    tuple(r.in_round),
                 )
                 for rank, r in sorted(self._reports.items())
             )

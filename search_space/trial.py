@@ -220,6 +220,8 @@ class RankReport(Record):
         blocked_s: Seconds of each step spent waiting for communication, in order.
         losses: Last scalar loss of each step with a loss, in order.
         peak_memory_bytes: Peak resident memory (plus the accelerator's, where there is one).
+        in_round: Positions in ``losses`` of those at which replicas differed, in a round of local
+            steps; the others are losses of the average.
     """
 
     rank: int
@@ -228,6 +230,7 @@ class RankReport(Record):
     blocked_s: tuple[Real, ...] = ()
     losses: tuple[OrNan, ...] = ()
     peak_memory_bytes: int = 0
+    in_round: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,11 @@ class SyncMethod:
         return True
 
     @property
+    def in_round(self) -> bool:
+        """Whether replicas differ, in a round of local steps that their average will end."""
+        return False
+
+    @property
     def near_average(self) -> bool:
         """Whether parameters are equal, or so few steps old that they are near the average."""
         return True

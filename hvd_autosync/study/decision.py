@@ -19,7 +19,7 @@ from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
 from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_excluded
-from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict, losses_of
+from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict
 from hvd_autosync.study.related_studies import RELATED, observations_of
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
@@ -225,12 +225,10 @@ class Decision:
             return first.setdefault(self._space.lossy_part(strategy), strategy)
 
         tried = [
-            QualityTrial(
+            QualityTrial.of(
                 judged_as(self._space.complete(trial.strategy)),
                 int(trial.info["seed"]),
-                () if trial.result is None else losses_of(trial.result),
-                trial.result is None,
-                1 if trial.result is None else trial.result.round_steps,
+                trial.result,
             )
             for trial in self._trials
             if trial.kind == "quality"

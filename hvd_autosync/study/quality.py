@@ -6,10 +6,10 @@ test is conclusive (:mod:`hvd_autosync.study.noninferiority`) or the budget is u
 the losses, means over all ranks, of the last quarter of the steps, after equally many samples. The
 tolerance is a share of the decrease of the default's loss since the beginning of the training.
 
-With local steps replicas differ within a round, and their average is the model. The losses of the
-average are those of the first step of each round, so only these should be compared. They are not
-yet: rounds begin after the first step of a training, not with it, and again after each pass over
-the data. A rank must tell with each loss whether parameters were equal before the step.
+With local steps replicas differ within a round, and their average is the model. So only losses are
+compared that were measured while replicas were equal, after the first round: those of the first
+step of each round. Ranks tell which these are, because a round can end early, as at the end of a
+pass over the data.
 """
 
 from __future__ import annotations
@@ -59,14 +59,44 @@ class QualityTrial:
         seed: Seed of all its random numbers.
         losses: Mean over ranks of the loss of each step; empty if it failed or reports no loss.
         running: Whether it still runs.
-        round_steps: Steps of a round of local steps.
+        local_steps: Whether the strategy has rounds of local steps.
+        in_round: Positions of the losses at which replicas differed within a round.
     """
 
     strategy: Strategy
     seed: int
     losses: tuple[float, ...] = ()
     running: bool = False
-    round_steps: int = 1
+    local_steps: bool = False
+    in_round: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, strategy: Strategy, seed: int, result: TrialResult | None) -> QualityTrial:
+        """Return the trial with this result; ``None``: it still runs."""
+        if result is None:
+            return cls(strategy, seed, running=True)
+        in_round = frozenset(step for rank in result.ranks for step in rank.in_round)
+        losses = losses_of(result)
+        return cls(strategy, seed, losses, local_steps=result.round_steps > 1, in_round=in_round)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether it has ended without a loss of an average of its replicas."""
+        return not self.running and not self.judged(len(self.losses))
+
+    def judged(self, count: int) -> Sequence[int]:
+        """Return the judged ones of the first ``count`` steps.
+
+        These are the last quarter. With local steps they are those of the average in it, or the
+        last few if it has fewer; none if no round has ended.
+        """
+        first = count - _last_quarter(count)
+        if not self.local_steps:
+            return range(first, count)
+        rounds = range(min(self.in_round, default=count), count)
+        averages = [step for step in rounds if step not in self.in_round]
+        late = [step for step in averages if step >= first]
+        return late if len(late) >= _FEWEST_ROUNDS else averages[-_FEWEST_ROUNDS:]
 
 
 @dataclass(frozen=True)
@@ -229,7 +259,7 @@ class QualityCheck:
         falls = []
         for losses in self._first:
             count = max(int(_BEGINNING * len(losses)), 1)
-            last = [losses[step] for step in _judged(len(losses), 1)]
+            last = _last(losses)
             fall = statistics.fmean(losses[:count]) - statistics.fmean(last)
             falls.append(Pair(fall, _error(last)))
         return falls
@@ -242,14 +272,14 @@ class QualityCheck:
     @cached_property
     def _seeds_deviation(self) -> float:
         """Standard deviation of the default's loss over its first seeds."""
-        return deviation([_mean(losses, _judged(len(losses), 1)) for losses in self._first])
+        return deviation([statistics.fmean(_last(losses)) for losses in self._first])
 
     def _undecided(self, candidate: Strategy) -> bool:
         """Whether a candidate has trials but no outcome yet."""
         trials = self._of(candidate)
         if self._spent or not trials or len(self._first) < FIRST_SEEDS:
             return bool(trials) and not self._spent
-        if any(_failed(trial) for trial in trials):
+        if any(_failed(trial) or trial.unseen for trial in trials):
             return False
         if trials[-1].seed == SEEDS[-1] and not any(trial.running for trial in trials):
             return False
@@ -268,9 +298,9 @@ class QualityCheck:
             other = own.get(trial.seed)
             if other is None or trial.running or other.running or _failed(trial):
                 continue
-            steps = _judged(min(len(trial.losses), len(other.losses)), other.round_steps)
+            steps = other.judged(min(len(trial.losses), len(other.losses)))
             if steps:
-                last = _judged(len(other.losses), other.round_steps)
+                last = other.judged(len(other.losses))
                 pairs.append((_Losses(trial.losses, steps), _Losses(other.losses, steps, last)))
         return pairs
 
@@ -361,18 +391,14 @@ def _failed(trial: QualityTrial) -> bool:
     return not trial.running and (len(losses) < _FEWEST or not math.isfinite(sum(losses)))
 
 
-def _judged(count: int, round_steps: int) -> Sequence[int]:
-    """Return the judged ones of the first ``count`` steps.
+def _last(losses: Sequence[float]) -> Sequence[float]:
+    """Return the losses of the last quarter of the steps."""
+    return losses[-_last_quarter(len(losses)) :]
 
-    These are the last quarter. With local steps they are the first steps of its rounds, or of the
-    last few rounds if it has fewer.
-    """
-    first = count - max(int(_LAST * count), 1)
-    if round_steps == 1:
-        return range(first, count)
-    averages = range(round_steps, count, round_steps)
-    late = [step for step in averages if step >= first]
-    return late if len(late) >= _FEWEST_ROUNDS else averages[-_FEWEST_ROUNDS:]
+
+def _last_quarter(count: int) -> int:
+    """Return the number of steps in the last quarter of ``count``."""
+    return max(int(_LAST * count), 1)
 
 
 def _mean(losses: Sequence[float], steps: Sequence[int]) -> float:

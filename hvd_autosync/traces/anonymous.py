@@ -103,7 +103,8 @@ def _trial(
 
 def _result(result: TrialResult, hosts: dict[str, str]) -> TrialResult:
     ranks = tuple(
-        replace(rank, host=hosts.get(rank.host, "host"), losses=()) for rank in result.ranks
+        replace(rank, host=hosts.get(rank.host, "host"), losses=(), in_round=())
+        for rank in result.ranks
     )
     profile = None if result.profile is None else _model(result.profile)
     return replace(result, reason="", stderr_tail="", ranks=ranks, profile=profile)

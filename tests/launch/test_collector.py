@@ -48,6 +48,13 @@ def test_losses_count_also_where_no_step_comes_with_them() -> None:
     assert result.diverged
 
 
+def test_positions_of_losses_count_over_all_messages() -> None:
+    """What is not there cannot have been in a round."""
+    first = steps(0, 4, [1.0] * 4) | {"in_round": [1, 3]}
+    second = steps(4, 4, [1.0] * 2) | {"in_round": [0, 2, -1]}
+    assert collected(HELLO, first, second, END).ranks[0].in_round == (1, 3, 4)
+
+
 def test_steps_behind_a_lost_message_are_left_out() -> None:
     result = collected(HELLO, steps(0, 4, []), steps(6, 4, []), END)
     assert len(result.ranks[0].step_s) == 4

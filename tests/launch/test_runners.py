@@ -6,6 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from hvd_autosync.launch.warm import WarmRunner
 from hvd_autosync.search_space import Host, Strategy, TrialResult, TrialSpec, TrialStatus
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
+PASSES = SCRIPT.with_name("train_passes.py")
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("horovodrun")]
 
 Run = Callable[..., TrialResult]
@@ -113,6 +115,18 @@ def test_a_strategy_reaches_horovod_and_the_optimizer(run: Run) -> None:
     slow = run(strategy=Strategy({"cycle_time_ms": 40.0, "buckets": 2}))
     assert slow.step_time is not None and slow.step_time.mean_s > 0.030
     assert slow.blocked_share > 0.5
+
+
+def test_ranks_tell_at_which_losses_their_replicas_differ(tmp_path: Path) -> None:
+    """Rounds of 4 begin after the first step, and again after each pass of 22."""
+    job = job_of()
+    job = replace(job, command=(sys.executable, str(PASSES), str(tmp_path / "checkpoint")))
+    spec = TrialSpec(uuid.uuid4().hex, Strategy({"local_steps": 4}), 4, 60)
+    result = ColdRunner(job).run(spec, Limits(), lambda p: None)
+    assert result.status is TrialStatus.COMPLETED, result.reason
+    averages = {0, *range(1, 22, 4), *range(22, 44, 4), *range(44, 64, 4)}
+    for rank in result.ranks:
+        assert set(range(64)) - set(rank.in_round) == averages
 
 
 def test_loader_processes_end_with_the_trial(run: Run) -> None:

@@ -56,7 +56,7 @@ class Judging:
         train: Job,
         candidates: Sequence[Strategy] = (FAST,),
         *,
-        round_steps: int = 1,
+        in_round: frozenset[int] | None = None,
         goal: str = "steps",
         tolerance: float = 0.01,
         most: int = 999,
@@ -78,9 +78,15 @@ class Judging:
         while (wanted := check().next()) is not None and len(self.asked) < most:
             self.asked.append(wanted)
             strategy, seed = wanted
-            length = 1 if strategy == DEFAULT else round_steps
-            losses = train(strategy, seed)
-            self.trials.append(QualityTrial(strategy, seed, losses, round_steps=length))
+            local = strategy != DEFAULT and in_round is not None
+            trial = QualityTrial(
+                strategy,
+                seed,
+                train(strategy, seed),
+                local_steps=local,
+                in_round=(in_round or frozenset()) if local else frozenset(),
+            )
+            self.trials.append(trial)
         self.check = check()
         self.verdicts = self.check.verdicts()
         self.verdicts_when_spent = check("the 3 minutes were used").verdicts()
@@ -267,23 +273,46 @@ def test_losses_are_means_of_the_ranks() -> None:
     assert losses_of(TrialResult(TrialStatus.COMPLETED, ranks=blind)) == ()
 
 
+def within_rounds(round_steps: int, pass_steps: int = 90) -> frozenset[int]:
+    """Steps within rounds, which begin after the first step and again after each pass."""
+    return frozenset(
+        step
+        for step in range(1, STEPS)
+        if (step % pass_steps - (step < pass_steps)) % round_steps and step % pass_steps
+    )
+
+
 @pytest.mark.parametrize("round_steps", [2, 8, 16])
 def test_under_local_steps_the_average_is_judged_and_not_its_replicas(round_steps: int) -> None:
     """Replicas are ahead on their own batches in all steps but the first of each round."""
+    apart = within_rounds(round_steps)
 
     def train(average: float) -> Job:
         def losses(strategy: Strategy, seed: int) -> tuple[float, ...]:
             if strategy == DEFAULT:
                 return noisy(1.0, seed)
             own, mean = noisy(0.9, seed, own=3), noisy(average, seed, own=4)
-            return tuple((own if step % round_steps else mean)[step] for step in range(STEPS))
+            return tuple((own if step in apart else mean)[step] for step in range(STEPS))
 
         return losses
 
-    assert Judging(train(1.0), round_steps=round_steps).only.admissible
-    assert Judging(train(1.1), round_steps=round_steps).only.outcome is Outcome.WORSE
+    assert Judging(train(1.0), in_round=apart).only.admissible
+    assert Judging(train(1.1), in_round=apart).only.outcome is Outcome.WORSE
 
 
-def test_without_an_average_nothing_is_shown() -> None:
-    verdict = Judging(job(), round_steps=STEPS).only
-    assert verdict.outcome is Outcome.NOT_SHOWN and "too few steps" in verdict.reason
+@pytest.mark.parametrize("in_round", [frozenset(range(30, STEPS)), frozenset()], ids=len)
+def test_without_an_average_of_replicas_nothing_is_shown(in_round: frozenset[int]) -> None:
+    """Steps before the first round are those of the default; without a round all are."""
+    judging = Judging(job(), in_round=in_round)
+    assert judging.only.outcome is Outcome.NOT_SHOWN and "too few steps" in judging.only.reason
+    assert len(judging.asked) == FIRST_SEEDS + 1, "more seeds would tell no more"
+
+
+def test_a_loss_is_an_averages_if_no_rank_was_in_a_round() -> None:
+    ranks = tuple(
+        RankReport(rank, "a", losses=(1.0,) * 8, in_round=own)
+        for rank, own in enumerate([(1, 2, 4), (1, 2, 5)])
+    )
+    result = TrialResult(TrialStatus.COMPLETED, ranks=ranks, round_steps=3)
+    assert QualityTrial.of(FAST, 1, result).judged(8) == [3, 6, 7]
+    assert QualityTrial.of(FAST, 1, None).running

@@ -60,12 +60,14 @@ class Steps(Message):
         step_s: Seconds of each.
         blocked_s: Seconds of each in which the rank waited for communication.
         losses: New losses; NaN: a step without one.
+        in_round: Positions of those that replicas had in a round of local steps, each its own.
     """
 
     first: int
     step_s: tuple[Real, ...]
     blocked_s: tuple[Real, ...]
     losses: tuple[OrNan, ...]
+    in_round: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

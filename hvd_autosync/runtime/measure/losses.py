@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,12 +12,18 @@ if TYPE_CHECKING:
 class Losses:
     """Keeps the last loss.
 
+    Args:
+        in_round: Whether replicas differ now, in a round of local steps.
+
     Attributes:
         count: Number of losses so far.
+        in_round: Whether replicas differed at the last loss, so that it was not their average's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_round: Callable[[], bool] = lambda: False) -> None:
         self.count = 0
+        self.in_round = False
+        self._in_round_now = in_round
         self._last: torch.Tensor | None = None
         self._reported = False
 
@@ -37,4 +44,5 @@ class Losses:
     def _take(self, loss: torch.Tensor) -> None:
         # A copy: the script may change its tensor in place before this one is read.
         self._last = loss.reshape(()).clone()
+        self.in_round = self._in_round_now()
         self.count += 1

@@ -6,6 +6,7 @@ It costs about a microsecond per step: a clock reading and two appends.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 class Recorder:
     """Records steps in the training's thread; the sender's thread takes them.
 
+    Args:
+        in_round: As of :class:`Losses`.
+
     Attributes:
         step_s: Seconds of each step, from the end of the step before.
         blocked_s: Seconds of each step spent waiting for communication.
@@ -25,13 +29,14 @@ class Recorder:
         losses: The loss of the current step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_round: Callable[[], bool] = lambda: False) -> None:
         self.step_s: list[float] = []
         self.blocked_s: list[float] = []
         self.blocked = 0.0
-        self.losses = Losses()
+        self.losses = Losses(in_round)
         self._losses_before = 0
-        self._losses: list[torch.Tensor] = []
+        #: Losses, and whether replicas differed at each.
+        self._losses: list[tuple[torch.Tensor, bool]] = []
         self._taken = 0
         self._last_end = perf_counter()
 
@@ -44,7 +49,7 @@ class Recorder:
         self.blocked = 0.0
         loss = self.losses.since(self._losses_before)
         if loss is not None:
-            self._losses.append(loss)
+            self._losses.append((loss, self.losses.in_round))
             self._losses_before = self.losses.count
 
     def restart_clock(self) -> None:
@@ -61,7 +66,7 @@ class Recorder:
         first, count = self._taken, len(self.blocked_s)
         self._taken = count
         ready = self._losses[:]
-        if not wait_for_device and any(loss.device.type != "cpu" for loss in ready):
+        if not wait_for_device and any(loss.device.type != "cpu" for loss, _ in ready):
             ready = []
         del self._losses[: len(ready)]
         return {
@@ -69,7 +74,8 @@ class Recorder:
             "first": first,
             "step_s": self.step_s[first:count],
             "blocked_s": self.blocked_s[first:count],
-            "losses": [_as_float(loss) for loss in ready],
+            "losses": [_as_float(loss) for loss, _ in ready],
+            "in_round": [index for index, (_, in_round) in enumerate(ready) if in_round],
         }
 
 

@@ -206,6 +206,11 @@ class LocalSteps(Nested, JoinHook):
         return self._phase.now is not Phase.RESTORED
 
     @property
+    def in_round(self) -> bool:
+        """As of :class:`SyncMethod`."""
+        return not self.replicas_in_sync
+
+    @property
     def round_steps(self) -> int:
         """Steps of the current round; 0 if there is none."""
         return self._length if self.running else 0

@@ -35,6 +35,10 @@ class Nested(SyncMethod):
         return self.inner.replicas_in_sync
 
     @property
+    def in_round(self) -> bool:
+        return self.inner.in_round
+
+    @property
     def near_average(self) -> bool:
         return self.inner.near_average
 

@@ -56,7 +56,7 @@ class TrialRun:
     """
 
     def __init__(self, spec: TrialSpec, sender: Sender) -> None:
-        self.recorder = Recorder()
+        self.recorder = Recorder(self._in_round)
         self.profiling = Profiling()
         self._spec = spec
         self._sender = sender
@@ -209,6 +209,11 @@ class TrialRun:
         self._sender.send(lambda: self.recorder.take_news(wait_for_device=True))
         end = {"type": "end", "cause": cause, "peak_memory_bytes": ending.peak_memory_bytes()}
         self._sender.send(lambda: end)
+
+    def _in_round(self) -> bool:
+        """Whether replicas of an optimizer's parameters differ, in a round of local steps."""
+        plans = (getattr(optimizer, "_sync", None) for optimizer in self._living())
+        return any(sync.method.in_round for sync in plans if sync is not None)
 
     def _living(self) -> list[Any]:
         """The optimizers that the script still holds."""

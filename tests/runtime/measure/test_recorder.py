@@ -54,7 +54,25 @@ def test_news_are_handed_over_once() -> None:
         "step_s": [],
         "blocked_s": [],
         "losses": [],
+        "in_round": [],
     }
+
+
+def test_losses_within_rounds_are_told_by_their_positions() -> None:
+    apart = iter([False, True, True, False, True])
+    recorder = Recorder(lambda: next(apart))
+
+    def loss() -> None:
+        recorder.losses.seen(torch.tensor(1.0))
+        recorder.end_step()
+
+    for _ in range(3):
+        loss()
+    assert recorder.take_news(wait_for_device=False)["in_round"] == [1, 2]
+    recorder.end_step()  # a step without a loss
+    loss()
+    loss()
+    assert recorder.take_news(wait_for_device=False)["in_round"] == [1]
 
 
 def test_infinite_losses_are_missing_numbers() -> None:

@@ -98,6 +98,7 @@ def training(case: Case, loader: Any, begin: Any) -> Trained:
         last = number == len(case.epochs) - 1
         for _ in loader(own.epochs, batches - (case.left_out[rank()] if last else 0)):
             seen.local += own.method.running
+            assert own.method.in_round is (step > 0 and step not in seen.in_sync)
             own.step({place: gradient(rank(), step, place) for place in range(len(_SHAPES))})
             step += 1
             if own.sync.replicas_in_sync:
