@@ -52,6 +52,7 @@ _COLUMNS = (
     "held_out_before",
     "held_out",
     "losses",
+    "in_round",
 )
 _DEFAULT = "default"
 _JOBS = ("digits", "lm", "ncf", "autocast", "random labels")
@@ -100,7 +101,7 @@ class Known:
     def losses(self, name: str, seed: int) -> tuple[float, ...] | None:
         """Losses of the steps of a trial."""
         row = self.row(name, seed, _TRIAL_STEPS)
-        return None if row is None else tuple(map(float, row["losses"].split()))
+        return None if row is None else _losses(row)
 
     def check(self, name: str, judgement: int) -> QualityCheck:
         """The test of one strategy, as far as its trials go."""
@@ -108,12 +109,19 @@ class Known:
         knobs = Strategy(ALL[name].knobs)
         trials = []
         for own, strategy in ((_DEFAULT, default), (name, knobs)):
-            length = int(strategy.get("local_steps", 1))
+            local = "local_steps" in strategy
             for seed in range(1, _APART):
-                losses = self.losses(own, judgement * _APART + seed)
-                if losses is None:
+                row = self.row(own, judgement * _APART + seed, _TRIAL_STEPS)
+                if row is None:
                     break
-                trials.append(QualityTrial(strategy, seed, losses, False, length))
+                trial = QualityTrial(
+                    strategy,
+                    seed,
+                    _losses(row),
+                    local_steps=local,
+                    in_round=frozenset(map(int, row["in_round"].split())),
+                )
+                trials.append(trial)
         return QualityCheck(default, [knobs], trials, lambda *_: knobs, tolerance=_TOLERANCE)
 
     def verdict(self, name: str, judgement: int) -> Verdict | None:
@@ -150,6 +158,11 @@ class Known:
             return ""
         worse /= _TOLERANCE
         return "good" if worse <= _GOOD_UP_TO else "bad" if worse > _BAD_FROM else "neither"
+
+
+def _losses(row: Row) -> tuple[float, ...]:
+    """Of the steps of a trial."""
+    return tuple(map(float, row["losses"].split()))
 
 
 def _held_out(row: Row) -> float:
@@ -222,11 +235,11 @@ class Bench:
         if self._first:
             with open(self._output, "a", newline="") as file:
                 csv.DictWriter(file, _COLUMNS).writerow(full)
-            print(self._job, name, seed, steps, *row[:-1], sep=" | ", flush=True)
+            print(self._job, name, seed, steps, *row[:-2], sep=" | ", flush=True)
 
     def _trained(
         self, planted: Planted, seed: int, steps: int, guarded: bool
-    ) -> tuple[int, str, str, str, str]:
+    ) -> tuple[int, str, str, str, str, str]:
         """The last columns of a row."""
         import horovod.torch as hvd
         import torch
@@ -252,12 +265,15 @@ class Bench:
             optimizer, lambda step: rate_factor(step, self._steps)
         )
         losses: list[torch.Tensor] = []
+        in_round: list[int] = []
         caught = ""
         with flawed(planted.flaw):
             for batch in training.batches:
                 optimizer.zero_grad()
                 loss = training.loss(batch)
                 loss.backward()
+                if hasattr(optimizer, "_sync") and optimizer._sync.method.in_round:
+                    in_round.append(len(losses))
                 optimizer.step()
                 rates.step()
                 losses.append(loss.detach())
@@ -268,7 +284,9 @@ class Bench:
         judged = torch.stack(losses[:_TRIAL_STEPS]).double()
         means = hvd.allreduce(judged, name="losses").tolist()
         after = f"{training.held_out():.6g}" if steps == self._steps else ""
-        return int(guarded), caught, f"{before:.6g}", after, " ".join(f"{m:.5g}" for m in means)
+        levels = " ".join(f"{mean:.5g}" for mean in means)
+        rounds = " ".join(str(step) for step in in_round if step < _TRIAL_STEPS)
+        return int(guarded), caught, f"{before:.6g}", after, levels, rounds
 
     @cached_property
     def _prediction(self) -> LossPrediction:
