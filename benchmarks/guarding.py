@@ -117,12 +117,15 @@ class Known:
                 trial = QualityTrial(
                     strategy,
                     seed,
+                    _TRIAL_STEPS,
                     _losses(row),
                     local_steps=local,
                     in_round=frozenset(map(int, row["in_round"].split())),
                 )
                 trials.append(trial)
-        return QualityCheck(default, [knobs], trials, lambda *_: knobs, tolerance=_TOLERANCE)
+        return QualityCheck(
+            default, [knobs], trials, lambda *_: knobs, steps=_TRIAL_STEPS, tolerance=_TOLERANCE
+        )
 
     def verdict(self, name: str, judgement: int) -> Verdict | None:
         """The verdict of a study; ``None`` while it needs more trials."""

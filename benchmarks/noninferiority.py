@@ -121,12 +121,14 @@ def judge(trainings: Trainings, candidates: int) -> list[Verdict]:
     trials: list[QualityTrial] = []
 
     def check() -> QualityCheck:
-        return QualityCheck(_DEFAULT, names, trials, first_untried, tolerance=TOLERANCE)
+        return QualityCheck(
+            _DEFAULT, names, trials, first_untried, steps=STEPS, tolerance=TOLERANCE
+        )
 
     while (wanted := check().next()) is not None:
         strategy, seed = wanted
         candidate = None if strategy == _DEFAULT else names.index(strategy)
-        trials.append(QualityTrial(strategy, seed, trainings.losses(candidate, seed)))
+        trials.append(QualityTrial(strategy, seed, STEPS, trainings.losses(candidate, seed)))
     return check().verdicts()
 
 

@@ -100,7 +100,8 @@ class Options:
         at_least(40),
         "N",
         "Number of steps of each quality trial, which compares the losses of a lossy strategy with "
-        "those of the default. Unused if only exact knobs are tuned.",
+        "those of the default; up to eight times as many if the default's loss does not fall in "
+        "them. Unused if only exact knobs are tuned.",
     )
     quality_minutes: float = _option(
         defaults.QUALITY_MINUTES,

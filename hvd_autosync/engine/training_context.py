@@ -103,13 +103,14 @@ def _admitted(study: StudyRecord, strategy: Strategy) -> bool:
 
 
 def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[tuple[float, ...]]:
-    """Losses of each quality trial under ``strategy``."""
-    return [
-        losses
+    """Losses under ``strategy`` in the last quality trial of each seed, which is the longest."""
+    found = {
+        trial.info["seed"]: losses
         for trial in store.trials(study.study_id)
         if trial.kind == "quality" and trial.result is not None
         if _same(study, trial.strategy, strategy) and (losses := losses_of(trial.result))
-    ]
+    }
+    return list(found.values())
 
 
 def _same(study: StudyRecord, one: Strategy, other: Strategy) -> bool:

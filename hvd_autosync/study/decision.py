@@ -134,7 +134,7 @@ class Decision:
         check = self._check(())
         wanted = check.next() if check.under_way is not None else None
         if wanted is not None:  # finish the pairs of one candidate before anything else
-            return self._judging(*wanted), "", []
+            return self._judging(*wanted, check.steps), "", []
         first = turn_to_explore(self._space, self._trials, self._settings.trials)
         for exploring in (first, not first):
             if exploring:
@@ -143,17 +143,20 @@ class Decision:
                     info = suggestion.info
                     return TrialRequest(suggestion.strategy, suggestion.kind, info), "", []
                 continue
-            wanted = self._check(self._selection.top_candidates()).next()
+            check = self._check(self._selection.top_candidates())
+            wanted = check.next()
             if wanted is not None:
-                return self._judging(*wanted), "", []
+                return self._judging(*wanted, check.steps), "", []
         return None, stopped, self._selection.top_candidates()
 
-    def _judging(self, strategy: Strategy, seed: int) -> TrialRequest:
-        """Return a quality trial."""
-        steps = self._settings.quality_steps
+    def _judging(self, strategy: Strategy, seed: int, steps: int) -> TrialRequest:
+        """Return a quality trial with so many steps of the default."""
+        info = {"seed": seed}
+        if steps != self._settings.quality_steps:
+            info["steps"] = steps
         if self._settings.goal == "time-to-loss":
             steps = self._selection.steps_in_time(strategy, steps)
-        return TrialRequest(strategy, "quality", {"seed": seed}, steps, seed)
+        return TrialRequest(strategy, "quality", info, steps, seed)
 
     def _measurement(self, trial: TrialRecord) -> Measurement:
         time_s = trial.result.step_time if trial.result is not None else None
@@ -228,6 +231,7 @@ class Decision:
             QualityTrial.of(
                 judged_as(self._space.complete(trial.strategy)),
                 int(trial.info["seed"]),
+                int(trial.info.get("steps", self._settings.quality_steps)),
                 trial.result,
             )
             for trial in self._trials
@@ -240,6 +244,7 @@ class Decision:
             list(first.values()),
             tried,
             lambda untried, verdicts: self._selection.to_judge(top_candidates, untried, verdicts),
+            steps=self._settings.quality_steps,
             tolerance=self._settings.loss_tolerance,
             goal=self._settings.goal,
             spent=self._budget.why_not_judge(),

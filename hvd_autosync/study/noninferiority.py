@@ -33,6 +33,8 @@ MOST_JUDGED = 6
 #: Number of pairs at each look -> share of the allowed error that this look may spend.
 LOOKS = {4: 0.05, 6: 0.1, 8: 0.15, 12: 0.2, 16: 0.5}
 MOST_PAIRS = max(LOOKS)
+#: Trials are made longer by these factors, in turn, until the default's loss falls.
+LENGTHS = (1, 2, 4, 8)
 #: A candidate is worse if its difference exceeds the tolerance with this confidence; with fewer
 #: pairs than at the first look, by so many standard deviations between two trainings.
 _WORSE_CONFIDENCE, _WORSE_DEVIATIONS = 0.99, 4.0
@@ -109,7 +111,8 @@ def has_fallen(falls: Sequence[Pair]) -> bool:
         falls: The decrease for each seed, as a :class:`Pair`; at least two.
     """
     mean = statistics.fmean(fall.difference for fall in falls)
-    return mean > _quantile(1 - FALSE_ADMISSIONS, len(falls) - 1) * _error(falls)
+    confidence = 1 - FALSE_ADMISSIONS / len(LENGTHS)  # it is asked for each length
+    return mean > _quantile(confidence, len(falls) - 1) * _error(falls)
 
 
 def _error(pairs: Sequence[Pair]) -> float:

@@ -5,6 +5,7 @@ candidate are trained in pairs, with the same seed and the same data, seed after
 test is conclusive (:mod:`hvd_autosync.study.noninferiority`) or the budget is used up. It compares
 the losses, means over all ranks, of the last quarter of the steps, after equally many samples. The
 tolerance is a share of the decrease of the default's loss since the beginning of the training.
+Where that loss has not fallen beyond its noise, the default's trials are repeated with more steps.
 
 With local steps replicas differ within a round, and their average is the model. So only losses are
 compared that were measured while replicas were equal, after the first round: those of the first
@@ -23,6 +24,7 @@ from functools import cached_property
 from hvd_autosync.search_space import Strategy, TrialResult
 from hvd_autosync.search_space.records import OrNan, Record
 from hvd_autosync.study.noninferiority import (
+    LENGTHS,
     LOOKS,
     MOST_PAIRS,
     Outcome,
@@ -57,6 +59,7 @@ class QualityTrial:
     Attributes:
         strategy: The default or a candidate.
         seed: Seed of all its random numbers.
+        steps: Steps that it was asked for.
         losses: Mean over ranks of the loss of each step; empty if it failed or reports no loss.
         running: Whether it still runs.
         local_steps: Whether the strategy has rounds of local steps.
@@ -65,19 +68,23 @@ class QualityTrial:
 
     strategy: Strategy
     seed: int
+    steps: int
     losses: tuple[float, ...] = ()
     running: bool = False
     local_steps: bool = False
     in_round: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, strategy: Strategy, seed: int, result: TrialResult | None) -> QualityTrial:
+    def of(
+        cls, strategy: Strategy, seed: int, steps: int, result: TrialResult | None
+    ) -> QualityTrial:
         """Return the trial with this result; ``None``: it still runs."""
         if result is None:
-            return cls(strategy, seed, running=True)
+            return cls(strategy, seed, steps, running=True)
         in_round = frozenset(step for rank in result.ranks for step in rank.in_round)
         losses = losses_of(result)
-        return cls(strategy, seed, losses, local_steps=result.round_steps > 1, in_round=in_round)
+        local = result.round_steps > 1
+        return cls(strategy, seed, steps, losses, local_steps=local, in_round=in_round)
 
     @property
     def unseen(self) -> bool:
@@ -160,10 +167,14 @@ class QualityCheck:
         candidates: Lossy strategies that may be judged.
         trials: The quality trials so far, in order.
         choose: Chooses the next candidate.
+        steps: Steps of the first trials.
         tolerance: Allowed loss above the default's, as a share of the decrease of the default's.
         goal: ``"steps"``: losses are compared after equally many steps; ``"time-to-loss"``: after
             equal time, for which candidates train longer.
         spent: Why no further quality trial is allowed; empty if some are.
+
+    Attributes:
+        steps: Steps of a trial, so many that the default's loss falls.
     """
 
     def __init__(
@@ -173,13 +184,15 @@ class QualityCheck:
         trials: Sequence[QualityTrial],
         choose: Choose,
         *,
+        steps: int,
         tolerance: float = 0.01,
         goal: str = "steps",
         spent: str = "",
     ) -> None:
         self._default = default
         self._candidates = candidates
-        self._trials = trials
+        self.steps = _enough_steps(default, trials, steps, spent=bool(spent))
+        self._trials = trials = [trial for trial in trials if trial.steps >= self.steps]
         self._by_strategy: dict[Strategy, list[QualityTrial]] = {}
         for trial in trials:
             self._by_strategy.setdefault(trial.strategy, []).append(trial)
@@ -248,21 +261,15 @@ class QualityCheck:
             return "two seeds gave the default the same losses, so its noise cannot be estimated"
         if not has_fallen(self._falls):
             return (
-                "the default's own loss has not fallen beyond its noise, so no strategy can be "
-                "judged; increase --autosync-quality-steps"
+                f"the default's own loss has not fallen beyond its noise in {len(first[0])} steps, "
+                "so no strategy can be judged; increase --autosync-quality-steps"
             )
         return ""
 
     @cached_property
     def _falls(self) -> list[Pair]:
         """Decrease of the default's loss, for each of its first seeds."""
-        falls = []
-        for losses in self._first:
-            count = max(int(_BEGINNING * len(losses)), 1)
-            last = _last(losses)
-            fall = statistics.fmean(losses[:count]) - statistics.fmean(last)
-            falls.append(Pair(fall, _error(last)))
-        return falls
+        return [_fall(losses) for losses in self._first]
 
     @cached_property
     def _allowed(self) -> float:
@@ -389,6 +396,34 @@ def _pair(default: _Losses, own: _Losses, goal: str) -> Pair:
 def _failed(trial: QualityTrial) -> bool:
     losses = trial.losses
     return not trial.running and (len(losses) < _FEWEST or not math.isfinite(sum(losses)))
+
+
+def _enough_steps(
+    default: Strategy, trials: Sequence[QualityTrial], steps: int, *, spent: bool
+) -> int:
+    """Return the steps of a trial after which the default's loss has fallen beyond its noise.
+
+    They are more than ``steps`` only if all first seeds have shown that fewer do not suffice, and,
+    if the budget is spent, only if all have been tried with more.
+    """
+    enough = steps
+    for length in (factor * steps for factor in LENGTHS):
+        own = [t for t in trials if t.strategy == default and t.steps == length][:FIRST_SEEDS]
+        complete = len(own) == FIRST_SEEDS and not any(trial.running for trial in own)
+        if spent and not complete:
+            break
+        enough = length
+        short = any(_failed(trial) or len(trial.losses) < length for trial in own)
+        if not complete or short or has_fallen([_fall(trial.losses) for trial in own]):
+            break
+    return enough
+
+
+def _fall(losses: Sequence[float]) -> Pair:
+    """Return the decrease of a loss since the beginning."""
+    last = _last(losses)
+    beginning = losses[: max(int(_BEGINNING * len(losses)), 1)]
+    return Pair(statistics.fmean(beginning) - statistics.fmean(last), _error(last))
 
 
 def _last(losses: Sequence[float]) -> Sequence[float]:

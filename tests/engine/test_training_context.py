@@ -31,9 +31,11 @@ def judged(location: str, *, admissible: bool) -> str:
     study = store.create_study(job_key="job", command=(), settings={}, versions={})
     store.describe_task(study.study_id, None, SPACE)
     dice = random.Random(1)
-    for strategy, loss in [(SPACE.default, 1.0)] * 3 + [(SLOW, 2.0)]:
-        number = store.ask(study.study_id, strategy, "quality", {"seed": 0})
-        losses = tuple(dice.gauss(loss, 0.01) for _ in range(64))
+    # The first one was too short for the loss to fall, and was repeated with more steps.
+    defaults = [(SPACE.default, seed, steps, 1.0) for seed, steps in [(1, 32), (1, 64), (2, 64)]]
+    for strategy, seed, steps, loss in [*defaults, (SLOW, 1, 64, 2.0)]:
+        number = store.ask(study.study_id, strategy, "quality", {"seed": seed, "steps": steps})
+        losses = tuple(dice.gauss(loss, 0.01) for _ in range(steps))
         result = TrialResult(TrialStatus.COMPLETED, ranks=(RankReport(0, "a", losses=losses),))
         store.tell(study.study_id, number, result)
     outcome = Outcome.ADMITTED if admissible else Outcome.WORSE

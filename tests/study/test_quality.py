@@ -57,11 +57,13 @@ class Judging:
         candidates: Sequence[Strategy] = (FAST,),
         *,
         in_round: frozenset[int] | None = None,
+        grows: bool = False,
         goal: str = "steps",
         tolerance: float = 0.01,
         most: int = 999,
     ) -> None:
         self.asked: list[tuple[Strategy, int]] = []
+        self.lengths: list[int] = []
         self.trials: list[QualityTrial] = []
 
         def check(spent: str = "") -> QualityCheck:
@@ -70,6 +72,7 @@ class Judging:
                 candidates,
                 self.trials,
                 in_turn,
+                steps=STEPS,
                 tolerance=tolerance,
                 goal=goal,
                 spent=spent,
@@ -78,11 +81,13 @@ class Judging:
         while (wanted := check().next()) is not None and len(self.asked) < most:
             self.asked.append(wanted)
             strategy, seed = wanted
+            self.lengths.append(check().steps)
             local = strategy != DEFAULT and in_round is not None
             trial = QualityTrial(
                 strategy,
                 seed,
-                train(strategy, seed),
+                self.lengths[-1],
+                train(strategy, seed) if not grows else train(strategy, seed)[: self.lengths[-1]],
                 local_steps=local,
                 in_round=(in_round or frozenset()) if local else frozenset(),
             )
@@ -178,7 +183,8 @@ def test_a_default_that_learns_nothing_admits_nothing() -> None:
         return tuple(2.3 + float(each) for each in noise)
 
     judging = Judging(train, [FAST, SAFE])
-    assert [strategy for strategy, _ in judging.asked] == [DEFAULT] * FIRST_SEEDS
+    # Trials of twice the steps end as early: the script has no more.
+    assert [strategy for strategy, _ in judging.asked] == [DEFAULT] * 2 * FIRST_SEEDS
     assert [v.outcome for v in judging.verdicts] == [Outcome.NOT_SHOWN] * 2
     assert "not fallen beyond its noise" in judging.verdicts[0].reason
 
@@ -221,8 +227,34 @@ def test_nothing_lossy_nothing_to_judge() -> None:
     assert judging.asked == [] and judging.verdicts == []
 
 
+def late(strategy: Strategy, seed: int) -> tuple[float, ...]:
+    """The loss stays where it is for 300 steps."""
+    own = 0 if strategy == DEFAULT else 3
+    return noisy(2.0, seed, own=own, steps=300)[200:] * 3 + noisy(1.0, seed, own=own, steps=900)
+
+
+def test_trials_grow_until_the_loss_of_the_default_falls() -> None:
+    judging = Judging(late, grows=True)
+    assert judging.lengths[: 2 * FIRST_SEEDS] == [STEPS] * FIRST_SEEDS + [2 * STEPS] * FIRST_SEEDS
+    assert judging.asked[: 2 * FIRST_SEEDS] == [(DEFAULT, seed) for seed in SEEDS[:FIRST_SEEDS]] * 2
+    assert judging.only.admissible and "400 steps" in judging.only.reason
+
+
+def test_trials_do_not_grow_beyond_the_script_nor_the_budget() -> None:
+    judging = Judging(lambda strategy, seed: late(strategy, seed)[:300], grows=True)
+    assert set(judging.lengths) == {STEPS, 2 * STEPS}
+    assert "not fallen beyond its noise in 300 steps" in judging.only.reason
+    begun = Judging(late, grows=True, most=FIRST_SEEDS + 1)
+    assert begun.verdicts == []
+    (verdict,) = begun.verdicts_when_spent
+    assert "not fallen beyond its noise in 200 steps" in verdict.reason
+
+
 def test_without_further_candidates_no_trial_is_made() -> None:
-    assert QualityCheck(DEFAULT, [FAST], [], lambda untried, verdicts: None).next() is None
+    assert (
+        QualityCheck(DEFAULT, [FAST], [], lambda untried, verdicts: None, steps=STEPS).next()
+        is None
+    )
 
 
 def test_more_steps_in_the_same_time_count_where_that_is_the_goal() -> None:
@@ -254,13 +286,13 @@ def test_losses_of_the_default_that_are_no_numbers_judge_no_strategy() -> None:
 
 
 def test_nothing_is_decided_while_a_trial_runs() -> None:
-    trials = [QualityTrial(DEFAULT, 1, running=True)]
-    running = QualityCheck(DEFAULT, [FAST], trials, in_turn)
+    trials = [QualityTrial(DEFAULT, 1, STEPS, running=True)]
+    running = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS)
     assert running.next() == (DEFAULT, 2)
     assert running.verdicts() == []
-    trials = [QualityTrial(DEFAULT, seed, noisy(1.0, seed)) for seed in SEEDS[:FIRST_SEEDS]]
-    trials += [QualityTrial(FAST, seed, running=True) for seed in SEEDS[:FIRST_SEEDS]]
-    running = QualityCheck(DEFAULT, [FAST], trials, in_turn)
+    trials = [QualityTrial(DEFAULT, seed, STEPS, noisy(1.0, seed)) for seed in SEEDS[:FIRST_SEEDS]]
+    trials += [QualityTrial(FAST, seed, STEPS, running=True) for seed in SEEDS[:FIRST_SEEDS]]
+    running = QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS)
     assert running.next() == (DEFAULT, FIRST_SEEDS + 1) and running.verdicts() == []
 
 
@@ -314,5 +346,5 @@ def test_a_loss_is_an_averages_if_no_rank_was_in_a_round() -> None:
         for rank, own in enumerate([(1, 2, 4), (1, 2, 5)])
     )
     result = TrialResult(TrialStatus.COMPLETED, ranks=ranks, round_steps=3)
-    assert QualityTrial.of(FAST, 1, result).judged(8) == [3, 6, 7]
-    assert QualityTrial.of(FAST, 1, None).running
+    assert QualityTrial.of(FAST, 1, 8, result).judged(8) == [3, 6, 7]
+    assert QualityTrial.of(FAST, 1, 8, None).running
