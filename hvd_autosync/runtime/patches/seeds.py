@@ -1,6 +1,8 @@
 """Random numbers of a quality trial: equal for equal seeds, different for different seeds.
 
-The script's own seeds are shifted, whatever generator they are for. Generators that it does not
+The script's own seeds are shifted, whatever generator they are for, by so much that no rank of one
+trial has the numbers of another rank or step of the next, as a script's ``seed + rank`` would have
+if the shift were 1. Generators that it does not
 seed are seeded from seed and rank, because unseeded ranks have different numbers. Data order
 follows: samplers draw from these generators.
 """
@@ -20,12 +22,16 @@ import torch
 from hvd_autosync.search_space.horovod_settings import RANK_VARIABLES
 from hvd_autosync.util import patches
 
+#: Shift of the script's own seeds per seed of a trial: odd, far from any number of ranks or epochs
+#: or steps, and 2^32 over the golden ratio.
+_STRIDE = 0x9E3779B1
+
 
 def seed_everything(seed: int) -> None:
     """Derive all random numbers of this process from ``seed``, its rank and the script's own seeds.
 
     Args:
-        seed: Added to each seed that the script passes to generators of Python, numpy or torch from
+        seed: Shifts each seed that the script passes to generators of Python, numpy or torch from
             now on. A generator created without a seed gets one derived from ``seed`` and the rank.
     """
     rank = next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
@@ -38,7 +44,7 @@ def seed_everything(seed: int) -> None:
         if given is None:
             return next(derived)
         if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
-            return int(given) + seed
+            return (int(given) + seed * _STRIDE) % 2**32
         if isinstance(given, (str, bytes, bytearray, float)):
             return f"{seed} {given!r}"  # for Python's own generators, which take any value
         if isinstance(given, (list, tuple, np.ndarray)):

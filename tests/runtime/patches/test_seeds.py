@@ -29,6 +29,8 @@ def draw():
     }
 
 unseeded = draw()
+# As a script that seeds each rank, epoch or step by its number.
+numbered = [torch.Generator().manual_seed(g).initial_seed() for g in range(50)]
 torch.manual_seed(3); np.random.seed(3); random.seed(3)
 own = torch.Generator()
 own.manual_seed(3)
@@ -44,12 +46,12 @@ kinds = [
     isinstance(np.random.mtrand._rand, np.random.RandomState),
     isinstance(random._inst, random.Random),
 ]
-print(json.dumps([unseeded, seeded, kinds]))
+print(json.dumps([unseeded, seeded, kinds, numbered]))
 """
 
 
 @cache
-def draws(seed: int, rank: int, again: int = 0) -> tuple[dict, dict, list[bool]]:
+def draws(seed: int, rank: int, again: int = 0) -> tuple[dict, dict, list[bool], list[int]]:
     done = subprocess.run(
         [sys.executable, "-c", DRAWS, str(seed)],
         capture_output=True,
@@ -57,8 +59,8 @@ def draws(seed: int, rank: int, again: int = 0) -> tuple[dict, dict, list[bool]]
         check=True,
         env={**os.environ, "HOROVOD_RANK": str(rank)},
     )
-    unseeded, seeded, kinds = json.loads(done.stdout)
-    return unseeded, seeded, kinds
+    unseeded, seeded, kinds, numbered = json.loads(done.stdout)
+    return unseeded, seeded, kinds, numbered
 
 
 @pytest.mark.slow
@@ -73,9 +75,16 @@ def test_another_seed_gives_others_everywhere() -> None:
 
 
 @pytest.mark.slow
+def test_no_rank_or_step_has_the_numbers_of_another_in_the_next_trial() -> None:
+    """As ``seed + rank`` would be that of rank 0 one trial later, if a shift were by 1."""
+    one, other = draws(1, 0)[3], draws(2, 0)[3]
+    assert len(set(one)) == 50 and not set(one) & set(other)
+
+
+@pytest.mark.slow
 def test_what_the_script_seeds_is_alike_on_all_ranks_and_nothing_else_is() -> None:
-    unseeded, seeded, _ = draws(1, 0)
-    elsewhere, seeded_elsewhere, _ = draws(1, 1)
+    unseeded, seeded, *_ = draws(1, 0)
+    elsewhere, seeded_elsewhere, *_ = draws(1, 1)
     assert seeded == seeded_elsewhere
     assert [name for name in unseeded if unseeded[name] == elsewhere[name]] == []
 
