@@ -59,6 +59,8 @@ def keeps(
 
     from hvd_autosync.learner.conditioning import Conditioning
 
+    if not known:  # a failure there tells nothing of a share, and the target is of the others
+        outcomes = [each for each in outcomes if each.finite or each.share < 1]
     unit = max(goal.tolerance, 1e-4 * abs(goal.target), 1e-12)
     lowest = min([goal.bound, *(each.metric for each in outcomes if each.finite)])
     metrics = [e.metric if e.finite else lowest - _FAILED * unit for e in outcomes]

@@ -157,6 +157,16 @@ def test_more_bsp_is_never_less_likely_to_keep_the_target() -> None:
     assert np.all(np.diff(likely) > -0.02)
 
 
+def test_a_failed_run_without_asp_speaks_for_no_share() -> None:
+    """The target is the mean of the runs that did not fail."""
+    failed = RecurringOutcome(1.0, math.nan, 1.0, "failed")
+    seen = [RecurringOutcome(1.0, 0.92, 100.0), RecurringOutcome(0.1, 0.90, 30.0)]
+    goal, share = Goal(0.92, 0.01), np.array([0.1])
+    (before,) = keeps(seen, goal, share, False)
+    assert keeps([failed, *seen], goal, share, False) == pytest.approx([before])
+    assert before < 0.5
+
+
 def test_the_time_of_a_run_is_linear_in_the_share() -> None:
     times = times_of(
         [
