@@ -156,6 +156,8 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
     def asked_at(number: int, moment: str | None) -> TrialRequest | Conclusion:
         known = [_as_of(trial, moment) for trial in trials[:number]]
         seen = [trial for trial in known if trial is not None]
+        if not seen:  # those before were lost with their driver
+            return TrialRequest(Strategy(), "default")
         return Decision(problem, settings, learner, seen).next()
 
     for index, trial in enumerate(trials):
@@ -164,9 +166,7 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
             note = f"{trial.kind!r} is a trial of another learner"
             yield Check(trial.number, trial.kind, recorded, None, True, note=note)
             continue
-        again = (
-            TrialRequest(Strategy(), "default") if index == 0 else asked_at(index, trial.asked_at)
-        )
+        again = asked_at(index, trial.asked_at)
         if isinstance(again, Conclusion):
             note = "the study ends before this trial now"
             yield Check(trial.number, trial.kind, recorded, None, False, note=note)
@@ -177,7 +177,8 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
         yield Check(
             trial.number, trial.kind, recorded, now, same, distance(space, now, recorded), note
         )
-    if (ended := Conclusion.of(study)) is not None and trials:
+    ended = Conclusion.of(study)
+    if ended is not None and trials and not ended.source:  # else it took over another's winner
         yield _check_end(space, ended, asked_at(len(trials), None), len(trials))
 
 

@@ -110,6 +110,23 @@ def test_what_was_lost_is_not_known_to_later_questions(
     assert all(check.same for check in checks)
 
 
+def test_a_default_that_was_lost_is_asked_for_again(
+    store: TraceStore, recorded: AskTellStudy
+) -> None:
+    lost = replace(recorded.history[0], result=None, told_at=None)
+    again = [replace(trial, number=trial.number + 1) for trial in recorded.history]
+    assert all(check.same for check in verify(store, recorded.record, [lost, *again]))
+
+
+def test_a_winner_that_was_taken_over_was_not_decided_by_its_own_trials(
+    store: TraceStore, recorded: AskTellStudy
+) -> None:
+    ended = {**(recorded.record.outcome or {}), "source": "another"}
+    default = recorded.history[:1]
+    checks = list(verify(store, replace(recorded.record, outcome=ended), default))
+    assert [check.kind for check in checks] == ["default"] and checks[0].same
+
+
 def test_distance_counts_choices_and_shares_of_ranges() -> None:
     one = SPACE.default
     for knob in SPACE.knobs:
