@@ -53,8 +53,8 @@ class Comparison(Record):
 
     @property
     def proven(self) -> bool:
-        """Whether the candidate is faster with confidence."""
-        return self.low > 1.0
+        """Whether the candidate is faster with confidence, at a look that may tell."""
+        return self.rounds >= MIN_ROUNDS and self.low > 1.0
 
     @property
     def undecided(self) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.search_space import SearchSpace, Strategy
-from hvd_autosync.study.confirm import MIN_ROUNDS
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.traces import StudyRecord, TraceStore
 
@@ -65,7 +64,7 @@ def without_excluded(study: StudyRecord, excluded: Collection[Strategy]) -> Stud
     winner = Strategy() if study.space is None else study.space.default
     comparisons = () if conclusion is None else conclusion.comparisons
     kept = tuple(c for c in comparisons if not is_excluded(c.strategy, excluded, study.space))
-    best = next((c for c in kept if c.proven and c.rounds >= MIN_ROUNDS), None)
+    best = next((c for c in kept if c.proven), None)
     if best is not None:
         winner = best.strategy
     if conclusion is None:

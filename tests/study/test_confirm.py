@@ -48,6 +48,11 @@ def test_one_round_decides_nothing() -> None:
     assert found.undecided and math.isinf(found.high)
 
 
+def test_two_rounds_prove_nothing() -> None:
+    """The allowed error is spent from the third round on."""
+    assert not compare(S, times(1.0, 1.0), times(0.5, 0.5)).proven
+
+
 def test_the_default_is_rarely_beaten_by_itself() -> None:
     """The lower end is a one-sided 95 % bound: few of equal strategies may seem proven."""
     rng = np.random.default_rng(1)
