@@ -50,7 +50,7 @@ from scipy.stats import t as student
 
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.strategy_file import strategy_text
-from hvd_autosync.study.quality import losses_of
+from hvd_autosync.study.quality_trial import losses_of
 from hvd_autosync.study.values import Conclusion
 from hvd_autosync.testing import Testbed
 from hvd_autosync.traces import StudyRecord, TraceStore

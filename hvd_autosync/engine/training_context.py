@@ -10,7 +10,7 @@ from hvd_autosync.search_space import ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import parameter_classes
 from hvd_autosync.search_space.trial import LossPrediction
 from hvd_autosync.study.loss_prediction import predict_losses
-from hvd_autosync.study.quality import losses_of
+from hvd_autosync.study.quality_trial import losses_of
 from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, TraceStore
 

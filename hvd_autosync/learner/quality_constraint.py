@@ -14,12 +14,14 @@ the probability of harsher ones, most of all of its neighbours; an admitted one 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.stats import norm
 
+from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner.conditioning import Conditioning
 from hvd_autosync.learner.harshness import MOST, harshness
 from hvd_autosync.learner.numerics import isolated
@@ -44,17 +46,29 @@ class QualityConstraint:
         judged: Strategies that have a verdict.
         violation: Their losses minus the default's over the allowed difference, shape ``(n,)``:
             above 1 is refused; infinite if a training failed.
+        refused: Strategies that may not be used, whatever the verdicts; those outside of the space
+            are ignored.
+        only: The lossy strategies that may be used; ``None``: others may be admitted, too.
 
     Raises:
-        SpaceError: A strategy does not lie in the space.
+        SpaceError: A judged strategy does not lie in the space.
     """
 
     def __init__(
-        self, space: SearchSpace, judged: Sequence[Strategy], violation: Sequence[float]
+        self,
+        space: SearchSpace,
+        judged: Sequence[Strategy],
+        violation: Sequence[float],
+        *,
+        refused: Collection[Strategy] = (),
+        only: Collection[Strategy] | None = None,
     ) -> None:
         self._space = space
         self._lossy = [index for index, knob in enumerate(space.knobs) if not knob.exact]
         self._judged = self._features(encode_all(space, judged))
+        inside = [strategy for strategy in refused if _lies_in(space, strategy)]
+        self._refused = self._features(encode_all(space, inside))
+        self._only = None if only is None else self._features(encode_all(space, [*only]))
         values = np.clip(np.array(violation, dtype=np.float64), _LEAST, MOST) - self._judged[:, -1]
         covariance = self._covariance(self._judged, self._judged) + _NOISE**2 * np.eye(len(values))
         with isolated():
@@ -67,7 +81,18 @@ class QualityConstraint:
     def at(self, points: FloatArray) -> FloatArray:
         """Return it for discretized points, ``m x d``; for exact strategies it is 1."""
         exact = (points == self._space.encode(self._space.default))[:, self._lossy].all(axis=1)
-        return np.where(exact, 1.0, self._lossy_probabilities(points))
+        lossy = self._lossy_probabilities(points)
+        if self._only is not None:
+            lossy = self._same_knobs(points, self._only).astype(np.float64)
+        lossy[self._same_knobs(points, self._refused)] = 0.0
+        return np.where(exact, 1.0, lossy)
+
+    def _same_knobs(self, points: FloatArray, others: FloatArray) -> npt.NDArray[np.bool_]:
+        """Whether the lossy knobs of a point are those of one of ``others``, shape ``(n,)``."""
+        own, known = self._features(points)[:, None, :-1], others[None, :, :-1]
+        same = (own == known) | (np.isnan(own) & np.isnan(known))
+        found: npt.NDArray[np.bool_] = same.all(axis=2).any(axis=1)
+        return found
 
     def _lossy_probabilities(self, points: FloatArray) -> FloatArray:
         features = self._features(points)
@@ -99,6 +124,14 @@ class QualityConstraint:
         covariance: FloatArray = _SENSITIVITY**2 * np.outer(here, there)
         covariance += np.outer(_spread(here), _spread(there)) * np.exp(-distance)
         return covariance
+
+
+def _lies_in(space: SearchSpace, strategy: Strategy) -> bool:
+    try:
+        space.encode(strategy)
+    except SpaceError:
+        return False
+    return True
 
 
 def _spread(expected: FloatArray) -> FloatArray:

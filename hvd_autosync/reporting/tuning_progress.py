@@ -20,7 +20,7 @@ from hvd_autosync.search_space import StepTime, Strategy, TrialResult, TrialStat
 from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
 from hvd_autosync.study.knob_order import knobs_by_effect
 from hvd_autosync.study.noninferiority import MOST_JUDGED
-from hvd_autosync.study.quality import FIRST_SEEDS
+from hvd_autosync.study.quality_trial import FIRST_SEEDS
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.stage_budget import explores
 from hvd_autosync.study.values import Trial

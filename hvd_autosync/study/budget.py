@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hvd_autosync.search_space import TrialResult
 from hvd_autosync.study.confirm import MIN_ROUNDS
-from hvd_autosync.study.quality import FIRST_SEEDS
+from hvd_autosync.study.quality_trial import FIRST_SEEDS
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result
@@ -96,9 +96,16 @@ class Budget:
     def why_not_judge(self) -> str:
         """Return why another quality trial does not fit into the budget; empty if it does."""
         minutes = self._settings.quality_minutes
-        if _used_s([t for t in self._trials if t.kind == "quality"]) >= 60 * minutes:
+        judging = [trial for trial in self._trials if trial.kind == "quality"]
+        if _used_s(judging) >= 60 * minutes:
             return f"the {minutes:g} minutes of quality trials were used"
-        if self.left_s < self.judging_s(self._settings.quality_steps) + self.confirming_s():
+        least_s = self.judging_s(self._settings.quality_steps)
+        if not judging and least_s > 60 * minutes:
+            return (
+                f"the first verdict takes {least_s / 60:.0f} minutes, more than the {minutes:g} of "
+                "--autosync-quality-minutes"
+            )
+        if self.left_s < least_s + self.confirming_s():
             return (
                 f"the {self._settings.minutes:g} minutes leave no time for quality trials and the "
                 "confirmation"

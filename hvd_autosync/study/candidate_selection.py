@@ -27,11 +27,30 @@ _MOST_CONFIRMED = 2
 _WORTH_JUDGING = 0.01
 
 
-def quality_constraint(space: SearchSpace, verdicts: Sequence[Verdict]) -> QualityConstraint:
-    """Return the quality constraint that is conditioned on ``verdicts``."""
+def quality_constraint(
+    space: SearchSpace,
+    verdicts: Sequence[Verdict],
+    *,
+    excluded: Collection[Strategy] = (),
+    closed: bool = False,
+) -> QualityConstraint:
+    """Return the quality constraint that is conditioned on ``verdicts``.
+
+    Args:
+        space: The space.
+        verdicts: The verdicts so far.
+        excluded: Strategies that the loss guard has ended.
+        closed: Whether no further strategy is judged, so that only admitted ones may be used.
+    """
     from hvd_autosync.learner.quality_constraint import QualityConstraint
 
-    return QualityConstraint(space, [v.strategy for v in verdicts], [v.violation for v in verdicts])
+    return QualityConstraint(
+        space,
+        [verdict.strategy for verdict in verdicts],
+        [verdict.violation for verdict in verdicts],
+        refused=excluded,
+        only=[verdict.strategy for verdict in verdicts if verdict.admissible] if closed else None,
+    )
 
 
 def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdict]) -> bool:

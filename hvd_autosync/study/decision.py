@@ -14,12 +14,14 @@ from typing import Any
 
 from hvd_autosync.learner.base import Learner, Suggestion
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space import Strategy, TrialStatus
 from hvd_autosync.study.budget import FEWEST_TRIALS, Budget
 from hvd_autosync.study.candidate_selection import CandidateSelection, pruned, quality_constraint
-from hvd_autosync.study.confirm import MIN_ROUNDS, Comparison, Confirmation, Measurement
+from hvd_autosync.study.confirm import Comparison, Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_excluded
-from hvd_autosync.study.quality import QualityCheck, QualityTrial, Verdict
+from hvd_autosync.study.noninferiority import MOST_JUDGED
+from hvd_autosync.study.quality import QualityCheck, Verdict
+from hvd_autosync.study.quality_trial import QualityTrial
 from hvd_autosync.study.related_studies import RELATED, observations_of
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
@@ -65,7 +67,9 @@ class Decision:
         learner: Learner,
         trials: Sequence[TrialRecord],
     ) -> None:
-        self._problem, self._space = problem, problem.space
+        # Of the trials that are decided on: those of a resumed study may know another default.
+        steps = sum(settings.steps_after(default_result(trials)))
+        self._problem, self._space = replace(problem, steps=steps), problem.space
         self._settings = settings
         self._learner = learner
         self._trials = trials
@@ -78,36 +82,37 @@ class Decision:
             return TrialRequest(default, "default")
         confirming = [t for t in self._trials if t.kind == "confirm"]
         if confirming:
-            stopped, top_candidates = _confirmation_plan(confirming[0])
+            stopped, candidates, unjudged = _confirmation_plan(confirming[0])
+            verdicts = self._check(unjudged).verdicts()
         else:
             wanted, stopped, top_candidates = self._before_confirming()
             if wanted is not None:
                 return wanted
-        verdicts = self._check(top_candidates).verdicts()
-        candidates = top_candidates
-        if not confirming:
+            verdicts = self._check(top_candidates).verdicts()
             candidates = self._selection.candidates(top_candidates, verdicts)
-            if self._budget.left_s < self._budget.confirming_s(len(candidates) + 1):
+            if self._too_long(candidates, begun=False):
                 candidates = candidates[:1]
-        measured = [self._measurement(t) for t in confirming]
+        measured = self._measurements(confirming)
         confirmation = Confirmation(default, candidates, measured)
         next_one = confirmation.next()
         too_long = self._too_long(candidates, begun=bool(confirming))
         if next_one is None or too_long:
             why = too_long if next_one is not None else ""
             return self._concluded(confirmation.comparisons(), stopped, verdicts, why)
-        confirmation_plan = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
-        return TrialRequest(next_one, "confirm", confirmation_plan)
+        plan = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
+        if unjudged := [dict(v.strategy) for v in verdicts if not v.pairs]:
+            plan["unjudged"] = unjudged  # so that the conclusion says why
+        return TrialRequest(next_one, "confirm", plan)
 
     def proven(self) -> Strategy | None:
         """Return the best strategy that was confirmed so far, if any."""
         confirming = [t for t in self._trials if t.kind == "confirm"]
         if not confirming:
             return None
-        _, candidates = _confirmation_plan(confirming[0])
-        measured = [self._measurement(t) for t in confirming]
+        _, candidates, _ = _confirmation_plan(confirming[0])
+        measured = self._measurements(confirming)
         found = Confirmation(self._space.default, candidates, measured).comparisons()
-        sure = (c.strategy for c in found if c.proven and c.rounds >= MIN_ROUNDS)
+        sure = (c.strategy for c in found if c.proven)
         return next(sure, None)
 
     def verdicts(self) -> list[Verdict]:
@@ -158,10 +163,15 @@ class Decision:
             steps = self._selection.steps_in_time(strategy, steps)
         return TrialRequest(strategy, "quality", info, steps, seed)
 
-    def _measurement(self, trial: TrialRecord) -> Measurement:
-        time_s = trial.result.step_time if trial.result is not None else None
-        strategy = self._space.complete(trial.strategy)
-        return Measurement(strategy, time_s, running=trial.result is None)
+    def _measurements(self, confirming: Sequence[TrialRecord]) -> list[Measurement]:
+        """Return what was measured; a trial that ran out of time too early has not failed."""
+        found = []
+        for trial in confirming:
+            time_s = trial.result.step_time if trial.result is not None else None
+            if time_s is not None or not _cut_short(trial):
+                strategy = self._space.complete(trial.strategy)
+                found.append(Measurement(strategy, time_s, running=trial.result is None))
+        return found
 
     def _explore(self) -> tuple[Suggestion | None, str]:
         """Return the next suggestion, or ``None`` with the reason to stop exploring."""
@@ -170,8 +180,15 @@ class Decision:
             return None, exhausted
         problem = self._problem
         if self._space.has_lossy:
-            feasible = quality_constraint(self._space, self.verdicts()).at
-            problem = replace(problem, feasible=feasible)
+            check = self._check(())
+            verdicts = check.verdicts()
+            constraint = quality_constraint(
+                self._space,
+                verdicts,
+                excluded=self._settings.excluded,
+                closed=check.closed or len(verdicts) >= MOST_JUDGED,
+            )
+            problem = replace(problem, feasible=constraint.at)
         running = [trial.strategy for trial in self._trials if trial.result is None]
         suggestion = self._learner.suggest(
             problem, observations_of(self._space, self._trials), running, seed=self._settings.seed
@@ -235,7 +252,7 @@ class Decision:
                 trial.result,
             )
             for trial in self._trials
-            if trial.kind == "quality"
+            if trial.kind == "quality" and not _cut_short(trial)
         ]
         for strategy in top_candidates:
             judged_as(strategy)
@@ -281,6 +298,14 @@ class Decision:
         return Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
 
 
-def _confirmation_plan(trial: TrialRecord) -> tuple[str, list[Strategy]]:
-    """Return why exploring stopped and the candidates, from the info of a confirming trial."""
-    return str(trial.info["stopped"]), [Strategy(each) for each in trial.info["candidates"]]
+def _cut_short(trial: TrialRecord) -> bool:
+    """Return whether a quality or confirming trial ran out of the tuning's time."""
+    return trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT
+
+
+def _confirmation_plan(trial: TrialRecord) -> tuple[str, list[Strategy], list[Strategy]]:
+    """Return why exploring stopped, the candidates, and what was not judged."""
+    candidates, unjudged = (
+        [Strategy(each) for each in trial.info.get(name, ())] for name in ("candidates", "unjudged")
+    )
+    return str(trial.info["stopped"]), candidates, unjudged

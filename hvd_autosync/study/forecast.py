@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvd_autosync.study.budget import Budget
 from hvd_autosync.study.confirm import MAX_ROUNDS, MIN_ROUNDS
 from hvd_autosync.study.noninferiority import MOST_JUDGED
-from hvd_autosync.study.quality import FIRST_SEEDS
+from hvd_autosync.study.quality_trial import FIRST_SEEDS
 from hvd_autosync.study.stage_budget import explored
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TrialRecord, default_result

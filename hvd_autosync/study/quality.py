@@ -21,11 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.records import OrNan, Record
 from hvd_autosync.study.noninferiority import (
-    LENGTHS,
-    LOOKS,
     MOST_PAIRS,
     Outcome,
     Pair,
@@ -34,76 +32,27 @@ from hvd_autosync.study.noninferiority import (
     has_fallen,
     judge_pairs,
 )
+from hvd_autosync.study.quality_trial import (
+    FEWEST_STEPS,
+    FIRST_SEEDS,
+    QualityTrial,
+    enough_steps,
+    failed,
+    fall_of,
+    last_losses,
+    standard_error,
+    usable,
+)
 
 #: Seeds of the trials, in order; seed 0 would be the script's own random numbers.
 SEEDS = tuple(range(1, MOST_PAIRS + 1))
-#: Number of seeds of the default that run first; they give the decrease and the noise of its loss.
-FIRST_SEEDS = min(LOOKS)
-#: Share of a trial's steps that is judged, share that is its beginning, and fewest steps to judge.
-_LAST, _BEGINNING, _FEWEST = 0.25, 0.05, 20
-#: Least number of rounds of local steps whose averages are judged, if there are so many.
-_FEWEST_ROUNDS = 4
-#: Block length for standard errors: neighbouring steps are correlated, means of blocks are less so.
-_BLOCK = 5
+#: Failed trials of the default that are no fault of the script's.
+_FORGIVEN = 1
 #: Least violation of a refused candidate, by outcome.
 _REFUSED = {Outcome.WORSE: 2.0, Outcome.NOT_SHOWN: 1.5}
 #: With the goal time-to-loss a candidate trains for the time of the default, but at most for so
 #: many times its steps.
 MOST_STEPS_FACTOR = 3.0
-
-
-@dataclass(frozen=True)
-class QualityTrial:
-    """One quality trial.
-
-    Attributes:
-        strategy: The default or a candidate.
-        seed: Seed of all its random numbers.
-        steps: Steps that it was asked for.
-        losses: Mean over ranks of the loss of each step; empty if it failed or reports no loss.
-        running: Whether it still runs.
-        local_steps: Whether the strategy has rounds of local steps.
-        in_round: Positions of the losses at which replicas differed within a round.
-    """
-
-    strategy: Strategy
-    seed: int
-    steps: int
-    losses: tuple[float, ...] = ()
-    running: bool = False
-    local_steps: bool = False
-    in_round: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(
-        cls, strategy: Strategy, seed: int, steps: int, result: TrialResult | None
-    ) -> QualityTrial:
-        """Return the trial with this result; ``None``: it still runs."""
-        if result is None:
-            return cls(strategy, seed, steps, running=True)
-        in_round = frozenset(step for rank in result.ranks for step in rank.in_round)
-        losses = losses_of(result)
-        local = result.round_steps > 1
-        return cls(strategy, seed, steps, losses, local_steps=local, in_round=in_round)
-
-    @property
-    def unseen(self) -> bool:
-        """Whether it has ended without a loss of an average of its replicas."""
-        return not self.running and not self.judged(len(self.losses))
-
-    def judged(self, count: int) -> Sequence[int]:
-        """Return the judged ones of the first ``count`` steps.
-
-        These are the last quarter. With local steps they are those of the average in it, or the
-        last few if it has fewer; none if no round has ended.
-        """
-        first = count - _last_quarter(count)
-        if not self.local_steps:
-            return range(first, count)
-        rounds = range(min(self.in_round, default=count), count)
-        averages = [step for step in rounds if step not in self.in_round]
-        late = [step for step in averages if step >= first]
-        return late if len(late) >= _FEWEST_ROUNDS else averages[-_FEWEST_ROUNDS:]
 
 
 @dataclass(frozen=True)
@@ -151,14 +100,6 @@ class Verdict(Record):
 Choose = Callable[[Sequence[Strategy], Sequence[Verdict]], Strategy | None]
 
 
-def losses_of(result: TrialResult) -> tuple[float, ...]:
-    """Return the mean over ranks of the loss of each step; empty if a rank reports none."""
-    rows = [rank.losses for rank in result.ranks]
-    if not result.status.measured or not rows:
-        return ()
-    return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
-
-
 class QualityCheck:
     """Chooses the next quality trial, and gives the verdicts on the trials so far.
 
@@ -191,7 +132,7 @@ class QualityCheck:
     ) -> None:
         self._default = default
         self._candidates = candidates
-        self.steps = _enough_steps(default, trials, steps, spent=bool(spent))
+        self.steps = enough_steps(default, trials, steps, spent=bool(spent))
         self._trials = trials = [trial for trial in trials if trial.steps >= self.steps]
         self._by_strategy: dict[Strategy, list[QualityTrial]] = {}
         for trial in trials:
@@ -208,10 +149,11 @@ class QualityCheck:
         begun = {(trial.strategy, trial.seed) for trial in self._trials}
         if not begun and self._choose(self._candidates, ()) is None:
             return None  # no candidate is worth the trials of the default
-        for seed in SEEDS[:FIRST_SEEDS]:
-            if (self._default, seed) not in begun:
-                return self._default, seed
-        if any(trial.running for trial in self._of(self._default)[:FIRST_SEEDS]):
+        first = usable(self._of(self._default))
+        if len(first) < FIRST_SEEDS:
+            seed = next(seed for seed in SEEDS if (self._default, seed) not in begun)
+            return self._default, seed
+        if any(trial.running for trial in first):
             return None  # their losses decide whether candidates can be judged
         candidate = self.under_way
         if candidate is None:
@@ -219,7 +161,8 @@ class QualityCheck:
             candidate = self._choose(untried, self.verdicts()) if untried else None
         if candidate is None:
             return None
-        pairs = ((strategy, seed) for seed in SEEDS for strategy in (self._default, candidate))
+        seeds = [seed for seed in SEEDS if seed not in self._crashed]
+        pairs = ((strategy, seed) for seed in seeds for strategy in (self._default, candidate))
         return next((pair for pair in pairs if pair not in begun), None)
 
     @property
@@ -229,29 +172,39 @@ class QualityCheck:
             return None
         return next((s for s in self._candidates if self._undecided(s)), None)
 
+    @property
+    def closed(self) -> bool:
+        """Whether no further candidate can be judged."""
+        return bool(self._spent or self._obstacle)
+
     def verdicts(self) -> list[Verdict]:
         """Return a verdict for each candidate that is decided; for all if none can be judged."""
-        blind = bool(self._obstacle) and len(self._of(self._default)) > 0
         return [
             self._verdict(each)
             for each in self._candidates
-            if blind or (self._of(each) and not self._undecided(each))
+            if self.closed or (self._of(each) and not self._undecided(each))
         ]
 
     def _of(self, strategy: Strategy) -> list[QualityTrial]:
         return self._by_strategy.get(strategy, [])
 
     @cached_property
+    def _crashed(self) -> set[int]:
+        """Seeds of the default's trials that have failed."""
+        return {trial.seed for trial in self._of(self._default) if trial.crashed}
+
+    @cached_property
     def _first(self) -> list[tuple[float, ...]]:
         """Losses of the default's first seeds that have finished."""
-        trials = self._of(self._default)[:FIRST_SEEDS]
-        return [trial.losses for trial in trials if not trial.running]
+        return [trial.losses for trial in usable(self._of(self._default)) if not trial.running]
 
     @cached_property
     def _obstacle(self) -> str:
         """Why no candidate can be judged; empty if candidates can."""
         first = self._first
-        if any(len(losses) < _FEWEST for losses in first):
+        if len(first) < FIRST_SEEDS and len(self._crashed) > _FORGIVEN:
+            return "the default's own training failed, so no strategy can be judged"
+        if any(len(losses) < FEWEST_STEPS for losses in first):
             return "no loss is seen to judge it by: call hvd_autosync.report(loss) in every step"
         if not all(math.isfinite(sum(losses)) for losses in first):
             return "the default's own losses are NaN or infinite, so no strategy can be judged"
@@ -269,7 +222,7 @@ class QualityCheck:
     @cached_property
     def _falls(self) -> list[Pair]:
         """Decrease of the default's loss, for each of its first seeds."""
-        return [_fall(losses) for losses in self._first]
+        return [fall_of(losses) for losses in self._first]
 
     @cached_property
     def _allowed(self) -> float:
@@ -279,14 +232,14 @@ class QualityCheck:
     @cached_property
     def _seeds_deviation(self) -> float:
         """Standard deviation of the default's loss over its first seeds."""
-        return deviation([statistics.fmean(_last(losses)) for losses in self._first])
+        return deviation([statistics.fmean(last_losses(losses)) for losses in self._first])
 
     def _undecided(self, candidate: Strategy) -> bool:
         """Whether a candidate has trials but no outcome yet."""
         trials = self._of(candidate)
         if self._spent or not trials or len(self._first) < FIRST_SEEDS:
             return bool(trials) and not self._spent
-        if any(_failed(trial) or trial.unseen for trial in trials):
+        if any(failed(trial) or trial.unseen for trial in trials):
             return False
         if trials[-1].seed == SEEDS[-1] and not any(trial.running for trial in trials):
             return False
@@ -303,7 +256,7 @@ class QualityCheck:
         pairs = []
         for trial in self._of(self._default):
             other = own.get(trial.seed)
-            if other is None or trial.running or other.running or _failed(trial):
+            if other is None or trial.running or other.running or failed(trial):
                 continue
             steps = other.judged(min(len(trial.losses), len(other.losses)))
             if steps:
@@ -313,10 +266,11 @@ class QualityCheck:
 
     def _verdict(self, candidate: Strategy) -> Verdict:
         nothing = math.nan
-        if self._obstacle:
-            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, self._obstacle)
         trials = self._of(candidate)
-        if any(_failed(trial) for trial in trials):
+        if self._obstacle or not trials:
+            why = self._obstacle or self._spent
+            return Verdict(candidate, Outcome.NOT_SHOWN, nothing, nothing, nothing, why)
+        if any(failed(trial) for trial in trials):
             reason = "its training failed or its loss is NaN or infinite"
             return Verdict(candidate, Outcome.WORSE, nothing, nothing, self._allowed, reason)
         pairs = self._pairs(candidate)
@@ -388,65 +342,10 @@ def _pair(default: _Losses, own: _Losses, goal: str) -> Pair:
         mine = [own.losses[step] for step in own.last]
         base = [default.losses[step] for step in default.steps]
         difference = statistics.fmean(mine) - statistics.fmean(base)
-        return Pair(difference, math.hypot(_error(mine), _error(base)))
+        return Pair(difference, math.hypot(standard_error(mine), standard_error(base)))
     apart = [own.losses[step] - default.losses[step] for step in own.steps]
-    return Pair(statistics.fmean(apart), _error(apart))
-
-
-def _failed(trial: QualityTrial) -> bool:
-    losses = trial.losses
-    return not trial.running and (len(losses) < _FEWEST or not math.isfinite(sum(losses)))
-
-
-def _enough_steps(
-    default: Strategy, trials: Sequence[QualityTrial], steps: int, *, spent: bool
-) -> int:
-    """Return the steps of a trial after which the default's loss has fallen beyond its noise.
-
-    They are more than ``steps`` only if all first seeds have shown that fewer do not suffice, and,
-    if the budget is spent, only if all have been tried with more.
-    """
-    enough = steps
-    for length in (factor * steps for factor in LENGTHS):
-        own = [t for t in trials if t.strategy == default and t.steps == length][:FIRST_SEEDS]
-        complete = len(own) == FIRST_SEEDS and not any(trial.running for trial in own)
-        if spent and not complete:
-            break
-        enough = length
-        short = any(_failed(trial) or len(trial.losses) < length for trial in own)
-        if not complete or short or has_fallen([_fall(trial.losses) for trial in own]):
-            break
-    return enough
-
-
-def _fall(losses: Sequence[float]) -> Pair:
-    """Return the decrease of a loss since the beginning."""
-    last = _last(losses)
-    beginning = losses[: max(int(_BEGINNING * len(losses)), 1)]
-    return Pair(statistics.fmean(beginning) - statistics.fmean(last), _error(last))
-
-
-def _last(losses: Sequence[float]) -> Sequence[float]:
-    """Return the losses of the last quarter of the steps."""
-    return losses[-_last_quarter(len(losses)) :]
-
-
-def _last_quarter(count: int) -> int:
-    """Return the number of steps in the last quarter of ``count``."""
-    return max(int(_LAST * count), 1)
+    return Pair(statistics.fmean(apart), standard_error(apart))
 
 
 def _mean(losses: Sequence[float], steps: Sequence[int]) -> float:
     return statistics.fmean(losses[step] for step in steps)
-
-
-def _error(values: Sequence[float]) -> float:
-    """Standard error of the mean of ``values``, or of that of their blocks if larger."""
-    if len(values) < 2:
-        return 0.0
-    error = deviation(values) / math.sqrt(len(values))
-    starts = range(0, len(values) - _BLOCK + 1, _BLOCK)
-    blocks = [statistics.fmean(values[start : start + _BLOCK]) for start in starts]
-    if len(blocks) < _FEWEST_ROUNDS:
-        return error
-    return max(error, deviation(blocks) / math.sqrt(len(blocks)))

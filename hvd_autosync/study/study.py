@@ -183,13 +183,15 @@ class AskTellStudy:
         """Return the next trial and commit it to the store; ``None`` if the study has ended.
 
         Raises:
-            StudyError: The default trial has ended, but the space is not set.
+            StudyError: The default trial has ended, but the space is not set; or the study ends, or
+                exploring does, and the results of open trials count for that.
             StoreError: The store cannot be written.
         """
         if self.record.status is not StudyStatus.RUNNING:
             return None
         began = time.monotonic()
         wanted = self.decide()
+        self._check_open(wanted)
         if isinstance(wanted, Conclusion):
             self.finish(wanted)
             return None
@@ -203,6 +205,18 @@ class AskTellStudy:
         self._mine[number] = wanted.strategy
         _LOG.debug("trial %d (%s): %s", number, wanted.kind, dict(wanted.strategy))
         return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
+
+    def _check_open(self, wanted: TrialRequest | Conclusion) -> None:
+        """Check that nothing final is decided without the results of open trials."""
+        kinds = {t.kind for t in self.history if t.number in self._mine}
+        ends = isinstance(wanted, Conclusion)
+        if kinds and (ends or (wanted.kind == "confirm" and "confirm" not in kinds)):
+            numbers = ", ".join(map(str, sorted(self._mine)))
+            what = "the study ends" if ends else "the confirmation begins"
+            raise StudyError(
+                f"{what} once the open trials ({numbers}) have results",
+                hint="Tell them, then ask again.",
+            )
 
     def _decision(self, trials: Sequence[TrialRecord]) -> Decision:
         return Decision(self.problem, self.settings, self._learner, trials)
@@ -271,5 +285,4 @@ def problem_of(store: TraceStore, study: StudyRecord, trials: Sequence[TrialReco
     if related is None and running and settings.transfer and study.task is not None:
         related = related_studies(store, study.task)
     sources = load_sources(store, related or ())
-    steps = sum(settings.steps_after(default_result(trials)))
-    return Problem(study.space, study.task, sources, steps)
+    return Problem(study.space, study.task, sources)

@@ -66,6 +66,18 @@ def test_an_unknown_choice_is_neither_mild_nor_harsh() -> None:
     assert mild > mine > 0.7
 
 
+def test_once_nothing_more_is_judged_only_what_was_admitted_may_be_used() -> None:
+    """Whatever its exact knobs are; and nothing that the loss guard has ended."""
+    closed = QualityConstraint(SPACE, [BF16, topk(0.1)], [0.0, 4.0], only=[BF16])
+    other = SPACE.complete({"codec": "bf16", "cycle_time_ms": 5.0})
+    points = [SPACE.default, other, topk(0.1), topk(0.25)]
+    assert closed.feasibility_probabilities(points).tolist() == [1.0, 1.0, 0.0, 0.0]
+    outside = Strategy({"codec": "unknown"})
+    open_still = QualityConstraint(SPACE, [], [], refused=[other, outside])
+    assert open_still.feasibility_probabilities([BF16]).tolist() == [0.0]
+    assert open_still.feasibility_probabilities([topk(0.25)])[0] > 0.1
+
+
 def test_exact_knobs_change_no_loss() -> None:
     known = QualityConstraint(SPACE, [topk(0.01)], [5.0])
     here, there = known.feasibility_probabilities([topk(0.01), topk(0.01, cycle=80.0)])

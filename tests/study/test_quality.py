@@ -10,14 +10,8 @@ import pytest
 
 from hvd_autosync.search_space import RankReport, Strategy, TrialResult, TrialStatus
 from hvd_autosync.study.noninferiority import MOST_PAIRS, Outcome
-from hvd_autosync.study.quality import (
-    FIRST_SEEDS,
-    SEEDS,
-    QualityCheck,
-    QualityTrial,
-    Verdict,
-    losses_of,
-)
+from hvd_autosync.study.quality import SEEDS, QualityCheck, Verdict
+from hvd_autosync.study.quality_trial import FIRST_SEEDS, QualityTrial, losses_of
 
 DEFAULT, FAST, SAFE = (Strategy({"codec": name}) for name in ("none", "topk", "fp16"))
 #: What is trained: strategy and seed -> losses.
@@ -208,6 +202,38 @@ def test_a_training_that_fails_is_worse_at_once(losses: tuple[float, ...]) -> No
     judging = Judging(lambda s, seed: noisy(1.0, seed) if s == DEFAULT else losses)
     assert judging.only.outcome is Outcome.WORSE and "failed" in judging.only.reason
     assert judging.asked[FIRST_SEEDS:] == [(FAST, 1)]
+
+
+def crashes(*seeds: int) -> Judging:
+    """Jobs of the default fail at these seeds."""
+    trials: list[QualityTrial] = []
+    judging = object.__new__(Judging)
+    judging.asked = []
+
+    def check() -> QualityCheck:
+        return QualityCheck(DEFAULT, [FAST], trials, in_turn, steps=STEPS)
+
+    while (wanted := check().next()) is not None:
+        judging.asked.append(wanted)
+        strategy, seed = wanted
+        lost = strategy == DEFAULT and seed in seeds
+        losses = () if lost else noisy(1.0, seed, own=0 if strategy == DEFAULT else 4)
+        trials.append(QualityTrial(strategy, seed, STEPS, losses, crashed=lost))
+    judging.verdicts = check().verdicts()
+    return judging
+
+
+def test_one_failed_launch_of_the_default_is_made_up_for_by_another_seed() -> None:
+    judging = crashes(2)
+    assert judging.asked[: FIRST_SEEDS + 1] == [(DEFAULT, seed) for seed in (1, 2, 3, 4, 5)]
+    assert (FAST, 2) not in judging.asked, "it would have no pair"
+    assert judging.only.admissible
+
+
+def test_a_default_that_fails_again_is_at_fault() -> None:
+    judging = crashes(2, 3)
+    assert judging.asked == [(DEFAULT, 1), (DEFAULT, 2), (DEFAULT, 3)]
+    assert "own training failed" in judging.only.reason
 
 
 def test_later_seeds_of_the_default_may_fail() -> None:

@@ -9,11 +9,14 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hvd_autosync.errors import StudyError
+from hvd_autosync.learner import BayesianLearner
+from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
     RankReport,
     SearchSpace,
@@ -26,6 +29,7 @@ from hvd_autosync.search_space.knobs import categorical_knob, float_knob, intege
 from hvd_autosync.study import study as study_module
 from hvd_autosync.study.budget import FEWEST_TRIALS
 from hvd_autosync.study.candidate_selection import CandidateSelection, may_be_used, pruned
+from hvd_autosync.study.decision import Decision
 from hvd_autosync.study.noninferiority import Outcome
 from hvd_autosync.study.quality import Verdict
 from hvd_autosync.study.related_studies import observations_of
@@ -173,13 +177,67 @@ def test_a_strategy_that_ruins_the_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_judging_ends_when_its_minutes_are_used(tmp_path: Path) -> None:
+    """A quality trial takes longer than the default's steps promised."""
+    one = study(tmp_path, trials=8, quality_minutes=3)
+    job = SimulatedJob(gain=0.8, ruinous=True)
+    while (trial := one.ask()) is not None:
+        seconds = 60.0 if trial.kind == "quality" else 2.0
+        one.tell(trial, replace(job.result(trial), total_s=seconds))
+    judging = [trial for trial in one.history if trial.kind == "quality"]
+    assert len(judging) == 3  # of the four seeds that the default needs
+    assert "the 3 minutes of quality trials were used" in one.conclusion.verdicts[0].reason
+    assert one.conclusion is not None and one.conclusion.winner["compression"] == "none"
+
+
+def test_nothing_is_judged_if_no_verdict_fits_into_its_minutes(tmp_path: Path) -> None:
+    """Nor is anything explored that could not be used."""
     one = study(tmp_path, trials=8, quality_minutes=0.5)
     job = SimulatedJob(gain=0.8, ruinous=True)
     while (trial := one.ask()) is not None:
         one.tell(trial, replace(job.result(trial), total_s=10.0))
-    judging = [trial for trial in one.history if trial.kind == "quality"]
-    assert len(judging) == 3  # of the four seeds that the default needs
-    assert one.conclusion is not None and one.conclusion.winner["compression"] == "none"
+    assert all(trial.kind != "quality" for trial in one.history)
+    proposed = [trial.strategy for trial in one.history if trial.kind == "model"]
+    assert proposed and all(SPACE.is_exact(strategy) for strategy in proposed)
+
+
+def decided(one: AskTellStudy, *later: TrialRecord) -> Decision:
+    trials = [*one.history, *later]
+    return Decision(one.problem, one.settings, BayesianLearner(), trials)
+
+
+def test_a_trial_that_runs_out_of_time_has_not_failed(tmp_path: Path) -> None:
+    """Neither does it unmake a winner, nor does a lossy strategy count as failed."""
+    one = study(tmp_path, trials=8)
+    winner = finish(one, SimulatedJob(gain=0.5)).winner
+    cut = TrialResult(TrialStatus.CUT_SHORT, ranks=(RankReport(0, "", (0.1,) * 3),))
+    last = replace(one.history[-1], number=99, strategy=winner, result=cut)
+    assert last.kind == "confirm" and decided(one, last).proven() == winner
+    failed = replace(last, result=replace(cut, status=TrialStatus.CRASHED))
+    assert decided(one, failed).proven() != winner
+    (tmp_path / "lossy").mkdir()
+    judged = study(tmp_path / "lossy", trials=8)
+    finish(judged, SimulatedJob(ruinous=True))
+    quality = [trial for trial in judged.history if trial.kind == "quality"]
+    trials = [replace(t, result=cut) if t in quality[4:] else t for t in judged.history]
+    assert Decision(judged.problem, judged.settings, BayesianLearner(), trials).verdicts() == []
+
+
+def test_the_learner_weighs_trials_by_the_steps_of_the_default_that_it_sees(tmp_path: Path) -> None:
+    one = study(tmp_path, trials=8)
+    finish(one, SimulatedJob())
+    seen = []
+
+    class Watching(BayesianLearner):
+        def suggest(self, problem: Problem, *args: Any, **options: Any) -> Any:
+            seen.append(problem.steps)
+            return super().suggest(problem, *args, **options)
+
+    for steps in (40, 200):
+        report = RankReport(0, "", (2.0 if steps == 40 else 0.1,) * 40)
+        first = replace(one.history[0], result=TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
+        settings = replace(one.settings, adaptive_steps=True)
+        Decision(one.problem, settings, Watching(), [first]).next()
+    assert seen[0] < seen[1]
 
 
 def test_a_verdict_of_an_earlier_version_is_read() -> None:
@@ -268,7 +326,8 @@ def test_without_losses_nothing_lossy_wins(tmp_path: Path) -> None:
         one.tell(trial, [float(second) for second in job.result(trial).ranks[0].step_s])
     assert one.conclusion is not None
     assert one.conclusion.winner["compression"] == "none"
-    assert all("no loss is seen" in verdict.reason for verdict in one.conclusion.verdicts)
+    (verdict,) = one.conclusion.verdicts
+    assert "no loss is seen" in verdict.reason
 
 
 def test_a_study_goes_on_after_any_of_its_trials(tmp_path: Path) -> None:
@@ -481,6 +540,32 @@ def test_several_trials_may_be_open_at_once(tmp_path: Path) -> None:
         assert trial is not None
         one.tell(trial, job.steps(trial.strategy))
     assert finish(one, job) is not None
+
+
+def test_nothing_final_is_decided_without_open_trials(tmp_path: Path) -> None:
+    one, job = study(tmp_path, trials=6), SimulatedJob()
+    first = one.ask()
+    assert first is not None
+    one.tell(first, job.steps(first.strategy))
+    opened = [trial for _ in range(5) if (trial := one.ask()) is not None]
+    with pytest.raises(StudyError, match=r"open trials \(1, 2, 3, 4, 5\) have results"):
+        one.ask()
+    for trial in opened:
+        one.tell(trial, job.steps(trial.strategy))
+    assert finish(one, job).best is not None
+
+
+def test_a_second_candidate_is_left_out_where_only_one_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two need nine trials of a minute at least, one six; and so much is saved."""
+    monkeypatch.setattr(CandidateSelection, "candidates", lambda self, top, verdicts: top[:2])
+    one, job = study(tmp_path, trials=8, expected_hours=0.75), SimulatedJob(gain=0.8)
+    while (trial := one.ask()) is not None:
+        report = RankReport(0, "", tuple(job.steps(trial.strategy)))
+        one.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,), total_s=60.0))
+    assert one.conclusion is not None
+    assert len(one.conclusion.comparisons) == 1, one.conclusion.reason
 
 
 def test_only_slow_exploration_is_pruned(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""Quality trials, and what their losses say of one training.
+
+Only losses are judged that are those of the model that would be used: under local steps those of
+the replicas' average.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.study.noninferiority import LENGTHS, LOOKS, Pair, deviation, has_fallen
+
+#: Number of seeds of the default that run first; they give the decrease and the noise of its loss.
+FIRST_SEEDS = min(LOOKS)
+#: Share of a trial's steps that is judged, share that is its beginning, and fewest steps to judge.
+_LAST, _BEGINNING, FEWEST_STEPS = 0.25, 0.05, 20
+#: Least number of rounds of local steps whose averages are judged, if there are so many.
+_FEWEST_ROUNDS = 4
+#: Block length for standard errors: neighbouring steps are correlated, means of blocks are less so.
+_BLOCK = 5
+
+
+@dataclass(frozen=True)
+class QualityTrial:
+    """One quality trial.
+
+    Attributes:
+        strategy: The default or a candidate.
+        seed: Seed of all its random numbers.
+        steps: Steps that it was asked for.
+        losses: Mean over ranks of the loss of each step; empty if it failed or reports no loss.
+        running: Whether it still runs.
+        crashed: Whether its job failed.
+        local_steps: Whether the strategy has rounds of local steps.
+        in_round: Positions of the losses at which replicas differed within a round.
+    """
+
+    strategy: Strategy
+    seed: int
+    steps: int
+    losses: tuple[float, ...] = ()
+    running: bool = False
+    crashed: bool = False
+    local_steps: bool = False
+    in_round: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(
+        cls, strategy: Strategy, seed: int, steps: int, result: TrialResult | None
+    ) -> QualityTrial:
+        """Return the trial with this result; ``None``: it still runs."""
+        if result is None:
+            return cls(strategy, seed, steps, running=True)
+        in_round = frozenset(step for rank in result.ranks for step in rank.in_round)
+        losses = losses_of(result)
+        return cls(
+            strategy,
+            seed,
+            steps,
+            losses,
+            crashed=not result.status.measured,
+            local_steps=result.round_steps > 1,
+            in_round=in_round,
+        )
+
+    @property
+    def unseen(self) -> bool:
+        """Whether it has ended without a loss of an average of its replicas."""
+        return not self.running and not self.judged(len(self.losses))
+
+    def judged(self, count: int) -> Sequence[int]:
+        """Return the judged ones of the first ``count`` steps.
+
+        These are the last quarter. With local steps they are those of the average in it, or the
+        last few if it has fewer; none if no round has ended.
+        """
+        first = count - last_quarter(count)
+        if not self.local_steps:
+            return range(first, count)
+        rounds = range(min(self.in_round, default=count), count)
+        averages = [step for step in rounds if step not in self.in_round]
+        late = [step for step in averages if step >= first]
+        return late if len(late) >= _FEWEST_ROUNDS else averages[-_FEWEST_ROUNDS:]
+
+
+def losses_of(result: TrialResult) -> tuple[float, ...]:
+    """Return the mean over ranks of the loss of each step; empty if a rank reports none."""
+    rows = [rank.losses for rank in result.ranks]
+    if not result.status.measured or not rows:
+        return ()
+    return tuple(statistics.fmean(step) for step in zip(*rows, strict=False))
+
+
+def failed(trial: QualityTrial) -> bool:
+    """Return whether a trial has ended without losses to judge it by, or with infinite ones."""
+    losses = trial.losses
+    return not trial.running and (len(losses) < FEWEST_STEPS or not math.isfinite(sum(losses)))
+
+
+def usable(default: Sequence[QualityTrial]) -> list[QualityTrial]:
+    """Return those of the default's trials that give the decrease and the noise of its loss.
+
+    A launch may fail without a fault of the script's.
+    """
+    return [trial for trial in default if not trial.crashed][:FIRST_SEEDS]
+
+
+def enough_steps(
+    default: Strategy, trials: Sequence[QualityTrial], steps: int, *, spent: bool
+) -> int:
+    """Return the steps of a trial after which the default's loss has fallen beyond its noise.
+
+    They are more than ``steps`` only if all first seeds have shown that fewer do not suffice, and,
+    if the budget is spent, only if all have been tried with more.
+    """
+    enough = steps
+    for length in (factor * steps for factor in LENGTHS):
+        own = usable([t for t in trials if t.strategy == default and t.steps == length])
+        complete = len(own) == FIRST_SEEDS and not any(trial.running for trial in own)
+        if spent and not complete:
+            break
+        enough = length
+        short = any(failed(trial) or len(trial.losses) < length for trial in own)
+        if not complete or short or has_fallen([fall_of(trial.losses) for trial in own]):
+            break
+    return enough
+
+
+def fall_of(losses: Sequence[float]) -> Pair:
+    """Return the decrease of a loss since the beginning."""
+    last = last_losses(losses)
+    beginning = losses[: max(int(_BEGINNING * len(losses)), 1)]
+    return Pair(statistics.fmean(beginning) - statistics.fmean(last), standard_error(last))
+
+
+def last_losses(losses: Sequence[float]) -> Sequence[float]:
+    """Return the losses of the last quarter of the steps."""
+    return losses[-last_quarter(len(losses)) :]
+
+
+def last_quarter(count: int) -> int:
+    """Return the number of steps in the last quarter of ``count``."""
+    return max(int(_LAST * count), 1)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean of ``values``, or of that of their blocks if larger."""
+    if len(values) < 2:
+        return 0.0
+    error = deviation(values) / math.sqrt(len(values))
+    starts = range(0, len(values) - _BLOCK + 1, _BLOCK)
+    blocks = [statistics.fmean(values[start : start + _BLOCK]) for start in starts]
+    if len(blocks) < _FEWEST_ROUNDS:
+        return error
+    return max(error, deviation(blocks) / math.sqrt(len(blocks)))
