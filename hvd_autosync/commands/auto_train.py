@@ -1,7 +1,8 @@
 """``horovodrun --autosync``, as it is by default: live trials if possible, else launched ones.
 
 What keeps a job from that is known before the training begins, or its ranks find it at their first
-steps. They end then, and launched trials and the training follow.
+steps. They end then, and launched trials and the training follow. ``--autosync-mode live`` is here,
+too: a job that was tuned before is only trained.
 """
 
 from __future__ import annotations
@@ -37,6 +38,20 @@ def train_auto(job: Job, options: Options) -> int:
     elif reason:
         _say(f"trials are launched: {reason}")
     return tune_and_train(job, replace(options, mode="launched"))
+
+
+def train_live_or_tuned(job: Job, options: Options) -> int:
+    """Train ``job`` tuned live, or under the winner of an earlier study; return the exit status.
+
+    Raises:
+        AutosyncError: As of :func:`train_live` and :func:`tune_and_train`.
+        KeyboardInterrupt: Ctrl-C, as of :func:`tune_and_train`.
+    """
+    from hvd_autosync.engine.mode import only_trains
+
+    if only_trains(job, options):
+        return tune_and_train(job, replace(options, mode="launched"))
+    return train_live(job, options).status
 
 
 def _say(line: str) -> None:

@@ -95,9 +95,9 @@ def autosync(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     check_hosts(job)
     horovod_build()
     if options.mode == "live":
-        from hvd_autosync.commands.live_train import train_live
+        from hvd_autosync.commands.auto_train import train_live_or_tuned
 
-        return train_live(job, options).status
+        return train_live_or_tuned(job, options)
     if options.mode == "auto":
         from hvd_autosync.commands.auto_train import train_auto
 

@@ -1,8 +1,8 @@
-"""Compatibility of the winner of a recorded study with another job."""
+"""Compatibility of the winner of a recorded study with another job or a running training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from hvd_autosync.engine.training_context import known_model
 from hvd_autosync.errors import ConfigurationError
@@ -11,6 +11,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact, without_digests
 from hvd_autosync.search_space import Host, ModelProfile, Strategy
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, parameter_classes
+from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import is_anonymous
@@ -40,6 +41,26 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
         )
     check_fits(study.winner, job.hosts, job.chosen)
     return study.winner
+
+
+def why_not_in_place(
+    study: StudyRecord, fixed: Collection[str], unwanted: Mapping[str, Collection[Value]]
+) -> str:
+    """Why a running training cannot take over the winner of a study of its job; empty if it can.
+
+    Args:
+        study: The study.
+        fixed: Knobs that the training cannot change.
+        unwanted: Choices of knobs that it shall not make.
+    """
+    # The value of the unchanged job is that of the training.
+    unchanged = study.space.default if study.space and study.space.holds_job else Strategy()
+    at_start = [
+        f"{name}={value}"
+        for name, value in (study.winner or Strategy()).items()
+        if value in unwanted.get(name, ()) or (name in fixed and unchanged.get(name) != value)
+    ]
+    return f"its winner needs {', '.join(at_start)} from the start" if at_start else ""
 
 
 def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:

@@ -59,6 +59,20 @@ def is_tuned(job: Job, options: Options) -> bool:
         return _is_tuned(store, tuning_key(job, options, load_restrictions(options.space)), options)
 
 
+def only_trains(job: Job, options: Options) -> bool:
+    """Whether a job is started under the winner of an earlier study, instead of being tuned live.
+
+    So it has also what Horovod reads at its start.
+
+    Raises:
+        ConfigurationError: The space file is invalid.
+        StoreError: The store cannot be read.
+    """
+    if job.hosts[0] in remote_hosts(job):
+        return False  # the store is that of the other host
+    return options.reuse == "only" or is_tuned(job, options)
+
+
 def check_what_is_read(job: Job, options: Options) -> None:
     """Check what the helper of a training reads only once that has begun.
 

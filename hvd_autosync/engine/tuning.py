@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvd_autosync.engine.cluster import links_of
+from hvd_autosync.engine.compatibility import why_not_in_place
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, settings_of, tuning_key
 from hvd_autosync.errors import ConfigurationError, StoreError
@@ -143,27 +144,31 @@ def tune(
     key = tuning_key(job, options, restrictions)
     known = None if options.reuse == "never" else store.find_finished(key)
     excluded = excluded_strategies(store, key)
+    again = unfit = ""
     if known is not None:
         feasible = without_excluded(known, excluded)
         if feasible is not known:
             listener.on_notice(
                 f"study {known.study_id}: {fallback_line(known)}; this strategy is not used again"
             )
-        again = why_again(known, feasible, options)
-        if not again or options.reuse == "only":
+        unfit = why_not_in_place(feasible, fixed, unwanted)
+        again = unfit or why_again(known, feasible, options)
+        if not again or (options.reuse == "only" and not unfit):
             listener.on_notice(
                 f"this job was tuned before: using the result of study {known.study_id}; {_AGAIN}"
             )
             return feasible
     if options.reuse == "only":
         raise ConfigurationError(
-            "this store has no finished study of this job, and --autosync-reuse is 'only'",
+            f"{again or 'this store has no finished study of this job'}, and --autosync-reuse is "
+            "'only'",
             hint="Tune once with --autosync-reuse auto, or check --autosync-store.",
         )
     settings = replace(settings_of(options), excluded=excluded)
     if known is not None:
-        # Few trials suffice: by default it learns from related studies, such as the earlier one.
-        settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
+        if not unfit:
+            # Few trials suffice: by default it learns from related studies, such as the earlier.
+            settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
     study, resumed = _open_study(store, key, job, settings, learner, listener)
     listener.on_study_start(study, resumed=resumed)

@@ -21,11 +21,18 @@ JOB = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),))
 class Calls:
     """What was started, with its mode."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, reason: str | None, ended: RunOutcome):
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        reason: str | None,
+        ended: RunOutcome,
+        *,
+        may_refuse: bool = True,
+    ) -> None:
         self.started: list[tuple[str, str]] = []
 
         def live(job: Job, options: Options, **given: Any) -> RunOutcome:
-            assert given == {"may_refuse": True}
+            assert given == ({"may_refuse": True} if may_refuse else {})
             self.started.append(("live", options.mode))
             return ended
 
@@ -39,6 +46,17 @@ class Calls:
 
     def status(self) -> int:
         return auto_train.train_auto(JOB, Options(mode="auto"))
+
+
+@pytest.mark.parametrize(("tuned", "started"), [(True, "launched"), (False, "live")])
+def test_live_alone_starts_a_job_that_was_tuned_under_its_winner(
+    monkeypatch: pytest.MonkeyPatch, tuned: bool, started: str
+) -> None:
+    calls = Calls(monkeypatch, None, RunOutcome(3), may_refuse=False)
+    monkeypatch.setattr(mode, "only_trains", lambda *_: tuned)
+    status = auto_train.train_live_or_tuned(JOB, Options(mode="live"))
+    assert status == (7 if tuned else 3)
+    assert calls.started == [(started, started)]
 
 
 def test_a_training_that_can_be_tuned_is_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,13 +29,16 @@ from hvd_autosync.search_space import (
     ModelProfile,
     ParameterProfile,
     RankReport,
+    SearchSpace,
     Strategy,
     TrialResult,
     TrialStatus,
+    catalogue_knob,
 )
 from hvd_autosync.search_space.horovod_settings import launch_knobs
-from hvd_autosync.search_space.knobs import CategoricalKnob
-from hvd_autosync.study.values import Conclusion
+from hvd_autosync.search_space.knobs import CategoricalKnob, Value
+from hvd_autosync.study.confirm import Comparison
+from hvd_autosync.study.values import Conclusion, StudySettings
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore
 from hvd_autosync.util.variables import JOB_VARIABLE
 
@@ -216,6 +219,58 @@ def test_a_strategy_in_whose_trial_the_training_fails_is_known(tmp_path: Path) -
     assert trials[1].result.reason.endswith(LOST_IN_TRIAL)
     assert failed_trial(JOB, chosen, trials[0].asked_at) == trials[1]
     assert failed_trial(JOB, chosen, "9") is None
+
+
+def launched_winner(options: Options, winner: Strategy) -> StudyRecord:
+    """A finished study of the job by launched trials, in the store."""
+    store = TraceStore(options.store)
+    settings = settings_of(replace(options, mode="launched")).to_json()
+    key = tuning_key(JOB, options, {})
+    study = store.create_study(job_key=key, command=(), settings=settings, versions={})
+    names = ("controller", "cycle_time_ms", "buckets", "large_exchange")
+    store.describe_task(study.study_id, None, SearchSpace(tuple(map(catalogue_knob, names))))
+    compared = (Comparison(winner, 4.0, 3.9, 4.1, 3),)
+    found = Conclusion(winner, "it won", "", 0.2, compared).to_json()
+    store.finish(study.study_id, StudyStatus.FINISHED, found, winner)
+    return store.study(study.study_id)
+
+
+@pytest.mark.parametrize(
+    ("changed", "needed"),
+    [
+        ({"cycle_time_ms": 5.0}, "cycle_time_ms=5.0"),
+        ({"large_exchange": "hierarchical"}, "large_exchange=hierarchical"),
+        ({}, ""),
+    ],
+)
+def test_a_winner_that_needs_another_start_is_not_taken_over(
+    tmp_path: Path, changed: dict[str, Value], needed: str
+) -> None:
+    """Without it steps are slower than under that winner, which would look like drift."""
+    chosen = options(tmp_path)
+    unchanged = {name: catalogue_knob(name).default for name in ("controller", "cycle_time_ms")}
+    winner = Strategy({**unchanged, "buckets": 3, **changed})
+    known = launched_winner(chosen, winner)
+    simulated = SimulatedTraining()
+    study, switches = study_of(simulated, chosen)
+    with pytest.raises(TrainingEnded):
+        study.run()
+    ((record, _),) = switches
+    assert (record.study_id == known.study_id) is not bool(needed)
+    last = simulated.received[-1]
+    assert last["strategy"] == dict(record.winner or {})
+    assert last["expected_step_s"] == pytest.approx(0.1 if needed else 0.05, rel=0.1)
+    notices = [call.args[0] for call in study._listener.on_notice.call_args_list]  # type: ignore[attr-defined]
+    if needed:
+        assert not set(last["strategy"]) & launch_knobs(reinitializes=False)
+        assert StudySettings.from_json(record.settings).trials == chosen.trials
+        assert any(f"its winner needs {needed} from the start" in each for each in notices)
+        only = replace(chosen, store=str(tmp_path / "only.db"), reuse="only")
+        launched_winner(only, winner)
+        with pytest.raises(ConfigurationError, match=needed):
+            study_of(SimulatedTraining(), only)[0].run()
+    else:
+        assert not [each for each in simulated.received if each["type"] == "trial"]
 
 
 def test_kinds_of_strategies_that_have_failed_live_are_not_tried_so_again(tmp_path: Path) -> None:

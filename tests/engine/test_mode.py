@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
 
 from hvd_autosync.engine import mode
-from hvd_autosync.engine.mode import why_launched
+from hvd_autosync.engine.mode import only_trains, why_launched
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import settings_of, tuning_key
 from hvd_autosync.launch.job import Job
@@ -112,9 +112,15 @@ def test_a_job_that_was_tuned_before_runs_under_its_winner(options: Options) -> 
     store.describe_task(study.study_id, None, SearchSpace(()))
     store.finish(study.study_id, StudyStatus.FINISHED, {"reason": "tried"}, Strategy())
     assert why_launched(JOB, options) == ""
+    assert only_trains(JOB, options)
+    elsewhere = replace(JOB, hosts=(Host("192.0.2.1", 2),))
+    assert not only_trains(elsewhere, replace(options, store="/proc/traces.db"))
+    for reuse, trains in (("never", False), ("only", True)):
+        assert only_trains(JOB, replace(options, reuse=reuse)) is trains
     assert why_launched(JOB, replace(options, reuse="never")) is None
     store.keep_drift(study.study_id, ["steps became slower"])
     assert why_launched(JOB, options) is None, "it is tuned again"
+    assert not only_trains(JOB, options)
 
 
 def test_the_store_is_opened_once_and_closed(
