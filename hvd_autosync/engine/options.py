@@ -34,6 +34,7 @@ _OTHER_VARIABLES = (
     "DRIVER",
     "EXTENSIONS",
     "FILES",
+    "FOLDER",
     "JOB",
     "LIVE",
     "LOG",

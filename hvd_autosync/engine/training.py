@@ -32,6 +32,7 @@ from hvd_autosync.search_space.trial import (
 from hvd_autosync.util.variables import (
     BEGUN_NOTE,
     ENDED_NOTE,
+    FOLDER_VARIABLE,
     JOB_VARIABLE,
     LIVE_VARIABLE,
     REFUSAL_VARIABLE,
@@ -196,6 +197,7 @@ def run_live_training(
     """
     environment = launcher_environment(Strategy()) | dict(variables)
     environment |= {LIVE_VARIABLE: "1", JOB_VARIABLE: job.to_json()}
+    environment[FOLDER_VARIABLE] = str(Path.cwd())
     with contextlib.ExitStack() as stack:
         folder = None
         with contextlib.suppress(OSError):  # without the folder it cannot refuse

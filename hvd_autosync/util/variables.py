@@ -12,6 +12,8 @@ LOG_VARIABLE = "HVD_AUTOSYNC_LOG"
 LIVE_VARIABLE = "HVD_AUTOSYNC_LIVE"
 #: The job of a training that the flag tunes live, as JSON.
 JOB_VARIABLE = "HVD_AUTOSYNC_JOB"
+#: The working directory of the flag that tunes a training live.
+FOLDER_VARIABLE = "HVD_AUTOSYNC_FOLDER"
 #: File in which rank 0 of such a training writes why it cannot be tuned so. The ranks then end, and
 #: the flag goes on with launched trials.
 REFUSAL_VARIABLE = "HVD_AUTOSYNC_REFUSAL"

@@ -26,7 +26,13 @@ from hvd_autosync.launch.sweep import processes_of
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.search_space import Host, Strategy
 from hvd_autosync.search_space.trial import ENDED_FILE, FALLBACK_FILE, OUTCOME_FILE
-from hvd_autosync.util.variables import BEGUN_NOTE, ENDED_NOTE, STOPPED_VARIABLE, with_variables
+from hvd_autosync.util.variables import (
+    BEGUN_NOTE,
+    ENDED_NOTE,
+    FOLDER_VARIABLE,
+    STOPPED_VARIABLE,
+    with_variables,
+)
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tiny.py"
 #: What all processes of this run of the tests have in their environment (``conftest.py``).
@@ -154,6 +160,7 @@ def test_what_a_training_notes_that_is_tuned_in_its_own_steps(
         with with_variables({STOPPED_VARIABLE: given[2][STOPPED_VARIABLE]}):
             for note in notes:
                 leave_note(note)
+        assert given[2][FOLDER_VARIABLE] == os.getcwd()
         return 0, number
 
     monkeypatch.setattr(training, "_run", run)

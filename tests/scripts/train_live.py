@@ -11,9 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import horovod.torch as hvd
-import torch
-from torch import nn
+os.chdir(os.sep)  # the job is still that of the folder in which it was started
+
+import horovod.torch as hvd  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0, help="0: some more than it takes to be tuned")

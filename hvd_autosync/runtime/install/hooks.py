@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -73,10 +74,13 @@ def install_live() -> None:
     """Tune the training of this rank in its own steps, once ``horovod.torch`` is imported."""
     if os.environ.get(LOG_VARIABLE):
         _start_log()
+    folder = ""
+    with contextlib.suppress(OSError):  # it was deleted
+        folder = str(Path.cwd())  # the script may change it before the import
 
     def activate(module: ModuleType) -> None:
         from hvd_autosync.runtime.install import live_activation
 
-        live_activation.activate_live()
+        live_activation.activate_live(folder)
 
     when_imported("horovod.torch", activate)

@@ -20,15 +20,21 @@ from hvd_autosync.search_space.horovod_settings import (
 )
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.util.print_line import print_line
-from hvd_autosync.util.variables import BEGUN_NOTE, LIVE_VARIABLE, REFUSAL_VARIABLE
+from hvd_autosync.util.variables import BEGUN_NOTE, FOLDER_VARIABLE, LIVE_VARIABLE, REFUSAL_VARIABLE
 
 
-def activate_live() -> None:
-    """Let the training that begins be tuned; on rank 0, start the helper process."""
+def activate_live(folder: str) -> None:
+    """Let the training that begins be tuned; on rank 0, start the helper process.
+
+    Args:
+        folder: Working directory at the start of this process; empty if there was none.
+    """
     # Processes that the script starts are no ranks.
     if os.environ.pop(LIVE_VARIABLE, "0") in ("", "0"):
         return
     refusal = os.environ.pop(REFUSAL_VARIABLE, "")
+    # A wrapper may have changed it since the flag.
+    folder = os.environ.pop(FOLDER_VARIABLE, folder)
     first = next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "") == "0"
     reason = _why_not()
     helper = None
@@ -36,7 +42,7 @@ def activate_live() -> None:
         leave_note(BEGUN_NOTE)
     if first and not reason:
         try:
-            helper = Helper.start()
+            helper = Helper.start(folder)
         except OSError as error:
             # The other ranks have no word of it yet; they learn it at the first boundary.
             print_line(f"the process that tunes cannot be started: {error}")

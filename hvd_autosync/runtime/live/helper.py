@@ -15,6 +15,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hvd_autosync.runtime.live.waiting import waits_in_exchange
@@ -56,10 +57,13 @@ class Helper:
         _start(self._read, process.stdout)
 
     @classmethod
-    def start(cls, environment: Mapping[str, str] = os.environ) -> Helper:
+    def start(cls, folder: str, environment: Mapping[str, str] = os.environ) -> Helper:
         """Start the helper process.
 
         Args:
+            folder: The folder in which the job was started, which identifies it, together with the
+                files that its command names from there. If this host lacks it, the helper starts in
+                the folder of this process.
             environment: The environment of rank 0.
 
         Raises:
@@ -73,6 +77,7 @@ class Helper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=own,
+            cwd=folder if folder and Path(folder).is_dir() else None,
             # Signals of the terminal are the job's; the helper ends with its standard input.
             start_new_session=True,
         )

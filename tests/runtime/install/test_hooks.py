@@ -83,6 +83,28 @@ def test_training_with_a_plan_measures_nothing(run_python: Callable[[str], str])
     assert run_python(code).splitlines() == ["True 4", "True"]
 
 
+@pytest.mark.parametrize("of_the_flag", ["", "/usr"])
+def test_the_process_that_tunes_works_where_the_job_was_started(
+    run_python: Callable[[str], str], of_the_flag: str
+) -> None:
+    code = (
+        "import os, subprocess\n"
+        "os.chdir('/tmp')\n"
+        "os.environ |= {'HVD_AUTOSYNC_LIVE': '1', 'HOROVOD_RANK': '0'}\n"
+        f"os.environ |= {{'HVD_AUTOSYNC_FOLDER': {of_the_flag!r}}} if {of_the_flag!r} else {{}}\n"
+        "from hvd_autosync.runtime.install.hooks import install_live\n"
+        "install_live()\n"
+        "os.chdir('/')\n"
+        "run = subprocess.Popen\n"
+        "def ended(words, **given):\n"
+        "    print(given['cwd'])\n"
+        "    return run(['true'], **given)\n"
+        "subprocess.Popen = ended\n"
+        "import horovod.torch\n"
+    )
+    assert run_python(code).split() == [of_the_flag or "/tmp"]
+
+
 def test_start_loads_no_driver(run_python: Callable[[str], str]) -> None:
     code = (
         "import sys, torch, horovod.torch\n" + INSTALL + "start()\n"

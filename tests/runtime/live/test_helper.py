@@ -25,6 +25,6 @@ def test_without_a_thread_there_is_no_helper(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(subprocess, "Popen", Recorded)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(OSError, match="can't start new thread"):
-        Helper.start()
+        Helper.start("")
     (process,) = started
     assert process.returncode, "it has been ended"
