@@ -178,7 +178,8 @@ def test_plain_processes(job: LiveJob) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["raise", *(pytest.param(each, marks=pytest.mark.wide) for each in ("kill", "catch"))]
+    "how",
+    ["raise", *(pytest.param(each, marks=pytest.mark.wide) for each in ("kill", "catch", "own"))],
 )
 def test_a_strategy_that_fails_is_left_out_when_the_training_is_started_again(
     job: LiveJob, how: str

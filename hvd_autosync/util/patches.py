@@ -137,6 +137,12 @@ PATCHES = (
         "a training that is tuned in its own steps ends by itself, not by a failure",
     ),
     Patch(
+        "failed operations",
+        "horovod.common.exceptions.HorovodInternalError.__init__",
+        "runtime/patches/exits.py",
+        "a script that catches the failure of an operation and ends does not end by itself",
+    ),
+    Patch(
         "linear layers",
         "torch.nn.functional.linear",
         "runtime/patches/linear.py",

@@ -26,7 +26,9 @@ parser.add_argument("--compression", action="store_true", help="of the script's 
 parser.add_argument("--unordered", action="store_true", help="parameters are, on each rank")
 parser.add_argument("--two", action="store_true", help="two optimizers, as of a GAN")
 parser.add_argument(
-    "--fails", choices=["raise", "catch", "kill", "stop", "wait"], help="once, in a live trial"
+    "--fails",
+    choices=["raise", "catch", "own", "kill", "stop", "wait"],
+    help="once, in a live trial; own: the other rank sees it in an operation of the script",
 )
 parser.add_argument("--beside", choices=["torch", "mpi4py"], help="what it also sends with")
 arguments = parser.parse_args()
@@ -63,7 +65,7 @@ def fail_in_a_trial():
     if not trial or trial.steps < 6 or not trial.spec.strategy or hvd.rank() != 1 or mark.exists():
         return
     mark.touch()
-    if arguments.fails in ("raise", "catch"):
+    if arguments.fails in ("raise", "catch", "own"):
         raise RuntimeError("planted")
     if arguments.fails == "wait":
         time.sleep(1000)
@@ -95,6 +97,8 @@ def train_step(step):
         send_beside(step)
     if arguments.fails:
         fail_in_a_trial()
+    if arguments.fails == "own":
+        hvd.allreduce(torch.zeros(1), name="own")
 
 
 def train_or_end(step):
@@ -118,7 +122,7 @@ def last_step():
 
 
 last_step.more = 2
-step_of = train_or_end if arguments.fails == "catch" else train_step
+step_of = train_or_end if arguments.fails in ("catch", "own") else train_step
 for step in itertools.count():
     if arguments.uneven:
         if step % 20 < 18 or hvd.rank() == 0:

@@ -50,7 +50,7 @@ from hvd_autosync.runtime.measure.losses import Losses
 from hvd_autosync.runtime.patches import epochs
 from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.runtime.patches.evaluation import watch_evaluation
-from hvd_autosync.runtime.patches.exits import call_at_exit
+from hvd_autosync.runtime.patches.exits import call_at_exit, watch_failed_operations
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
 from hvd_autosync.runtime.patches.linear import watch_linear
 from hvd_autosync.runtime.patches.scalers import watch_scalers
@@ -86,6 +86,7 @@ installers = {
     "epochs": epochs._listen,
     "evaluation": lambda: watch_evaluation(print),
     "end without clean-up": lambda: call_at_exit(int),
+    "failed operations": watch_failed_operations,
     "linear layers": lambda: held.append(watch_linear(torch.nn.Linear(2, 2).parameters())),
     "normalization layers": count_layers,
     "compilers": lambda: before_compiling(print),

@@ -13,6 +13,7 @@ from hvd_autosync.runtime.live.live_tuning import LiveTuning
 from hvd_autosync.runtime.live.notes import leave_note
 from hvd_autosync.runtime.patches.backward import watch_backward
 from hvd_autosync.runtime.patches.evaluation import watch_evaluation
+from hvd_autosync.runtime.patches.exits import watch_failed_operations
 from hvd_autosync.search_space.horovod_settings import (
     AUTOTUNE_VARIABLE,
     ELASTIC_VARIABLE,
@@ -58,6 +59,7 @@ def activate_live(folder: str) -> None:
     os.register_at_fork(after_in_child=current.forget_run)
     watch_backward(live.losses, lambda: live.profiling.profiler)
     watch_evaluation(live.unlike_others)
+    watch_failed_operations()
 
 
 def _why_not() -> str:

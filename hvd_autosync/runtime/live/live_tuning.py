@@ -140,7 +140,7 @@ class LiveTuning(JoinHook):
             self._end_step()
 
     def step_failed(self) -> None:
-        """A step of a wrapped optimizer raised an exception, which the script may catch."""
+        """A step or an operation has raised an exception, which the script may catch."""
         self._failed = True
 
     def mark(self) -> None:

@@ -1,4 +1,7 @@
-"""Finds where a script ends by itself: at the end of Python, or by ``os._exit(0)`` without it."""
+"""Finds where a script ends by itself: at the end of Python, or by ``os._exit(0)`` without it.
+
+One that ends after an operation has failed does not, also if it has caught the error.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import NoReturn
 
+from hvd_autosync.runtime import current
 from hvd_autosync.util import patches
 
 
@@ -30,3 +34,18 @@ def call_at_exit(ending: Callable[[], None]) -> None:
         return leaving
 
     patches.install("end without clean-up", watching)
+
+
+def watch_failed_operations() -> None:
+    """Let live tuning know of each operation of Horovod's that fails, the script's own included."""
+
+    def noting(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def noted_init(self: Exception, *args: object) -> None:
+            init(self, *args)
+            if current.live is not None:
+                current.live.step_failed()
+
+        return noted_init
+
+    patches.install("failed operations", noting)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
+from horovod.common.exceptions import HorovodInternalError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from hvd_autosync.runtime.live import live_tuning
 from hvd_autosync.runtime.live.attach import switchable
 from hvd_autosync.runtime.live.helper import LOST, Message
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
+from hvd_autosync.runtime.patches.exits import watch_failed_operations
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.runtime.trial import probe
 from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, TrialStatus
@@ -483,11 +485,24 @@ def test_ctrl_c_is_no_failure_of_a_strategy(
     assert [message["type"] for message in helper.sent] == sent
 
 
+def fail_in_a_step() -> None:
+    with pytest.raises(ValueError), current.noting_failure():
+        raise ValueError
+
+
+def fail_in_an_operation() -> None:
+    """One of the script's own, outside of steps: another rank has ended."""
+    with pytest.raises(HorovodInternalError, match="shut down"):
+        raise HorovodInternalError(RuntimeError("Horovod has been shut down"))
+
+
+@pytest.mark.parametrize("fail", [fail_in_a_step, fail_in_an_operation])
 @pytest.mark.parametrize(("goes_on", "sent"), [(False, []), (True, ["end"])])
-def test_a_script_may_catch_the_failure_of_a_step(
-    goes_on: bool, sent: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_script_may_catch_a_failure(
+    goes_on: bool, sent: list[str], fail: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper = Helper()
+    watch_failed_operations()
 
     def body() -> None:
         tuning = LiveTuning(helper)  # type: ignore[arg-type]
@@ -495,7 +510,7 @@ def test_a_script_may_catch_the_failure_of_a_step(
         monkeypatch.setattr(current, "live", tuning)
         optimizer = Optimizer()
         tuning.optimizer_created(optimizer, frozenset())
-        tuning.step_failed()
+        fail()
         if goes_on:
             tuning.optimizer_stepped(optimizer)
         tuning._script_ended()
