@@ -27,6 +27,8 @@ def add_command(app: typer.Typer) -> None:
 def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
     """Print the trials of a study as they end, until the study ends; Ctrl-C stops watching.
 
+    It ends, too, where the study was interrupted: no process runs it any more.
+
     The study may run anywhere that writes to the same store: under the flag, in a notebook, or in
     the steps of a training (HVD_AUTOSYNC_LIVE=1). Watching changes nothing.
     """
@@ -39,7 +41,7 @@ def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
 
 
 def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iterator[str]:
-    """Lines about a study: those so far, then each as it comes, until the study has ended.
+    """Lines about a study: those so far, then each as it comes, until none can come.
 
     Args:
         store: The store.
@@ -55,6 +57,7 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
     yield f"study {study_id}: {' '.join(store.study(study_id).command)}"
     printed = 0
     while True:
+        interrupted = study_id in store.interrupted()  # before its trials: none comes later
         record, progress = store.study(study_id), TuningProgress()
         progress.start(AskTellStudy(store, record))
         for ended in progress.ended[printed:]:
@@ -62,5 +65,9 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
         printed = len(progress.ended)
         if record.status is not StudyStatus.RUNNING:
             yield answer_line(record)
+            return
+        if interrupted:
+            count = f"{printed} trial{'s' * (printed != 1)}"
+            yield f"study {study_id} was interrupted after {count}: run its command again to resume"
             return
         time.sleep(every_s)

@@ -35,3 +35,20 @@ def test_trials_are_printed_as_they_end_and_then_the_result(tmp_path: Path) -> N
     printed = CliRunner().invoke(app, ["watch", "--store", path]).output.splitlines()
     assert len(printed) == told + 2
     assert printed[-1] == last
+
+
+def test_it_ends_where_the_study_was_interrupted(tmp_path: Path) -> None:
+    path = str(tmp_path / "traces.db")
+    study = AskTellStudy.create(SPACE, store=path, settings=StudySettings(trials=2, seed=1))
+    lines = watched(TraceStore(path), study.study_id, every_s=0.01)
+    next(lines)
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, [0.2] * 12)
+    assert next(lines).startswith("trial 0 (default)")
+    assert study.ask() is not None
+    study.store.let_go(study.study_id)
+    (last,) = lines
+    assert last.startswith(f"study {study.study_id} was interrupted after 1 trial: ")
+    printed = CliRunner().invoke(app, ["watch", "--store", path]).output.splitlines()
+    assert len(printed) == 3 and printed[-1] == last
