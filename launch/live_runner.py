@@ -191,7 +191,8 @@ class LiveRunner:
         if not spec.profile:
             fields["warmup_steps"] = min(spec.warmup_steps, _WARMUP_STEPS)
         _, best, classes = self._best
-        self._training.send({"type": "trial", "spec": fields, "best": _named(best, classes)})
+        going_on = {"best": _named(best, classes), "left_s": limits.total_s}
+        self._training.send({"type": "trial", "spec": fields, **going_on})
         try:
             result = self._result(spec, limits, progress)
         except TrainingLost as end:

@@ -140,6 +140,16 @@ def test_few_steps_warm_up(rank: Rank) -> None:
     assert [each["warmup_steps"] for each in trials] == [10, 3], "the first one is the first"
 
 
+def test_a_trial_knows_the_time_that_is_left(rank: Rank) -> None:
+    rank.answer(lambda message: rank.say(result(0.1)))
+    runner = LiveRunner(rank.training)
+    for limits in (Limits(), Limits(total_s=7.5)):
+        run(runner, limits=limits)
+    rank.hang_up()
+    left = [message["left_s"] for message in rank.received if message["type"] == "trial"]
+    assert left == [math.inf, 7.5]
+
+
 def test_a_rank_that_dies_in_a_trial_is_its_result(rank: Rank) -> None:
     rank.answer(lambda _: rank.die())
     runner = LiveRunner(rank.training)

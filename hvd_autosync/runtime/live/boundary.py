@@ -22,7 +22,7 @@ class Agreement:
         possible: Whether every rank is there and can act now: none has begun a step.
         all_over: Whether every rank has made the steps of its trial.
         all_slow: Whether every rank votes to end the trial as too slow.
-        clear: Whether rank 0 finds its steps known well enough.
+        clear: Whether rank 0 ends its trial: the step time is known well enough, or time is up.
         wait_steps: Steps until the next boundary, 1 or more.
         message: What rank 0 has received; ``None`` if nothing, or if it is not ``possible``.
     """

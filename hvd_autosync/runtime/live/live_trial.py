@@ -28,6 +28,8 @@ from hvd_autosync.search_space.trial import (
 _LOOK_EVERY = 8
 #: A step time is clear if so many steps give it with a standard error of at most this share.
 _CLEAR_STEPS, _CLEAR = 10, 0.01
+_PRUNED = "pruned: its steps so far are too slow to beat the best"
+_OUT_OF_TIME = "the tuning's time limit was reached"
 
 
 class LiveTrial:
@@ -36,10 +38,13 @@ class LiveTrial:
     Args:
         spec: The trial. Its strategy is attached already.
         began: Clock reading before the strategy was attached.
+        left_s: Seconds after which rank 0 ends it; infinite: never. If there is a limit, ranks meet
+            more often.
     """
 
-    def __init__(self, spec: TrialSpec, began: float) -> None:
+    def __init__(self, spec: TrialSpec, began: float, left_s: float) -> None:
         self.spec = spec
+        self._left_s = left_s
         self.recorder = Recorder()
         self._began, self._setup_s = began, math.nan
         self._last = spec.warmup_steps + spec.measured_steps
@@ -63,11 +68,26 @@ class LiveTrial:
         enough = len(self.measured) >= MIN_MEASURED_STEPS
         return self.steps >= (self._last if enough else 2 * self._last)
 
-    def next_boundary(self) -> int:
-        """Steps until the trial needs a boundary."""
-        if self.steps < self.spec.warmup_steps:
-            return self.spec.warmup_steps - self.steps
-        return max(min(_LOOK_EVERY, self._last - self.steps), 1)
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time of the tuning is used up, by this rank's clock.
+
+        The warm-up in which the model is profiled, under the default strategy, is not broken off.
+        """
+        if self.spec.profile and self.steps < self.spec.warmup_steps:
+            return False
+        return perf_counter() - self._began > self._left_s
+
+    def next_boundary(self, wait_steps: int) -> int:
+        """Steps until the trial needs a boundary.
+
+        Args:
+            wait_steps: Steps after which rank 0 looks at the clock, if the time is limited.
+        """
+        steps = self.spec.warmup_steps - self.steps
+        if steps <= 0:
+            steps = max(min(_LOOK_EVERY, self._last - self.steps), 1)
+        return steps if math.isinf(self._left_s) else min(steps, wait_steps)
 
     def end_step(self, *, typical: bool) -> None:
         """End the current step.
@@ -98,6 +118,17 @@ class LiveTrial:
         ):
             return True
         return not self.spec.profile and time_s.standard_error_s <= _CLEAR * time_s.mean_s
+
+    def ending(self, *, over: bool, slow: bool) -> tuple[TrialStatus, str]:
+        """How the trial ends, with the reason; that of rank 0 counts.
+
+        Args:
+            over: Whether all ranks have made all steps.
+            slow: Whether all ranks find the strategy too slow.
+        """
+        if not over and (slow or self.out_of_time):
+            return TrialStatus.CUT_SHORT, _PRUNED if slow else _OUT_OF_TIME
+        return TrialStatus.COMPLETED, ""
 
     def skipped(self, steps: int) -> None:
         """This rank has waited in ``join()`` while others made steps, which are untypical.

@@ -64,7 +64,6 @@ _REPORT_S = 0.2
 #: So many boundaries in a row at which no switch was possible end the tuning; fewer if launched
 #: trials can follow.
 _PATIENCE, _PATIENCE_TO_REFUSE = 200, 20
-_PRUNED = "pruned: its steps so far are too slow to beat the best"
 
 
 class LiveTuning(JoinHook):
@@ -233,7 +232,7 @@ class LiveTuning(JoinHook):
             ready=self._ready(),
             over=trial is not None and trial.over,
             slow=trial is not None and trial.slow(),
-            clear=trial is not None and trial.clear(),
+            clear=trial is not None and (trial.clear() or trial.out_of_time),
             wait_steps=self._wait_steps(),
             receive=self._receive if rank() == 0 else None,
         )
@@ -252,15 +251,17 @@ class LiveTuning(JoinHook):
             if not self._begun:
                 self._begin()
             elif trial is not None and (agreed.all_over or agreed.all_slow or agreed.clear):
-                self._end_trial(trial, pruned=agreed.all_slow and not agreed.all_over)
+                ending = trial.ending(over=agreed.all_over, slow=agreed.all_slow)
+                self._finish(trial, *ending)
             if self._late and self._strategy is not None and not self._ended:
                 self._include_late(self._strategy)
             message = self._postponed or agreed.message
             if message is not None:
                 self._try_to_obey(message)
         if not self._ended:
-            running = self._trial
-            wait = agreed.wait_steps if running is None else running.next_boundary()
+            wait = agreed.wait_steps
+            if self._trial is not None:
+                wait = self._trial.next_boundary(wait)
             self._boundary_at = self._steps + wait
 
     def _receive(self) -> Message | None:
@@ -322,7 +323,7 @@ class LiveTuning(JoinHook):
         if kind == "trial":
             self._search_again()
             self._best = _strategy(message["best"])
-            self._begin_trial(TrialSpec.from_json(json.dumps(message["spec"])))
+            self._begin_trial(message)
         elif kind == "probe":
             link = probe_in_place(message["hosts"], gradient_device(self._living()))
             self._send(lambda: {"type": "link", "link": link and vars(link)})
@@ -335,16 +336,12 @@ class LiveTuning(JoinHook):
             kept = "; the best strategy that is known stays" if self._best[0] else ""
             self._end(message.get("reason", "the process that tunes has ended") + kept)
 
-    def _begin_trial(self, spec: TrialSpec) -> None:
-        began = perf_counter()
+    def _begin_trial(self, message: Message) -> None:
+        began, spec = perf_counter(), TrialSpec.from_json(json.dumps(message["spec"]))
         problem = self._use(spec.strategy, spec.classes)
-        self._trial = trial = LiveTrial(spec, began)
+        self._trial = trial = LiveTrial(spec, began, message["left_s"])
         if problem:
             self._finish(trial, TrialStatus.CRASHED, problem)
-
-    def _end_trial(self, trial: LiveTrial, *, pruned: bool) -> None:
-        status = TrialStatus.CUT_SHORT if pruned else TrialStatus.COMPLETED
-        self._finish(trial, status, _PRUNED if pruned else "")
 
     def _finish(self, trial: LiveTrial, status: TrialStatus, reason: str) -> None:
         device = device_name(gradient_device(self._living()))

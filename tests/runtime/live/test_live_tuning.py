@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 import threading
@@ -23,7 +24,7 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.collectives.reinitialize import NotNowError
-from hvd_autosync.runtime.live import live_tuning
+from hvd_autosync.runtime.live import live_trial, live_tuning
 from hvd_autosync.runtime.live.attach import switchable
 from hvd_autosync.runtime.live.helper import LOST, Message
 from hvd_autosync.runtime.live.live_tuning import LiveTuning
@@ -78,9 +79,10 @@ def named(strategy: Strategy) -> dict[str, Any]:
     return {"strategy": dict(strategy), "classes": {}}
 
 
-def trial(strategy: Strategy, measured: int = 8) -> Message:
+def trial(strategy: Strategy, measured: int = 8, left_s: float = math.inf) -> Message:
     spec = TrialSpec("one", strategy, warmup_steps=3, measured_steps=measured)
-    return {"type": "trial", "spec": json.loads(spec.to_json()), "best": named(Strategy())}
+    best = {"best": named(Strategy()), "left_s": left_s}
+    return {"type": "trial", "spec": json.loads(spec.to_json()), **best}
 
 
 class Attached:
@@ -160,6 +162,44 @@ def test_a_strategy_that_does_not_fit_is_the_result(attached: Attached) -> None:
     first, second = helper.results()
     assert (first.status, first.reason) == (TrialStatus.CRASHED, "it does not fit")
     assert second.status is TrialStatus.COMPLETED
+
+
+@pytest.mark.parametrize("step_s", [0.03, 0.4])
+def test_a_trial_ends_with_the_time_of_the_tuning(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    """On all ranks after the same step, also if those are long, and the default goes on."""
+    now, made = [0.0], []
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if rank() == 0:
+            now[0] += step_s
+            if tuning._trial is not None:
+                made.append(tuning._trial.steps)
+
+    for module in (live_trial, live_tuning):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    use = {"type": "use", **named(Strategy())}
+    helper = Helper(trial(FAST, measured=500, left_s=10 * step_s), use)
+    train(attached, helper, lambda _: [200], before_step=before)
+    (result,) = helper.results()
+    assert result.status is TrialStatus.CUT_SHORT
+    assert result.reason == "the tuning's time limit was reached"
+    assert len({len(each.step_s) for each in result.ranks}) == 1
+    assert 10 <= made[-1] <= (11 if step_s > 0.25 else 20)
+    assert attached.by_rank[0] == attached.by_rank[1]
+    assert attached.by_rank[0][-1][1] == Strategy()
+
+
+def test_the_profile_is_completed_though_the_time_is_up(attached: Attached) -> None:
+    message = trial(Strategy(), measured=500, left_s=0.0)
+    message["spec"] |= {"profile": True, "warmup_steps": 10}
+    helper = Helper(message)
+    train(attached, helper, lambda _: [100])
+    (result,) = helper.results()
+    assert result.status is TrialStatus.CUT_SHORT
+    assert [len(each.step_s) for each in result.ranks] == [10, 10]
+    assert attached.tunings[0].profiling.profiler is None
 
 
 def test_unlike_steps_are_not_measured(attached: Attached) -> None:
