@@ -132,9 +132,13 @@ def _run_file(job: Job, options: Options) -> int:
 
 
 def _run_winner(job: Job, options: Options, trace: str) -> int:
-    """Run ``job`` under the winner of a recorded study."""
+    """Run ``job`` under the winner of a recorded study.
+
+    If it is the job of that study, the study learns of a fallback of the loss guard.
+    """
     from dataclasses import replace
 
+    from hvd_autosync.commands.tune_and_train import train_under_winner
     from hvd_autosync.engine.compatibility import classes_for, differences, winner_for
     from hvd_autosync.engine.training import run_training
     from hvd_autosync.engine.training_context import training_context
@@ -142,6 +146,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     from hvd_autosync.search_space.sync_plan import beyond_horovod
     from hvd_autosync.study.fallbacks import fallback_line
     from hvd_autosync.traces.opening import open_trace
+    from hvd_autosync.util.versions import other_versions
 
     store, study = open_trace(trace, options.store)
     strategy, classes = winner_for(study, job), classes_for(study, job, options.store)
@@ -151,12 +156,15 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     print(f"{_PREFIX}: study {study.study_id}: {answer}", file=sys.stderr)
     if ended := fallback_line(study):
         print(f"{_PREFIX}: {printable(ended)}", file=sys.stderr)
-    apart = list(differences(study, job))
+    others_job = list(differences(study, job))
+    apart = [*others_job, *other_versions(study.versions)]
     for line in apart:
         print(f"{_PREFIX}: {printable(line)}", file=sys.stderr)
     context = replace(training_context(study, store), classes=classes)
     if apart:  # the recorded step time may not apply here
         context = replace(context, expected_step_s=0.0)
+    if not others_job:
+        return train_under_winner(job, options, study, context)
     return run_training(job, strategy, context).status
 
 

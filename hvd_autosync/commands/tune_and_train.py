@@ -22,6 +22,7 @@ from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.printable import printable, shell_line
 
 if TYPE_CHECKING:
+    from hvd_autosync.engine.training import TrainingContext
     from hvd_autosync.study.study import AskTellStudy
     from hvd_autosync.traces import StudyRecord
 
@@ -134,8 +135,28 @@ def _run_so_far(job: Job, options: Options, study: AskTellStudy | None) -> int:
 
 def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     """Run the training under the winner of ``record``; print ``answer`` again after it."""
-    from hvd_autosync.engine.training import run_training
     from hvd_autosync.engine.training_context import training_context
+
+    context = training_context(record, options.store)
+    return train_under_winner(job, options, record, context, answer)
+
+
+def train_under_winner(
+    job: Job, options: Options, record: StudyRecord, context: TrainingContext, answer: str = ""
+) -> int:
+    """Run the training of a study's job under its winner, and record there what it shows of that.
+
+    Args:
+        job: The job.
+        options: The options, with the store that has the study.
+        record: The study.
+        context: What is known about the training.
+        answer: Printed after it.
+
+    Returns:
+        The exit status of the training.
+    """
+    from hvd_autosync.engine.training import run_training
 
     strategy = record.winner or Strategy()
     kept: list[str] = []
@@ -143,8 +164,8 @@ def _train(job: Job, options: Options, record: StudyRecord, answer: str) -> int:
     def keep(step: int, reason: str) -> None:
         kept.append(_keep_fallback(record, options, strategy, step, reason))
 
-    ended = run_training(job, strategy, training_context(record, options.store), on_fallback=keep)
-    if not ended.stopped:
+    ended = run_training(job, strategy, context, on_fallback=keep)
+    if answer and not ended.stopped:
         _say(answer)
     for line in kept:
         _say(line)
@@ -176,7 +197,7 @@ def _keep_fallback(
         TraceStore(options.store).keep_fallback(study.study_id, Fallback(strategy, step, reason))
     except StoreError as error:
         return f"{what}; this could not be recorded in the store: {error}"
-    return f"{what}: the next run does not use it again"
+    return f"{what}: from now on only --autosync-replay uses it"
 
 
 def _keep_drift(study: StudyRecord, options: Options, drift: str) -> str:

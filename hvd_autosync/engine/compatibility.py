@@ -16,7 +16,6 @@ from hvd_autosync.search_space.strategy_file import check_fits, check_model
 from hvd_autosync.traces import StudyRecord
 from hvd_autosync.traces.anonymous import is_anonymous
 from hvd_autosync.util.printable import shell_line
-from hvd_autosync.util.versions import other_versions
 
 
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
@@ -105,7 +104,10 @@ def _shapes(model: ModelProfile) -> list[tuple[tuple[int, ...], str]]:
 
 
 def differences(study: StudyRecord, job: Job) -> Iterator[str]:
-    """A line for each difference between ``job`` and the job that ``study`` measured."""
+    """A line for each difference between ``job`` and the job that ``study`` measured.
+
+    Without one, both are the same job, perhaps under other versions of packages.
+    """
     line = without_digests(redact(job.command))
     if not is_anonymous(study) and without_digests(study.command[-len(line) :]) != line:
         yield f"different command: the study ran {shell_line(study.command)}"
@@ -113,7 +115,6 @@ def differences(study: StudyRecord, job: Job) -> Iterator[str]:
         there, here = _layout(study.task.resources.hosts), _layout(job.hosts)
         if there != here:
             yield f"different layout: {there} in the study, {here} here"
-    yield from other_versions(study.versions)
 
 
 def _layout(hosts: tuple[Host, ...]) -> str:

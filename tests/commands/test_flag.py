@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from hvd_autosync.commands import flag
+from hvd_autosync.engine import training
 from hvd_autosync.engine.job_line import parse_words, read_job
+from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.preflight import check_command
-from hvd_autosync.engine.study_options import load_restrictions
+from hvd_autosync.engine.study_options import load_restrictions, tuning_key
+from hvd_autosync.engine.training import OnFallback, RunOutcome
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.job import Job
-from hvd_autosync.search_space import Host
+from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
+from hvd_autosync.study.fallbacks import excluded_strategies
+from hvd_autosync.study.values import Conclusion
+from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
 
@@ -216,3 +223,46 @@ def test_space_files_that_cannot_be_used_are_named(
         file.write_text(text)
     with pytest.raises(ConfigurationError, match=named):
         load_restrictions(str(file))
+
+
+@pytest.mark.parametrize(
+    ("script", "as_file", "versions", "recorded"),
+    [
+        ("train.py", False, {}, True),
+        ("train.py", True, {}, True),
+        ("train.py", False, {"torch": "1.0"}, True),
+        ("other.py", False, {}, False),
+    ],
+)
+def test_a_replayed_winner_that_the_loss_guard_ends_does_not_win_again(
+    script: str,
+    as_file: bool,
+    versions: dict[str, str],
+    recorded: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(*_: object, on_fallback: OnFallback | None = None) -> RunOutcome:
+        if on_fallback is not None:
+            on_fallback(64, "the loss has risen")
+        return RunOutcome(0)
+
+    monkeypatch.setattr(training, "run_training", train)
+    monkeypatch.setattr(flag, "check_hosts", lambda job: None)
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),))
+    options = Options(store=str(tmp_path / "traces.db"), allow=("schedule",))
+    store, key = TraceStore(options.store), tuning_key(job, options, {})
+    study_id = store.create_study(
+        job_key=key, command=job.display(), settings={}, versions=versions
+    ).study_id
+    winner = Strategy({"local_steps": 4})
+    store.describe_task(study_id, None, SearchSpace((catalogue_knob("local_steps"),)))
+    outcome = Conclusion(winner, "it won", "", 0.1).to_json()
+    store.finish(study_id, StudyStatus.FINISHED, outcome, winner)
+    export_study(store, study_id, tmp_path / "study.jsonl")
+    trace = str(tmp_path / "study.jsonl") if as_file else "last"
+    again = replace(job, command=("python", script))
+    assert flag._run_winner(again, replace(options, allow=()), trace) == 0
+    assert excluded_strategies(store, key) == ((winner,) if recorded else ())
+    assert ("only --autosync-replay uses it" in capsys.readouterr().err) is recorded
