@@ -1,1 +1,1 @@
-"""Tuning and training of one job by real launches."""
+"""Tuning and training of one job, with launched or live trials."""

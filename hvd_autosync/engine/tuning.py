@@ -1,7 +1,8 @@
-"""Tuning of one job by real launches, from its default trial to the confirmed winner.
+"""Tuning of one job, from its default trial to the confirmed winner.
 
-Every user interface (the flag, the command, the notebook) calls :func:`tune` and receives its
-events through a :class:`Listener`.
+The flag, the command and the notebook call :func:`tune` with a runner that launches each trial; the
+helper process of a live training, with one that runs trials in the training's own steps. All
+receive its events through a :class:`Listener`.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Listener(Protocol):
         """The choice of the next trial begins."""
 
     def on_trial_start(self, study: AskTellStudy, trial: Trial) -> None:
-        """A trial is launched."""
+        """A trial begins."""
 
     def on_trial_progress(self, study: AskTellStudy, trial: Trial, progress: TrialProgress) -> None:
         """A trial is running; called several times a second."""
@@ -125,7 +126,7 @@ def tune(
         job: The job.
         options: The options of the tuning.
         listener: Receives the events.
-        runner: Runs the trials; ``None``: a warm runner if possible, else a cold one.
+        runner: Runs the trials; ``None``: launches them, warm if possible, else cold.
         learner: Proposes strategies; ``None``: our learner.
         trains: Whether the training follows, so that tuning must pay off within it.
         fixed: Knobs that the runner cannot change.

@@ -2,8 +2,8 @@
 
 A study owns no model and no process. It decides what to try next and when to stop from its settings
 and the trials in its store only, so a study that is loaded after a crash continues where it was.
-:func:`hvd_autosync.engine.tuning.tune` drives it with real launches. With a launcher of your own,
-drive it yourself::
+:func:`hvd_autosync.engine.tuning.tune` drives it with trials that are launched, or run in the steps
+of a training. With trials of your own, drive it yourself::
 
     study = AskTellStudy.create(space)
     while (trial := study.ask()) is not None:
