@@ -65,7 +65,7 @@ def forecast(
         most = FIRST_SEEDS * (1 + MOST_JUDGED)  # inconclusive pairs need more seeds
         judging_s = min(most * (default.setup_s + steps_s), 60 * settings.quality_minutes)
     low_s, high_s = (
-        min((left + rounds * contenders) * each_s + judging_s, budget.left_s)
+        min((left + rounds * contenders) * each_s + judging_s, max(budget.left_s, 0.0))
         for rounds, contenders in ((MIN_ROUNDS, _FEWEST_CONTENDERS), (MAX_ROUNDS, _MOST_CONTENDERS))
     )
     return Forecast(

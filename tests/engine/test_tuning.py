@@ -271,12 +271,14 @@ def test_no_trial_runs_beyond_the_minutes(tmp_path: Path, measured: int) -> None
             return short(0)
         limits.append(limit.total_s)
         cut = short(10 + measured)
-        return replace(cut, status=TrialStatus.CUT_SHORT, setup_s=5.0, total_s=60.0)
+        return replace(cut, status=TrialStatus.CUT_SHORT, setup_s=5.0, total_s=62.0)
 
-    runner = MagicMock()
+    runner, listener = MagicMock(), MagicMock()
     runner.run.side_effect = run
     if measured:
-        study = tune(job, options, MagicMock(), runner=runner)
+        study = tune(job, options, listener, runner=runner)
+        ((_, forecast),) = (call.args for call in listener.on_forecast.mock_calls)
+        assert forecast.low_s == forecast.high_s == 0
         conclusion = Conclusion.of(study)
         assert conclusion is not None and conclusion.best is None
         assert "the 1 minutes leave no time" in conclusion.stopped
