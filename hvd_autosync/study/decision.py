@@ -99,9 +99,9 @@ class Decision:
         if next_one is None or too_long:
             why = too_long if next_one is not None else ""
             return self._concluded(confirmation.comparisons(), stopped, verdicts, why)
-        plan = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
-        if unjudged := [dict(v.strategy) for v in verdicts if not v.pairs]:
-            plan["unjudged"] = unjudged  # so that the conclusion says why
+        plan: dict[str, Any] = {"stopped": stopped, "candidates": [dict(c) for c in candidates]}
+        if without := [dict(verdict.strategy) for verdict in verdicts if not verdict.pairs]:
+            plan["unjudged"] = without  # so that the conclusion says why
         return TrialRequest(next_one, "confirm", plan)
 
     def proven(self) -> Strategy | None:

@@ -209,10 +209,14 @@ class AskTellStudy:
     def _check_open(self, wanted: TrialRequest | Conclusion) -> None:
         """Check that nothing final is decided without the results of open trials."""
         kinds = {t.kind for t in self.history if t.number in self._mine}
-        ends = isinstance(wanted, Conclusion)
-        if kinds and (ends or (wanted.kind == "confirm" and "confirm" not in kinds)):
+        if isinstance(wanted, Conclusion):
+            what = "the study ends"
+        elif wanted.kind == "confirm" and "confirm" not in kinds:
+            what = "the confirmation begins"
+        else:
+            return
+        if kinds:
             numbers = ", ".join(map(str, sorted(self._mine)))
-            what = "the study ends" if ends else "the confirmation begins"
             raise StudyError(
                 f"{what} once the open trials ({numbers}) have results",
                 hint="Tell them, then ask again.",
