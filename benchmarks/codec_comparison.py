@@ -6,7 +6,7 @@ Gloo (``torch.distributed.algorithms.ddp_comm_hooks``). Bytes are counted at the
 with all headers. The error is that of the sum over all steps, relative to the exact sum: what error
 feedback owes at the end counts, what it has paid does not.
 
-    horovodrun -np 2 --gloo python benchmarks/codecs.py
+    horovodrun -np 2 --gloo python benchmarks/codec_comparison.py
 """
 
 from __future__ import annotations
