@@ -129,7 +129,7 @@ class Bert(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps tokens ``n x size`` to logits ``(n * masked) x vocabulary``."""
-        hidden = self.layers(self.norm(self.token(tokens) + self.position.weight))
+        hidden: Tensor = self.layers(self.norm(self.token(tokens) + self.position.weight))
         return hidden[:, : self.masked].flatten(0, 1) @ self.token.weight.T
 
 

@@ -97,11 +97,15 @@ class DigitNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images ``n x 1 x 8 x 8`` to logits ``n x 10``."""
-        return self.classifier(self.features(images))
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
 
 
 def train_epoch(
-    model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, device: torch.device
+    model: nn.Module,
+    loader: DataLoader[tuple[Tensor, ...]],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
 ) -> float:
     """Trains on this rank's shard once and returns the mean loss over all ranks."""
     model.train()
@@ -112,7 +116,7 @@ def train_epoch(
         loss.backward()
         optimizer.step()
         total += loss.detach()
-    return hvd.allreduce(total / len(loader), name="train_loss").item()
+    return float(hvd.allreduce(total / len(loader), name="train_loss"))
 
 
 @torch.no_grad()
@@ -121,7 +125,7 @@ def test(model: nn.Module, data: TensorDataset, device: torch.device) -> float:
     model.eval()
     images, labels = (tensor[hvd.rank() :: hvd.size()].to(device) for tensor in data.tensors)
     correct = (model(images).argmax(dim=1) == labels).float().sum()
-    return hvd.allreduce(correct, name="test_correct", op=hvd.Sum).item() / len(data)
+    return float(hvd.allreduce(correct, name="test_correct", op=hvd.Sum)) / len(data)
 
 
 def main() -> None:
@@ -129,7 +133,7 @@ def main() -> None:
     args = parse_args()
     device = set_up(args.seed)
     train_data, test_data = load_data(args.test_share, args.seed)
-    sampler = DistributedSampler(train_data, hvd.size(), hvd.rank(), seed=args.seed)
+    sampler = DistributedSampler[int](train_data, hvd.size(), hvd.rank(), seed=args.seed)
     loader = DataLoader(train_data, args.batch_size, sampler=sampler, drop_last=True)
     if len(loader) == 0:
         raise SystemExit(f"--batch-size {args.batch_size} exceeds a rank's {len(sampler)} images")

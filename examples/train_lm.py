@@ -93,7 +93,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.mlp(self.norm2(x))
+        return x
 
 
 class LanguageModel(nn.Module):
@@ -117,12 +118,12 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def random_starts(last: int, args: argparse.Namespace) -> DataLoader:
+def random_starts(last: int, args: argparse.Namespace) -> DataLoader[int]:
     """Gives places in a text, other ones on each rank, for the steps of an epoch."""
     generator = torch.Generator().manual_seed(args.seed * hvd.size() + hvd.rank())
     count = args.steps_per_epoch * args.batch_size
     sampler = RandomSampler(range(last), replacement=True, num_samples=count, generator=generator)
-    return DataLoader(range(last), args.batch_size, sampler=sampler)
+    return DataLoader(range(last), args.batch_size, sampler=sampler)  # type: ignore[arg-type]
 
 
 def windows_at(text: Tensor, starts: Tensor, context: int, device: torch.device) -> Tensor:
@@ -137,7 +138,7 @@ def bits_per_byte(model: nn.Module, text: Tensor, context: int, device: torch.de
     starts = torch.linspace(0, len(text) - context - 1, 128).long()[hvd.rank() :: hvd.size()]
     loss = model(windows_at(text, starts, context, device)) * len(starts)
     model.train()
-    return hvd.allreduce(loss, name="held_out_loss", op=hvd.Sum).item() / 128 / math.log(2)
+    return float(hvd.allreduce(loss, name="held_out_loss", op=hvd.Sum)) / 128 / math.log(2)
 
 
 def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.AdamW:

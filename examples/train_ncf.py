@@ -122,7 +122,8 @@ class NeuralFilter(nn.Module):
         """Maps users and items, of the same shape, to logits of that shape."""
         product = self.gmf_user(users) * self.gmf_item(items)
         deep = self.mlp(torch.cat([self.mlp_user(users), self.mlp_item(items)], dim=-1))
-        return self.output(torch.cat([product, deep], dim=-1)).squeeze(-1)
+        logits: Tensor = self.output(torch.cat([product, deep], dim=-1))
+        return logits.squeeze(-1)
 
 
 def batches(data: Interactions, args: argparse.Namespace, epoch: int) -> Iterator[Tensor]:
@@ -160,7 +161,7 @@ def hit_rate(model: nn.Module, data: Interactions, device: torch.device) -> floa
     users = torch.arange(hvd.rank(), data.users, hvd.size())
     items = data.candidates[users].to(device)
     hits = count_hits(model(users.to(device).unsqueeze(1).expand_as(items), items))
-    return hvd.allreduce(hits, name="hits", op=hvd.Sum).item() / data.users
+    return float(hvd.allreduce(hits, name="hits", op=hvd.Sum)) / data.users
 
 
 def main() -> None:
