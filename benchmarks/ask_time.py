@@ -124,7 +124,7 @@ def ask_stock_botorch(seen: Sequence[Observation], seed: int) -> Strategy:
     """BoTorch's own mixed model, fit and optimizer, with their defaults."""
     from botorch.acquisition.logei import qLogNoisyExpectedImprovement
     from botorch.fit import fit_gpytorch_mll
-    from botorch.models import MixedSingleTaskGP
+    from botorch.models.gp_regression_mixed import MixedSingleTaskGP
     from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
     from gpytorch.mlls import ExactMarginalLogLikelihood
 
@@ -173,7 +173,7 @@ def ask_tpe(seen: Sequence[Observation], seed: int) -> Strategy:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    distributions = {
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
         k.name: optuna.distributions.CategoricalDistribution(k.choices)
         if isinstance(k, CategoricalKnob)
         else optuna.distributions.FloatDistribution(0.0, 1.0)

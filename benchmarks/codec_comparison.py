@@ -70,7 +70,7 @@ def ours(plan: ClassPlan, rows: int, columns: int, name: str) -> Step:
         "op": hvd.Average,
         "gradient_predivide_factor": 1.0,
     }
-    optimizer = make_strategy_optimizer(
+    optimizer: Any = make_strategy_optimizer(
         torch.optim.SGD(model.parameters(), lr=0.0),
         model.named_parameters(prefix=name),
         SyncPlan(ExchangePlan(large=plan), {"large": ("*",)}),
@@ -96,7 +96,7 @@ def torchs(hook: Any, state: Any, rows: int, columns: int) -> Step:
     def step(gradient: torch.Tensor) -> torch.Tensor:
         model.zero_grad()
         model(gradient).backward()
-        found = model.module.weight.grad
+        found: torch.Tensor | None = model.module.weight.grad
         assert found is not None
         return found
 

@@ -99,7 +99,7 @@ def open_table(
         columns: The head.
         goes_on: Whether the benchmark leaves out what is in a file that exists.
     """
-    output = os.path.abspath(arguments.output)
+    output: str = os.path.abspath(arguments.output)
     empty = not os.path.exists(output) or len(Path(output).read_text().splitlines()) < 2
     if empty:
         with open(output, "w", newline="") as file:

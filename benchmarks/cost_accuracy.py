@@ -36,7 +36,7 @@ from hvd_autosync.cost.columns import Columns
 from hvd_autosync.learner import Observation, fit
 from hvd_autosync.learner.points import FloatArray, encode_all, sobol_points
 from hvd_autosync.learner.problem import Problem
-from hvd_autosync.search_space import Strategy
+from hvd_autosync.search_space import Strategy, Value
 
 _TABLES = Path(__file__).resolve().parent / "traces"
 #: Predicts the logarithms of others from some strategies and theirs.
@@ -61,7 +61,7 @@ class Judge:
         self, seen: Sequence[Strategy], log_step: FloatArray, others: Sequence[Strategy]
     ) -> FloatArray:
         """By the calibrated cost model."""
-        found = calibrate(self._cost, self._with_held(seen), np.exp(log_step))
+        found = calibrate(self._cost, self._with_held(seen), np.exp(log_step).tolist())
         predicted: FloatArray = np.log(
             self._cost.predict(self._with_held(others), found.coefficients)
         )
@@ -116,7 +116,7 @@ class Judge:
         error = float(np.sqrt(np.mean((predicted - rest) ** 2)))
         return concordance(predicted, rest), error
 
-    def _with_held(self, strategies: Sequence[Strategy]) -> list[dict[str, object]]:
+    def _with_held(self, strategies: Sequence[Strategy]) -> list[dict[str, Value]]:
         return [{**self._held, **strategy} for strategy in strategies]
 
 

@@ -27,8 +27,17 @@ from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_
 from hvd_autosync.testing import Testbed
 
 _HOSTS, _SLOTS = 2, 2
-_COLUMNS = ("rate_mbit", "model", "exchange", "round", "step_s", "sent_bytes", "gradient_bytes")
-_COLUMNS += ("slots", "autocast")
+_COLUMNS = (
+    "rate_mbit",
+    "model",
+    "exchange",
+    "round",
+    "step_s",
+    "sent_bytes",
+    "gradient_bytes",
+    "slots",
+    "autocast",
+)
 
 
 def _all(plan: ClassPlan, buckets: int = 0) -> ExchangePlan:

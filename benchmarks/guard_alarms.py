@@ -25,6 +25,7 @@ No cluster.
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 
 import numpy as np
@@ -66,11 +67,12 @@ class Trainings:
         """Of one training, shape ``(steps,)``."""
         step = np.arange(steps)
         level = 2.6 + 2.4 * np.exp(-step / 15) - 0.12 * np.log1p(step / 50)
-        return level + np.broadcast_to(excess, steps) + NOISE * self._noise(steps)
+        losses: Floats = level + np.broadcast_to(excess, steps) + NOISE * self._noise(steps)
+        return losses
 
     def _noise(self, steps: int) -> Floats:
         if self._kind == "heavy":
-            return self._dice.standard_t(3, steps) / np.sqrt(3)
+            return self._dice.standard_t(3, steps) / math.sqrt(3)
         own = self._dice.standard_normal(steps)
         if self._kind == "correlated":
             for step in range(1, steps):

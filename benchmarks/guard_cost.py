@@ -46,9 +46,9 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     trainer = Trainer(model, MODELS[model], plan)
     stepped, spent = LossGuardHandler.stepped, [0.0]
 
-    def timed(self: LossGuardHandler, method: Guarded, agreed_step: int | None) -> None:
+    def timed(self: LossGuardHandler, method: Guarded, step: int | None) -> None:
         begun = perf_counter()
-        stepped(self, method, agreed_step)
+        stepped(self, method, step)
         spent[0] += perf_counter() - begun
 
     LossGuardHandler.stepped = timed  # type: ignore[method-assign]
@@ -56,7 +56,7 @@ def work(model: str, repeat: int, steps: int, output: str) -> None:
     for step in range(steps):
         before = spent[0]
         rows.append((model, repeat, step, trainer.step(), spent[0] - before))
-    guard = trainer.optimizer._sync.guard.guard  # type: ignore[attr-defined]
+    guard = trainer.optimizer._sync.guard.guard
     if guard is None:
         sys.exit("the guard has ended the codec: this model cannot be used here")
     taken = guard._snapshots.nbytes

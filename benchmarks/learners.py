@@ -104,7 +104,8 @@ def play(folder: str, name: str, contestant: str, seed: int, trials: int) -> lis
     torch.set_num_threads(1)
     table = emulators(folder)[name]
     player = CONTESTANTS[contestant].start(table, related_to(folder, name), seed)
-    rows, best, ask_s, strategy = [], float("inf"), 0.0, table.space.default
+    rows: list[Row] = []
+    best, ask_s, strategy = float("inf"), 0.0, table.space.default
     for trial in range(trials):
         if trial:
             began = time.perf_counter()

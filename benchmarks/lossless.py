@@ -31,8 +31,20 @@ from rich.table import Table
 from hvd_autosync.runtime.exchange.lossless import decode, encode, header_of
 from hvd_autosync.runtime.measure.repeated_bits import bits_of, find_form, upper_bytes
 
-_COLUMNS = ("model", "autocast", "tensor_bytes", "zeros", "halves", "coder", "form")
-_COLUMNS += ("share", "search_s", "encode_s", "decode_s", "bytes")
+_COLUMNS = (
+    "model",
+    "autocast",
+    "tensor_bytes",
+    "zeros",
+    "halves",
+    "coder",
+    "form",
+    "share",
+    "search_s",
+    "encode_s",
+    "decode_s",
+    "bytes",
+)
 #: Times are medians of this many runs.
 _RUNS = 15
 _Result = TypeVar("_Result")

@@ -25,6 +25,7 @@ import os
 import re
 import statistics
 import sys
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
@@ -125,9 +126,7 @@ def work(job: str, label: str, names: list[str], seed: int, output: str, slow: f
             optimizer = make_strategy_optimizer(
                 own.optimizer, named, SyncPlan(schedule=schedule, protocol=protocol), arguments
             )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step, steps=steps: rate_factor(step, steps)
-        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_factor, steps=steps))
         spent, sent, averages = 0.0, 0, 0
         for number in range(passes):
             own.begin_pass(number)

@@ -77,7 +77,7 @@ _SWITCHING = (
     "PowerSGD + Sync-Switch",
 )
 _APPENDING = threading.Lock()
-_CLASSES = {"embedding": ["table.weight"], "large": ["hidden.weight"]}
+_CLASSES = {"embedding": ("table.weight",), "large": ("hidden.weight",)}
 _BATCH, _BATCHES = 8, 250
 #: Sleep of rank 1 in each step of a slow interval, and the steps of an interval.
 _SLOW_S, _INTERVAL = 0.002, 1000

@@ -109,7 +109,7 @@ class Job:
 
     def excess(self, strategy: Strategy) -> float:
         """Loss above the default's, in tolerances."""
-        worse = 0.5 * math.log2(int(strategy.get("local_steps", 1))) ** 1.1
+        worse: float = 0.5 * math.log2(int(strategy.get("local_steps", 1))) ** 1.1
         for part, share in (("embedding", 0.5), ("large", 1.0), ("rest", 0.1)):
             codec = strategy.get(f"{part}_codec", "none")
             if codec == "topk":
@@ -189,6 +189,7 @@ def play(job: Job, way: str, seed: int) -> tuple[int, int, float, float, Strateg
             total_s += result.total_s
             study.tell(trial, result)
     conclusion = study.conclusion
+    assert conclusion is not None, "a study that asks for nothing more has ended"
     verdicts = conclusion.verdicts
     return (
         len(verdicts),

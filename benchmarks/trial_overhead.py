@@ -62,9 +62,10 @@ _FIELDS = (
 def measure(setting: str, words: list[str], rounds: int, output: str) -> None:
     """All rounds of one setting, appended to ``output``; runs where the setting is."""
     job, _ = read_job(parse_words(words), words)
-    runners = {"warm": WarmRunner(job, user_script(job.command)), "cold": ColdRunner(job)}
-    run(runners["warm"], job)  # starts the servers and lets them learn the script's imports
-    run(runners["warm"], job)
+    warm = WarmRunner(job, user_script(job.command))
+    runners: dict[str, WarmRunner | ColdRunner] = {"warm": warm, "cold": ColdRunner(job)}
+    run(warm, job)  # starts the servers and lets them learn the script's imports
+    run(warm, job)
     for number in range(rounds):
         for name in sorted(runners, reverse=number % 2 == 0):
             runner = runners[name]
@@ -91,7 +92,7 @@ def measure(setting: str, words: list[str], rounds: int, output: str) -> None:
                 f"{row[6]:.2f} s + {steps_s:.2f} s",
                 flush=True,
             )
-    runners["warm"].close()
+    warm.close()
 
 
 def run(runner: WarmRunner | ColdRunner, job: Job) -> TrialResult:

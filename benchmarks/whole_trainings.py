@@ -212,6 +212,7 @@ def train(bed: Testbed, example: Example, seed: int, file: str) -> tuple[float, 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
+        assert process.stdout is not None and process.stderr is not None, "both are pipes"
         for text in process.stdout:
             if found := re.search(example.metric, text):
                 reports.append((time.perf_counter(), float(found[1])))

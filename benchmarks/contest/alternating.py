@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.acquisition import AcquisitionFunction
+from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
 from botorch.posteriors.gpytorch import GPyTorchPosterior
@@ -85,7 +85,7 @@ class Coordinates:
 def _positions(knob: Knob) -> list[float]:
     """Return the positions of a number's values in order; those of a real number are many."""
     if not isinstance(knob, IntegerKnob):
-        return _GRID.tolist()
+        return [float(position) for position in _GRID]
     return sorted({knob.to_unit(knob.from_unit(float(position))) for position in _GRID})
 
 
@@ -136,11 +136,11 @@ class OverCoordinates(AcquisitionFunction):
         self.surrogate = surrogate
         self.coordinates = Coordinates(surrogate.space)
         self.X_baseline = self.coordinates.of(baseline)
-        self.X_pending = None
+        self.set_X_pending(None)
         self.differences_s = 0.0
 
     def forward(self, X: Tensor) -> Tensor:
-        values: Tensor = self.acquisition(_Inputs.apply(X, self))
+        values: Tensor = self.acquisition(_Inputs.apply(X, self))  # type: ignore[no-untyped-call]
         return values
 
     def inputs(self, coordinates: FloatArray) -> Tensor:

@@ -20,10 +20,13 @@ import torch
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
 from botorch.exceptions.errors import ModelFittingError
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
+from botorch.models.gp_regression import SingleTaskGP
+from botorch.models.gp_regression_mixed import MixedSingleTaskGP
 from botorch.models.model import Model
+from botorch.models.multitask import MultiTaskGP
 from botorch.models.transforms.outcome import StratifiedStandardize
 from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
+from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.sampling.normal import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -103,7 +106,9 @@ class OnPool:
             values: FloatArray = acquisition(inputs(points).unsqueeze(-2)).numpy()
             return np.nan_to_num(values, nan=-np.inf)
 
-        speed = model.posterior(baseline).mean.squeeze(-1).numpy()
+        posterior = model.posterior(baseline)
+        assert isinstance(posterior, GPyTorchPosterior), "all models here are Gaussian processes"
+        speed = posterior.mean.squeeze(-1).numpy()
         centers = tried[np.argsort(-speed, kind="stable")][:_CENTERS]
         excluded = set(keys(tried))
         pool = distinct(candidate_pool(self._space, centers, seed)[0], excluded)

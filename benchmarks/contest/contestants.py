@@ -116,7 +116,7 @@ def with_wrong_source(distort: Distort, *, cost: bool) -> Start:
 
 def adversarial(log_step: FloatArray, _: np.random.Generator) -> FloatArray:
     """An adversarial source: a fast strategy is slow there."""
-    return 2 * log_step.mean() - log_step
+    return 2 * float(log_step.mean()) - log_step
 
 
 def unrelated(log_step: FloatArray, rng: np.random.Generator) -> FloatArray:

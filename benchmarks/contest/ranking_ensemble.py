@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
-from botorch.posteriors import GPyTorchPosterior
+from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
@@ -50,7 +50,8 @@ class RankingEnsemble(Model):
     def __init__(self, models: Sequence[SingleTaskGP], weights: Tensor) -> None:
         super().__init__()
         used = [index for index, weight in enumerate(weights.tolist()) if weight > 0]
-        self.models = torch.nn.ModuleList(models[index] for index in used)
+        self._used = tuple(models[index] for index in used)
+        self.models = torch.nn.ModuleList(self._used)
         self.weights = weights[used]
 
     @property
@@ -71,7 +72,7 @@ class RankingEnsemble(Model):
         """The posterior of the sum, without noise; see BoTorch's ``Model``."""
         if observation_noise is not False:
             raise NotImplementedError("the sum has no observations of its own")
-        each = [model.posterior(X).distribution for model in self.models]
+        each = [_distribution(model, X) for model in self._used]
         mean = sum(w * one.mean for w, one in zip(self.weights, each, strict=True))
         covariance = sum(
             w.square() * one.covariance_matrix for w, one in zip(self.weights, each, strict=True)
@@ -168,6 +169,13 @@ def _own(model: SingleTaskGP) -> Tensor:
         samples = posterior.rsample(torch.Size([_SAMPLES]))
         losses += misrankings(samples[:, [trial]], samples, speed[[trial]], speed)
     return losses
+
+
+def _distribution(model: SingleTaskGP, x: Tensor) -> MultivariateNormal:
+    """The joint distribution of a model at inputs, ``b x q x k``, without noise."""
+    posterior = model.posterior(x)
+    assert isinstance(posterior, GPyTorchPosterior), "the models transform no outcomes"
+    return posterior.distribution
 
 
 def _standardized_model(x: Tensor, speed: Tensor) -> SingleTaskGP:

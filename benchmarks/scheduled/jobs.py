@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -32,16 +33,16 @@ class Job:
         passes: How often its data are gone through.
         loader: A pass of this rank's data.
         begin_pass: Called with its number before each pass.
-        loss: The loss of what the loader gives.
+        loss: The loss of what the loader gives, whatever that is.
         quality: What the model is worth on held-out data, larger is better; a collective.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     passes: int
-    loader: DataLoader[Tensor]
+    loader: DataLoader[Any]
     begin_pass: Callable[[int], None]
-    loss: Callable[[object], Tensor]
+    loss: Callable[[Any], Tensor]
     quality: Callable[[], float]
 
 
@@ -49,7 +50,7 @@ def digits(seed: int) -> Job:
     """A small convolutional network with batch normalization on handwritten digits, by SGD."""
     torch.manual_seed(seed)
     train, test = train_digits.load_data(0.3, seed=1)  # one split: seeds differ in all else
-    sampler = DistributedSampler(train, hvd.size(), hvd.rank(), seed=seed)
+    sampler = DistributedSampler[int](train, hvd.size(), hvd.rank(), seed=seed)
     loader = DataLoader(train, 8, sampler=sampler, drop_last=True)
     model = train_digits.DigitNet(8, 512)
     optimizer = torch.optim.SGD(
