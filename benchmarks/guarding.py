@@ -177,17 +177,17 @@ def _held_out(row: Row) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _classes(planted: Planted, model: Any) -> dict[str, list[str]]:
+def _classes(planted: Planted, model: Any) -> dict[str, tuple[str, ...]]:
     """The class ``large``: all parameters on which the planted codec works."""
     if not any(knob.startswith("large_") for knob in planted.knobs):
         return {}
     rank = int(planted.knobs.get("large_rank", 0))
     return {
-        "large": [
+        "large": tuple(
             name
             for name, parameter in model.named_parameters()
             if parameter.dim() < 2 or min(matrix_shape(parameter.shape)) >= rank
-        ]
+        )
     }
 
 
