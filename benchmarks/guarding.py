@@ -84,6 +84,7 @@ class Known:
     def __init__(self, rows: list[Row], job: str) -> None:
         self._job = job
         self._rows: dict[Key, Row] = {}
+        self._trials: dict[tuple[str, int], list[Row]] = {}
         for row in rows:
             if row["job"] == job:
                 self.add(row)
@@ -93,6 +94,8 @@ class Known:
         key = (row["strategy"], int(row["seed"]), row["guarded"] == "1")
         if key not in self._rows or int(self._rows[key]["steps"]) <= int(row["steps"]):
             self._rows[key] = row
+        if not key[2] and int(row["steps"]) >= _TRIAL_STEPS:
+            self._trials.setdefault(key[:2], []).append(row)
 
     def row(self, name: str, seed: int, steps: int, guarded: bool = False) -> Row | None:
         """The training of so many steps, or more."""
@@ -112,18 +115,18 @@ class Known:
         for own, strategy in ((_DEFAULT, default), (name, knobs)):
             local = "local_steps" in strategy
             for seed in range(1, _APART):
-                row = self.row(own, judgement * _APART + seed, _TRIAL_STEPS)
-                if row is None:
-                    break
-                trial = QualityTrial(
-                    strategy,
-                    seed,
-                    _TRIAL_STEPS,
-                    _losses(row),
-                    local_steps=local,
-                    in_round=frozenset(map(int, row["in_round"].split())),
-                )
-                trials.append(trial)
+                for row in self._trials.get((own, judgement * _APART + seed), ()):
+                    # Of a whole training the steps of a trial count.
+                    steps = _TRIAL_STEPS if row["held_out"] else int(row["steps"])
+                    trial = QualityTrial(
+                        strategy,
+                        seed,
+                        steps,
+                        _losses(row),
+                        local_steps=local,
+                        in_round=frozenset(map(int, row["in_round"].split())),
+                    )
+                    trials.append(trial)
         return QualityCheck(
             default, [knobs], trials, lambda *_: knobs, steps=_TRIAL_STEPS, tolerance=_TOLERANCE
         )
@@ -216,10 +219,12 @@ class Bench:
             self._train(_DEFAULT, seed, self._steps)
         for judgement in range(judgements):
             for name in names:
-                while (wanted := self._known.check(name, judgement).next()) is not None:
+                check = self._known.check(name, judgement)
+                while (wanted := check.next()) is not None:
                     strategy, seed = wanted
                     own = _DEFAULT if strategy == Strategy() else name
-                    self._train(own, judgement * _APART + seed, _TRIAL_STEPS)
+                    self._train(own, judgement * _APART + seed, check.steps)
+                    check = self._known.check(name, judgement)
                 for seed in _METRIC_SEEDS if self._job != _NOTHING_LEARNT else ():
                     self._train(name, seed, self._steps)
             if self._job == _NOTHING_LEARNT:
@@ -285,11 +290,12 @@ class Bench:
                     caught = str(len(losses))
                 if len(losses) == steps:
                     break
-        judged = torch.stack(losses[:_TRIAL_STEPS]).double()
-        means = hvd.allreduce(judged, name="losses").tolist()
-        after = f"{training.held_out():.6g}" if steps == self._steps else ""
+        whole = steps == self._steps
+        kept = _TRIAL_STEPS if whole else steps
+        means = hvd.allreduce(torch.stack(losses[:kept]).double(), name="losses").tolist()
+        after = f"{training.held_out():.6g}" if whole else ""
         levels = " ".join(f"{mean:.5g}" for mean in means)
-        rounds = " ".join(str(step) for step in in_round if step < _TRIAL_STEPS)
+        rounds = " ".join(str(step) for step in in_round if step < kept)
         return int(guarded), caught, f"{before:.6g}", after, levels, rounds
 
     @cached_property
