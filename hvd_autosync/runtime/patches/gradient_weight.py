@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from hvd_autosync.runtime.collectives.operations import once_per_rank
 from hvd_autosync.util import patches
 
-#: Returns the weight of the next gradient: the last registered method, while its object lives.
-_weight: weakref.WeakMethod[Callable[[], float]] | None = None
+
+@once_per_rank
+def _last() -> deque[weakref.WeakMethod[Callable[[], float]]]:
+    """What returns the weight of this rank's next gradient: the last registered method."""
+    return deque(maxlen=1)
 
 
 def weight_backward(weight: Callable[[], float]) -> None:
-    """Multiply the gradients of every later ``backward()`` of this process by ``weight()``.
+    """Multiply the gradients of every later ``backward()`` of this rank by ``weight()``.
 
     Args:
         weight: A method; called while its object lives.
     """
-    global _weight
-    _weight = weakref.WeakMethod(weight)
+    _last().append(weakref.WeakMethod(weight))
     patches.install("gradient weights", _weighting)
 
 
@@ -30,7 +34,7 @@ def _weighting(backward: Callable[..., None]) -> Callable[..., None]:
     # Tensor.backward() calls this function too.
     @functools.wraps(backward)
     def weighted_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        weight = None if _weight is None else _weight()
+        weight = next((each() for each in _last()), None)
         # Within another backward, as activation checkpointing calls it, gradients are weighted
         # already.
         factor = 1.0 if weight is None or torch._C._current_graph_task_id() != -1 else weight()

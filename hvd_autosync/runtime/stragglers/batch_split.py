@@ -70,6 +70,7 @@ class Batches:
         loader: The loader; :func:`can_be_cut` is true of it.
         iterator: Its iterator, which has yielded no batch yet.
         rank: This rank.
+        weigher: What weighs its batches, which the iterator keeps.
 
     Attributes:
         begun: Batches that workers had before they could be split.
@@ -77,9 +78,10 @@ class Batches:
         used: Batches that steps have used.
         loader: The loader.
         speeds: The speeds by which batches from ``cut_from`` on are split.
+        weigher: As above; ``None`` once nothing has to weigh them any more.
     """
 
-    def __init__(self, loader: Any, iterator: Any, rank: int) -> None:
+    def __init__(self, loader: Any, iterator: Any, rank: int, weigher: object = None) -> None:
         self.begun = self.planned = int(getattr(iterator, "_send_idx", 0))
         self.used = 0
         self.loader = weakref.ref(loader)
@@ -87,6 +89,7 @@ class Batches:
         self._sampler = copy.copy(loader.sampler)  # before the script tells it the next epoch
         self.speeds: Speeds = (1.0,) * self._sampler.num_replicas
         self.cut_from = 0
+        self.weigher = weigher
         self._earlier: list[tuple[int, Speeds]] = []
         self._batch_size: int = loader.batch_size
         self._original: Iterator[list[int]] = iterator._sampler_iter
@@ -135,6 +138,10 @@ class Batches:
         speeds = next(speeds for first, speeds in cuts if first <= number)
         return cut_sizes(end - self._begin_of(number), speeds)
 
+    def equal_from(self, number: int) -> bool:
+        """Whether no batch from that number on has another size than on other ranks."""
+        return len(set(self.speeds)) == 1 and number >= self.cut_from
+
     def weight(self, number: int) -> float:
         """Gradient weight of this rank's part of that batch."""
         sizes = self.sizes(number)
@@ -155,3 +162,9 @@ class Batches:
         everybody.rank, everybody.num_replicas = 0, 1
         everybody.num_samples = everybody.total_size
         return list(everybody)
+
+
+def batches_of(iterator: Any) -> Batches | None:
+    """The batches of an iterator whose sampler they have replaced, in its current epoch."""
+    found = getattr(iterator, "_sampler_iter", None)
+    return found if isinstance(found, Batches) else None

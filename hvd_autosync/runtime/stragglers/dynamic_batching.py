@@ -11,6 +11,9 @@ under batch normalization. Each rank makes as many steps as before.
 
 Ranks decide together, in votes, and exchange a digest of what they decide by. If digests differ, as
 after an epoch that not all ranks ended alike, all restart with equal batches.
+
+Workers of a loader have batches before the script gets them. So after the end of dynamic batching
+an iterator keeps what weighs its batches, until it has yielded the last one of unequal size.
 """
 
 from __future__ import annotations
@@ -24,10 +27,17 @@ from typing import Any
 
 import torch
 
+from hvd_autosync.runtime.collectives.operations import once_per_rank
 from hvd_autosync.runtime.measure.compute_timer import WINDOW
 from hvd_autosync.runtime.patches.epochs import Epochs
 from hvd_autosync.runtime.patches.gradient_weight import weight_backward
-from hvd_autosync.runtime.stragglers.batch_split import Batches, Speeds, can_be_cut, cut_sizes
+from hvd_autosync.runtime.stragglers.batch_split import (
+    Batches,
+    Speeds,
+    batches_of,
+    can_be_cut,
+    cut_sizes,
+)
 from hvd_autosync.util.print_line import print_line
 
 #: Speed-up of a step from which batches change, and votes in a row that must show it.
@@ -36,8 +46,14 @@ _GAIN, _PATIENCE = 1.1, 3
 _TELL_AFTER = 8
 
 
+@once_per_rank
+def _newest() -> deque[weakref.ref[DynamicBatching]]:
+    """The instance that splits this rank's batches."""
+    return deque(maxlen=1)
+
+
 class DynamicBatching:
-    """One rank's part. Only the newest instance of a process splits batches.
+    """One rank's part. Only the newest instance of a rank splits batches.
 
     Args:
         rank: This rank.
@@ -48,15 +64,12 @@ class DynamicBatching:
         speeds: The speeds by which batches are split; equal at first.
     """
 
-    _newest: weakref.ref[DynamicBatching] | None = None
-
     def __init__(self, rank: int, ranks: int, epochs: Epochs) -> None:
         self._rank, self._ranks = rank, ranks
         self._epochs = epochs
         self._equal: Speeds = (1.0,) * ranks
         self.speeds = self._equal
-        #: Iterator of a loader -> its batches.
-        self._batches: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary()
+        self._ended = False
         #: The training's iterator, its loader, and the first batch from which all ranks can split
         #: those of the next epoch.
         self._iterator: weakref.ref[Any] | None = None
@@ -67,9 +80,14 @@ class DynamicBatching:
         self._recent: list[Speeds] = []
         self._votes = 0
         self._reported_sizes: tuple[int, ...] = ()
-        DynamicBatching._newest = weakref.ref(self)
+        _newest().append(weakref.ref(self))
         epochs.call_on_begin(self.on_begin)
         weight_backward(self.weight)
+        for iterator in epochs.last_iterators:
+            # Batches of an earlier instance, whose later steps nobody has timed.
+            if (batches := batches_of(iterator)) is not None:
+                batches.weigher = self
+                batches.use(iterator._num_yielded)
 
     @property
     def unequal(self) -> bool:
@@ -78,10 +96,10 @@ class DynamicBatching:
 
     def on_begin(self, loader: Any, iterator: Any) -> None:
         """An epoch begins; its batches can be split if it turns out to be the training's."""
-        if not torch.is_grad_enabled() or not self._is_newest():
+        if self._ended or not torch.is_grad_enabled() or not self._is_newest():
             return
         if can_be_cut(loader, self._rank, self._ranks):
-            self._batches[iterator] = batches = Batches(loader, iterator, self._rank)
+            batches = Batches(loader, iterator, self._rank, weigher=self)
             if self._loader is not None and self._loader() is loader and self.unequal:
                 batches.cut(max(self._first, batches.begun), self.speeds)
 
@@ -89,8 +107,8 @@ class DynamicBatching:
         """A step was made that took ``seconds`` without waiting."""
         self._iterator = self._loader = None
         iterators = self._epochs.last_iterators
-        if len(iterators) == 1 and iterators[0] in self._batches:
-            batches = self._batches[iterators[0]]
+        batches = batches_of(iterators[0]) if len(iterators) == 1 else None
+        if batches is not None:
             self._iterator, self._loader = weakref.ref(iterators[0]), batches.loader
             samples = batches.use(iterators[0]._num_yielded)
             if samples and seconds > 0:
@@ -98,13 +116,14 @@ class DynamicBatching:
 
     def weight(self) -> float:
         """The gradient weight of the batch that the script received last."""
-        giving = self._epochs.next_iterators or (
-            [] if self._iterator is None else [self._iterator()]
-        )
-        known = [each for each in giving if each in self._batches]
-        if len(known) != 1 or len(giving) != 1:
+        giving = self._epochs.next_iterators or self._epochs.last_iterators
+        batches = batches_of(giving[0]) if len(giving) == 1 else None
+        if batches is None:
             return 1.0
-        return self._batches[known[0]].weight(known[0]._num_yielded - 1)
+        number = giving[0]._num_yielded - 1
+        if self._ended and batches.equal_from(number):
+            batches.weigher = None
+        return batches.weight(number)
 
     def vote(self) -> list[float]:
         """What this rank sends to the others, for :meth:`voted`."""
@@ -158,11 +177,12 @@ class DynamicBatching:
         return 0 if batches is None else batches.planned
 
     def end(self, first: int) -> None:
-        """Make batches equal again, in the current epoch from batch ``first`` on."""
+        """Make batches equal again for good, in the current epoch from batch ``first`` on."""
         batches = self._own()
-        if batches is not None and self.unequal:
+        if batches is not None and batches.speeds != self._equal:
             batches.cut(first, self._equal)
         self.speeds = self._equal
+        self._ended = True
 
     def _update_speeds(self, speeds: Speeds, batches: Batches) -> None:
         def ready(sizes: Sequence[int]) -> float:
@@ -179,11 +199,11 @@ class DynamicBatching:
             self._recent.clear()
 
     def _is_newest(self) -> bool:
-        return DynamicBatching._newest is not None and DynamicBatching._newest() is self
+        return any(each() is self for each in _newest())
 
     def _own(self) -> Batches | None:
         iterator = None if self._iterator is None else self._iterator()
-        return None if iterator is None else self._batches.get(iterator)
+        return None if iterator is None else batches_of(iterator)
 
     def _print(self, text: str) -> None:
         if self._rank == 0:

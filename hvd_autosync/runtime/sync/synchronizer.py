@@ -4,7 +4,8 @@ A plan becomes methods, one inside the other. Between two steps they can be deta
 another plan attached in their place: live tuning changes methods so. The fallback of the loss guard
 keeps its methods, and makes them exact. In between, parameters are equal and states are whole on
 every rank. What goes on: parameters, optimizer states, running statistics, the steps and samples
-made so far, error feedback that both plans have, and the loss guard with its snapshots.
+made so far, error feedback that both plans have, the loss guard with its snapshots, and the weights
+of batches that a loader has prefetched (``stragglers/dynamic_batching.py``).
 """
 
 from __future__ import annotations

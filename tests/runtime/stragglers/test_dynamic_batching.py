@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,11 +60,12 @@ class OwnPasses:
         self.last_iterators: list[Any] = []
 
     def call_on_begin(self, begun: Callable[[Any, Any], None]) -> None:
-        self.begun = begun
+        self.begun = weakref.WeakMethod(begun)
 
     def begin(self, loader: Any) -> Any:
         iterator = iter(loader)
-        self.begun(loader, iterator)
+        if (begun := self.begun()) is not None:
+            begun(loader, iterator)
         self.iterators, self.used = [iterator], 0
         return iterator
 
@@ -317,3 +319,45 @@ def test_batches_are_equal_again_from_a_number_on() -> None:
     for rank in ours:
         rank.part.end(first)
     assert lengths(ours) == [8, 8]
+
+
+def test_an_iterator_keeps_what_weighs_its_batches() -> None:
+    """As long as workers have batches of unequal sizes; then nothing is left of it."""
+    loaders = [loader_of(rank, 2, 400, 4, num_workers=1 - rank) for rank in range(2)]
+    ours = [Rank(rank, 2, loader) for rank, loader in enumerate(loaders)]
+    for rank, seconds in zip(ours, (1.0, 3.0), strict=True):
+        rank.step(seconds)
+    vote(ours)
+    for _ in range(4):
+        lengths(ours)
+    first = max(rank.part.planned for rank in ours)
+    left = [weakref.ref(rank.part) for rank in ours]
+    for rank in ours:
+        rank.part.end(first)
+        del rank.part
+    for number in range(5, first + 1):
+        own = [(len(rank.batch()), each()) for rank, each in zip(ours, left, strict=True)]
+        for size, part in own:
+            assert part is not None and part.weight() == size / 4
+            assert (size != 4) == (number < first)
+        del own, part
+        for rank in ours:
+            rank.passes.stepped()
+    assert first > 6 and [each() for each in left] == [None, None]
+    for rank in ours:
+        rank.again()
+    assert [len(rank.batch()) for rank in ours] == [4, 4]
+
+
+def test_a_later_instance_times_its_own_steps_only() -> None:
+    """Others were made in between, under another plan."""
+    (own,) = job(1, 800, 8)
+    own.step()
+    own.part.end(own.part.planned)
+    for _ in range(3):
+        own.batch()
+        own.passes.stepped()
+    own.part = DynamicBatching(0, 1, own.passes)  # type: ignore[arg-type]
+    own.step(seconds=0.5)
+    speed, planned, *_ = own.part.vote()
+    assert (speed, planned) == (2.0, 5)

@@ -12,8 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.protocol import Protocol
 from hvd_autosync.search_space.schedule import Schedule
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 
 def slow_training(protocol, lengths, slow, schedule=None):
@@ -142,6 +144,30 @@ def case_batches_as_large_as_ranks_are_fast_train_the_same():
         assert largest[0][0] == 4 and largest[1] == (4, 4)
         assert largest[0][1] < 4 if hvd.rank() else largest[0][1] > 4, largest
         assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def case_batches_that_were_cut_before_a_switch_train_the_same():
+    """Workers have some of them when the plan is changed."""
+    data = torch.randn(320, 12, generator=seeded(6))  # the same on all ranks
+    found = []
+    for policy in ("balance", "none"):
+        model, optimizer = phases(Protocol(share=1.0, stragglers=policy))
+        sampler = DistributedSampler(data, hvd.size(), hvd.rank())
+        later = []
+        for rows in DataLoader(data, batch_size=4, sampler=sampler, num_workers=1):
+            optimizer.zero_grad()
+            if policy == "balance":
+                time.sleep(len(rows) * (0.016 if hvd.rank() else 0.004))
+            model(rows).pow(2).mean().backward()
+            optimizer.step()
+            if later or len(rows) != 4:
+                later.append(len(rows))
+            if len(later) == 1:
+                switch(optimizer, SyncPlan())
+        found.append([each.detach().clone() for each in model.parameters()])
+        unequal = [size for size in later if size != 4]
+        assert len(unequal) == (3 if policy == "balance" else 0), later
+    assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def case_batches_do_not_grow_where_they_cannot_be_weighed():
