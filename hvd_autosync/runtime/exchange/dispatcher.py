@@ -126,7 +126,7 @@ class Dispatcher:
     def close(self) -> None:
         """Let go of all buckets, whose tensors may be parts of parameters."""
         self.buckets, self._plain = [], []
-        self._of, self._place = {}, {}
+        self._of, self._place, self._codec_states = {}, {}, {}
 
     def run(self, exchanges: Iterable[Steps]) -> None:
         """Start exchanges, and wait until all are done."""

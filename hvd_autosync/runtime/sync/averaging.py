@@ -23,7 +23,7 @@ from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, ExchangeP
 class Averaging:
     """The parameters of one optimizer, which ranks change separately and then average.
 
-    It takes twice the memory of the parameters in addition to theirs.
+    It takes twice the memory of the parameters in addition to theirs, until it is closed.
 
     Args:
         name: Distinguishes its operations from those of others; equal on all ranks.
@@ -100,6 +100,13 @@ class Averaging:
             torch._foreach_mul_(self._changes, size() / ranks)
         torch._foreach_add_(self._anchors, self._changes)
         torch._foreach_copy_(self._data(), self._anchors)
+
+    def close(self) -> None:
+        """Free what averages need; :meth:`average_tensors` needs nothing."""
+        self.dispatcher.close()
+        for twin in self._twins:
+            twin.grad = None
+        self._anchors, self._changes, self._plain = [], [], []
 
     def _data(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self.parameters]

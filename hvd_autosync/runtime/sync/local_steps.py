@@ -261,7 +261,7 @@ class LocalSteps(Nested, JoinHook):
     def make_exact(self, *, together: bool) -> None:
         """Exchange gradients uncompressed in every step; parameters are equal on all ranks now."""
         self.make_whole()
-        self._phase.enter(Phase.EXACT)
+        self._end_rounds()
         super().make_exact(together=together)
 
     def state_dict(self) -> dict[str, Any]:
@@ -285,7 +285,8 @@ class LocalSteps(Nested, JoinHook):
         if not saved:
             return None
         self._go_to(saved)
-        self._averaging.dispatcher.load_codec_states(saved["codecs"])
+        if self._phase.now is not Phase.EXACT:
+            self._averaging.dispatcher.load_codec_states(saved["codecs"])
         return self.states.load(saved["ranks"])
 
     def share(self, root: int) -> None:
@@ -312,7 +313,7 @@ class LocalSteps(Nested, JoinHook):
         self.make_whole()
         self.states.close()
         remove_join_hook(self)
-        self._averaging.dispatcher.close()
+        self._averaging.close()
         return super().detach()
 
     def _place(self) -> dict[str, Any]:
@@ -329,12 +330,18 @@ class LocalSteps(Nested, JoinHook):
     def _go_to(self, place: dict[str, Any]) -> None:
         self._progress.step, self._progress.highest = place["step"], place["highest"]
         self._progress.epochs.samples = place["samples"]
-        if self._phase.now is not Phase.EXACT:
-            apart = Phase.RESTORED if place["running"] else Phase.EXCHANGE
-            self._phase.enter(Phase.EXACT if place["stopped"] else apart)
+        if place["stopped"]:
+            self._end_rounds()
+        elif self._phase.now is not Phase.EXACT:
+            self._phase.enter(Phase.RESTORED if place["running"] else Phase.EXCHANGE)
         self._votes.last = self.step - Votes.EVERY
         self._length = self._done = 0
         self._proposal = None
+
+    def _end_rounds(self) -> None:
+        """There is no round any more."""
+        self._phase.enter(Phase.EXACT)
+        self._averaging.close()
 
     @property
     def _owner(self) -> Any:

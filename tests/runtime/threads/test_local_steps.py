@@ -6,6 +6,7 @@ averaged, the average is where one replica with the mean gradients would be.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -167,6 +168,58 @@ def test_ranks_with_less_data_hold_nobody_up(case: Case, loader: Any, begin: Any
         assert end == longest[0].ends[-1]
         for own, same in zip(other.in_sync[end], longest[0].in_sync[end], strict=True):
             assert torch.equal(own, same)
+
+
+def held_bytes(elements: int) -> int:
+    """Bytes of all tensors of this process that are so large."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    gradients = [each.grad for each in tensors if each.is_leaf and each.grad is not None]
+    storages = [
+        each.untyped_storage() for each in (*tensors, *gradients) if each.numel() >= elements
+    ]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+@pytest.mark.parametrize("codec", ["none", "topk"])
+@pytest.mark.parametrize("way", ["fallback", "checkpoint"])
+def test_nothing_is_kept_of_rounds_that_have_ended(
+    way: str, codec: str, loader: Any, begin: Any
+) -> None:
+    """By the loss guard, or before the checkpoint that is loaded was saved."""
+    elements, lossy = 1 << 16, ExchangePlan(1, rest=ClassPlan(codec=codec, ratio=0.3))
+    rounds = SyncPlan(lossy, schedule=Schedule(3))
+
+    def train(own: Any, count: int) -> None:
+        known = getattr(own.sync._progress, "epochs", None)
+        for _ in range(count) if known is None else loader(known, count):
+            own.step({0: torch.ones(elements)})
+
+    def fallen_back() -> Any:
+        own = begin([(elements,)], rounds)
+        train(own, 10)
+        assert own.method.running
+        own.sync.make_exact(together=True)
+        train(own, 2)
+        return own
+
+    def body() -> tuple[int, int]:
+        exact = begin([(elements,)], rounds.exact())
+        train(exact, 3)
+        wanted = held_bytes(elements)
+        del exact
+        own = fallen_back()
+        if way == "checkpoint":
+            entries = own.sync.state_dict()
+            own = begin([(elements,)], rounds)
+            train(own, 3)
+            own.sync.load_state_dict(entries)
+            own.sync.make_exact(together=False)
+            train(own, 2)
+        return wanted, held_bytes(elements)
+
+    ((wanted, found),) = ThreadRanks(1).run(body)
+    assert found == wanted
 
 
 @pytest.mark.parametrize("kind", ["dies", "breaks"])
