@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Average, Sum, global_process_set, rocm_built
+from horovod.torch.mpi_ops import Adasum, Average, Sum, global_process_set, rocm_built
 
 from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.search_space.catalogue import REGISTRY
 from hvd_autosync.search_space.horovod_settings import ELASTIC_VARIABLE
 
@@ -39,6 +40,11 @@ def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:
     if decided:
         return EXCHANGE_KNOBS
     return _SCHEDULE_KNOBS if arguments["op"] == Sum else frozenset()
+
+
+def by_adasum(arguments: Mapping[str, Any]) -> bool:
+    """Whether Horovod makes an optimizer for Adasum, which waits inside ``step()``."""
+    return bool(arguments["op"] == Adasum and size() > 1)
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

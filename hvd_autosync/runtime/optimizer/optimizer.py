@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from horovod.torch import functions as horovod_functions
 from horovod.torch import optimizer as horovod_optimizer
-from horovod.torch.mpi_ops import Adasum, size
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.operations import broadcast_
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.measure.compute_timer import waiting
-from hvd_autosync.runtime.optimizer.arguments import owned_knobs
+from hvd_autosync.runtime.optimizer.arguments import by_adasum, owned_knobs
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
 _horovods_own = horovod_optimizer.DistributedOptimizer
@@ -93,8 +93,7 @@ def distribute(
             distributed = _horovods_own(optimizer, named, **arguments)
             current.live.own_because = error.message
     if any(each is not None for each in _watchers()):
-        adasum = arguments["op"] == Adasum and size() > 1
-        _add_timing(type(distributed), adasum=adasum)
+        _add_timing(type(distributed), adasum=by_adasum(arguments))
     for each in (current.run, current.live):
         if each is not None:
             each.optimizer_created(distributed, owned)
@@ -122,7 +121,7 @@ def broadcast_optimizer_state(
     _horovods_broadcast(optimizer, root_rank, model)
     sync.method.share(root_rank)
     exact = torch.tensor([float(sync.exact)], device="cpu")
-    horovod_functions.broadcast_(exact, root_rank, name="hvd_autosync.exact")
+    broadcast_(exact, root_rank, name="hvd_autosync.exact")
     if exact.item():
         from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 

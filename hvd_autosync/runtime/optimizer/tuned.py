@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from horovod.torch.mpi_ops import allgather, local_rank, local_size, rank
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import tell_all
+from hvd_autosync.runtime.collectives.operations import allgather, local_rank, local_size, rank
 from hvd_autosync.runtime.trial.profiling import device_name
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.exchange_plan import Classes
