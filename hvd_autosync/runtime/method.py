@@ -43,16 +43,18 @@ class SyncMethod:
         """Steps of the current round of local steps; 0 if there is none."""
         return 0
 
-    @property
-    def batches_differ(self) -> bool:
-        """Whether ranks have batches of different sizes."""
-        return False
-
     def on_gradient_added(self, parameter: torch.nn.Parameter) -> None:
         """A backward pass has added to the gradient of ``parameter``."""
 
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
+
+    def on_extra_gradient(self) -> None:
+        """A backward pass has added to a gradient that was complete, which Horovod refuses.
+
+        Raises:
+            ConfigurationError: The method is the reason.
+        """
 
     def settle_skipped(self) -> None:
         """There are gradients of another step: count one that was skipped; a collective.

@@ -127,13 +127,13 @@ PRIVATE_NAMES = (
     PrivateNames(
         "torch.optim.Optimizer",
         "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
-        ("runtime/optimizer/strategy_optimizer.py",),
+        ("runtime/state/group_swap.py",),
         "whether hooks of the script see the gradients of a step",
     ),
     PrivateNames(
         "torch.optim.optimizer",
         "_global_optimizer_post_hooks _global_optimizer_pre_hooks",
-        ("runtime/optimizer/strategy_optimizer.py",),
+        ("runtime/state/group_swap.py",),
         "the same, for hooks of all optimizers",
     ),
     PrivateNames(

@@ -17,15 +17,13 @@ from typing import Any
 import torch
 from horovod.torch import optimizer as horovod_optimizer
 from horovod.torch.mpi_ops import Average
-from torch.optim import optimizer as torch_optimizer
 
-from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.measure.compute_timer import waiting
 from hvd_autosync.runtime.optimizer.arguments import check_arguments
 from hvd_autosync.runtime.optimizer.checkpoints import keep_in_checkpoints
 from hvd_autosync.runtime.patches.epochs import SyncPoint
-from hvd_autosync.runtime.state.group_swap import own_class
+from hvd_autosync.runtime.state.group_swap import has_step_hooks, own_class
 from hvd_autosync.runtime.sync.synchronizer import Synchronizer
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
@@ -103,12 +101,7 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor) -> None:
         return
     method, delay = self._sync.method, self._allreduce_delay
     if delay[parameter] <= 0:
-        if method.batches_differ:
-            raise ConfigurationError(
-                "stragglers='balance': the script calls backward() more often than before, "
-                "because its batch has grown",
-                hint="Leave the knob stragglers at none for a script that splits its batches.",
-            )
+        method.on_extra_gradient()
         raise AssertionError(
             "Gradients were computed more than backward_passes_per_step times before call to "
             "step(). Increase backward_passes_per_step to accumulate gradients locally."
@@ -124,7 +117,7 @@ def _on_gradient(reference: weakref.ref[Any], parameter: torch.Tensor) -> None:
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     sync = self._sync
     # Only then the optimizer alone uses the reduced gradients; hooks and closures would too.
-    self._in_step = self._should_synchronize and closure is None and not _has_hooks(self)
+    self._in_step = self._should_synchronize and closure is None and not has_step_hooks(self)
     if self._should_synchronize and _has_new_gradients(self):
         sync.method.settle_skipped()  # its collectives must not run under a lock
     try:
@@ -151,16 +144,6 @@ def _synchronize(self: Any) -> None:
 def _has_new_gradients(self: Any) -> bool:
     """Whether there are gradients that were not synchronized yet."""
     return bool(self._handles) or not self._synchronized
-
-
-def _has_hooks(self: Any) -> bool:
-    """Whether code of the script's runs right before or after the optimizer's own step."""
-    return bool(
-        self._optimizer_step_pre_hooks
-        or self._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-    )
 
 
 def _after_skip(self: Any) -> None:

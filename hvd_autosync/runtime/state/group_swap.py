@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 #: Their update of an element depends on that element alone (``torch/optim``).
 _ELEMENTWISE = frozenset(
@@ -39,6 +40,16 @@ def own_class(optimizer: Any) -> Any:
 def steps_by_element(optimizer: Any) -> bool:
     """Whether an optimizer of our class may step parts of its parameters."""
     return own_class(optimizer) in _ELEMENTWISE
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether code of the script's runs right before or after the optimizer's own step."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+    )
 
 
 class ParameterGroupSwap:

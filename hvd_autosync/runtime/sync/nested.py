@@ -52,6 +52,9 @@ class Nested(SyncMethod):
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         self.inner.on_gradient_ready(parameter)
 
+    def on_extra_gradient(self) -> None:
+        self.inner.on_extra_gradient()
+
     def settle_skipped(self) -> None:
         self.inner.settle_skipped()
 

@@ -36,7 +36,11 @@ from hvd_autosync.runtime.sync.nested import Nested
 from hvd_autosync.runtime.sync.no_barrier import Met, NoBarrier
 from hvd_autosync.runtime.sync.phase import Phase, TrainingPhase, Votes
 from hvd_autosync.runtime.sync.sample_counter import SampleCounter
-from hvd_autosync.runtime.sync.suitability import check_alone, refuse_more_parameters
+from hvd_autosync.runtime.sync.suitability import (
+    check_alone,
+    refuse_more_parameters,
+    refuse_split_batches,
+)
 from hvd_autosync.search_space.protocol import Protocol
 
 _T = TypeVar("_T")
@@ -143,12 +147,7 @@ class ProtocolPhases(Nested, JoinHook):
     def straggler_noticed(self) -> bool:
         """Whether a straggler is being handled now."""
         slow = bool(self._membership.absent) or self._no_barrier.stopping.straggler_present
-        return slow or self.batches_differ
-
-    @property
-    def batches_differ(self) -> bool:
-        """Whether ranks have batches of different sizes."""
-        return self._dynamic_batching is not None and self._dynamic_batching.unequal
+        return slow or self._batches_differ
 
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """A gradient is complete."""
@@ -156,6 +155,12 @@ class ProtocolPhases(Nested, JoinHook):
             self.inner.on_gradient_ready(parameter)
         elif not self._script_uses_gradients:
             self._no_barrier.asynchronous.arrived(parameter)
+
+    def on_extra_gradient(self) -> None:
+        """A gradient that was complete was added to: refuse a batch that the script has split."""
+        if self._batches_differ:
+            refuse_split_batches()
+        self.inner.on_extra_gradient()
 
     def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
         """Gradients are about to be used; without a barrier they are not reduced."""
@@ -342,6 +347,10 @@ class ProtocolPhases(Nested, JoinHook):
         """Wait for the accelerator, so that its work in this step counts as compute time."""
         if self._protocol.stragglers != "none" and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
+
+    @property
+    def _batches_differ(self) -> bool:
+        return self._dynamic_batching is not None and self._dynamic_batching.unequal
 
     @property
     def _owner(self) -> Any:

@@ -70,6 +70,19 @@ def check_balance(protocol: Protocol, *, local_steps: bool, passes_per_step: int
         )
 
 
+def refuse_split_batches() -> NoReturn:
+    """Refuse a script that splits a batch whose size dynamic batching has changed.
+
+    Raises:
+        ConfigurationError: Always.
+    """
+    raise ConfigurationError(
+        "stragglers='balance': the script calls backward() more often than before, because its "
+        "batch has grown",
+        hint="Leave the knob stragglers at none for a script that splits its batches.",
+    )
+
+
 def check_owned(optimizer: Any) -> None:
     """Check that parameter servers step all that an optimizer of our class would step.
 

@@ -178,6 +178,23 @@ def case_batches_do_not_grow_where_they_cannot_be_weighed():
         phases(balance, schedule=Schedule(4))
 
 
+def case_a_script_that_splits_its_batches_is_told_so():
+    """Where its batch has grown; else the error is Horovod's."""
+    model, optimizer = phases(Protocol(share=1.0, stragglers="balance"))
+    horovods = AssertionError, "more than backward_passes_per_step times"
+    for grown, expected in (
+        (False, horovods),
+        (True, (ConfigurationError, "its batch has grown")),
+        (False, horovods),
+    ):
+        phases_of(optimizer)._dynamic_batching.speeds = (1.0, 2.0 if grown else 1.0)
+        optimizer.zero_grad()
+        model(batch(0)).pow(2).mean().backward()
+        with raises(*expected):
+            model(batch(0)).pow(2).mean().backward()
+        optimizer.step()
+
+
 def case_a_cut_pass_is_over_though_its_iterator_lives_on():
     """So that the straggler has the learning rate of the others in the next."""
     persistent = DataLoader(range(100), batch_size=None, num_workers=1, persistent_workers=True)
