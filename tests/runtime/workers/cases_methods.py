@@ -1,4 +1,9 @@
-"""Any way to synchronize follows any other in the middle of a training, and nothing is lost."""
+"""Any way to synchronize follows any other in the middle of a training, and nothing is lost.
+
+A row of the matrix is what a plan can say. ``greedy``, ``elastic`` and ``balance`` are policies for
+stragglers, of the protocol; no rank is slow enough here to be excluded or left behind, which is in
+``cases_stragglers.py``. Elastic Horovod is a launcher: its jobs are refused any plan.
+"""
 
 import contextlib
 import copy
@@ -33,14 +38,15 @@ from common import (
     wrap,
 )
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives import state_rpc
 from hvd_autosync.runtime.guard.fallback import fall_back_to_exact
 from hvd_autosync.runtime.patches.join_hook import watch_join
-from hvd_autosync.runtime.sync.phase import Phase
+from hvd_autosync.runtime.sync import phases
+from hvd_autosync.runtime.sync.phase import Phase, Votes
 from hvd_autosync.runtime.sync.synchronizer import switch
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.protocol import Protocol
@@ -49,11 +55,14 @@ from hvd_autosync.search_space.sync_plan import SyncPlan
 
 #: Steps under a plan and of an epoch: plans change at every place of an epoch.
 STRETCH, EPOCH = 6, 7
+#: Samples of an equal batch, where batches can be split.
+BATCH = 4
 TOPK = ClassPlan(codec="topk", ratio=0.3)
+LOSSLESS = ClassPlan(lossless=True)
 EXCHANGED = {
     name: SyncPlan(PLANS[name], CLASSES)
-    for name in ("as Horovod", "slices", "sharded", "priority mixed", "factors")
-}
+    for name in ("as Horovod", "slices", "rows", "sharded", "priority mixed", "factors")
+} | {"lossless": SyncPlan(ExchangePlan(2, "ordered", "arrival", *[LOSSLESS] * 3), CLASSES)}
 #: Under which every step is that of BSP, up to the order of sums.
 EXACT = {
     **EXCHANGED,
@@ -65,6 +74,10 @@ EXACT = {
     "BSP first": SyncPlan(
         classes=CLASSES, protocol=Protocol("ssp", 0, 0.5, total=10**9, stragglers="greedy")
     ),
+    "elastic": SyncPlan(
+        PLANS["ordered"], CLASSES, protocol=Protocol(share=1.0, stragglers="elastic")
+    ),
+    "balance": SyncPlan(PLANS["rows"], CLASSES, protocol=Protocol(share=1.0, stragglers="balance")),
 }
 LOSSY = {
     "rounds": SyncPlan(classes=CLASSES, schedule=Schedule(3)),
@@ -83,6 +96,40 @@ def epochs():
         for number in DataLoader(range(EPOCH), batch_size=1):
             yield first + int(number)
         first += EPOCH
+
+
+def sampled():
+    """This rank's samples of each step; under ``balance`` ranks split those of all in another way.
+
+    A worker has the samples of the next two steps.
+    """
+    data = range(EPOCH * BATCH * hvd.size())
+    sampler = DistributedSampler(data, hvd.size(), hvd.rank(), shuffle=False)
+    loader = DataLoader(
+        data, BATCH, sampler=sampler, num_workers=1, persistent_workers=True, collate_fn=list
+    )
+    while True:
+        yield from loader
+
+
+class SlowTimer:
+    """As ``ComputeTimer``, of a clock by which a sample takes three times as long on rank 1.
+
+    Attributes:
+        samples: Those of the step; 0 where all ranks are equally fast.
+    """
+
+    samples = 0
+
+    def waited(self, seconds):
+        pass
+
+    def stepped(self):
+        return self.seconds
+
+    @property
+    def seconds(self):
+        return self.samples * (3.0 if hvd.rank() == 1 else 1.0) or 1.0
 
 
 def phase_of(optimizer):
@@ -147,7 +194,8 @@ def case_exact_methods_with_clipping():
 
 
 def case_exact_methods_with_accumulation():
-    compare([*EXACT], passes=2, optimizer="Adam")
+    """A script that accumulates may split its batches, so their sizes may not change."""
+    compare([each for each in EXACT if each != "balance"], passes=2, optimizer="Adam")
 
 
 def case_exact_methods_between_checkpoints():
@@ -155,9 +203,13 @@ def case_exact_methods_between_checkpoints():
     compare(names, optimizer="Adam", save_at=range(0, len(names), 2))
 
 
+def handles_stragglers(plan):
+    return plan.protocol is not None and plan.protocol.stragglers != "none"
+
+
 def case_exact_methods_of_two_optimizers():
     """One of them changes half as often."""
-    names = [each for each in EXACT if each != "BSP first"]  # it handles stragglers
+    names = [name for name, plan in EXACT.items() if not handles_stragglers(plan)]
 
     def run(factory):
         torch.manual_seed(9)
@@ -193,13 +245,14 @@ class Constant(nn.Module):
         torch.manual_seed(3)
         self.body = nn.Linear(9, 7)
         self.head = nn.Linear(7, 2)
+        # Of each parameter, for all samples; an epoch leaves parameters small, and so rounding.
+        count = EPOCH * BATCH * hvd.size()
+        slopes = [torch.randn(count, *p.shape, generator=seeded(1)) for p in self.parameters()]
+        self.slopes = [each - each.mean(0) for each in slopes]
 
-    def slope(self, number, rank):
-        generator = seeded(1000 * rank + number)
-        return [torch.randn(p.shape, generator=generator) for p in self.parameters()]
-
-    def forward(self, number):
-        slopes = self.slope(number, hvd.rank())
+    def forward(self, samples):
+        """The mean over some samples."""
+        slopes = [each[samples].mean(0) for each in self.slopes]
         return sum((p * g).sum() for p, g in zip(self.parameters(), slopes, strict=True))
 
 
@@ -207,32 +260,48 @@ def count_gradients(sequence):
     """Each gradient counts once: no switch loses one, nor what rounds have not sent of one.
 
     A codec of gradients loses what its error feedback keeps, so none is used with rounds to come.
+    Batches that were split before a switch count as the samples that they have.
     """
     plans, model, rate = {**EXACT, **LOSSY}, Constant(), 0.01
     start = [p.detach().clone() for p in model.parameters()]
     with synchronized_by(plans[sequence[0]]):
         optimizer = wrap(OURS, model, torch.optim.SGD(model.parameters(), lr=rate))
-    numbers, seen, used = epochs(), set(), []
-    for place, name in enumerate(sequence):
-        if place:
-            switch(optimizer, plans[name])
-            assert together(model), sequence[place - 1 : place + 1]
-        for number in itertools.islice(numbers, STRETCH):
-            weight = float(name != "coded rounds" or phase_of(optimizer) is Phase.ROUNDS)
-            optimizer.zero_grad()
-            (weight * model(number)).backward()
-            optimizer.step()
-            used.append(weight)
-            seen.add((name, phase_of(optimizer)))
-    switch(optimizer, EXACT["as Horovod"])
+    steps, seen, used, whole = sampled(), set(), [], BATCH * hvd.size()
+    with votes_in_every_step():
+        for place, name in enumerate(sequence):
+            if place:
+                switch(optimizer, plans[name])
+                assert together(model), sequence[place - 1 : place + 1]
+            for samples in itertools.islice(steps, STRETCH):
+                SlowTimer.samples = len(samples) if name == "balance" else 0
+                weight = float(name != "coded rounds" or phase_of(optimizer) is Phase.ROUNDS)
+                optimizer.zero_grad()
+                (weight * model(samples)).backward()
+                optimizer.step()
+                used.append(weight)
+                seen.add((name, phase_of(optimizer)))
+                if len(samples) != BATCH:
+                    seen.add((name, "unequal"))
+        switch(optimizer, EXACT["as Horovod"])
     assert optimizer._sync._progress.step == len(used)
-    total = [torch.zeros_like(p) for p in start]
-    for (number, weight), rank in itertools.product(enumerate(used), range(hvd.size())):
-        for sum_, slope in zip(total, model.slope(number, rank), strict=True):
-            sum_.add_(slope, alpha=weight)
-    expected = [p - rate / hvd.size() * sum_ for p, sum_ in zip(start, total, strict=True)]
+    of_samples = torch.zeros(EPOCH, whole)
+    for number, weight in enumerate(used):
+        of_samples[number % EPOCH] += weight * rate / whole
+    moved = [torch.tensordot(of_samples.flatten(), each, 1) for each in model.slopes]
+    expected = [p - each for p, each in zip(start, moved, strict=True)]
     assert_close([p.detach() for p in model.parameters()], expected, atol=1e-5, rtol=1e-5)
     return seen
+
+
+@contextlib.contextmanager
+def votes_in_every_step():
+    """By a clock of the case, so that batches are split within a few steps."""
+    before, Votes.EVERY = Votes.EVERY, 1
+    timer, phases.ComputeTimer = phases.ComputeTimer, SlowTimer
+    try:
+        yield
+    finally:
+        Votes.EVERY, phases.ComputeTimer = before, timer
 
 
 def case_no_gradient_is_lost_between_any_two_methods():
@@ -243,13 +312,18 @@ def case_no_gradient_is_lost_between_any_two_methods():
         ("rounds, then ASP", Phase.ROUNDS),
         ("ASP", Phase.NO_BARRIER),
         ("SSP(0)", Phase.NO_BARRIER),
+        ("elastic", Phase.EXCHANGE),
+        ("balance", "unequal"),
     ):
         assert (name, phase) in seen, seen
+    # Not where an epoch ends with the steps under ``balance``.
+    assert len([name for name, what in seen if what == "unequal"]) > 6, seen
 
 
 def case_no_gradient_is_lost_between_some_methods():
-    between = ["rounds", "SSP(0)", "coded rounds", "ASP", "rounds, then ASP", "sharded"]
-    count_gradients(["slices", *between, *reversed(between)])
+    between = ["rounds", "SSP(0)", "coded rounds", "ASP", "rounds, then ASP", "sharded", "balance"]
+    seen = count_gradients(["slices", *between, "balance", "lossless", *reversed(between)])
+    assert ("lossless", "unequal") in seen, seen
 
 
 def case_moments_and_statistics_are_whole_after_a_lossy_method():
