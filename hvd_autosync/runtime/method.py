@@ -1,7 +1,7 @@
 """A method of synchronization: one object with the hooks that an optimizer calls.
 
-A method is attached to an optimizer by its creation and detached at the end of a step; then another
-takes its place (``sync/synchronizer.py``).
+A method is attached to an optimizer by its creation, so that it is never there in part. It is
+detached at the end of a step; then another takes its place (``sync/synchronizer.py``).
 """
 
 from __future__ import annotations

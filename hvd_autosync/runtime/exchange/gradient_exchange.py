@@ -4,6 +4,9 @@ A gradient exchange brings along what its plan needs: a dispatcher with buckets,
 ``sharded``, deferred updates for ``priority``, watched layers for ``factors``. Between two steps it
 can be detached, and another attached in its place. The optimizer then has whole parameters and
 states on every rank, as Horovod's own would.
+
+Owners' steps and deferred updates are no methods around it: both are of buckets, of which one plan
+may have either kind, and each step interleaves them with what the dispatcher does.
 """
 
 from __future__ import annotations
