@@ -29,6 +29,10 @@ _LOOK_S = 0.001
 _T = TypeVar("_T")
 
 
+class NotOnAllError(AutosyncError):
+    """Some rank cannot do its part; raised on all ranks, which so go on alike."""
+
+
 def same_on_all(described: Sequence[Any], name: str) -> bool:
     """Whether plain values are equal on all ranks; a collective.
 
@@ -202,7 +206,7 @@ def on_all(make: Callable[[], _T], name: str, problem: str, hint: str) -> _T:
         hint: What to do then, unless the failure says so itself.
 
     Raises:
-        AutosyncError: It fails on some rank; raised on all ranks.
+        NotOnAllError: It fails on some rank.
     """
     failure = None
     try:
@@ -214,5 +218,5 @@ def on_all(make: Callable[[], _T], name: str, problem: str, hint: str) -> _T:
     for other, text in enumerate(gather_texts(json.dumps(failure), name)):
         if (known := json.loads(text)) is not None:
             message, own_hint = known
-            raise AutosyncError(f"{problem}; rank {other}: {message}", hint=own_hint or hint)
+            raise NotOnAllError(f"{problem}; rank {other}: {message}", hint=own_hint or hint)
     return made

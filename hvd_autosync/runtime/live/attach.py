@@ -69,6 +69,7 @@ class Attacher:
             ConfigurationError: The strategy does not fit the parameters, the job or some rank's
                 memory.
             CannotReinitializeError: It needs other variables, which this job cannot change.
+            NotOnAllError: Some rank cannot do its part, such as serve its part of the states.
         """
         plan = sync_plan(strategy, classes) or SyncPlan()
         if plan.exchange != ExchangePlan():

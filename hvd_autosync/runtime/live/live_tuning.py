@@ -23,7 +23,7 @@ from typing import Any
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime import current
-from hvd_autosync.runtime.collectives.agreement import agree_steps, gather_texts
+from hvd_autosync.runtime.collectives.agreement import NotOnAllError, agree_steps, gather_texts
 from hvd_autosync.runtime.collectives.operations import rank, size
 from hvd_autosync.runtime.collectives.reinitialize import CannotReinitializeError, NotNowError
 from hvd_autosync.runtime.live.attach import (
@@ -360,7 +360,7 @@ class LiveTuning(JoinHook):
         try:
             common = switchable_on_all([each() for each in self._optimizers])
             self._attacher.attach(common, strategy, classes)
-        except (ConfigurationError, CannotReinitializeError) as error:
+        except (ConfigurationError, CannotReinitializeError, NotOnAllError) as error:
             self._strategy = None  # some optimizers may have switched
             return error.message  # alike on all ranks
         self._strategy, self._classes, self._late = strategy, classes, False

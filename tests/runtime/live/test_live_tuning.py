@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime import current
+from hvd_autosync.runtime.collectives.agreement import on_all
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 from hvd_autosync.runtime.collectives.reinitialize import NotNowError
@@ -35,7 +36,7 @@ from hvd_autosync.search_space import Link, Strategy, TrialResult, TrialSpec, Tr
 from hvd_autosync.search_space.sync_plan import SyncPlan
 from hvd_autosync.search_space.trial import MIN_MEASURED_STEPS
 
-FAST, ODD, BEST = (Strategy({"buckets": count}) for count in (3, 5, 7))
+FAST, ODD, BEST, PORTLESS = (Strategy({"buckets": count}) for count in (3, 5, 7, 9))
 
 
 class Optimizer:
@@ -104,6 +105,8 @@ class Attached:
     def attach(self, optimizers: Any, strategy: Strategy, classes: Any) -> None:
         if strategy == ODD or strategy in self.gone:
             raise SpaceError("it does not fit")
+        if strategy == PORTLESS:
+            on_all(lambda: 1 // (1 - rank()), "ports", "ranks cannot serve", "Open a port.")
         steps = self.tunings[rank()]._steps
         if steps < self.not_before:
             raise NotNowError("not now: 1 operations are under way on rank 1", hint="Wait.")
@@ -200,6 +203,15 @@ def test_the_profile_is_completed_though_the_time_is_up(attached: Attached) -> N
     assert result.status is TrialStatus.CUT_SHORT
     assert [len(each.step_s) for each in result.ranks] == [10, 10]
     assert attached.tunings[0].profiling.profiler is None
+
+
+def test_a_strategy_for_which_some_rank_has_no_port_is_the_result(attached: Attached) -> None:
+    """And leaves no error in the script's own step."""
+    helper = Helper(trial(PORTLESS), trial(FAST))
+    train(attached, helper, lambda _: [200])
+    first, second = helper.results()
+    assert (first.status, second.status) == (TrialStatus.CRASHED, TrialStatus.COMPLETED)
+    assert "ranks cannot serve; rank 1: ZeroDivisionError" in first.reason
 
 
 def test_unlike_steps_are_not_measured(attached: Attached) -> None:
