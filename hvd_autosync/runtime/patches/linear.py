@@ -76,7 +76,7 @@ class LinearLayer:
     """The passes through one layer since the last :meth:`clear`; watched as long as it is held.
 
     Args:
-        weight: Its weight, shape ``m x n``, which requires a gradient.
+        weight: Its weight, shape ``m x n``; while it is frozen, nothing is watched.
 
     Attributes:
         bias: Its bias, once it was called with one.
@@ -92,9 +92,8 @@ class LinearLayer:
         self._arrived: list[tuple[int, LinearPass]] = []
         # Backward runs hooks in one thread for each device.
         self._lock = threading.Lock()
-        reached = weakly(self._reached)
-        hook = weight.register_hook(lambda _: reached())
-        once_gone(self, hook.remove)
+        self._hooked = False
+        self._hook(weight)
         _WATCHED[id(weight)] = self  # before: a layer that ends meanwhile must not uninstall it
         _install()
         once_gone(self, _uninstall)
@@ -113,10 +112,20 @@ class LinearLayer:
         self, inputs: torch.Tensor, bias: torch.Tensor | None, outputs: torch.Tensor
     ) -> None:
         """A batch has passed the layer; its output gradients will follow, if it is trained."""
+        weight = self._weight()
+        if weight is not None:
+            self._hook(weight)  # it may have been frozen until now
         if isinstance(bias, torch.nn.Parameter) and bias.shape == outputs.shape[-1:]:
             self.bias = bias
         kept, arrived = inputs.detach(), weakly(self._output_gradients)
         outputs.register_hook(lambda gradients: arrived(kept, gradients))
+
+    def _hook(self, weight: torch.nn.Parameter) -> None:
+        """Have each backward pass tell when it reaches the weight; frozen ones take no hooks."""
+        if weight.requires_grad and not self._hooked:
+            self._hooked = True
+            reached = weakly(self._reached)
+            once_gone(self, weight.register_hook(lambda _: reached()).remove)
 
     def _output_gradients(self, inputs: torch.Tensor, gradients: torch.Tensor) -> None:
         if _transformed() or torch._C._functorch.is_legacy_batchedtensor(gradients):
@@ -146,8 +155,9 @@ def watch_linear(weights: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Paramet
     """Watch the layers of these weights as long as the result, or a part of it, is held.
 
     Args:
-        weights: Matrices that require gradients; those of no linear layer get no passes. Weights of
-            float16 are left out: Horovod's sum of their gradients may overflow, and ours would not.
+        weights: Matrices; those of no linear layer get no passes, nor those that are frozen.
+            Weights of float16 are left out: Horovod's sum of their gradients may overflow, and ours
+            would not.
     """
     layers = {}
     for weight in weights:

@@ -97,6 +97,21 @@ def test_gradients_of_inputs_alone_are_no_passes() -> None:
     assert measured(Net(), loss) == measured(Net(), lambda m: m(x).sum())
 
 
+def test_a_frozen_layer_has_no_passes_until_it_is_trained() -> None:
+    model = Net()
+    model.first.requires_grad_(False)
+    held = watch_linear([model.first.weight, model.second.weight])
+
+    def rows() -> list[list[int]]:
+        model(torch.randn(ROWS, 8)).sum().backward()
+        return [[each.rows for each in layer.passes] for layer in held.values()]
+
+    assert rows() == [[], [ROWS]]
+    model.first.requires_grad_(True)
+    assert rows() == [[ROWS], [ROWS, ROWS]]
+    assert rows() == [[ROWS, ROWS], [ROWS] * 3]
+
+
 def factors(kind: torch.dtype, rows: int = 32) -> LinearPass:
     return LinearPass(torch.randn(rows, 30).to(kind), torch.randn(rows, 20).to(kind))
 
