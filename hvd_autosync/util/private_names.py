@@ -101,6 +101,13 @@ PRIVATE_NAMES = (
         "calls of linear layers that must not be watched",
     ),
     PrivateNames(
+        "torch._C._autograd",
+        "_get_current_graph_task_keep_graph",
+        ("runtime/patches/linear.py",),
+        "whether a graph may be passed again, whose inputs must be held",
+        since="2.6",
+    ),
+    PrivateNames(
         "torch._dynamo.convert_frame",
         "FRAME_COUNTER",
         ("runtime/exchange/compiling.py",),

@@ -117,7 +117,8 @@ class LinearLayer:
             self._hook(weight)  # it may have been frozen until now
         if isinstance(bias, torch.nn.Parameter) and bias.shape == outputs.shape[-1:]:
             self.bias = bias
-        kept, arrived = inputs.detach(), weakly(self._output_gradients)
+        # In a list, because scripts keep graphs: the loss that they add to a total has one.
+        kept, arrived = [inputs.detach()], weakly(self._output_gradients)
         outputs.register_hook(lambda gradients: arrived(kept, gradients))
 
     def _hook(self, weight: torch.nn.Parameter) -> None:
@@ -127,7 +128,10 @@ class LinearLayer:
             reached = weakly(self._reached)
             once_gone(self, weight.register_hook(lambda _: reached()).remove)
 
-    def _output_gradients(self, inputs: torch.Tensor, gradients: torch.Tensor) -> None:
+    def _output_gradients(self, kept: list[torch.Tensor], gradients: torch.Tensor) -> None:
+        if not kept:
+            return  # a further pass through a graph that was not to be kept lacks its factors
+        inputs = kept[0] if _graph_is_kept() else kept.pop()
         if _transformed() or torch._C._functorch.is_legacy_batchedtensor(gradients):
             return  # of autograd.grad(is_grads_batched=True)
         gradients = gradients.detach()
@@ -260,6 +264,13 @@ def _visible(inputs: torch.Tensor, weight: torch.Tensor, outputs: torch.Tensor) 
         # Checkpointed and offloaded activations must not be held.
         and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     )
+
+
+def _graph_is_kept() -> bool:
+    """Whether the backward pass that runs leaves the graph for another (``retain_graph``)."""
+    # Old versions do not tell.
+    tell = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return tell is None or bool(tell())
 
 
 def _transformed() -> bool:

@@ -112,6 +112,41 @@ def test_a_frozen_layer_has_no_passes_until_it_is_trained() -> None:
     assert rows() == [[ROWS, ROWS], [ROWS] * 3]
 
 
+@pytest.mark.parametrize("retained", [False, True])
+def test_inputs_are_let_go_though_the_loss_is_kept(retained: bool) -> None:
+    """Unless the graph may be passed again, whose factors are the same then."""
+    model = Net()
+    held = watch_linear(model.parameters())
+    x = torch.randn(ROWS, 8)
+    memory = weakref.ref(x.untyped_storage())
+    loss = model(x).sum()
+    loss.backward(retain_graph=retained)
+    (first,) = held[model.first.weight].passes
+    assert torch.equal(first.inputs, x)
+    for layer in held.values():
+        layer.clear()
+    if retained:
+        loss.backward()
+        (again,) = held[model.first.weight].passes
+        assert torch.equal(again.inputs, x)
+        for layer in held.values():
+            layer.clear()
+        del again
+    del x, first
+    gc.collect()
+    assert memory() is None
+
+
+def test_a_pass_through_a_graph_that_was_given_up_has_no_factors() -> None:
+    """Though what lies before its outputs can still be passed."""
+    model = Net()
+    held = watch_linear([model.second.weight])
+    outputs = model(torch.randn(ROWS, 8))
+    torch.autograd.grad(outputs.sum(), outputs)
+    outputs.sum().backward()
+    assert held[model.second.weight].passes == []
+
+
 def factors(kind: torch.dtype, rows: int = 32) -> LinearPass:
     return LinearPass(torch.randn(rows, 30).to(kind), torch.randn(rows, 20).to(kind))
 
