@@ -261,8 +261,9 @@ def _visible(inputs: torch.Tensor, weight: torch.Tensor, outputs: torch.Tensor) 
         and inputs.layout is torch.strided
         and not inputs.is_nested
         and not _transformed()
-        # Checkpointed and offloaded activations must not be held.
+        # Checkpointed and offloaded activations must not be held; some are computed in backward.
         and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        and torch._C._current_graph_task_id() == -1
     )
 
 

@@ -112,6 +112,17 @@ def test_a_frozen_layer_has_no_passes_until_it_is_trained() -> None:
     assert rows() == [[ROWS, ROWS], [ROWS] * 3]
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_have_no_passes(reentrant: bool) -> None:
+    model = Net()
+    held = watch_linear(model.parameters())
+    x = torch.randn(ROWS, 8, requires_grad=True)
+    hidden = checkpoint(model.first, x, use_reentrant=reentrant)
+    model.second(hidden).sum().backward()
+    assert held[model.first.weight].passes == []
+    assert len(held[model.second.weight].passes) == 1
+
+
 @pytest.mark.parametrize("retained", [False, True])
 def test_inputs_are_let_go_though_the_loss_is_kept(retained: bool) -> None:
     """Unless the graph may be passed again, whose factors are the same then."""
