@@ -21,6 +21,7 @@ from enum import IntEnum
 import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_order, same_on_all
+from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
@@ -66,11 +67,6 @@ class Message:
     status: Status
     passes: tuple[LinearPass, ...] = ()
     checksum: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows of all passes."""
-        return sum(each.rows for each in self.passes)
 
     def encode(self, device: torch.device) -> torch.Tensor:
         """The message as bytes on a device, shape ``(length,)``."""
@@ -200,11 +196,8 @@ class FactorsBucket(Bucket):
         kinds = {each.inputs.dtype for each in message.passes}
         if len(kinds) > 1 or not kinds <= {*_DTYPES}:
             return Status.REFUSED
-        rows, item_bytes = (
-            self._size * message.rows,
-            max((kind.itemsize for kind in kinds), default=0),
-        )
-        return None if pays(rows, self.parameters[0], item_bytes) else Status.MORE
+        pay = _pay(message.passes, self.parameters[0], self._size)
+        return None if pay else Status.MORE
 
     @torch.no_grad()
     def _multiply(self, passes: Sequence[LinearPass]) -> Status:
@@ -303,6 +296,12 @@ def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
     return rows * sum(weight.shape) * item_bytes < whole
 
 
+def _pay(passes: Sequence[LinearPass], weight: torch.Tensor, ranks: int) -> bool:
+    """Whether the factors of a step pay if each of so many ranks has as many."""
+    rows = ranks * sum(each.rows for each in passes)
+    return pays(rows, weight, max((each.inputs.dtype.itemsize for each in passes), default=0))
+
+
 def agree_linear(
     parameters: Sequence[torch.nn.Parameter],
     layers: Mapping[torch.nn.Parameter, LinearLayer],
@@ -310,7 +309,8 @@ def agree_linear(
 ) -> list[LinearLayer]:
     """The watched layers that ranks exchange by factors, the same on all ranks; a collective.
 
-    They are those through which a batch has passed on rank 0 in the first step; none where ranks
+    They are those through which a batch has passed on rank 0 in the first step, of so few rows that
+    factors pay: the others would be watched, and their inputs held, for nothing. None where ranks
     multiply by different processors or libraries.
 
     Args:
@@ -331,7 +331,7 @@ def agree_linear(
     # Of each parameter the index of its bias, itself without one; -1: no factors.
     places = [-1] * len(parameters)
     for weight, layer in layers.items():
-        if alike and layer.passes:
+        if alike and layer.passes and _pay(layer.passes, weight, size()):
             bias = layer.bias if layer.bias in index else None
             places[index[weight]] = index[weight if bias is None else bias]
     chosen: list[LinearLayer] = []
