@@ -125,7 +125,9 @@ class ZeroStep:
         if self._apart:
             whole = self._whole_states()
             self.forget()
-            take_states(self._optimizer, whole)
+            take_states(self._optimizer, self._by_place(whole))
+            for parameter in whole.keys() - set(parameters_of(self._optimizer)):
+                self._optimizer.state[parameter] = whole[parameter]
 
     def forget(self) -> None:
         """Drop the parts' states, because the optimizer is about to load others."""
@@ -147,7 +149,7 @@ class ZeroStep:
                 "step()",
                 hint="Call it after step(), or use another exchange.",
             )
-        return self._whole_states()
+        return self._by_place(self._whole_states())
 
     def _buckets(self) -> list[ZeroBucket]:
         return [b for b in self._dispatcher.buckets if isinstance(b, ZeroBucket)]
@@ -174,8 +176,12 @@ class ZeroStep:
                 for part in own:
                     self._states[part.values] = part.piece.cut_state(whole)
 
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the buckets, equal on all ranks; the script may have dropped some meanwhile."""
+        return list(dict.fromkeys(p for bucket in self._buckets() for p in bucket.parameters))
+
     def _entries(self) -> list[Entry]:
-        places = {p: place for place, p in enumerate(parameters_of(self._optimizer))}
+        places = {p: place for place, p in enumerate(self._parameters())}
         return [
             part.piece.entry(places[part.piece.whole], self._states[part.values])
             for bucket in self._buckets()
@@ -183,6 +189,14 @@ class ZeroStep:
             if part.values in self._states
         ]
 
-    def _whole_states(self) -> dict[int, dict[str, Any]]:
-        parameters = parameters_of(self._optimizer)
-        return put_together(self._entries(), parameters, self._fetch_all())
+    def _whole_states(self) -> dict[torch.nn.Parameter, dict[str, Any]]:
+        parameters = self._parameters()
+        whole = put_together(self._entries(), parameters, self._fetch_all())
+        return {parameters[place]: state for place, state in whole.items()}
+
+    def _by_place(
+        self, states: dict[torch.nn.Parameter, dict[str, Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """The states of the optimizer's own parameters, by their place in it."""
+        own = enumerate(parameters_of(self._optimizer))
+        return {place: states[parameter] for place, parameter in own if parameter in states}
