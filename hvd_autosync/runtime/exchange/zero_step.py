@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,20 @@ class FetchedStates:
     def answer(self) -> bytes:
         """The states, encoded for another rank."""
         return encode_entries(self.entries)
+
+
+class _OptimizerStates(defaultdict[Any, Any]):
+    """An optimizer's dictionary of states, without those of parts between steps.
+
+    Attributes:
+        cleared: Whether the script has cleared it since the last step.
+    """
+
+    cleared = False
+
+    def clear(self) -> None:
+        super().clear()
+        self.cleared = True
 
 
 class ZeroStep:
@@ -66,6 +81,8 @@ class ZeroStep:
         self._apart = False
         #: State of each part between steps.
         self._states: dict[torch.nn.Parameter, dict[str, Any]] = {}
+        #: What the optimizer held after the last step.
+        self._left = _OptimizerStates()
         self._fetched = fetched
 
     def vote(self, *, in_step: bool) -> None:
@@ -113,6 +130,10 @@ class ZeroStep:
                 state = self._optimizer.state.pop(part.values, None)
                 if state:
                     self._states[part.values] = state
+        if not isinstance(self._optimizer.state, _OptimizerStates):
+            self._optimizer.state = _OptimizerStates(dict, self._optimizer.state)
+        self._left = self._optimizer.state
+        self._left.cleared = False
         self._fetched.entries = self._entries()
         return True
 
@@ -122,6 +143,7 @@ class ZeroStep:
 
     def collect(self) -> None:
         """Restore the whole states on this rank, because owners do not make this step."""
+        self._notice_reset()
         if self._apart:
             whole = self._whole_states()
             self.forget()
@@ -141,6 +163,7 @@ class ZeroStep:
             ConfigurationError: It is called between ``backward()`` and ``step()``, when owners may
                 have stepped already.
         """
+        self._notice_reset()
         if not self._apart:
             return {}
         if self._dispatcher.busy:
@@ -151,11 +174,20 @@ class ZeroStep:
             )
         return self._by_place(self._whole_states())
 
+    def _notice_reset(self) -> None:
+        """Drop the parts' states if the script has reset the optimizer's since the last step.
+
+        It does so on all ranks, as with any optimizer whose replicas are to stay equal.
+        """
+        if self._apart and (self._optimizer.state is not self._left or self._left.cleared):
+            self.forget()
+
     def _buckets(self) -> list[ZeroBucket]:
         return [b for b in self._dispatcher.buckets if isinstance(b, ZeroBucket)]
 
     def _put_in(self) -> None:
         """Let the optimizer hold parts in place of their parameters."""
+        self._notice_reset()
         parts: dict[torch.nn.Parameter, list[Part]] = {}
         for bucket in self._buckets():
             for parameter in bucket.parameters:

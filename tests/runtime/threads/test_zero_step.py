@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -71,3 +72,39 @@ def test_checkpoints_after_a_parameter_was_dropped(begin: Any, dropped: int) -> 
         for place, before in enumerate(kept):
             expected = torch.full(SHAPES[before], 1.0 + before)
             torch.testing.assert_close(whole[place]["momentum_buffer"], expected)
+
+
+def clear(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def replace(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state = defaultdict(dict)
+
+
+@pytest.mark.parametrize("reset", [clear, replace])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_reset_of_the_state_takes_effect(
+    begin: Any, reset: Callable[[torch.optim.Optimizer], None], at: int
+) -> None:
+    """Once, and as often as the script does it."""
+    compare(begin, lambda number, optimizer: reset(optimizer) if number >= at else None)
+    compare(begin, lambda number, optimizer: reset(optimizer) if number == at else None)
+
+
+@pytest.mark.parametrize("reset", [clear, replace])
+def test_a_state_that_was_reset_is_saved_as_empty(
+    begin: Any, reset: Callable[[torch.optim.Optimizer], None]
+) -> None:
+    def body() -> tuple[dict[int, Any], dict[int, Any], dict[Any, Any]]:
+        own = begin(SHAPES, SHARDED, momentum=0.5)
+        own.step({0: torch.ones(SHAPES[0])})
+        before = own.method.whole_states()
+        reset(own.optimizer)
+        after = own.method.whole_states()
+        own.method.make_whole()
+        return before, after, own.optimizer.state
+
+    for before, after, state in ThreadRanks(3, seed=0).run(body):
+        assert sorted(before) == [0, 1, 2]
+        assert after == state == {}
