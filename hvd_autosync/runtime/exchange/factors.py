@@ -265,9 +265,7 @@ class FactorsBucket(Bucket):
         self._steps += 1
         if self._equal is False or self._steps % _CHECK_EVERY != 1:
             return 0
-        bits = self.parameters[0].detach().contiguous().view(-1).view(torch.uint8)
-        whole = bits[: len(bits) // 8 * 8].view(torch.int64)
-        return int(whole.sum()) or 1
+        return _sum_of_bits(self.parameters[0].detach())
 
     def _compare_weights(self, checksums: Sequence[int]) -> None:
         if checksums[0] == 0:
@@ -342,6 +340,15 @@ def agree_linear(
             layers[weight].bias = None if taken else bias
             chosen.append(layers[weight])
     return chosen
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's bits as integers of 64 bits; not 0."""
+    flat = tensor.contiguous().view(-1)
+    if flat.storage_offset() * flat.element_size() % 8:  # a part of another tensor
+        flat = flat.clone()
+    bits = flat.view(torch.uint8)
+    return int(bits[: len(bits) // 8 * 8].view(torch.int64).sum()) or 1
 
 
 def _aligned(size_bytes: int) -> int:

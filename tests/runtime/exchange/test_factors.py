@@ -10,7 +10,8 @@ from torch import nn
 
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
-from hvd_autosync.runtime.exchange.factors import agree_linear
+from hvd_autosync.runtime.exchange.exchanges import Scaling
+from hvd_autosync.runtime.exchange.factors import FactorsBucket, agree_linear
 from hvd_autosync.runtime.patches.linear import watch_linear
 
 RANKS = 2
@@ -38,3 +39,17 @@ def test_layers_whose_factors_pay_on_rank_0_are_chosen() -> None:
     assert chosen((12, 1)) == [[1]] * RANKS
     assert chosen((13, 1)) == [[]] * RANKS
     assert chosen((1, 13)) == [[0, 1]] * RANKS
+
+
+def test_a_weight_may_lie_anywhere_in_other_memory() -> None:
+    """As a part of one vector of all parameters, behind an odd number of elements."""
+
+    def checksum(offset: int) -> int:
+        memory = torch.arange(60.0)
+        with torch.no_grad():
+            memory[offset : offset + 12] = torch.linspace(-1, 1, 12)
+        weight = nn.Parameter(memory[offset : offset + 12].view(3, 4))
+        bucket = FactorsBucket("w", watch_linear([weight])[weight], [weight], Scaling(), 0, RANKS)
+        return bucket._checksum()
+
+    assert checksum(1) == checksum(0) != 0
