@@ -227,14 +227,11 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The gradient, contiguous; zeros if there is none, as in Horovod's optimizer."""
+    """The gradient, dense and contiguous; zeros if there is none, as in Horovod's optimizer."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
     if parameter.grad.is_sparse:
-        raise SpaceError(
-            "a gradient that was dense in the first step is sparse now",
-            hint="Put this parameter into the class 'embedding' with the exchange 'rows'.",
-        )
+        parameter.grad = parameter.grad.to_dense()
     if not parameter.grad.is_contiguous():
         parameter.grad = parameter.grad.contiguous()
     return parameter.grad

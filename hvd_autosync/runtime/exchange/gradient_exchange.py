@@ -75,6 +75,9 @@ class GradientExchange(SyncMethod):
         self._parameters = list(names)
         self._progress = progress
         self._by_owners = False
+        #: Sparse gradients of this step, which dense buckets make dense, and their sparse
+        #: dimensions.
+        self._sparse: dict[torch.nn.Parameter, int] = {}
         self.arrival_order: list[torch.nn.Parameter] = []
         self._planning = Planning(plan, names, scaling)
         self._linear = watch_linear(
@@ -108,6 +111,8 @@ class GradientExchange(SyncMethod):
 
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self._sparse[parameter] = parameter.grad.sparse_dim()
         self.dispatcher.arrived(parameter)
 
     def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
@@ -126,6 +131,7 @@ class GradientExchange(SyncMethod):
         self.dispatcher.finish(deferred)
         if self._zero_step is not None:
             self._zero_step.synchronized()
+        self._make_sparse_again(deferred)
         if self._deferred_update is not None and deferred:
             self._deferred_update.begin(deferred)
 
@@ -160,6 +166,7 @@ class GradientExchange(SyncMethod):
         """End what some ranks have begun, because the optimizer is about to load states."""
         self.settle()
         self.dispatcher.finish_if_started()
+        self._make_sparse_again()
         self.forget_states()
 
     def make_whole(self) -> None:
@@ -207,6 +214,20 @@ class GradientExchange(SyncMethod):
         self._linear = {}
         self.dispatcher.close()
         return entries
+
+    def _make_sparse_again(self, deferred: Collection[Bucket] = ()) -> None:
+        """Let the step find sparse gradients where backward has left such.
+
+        Args:
+            deferred: Buckets that are still under way; optimizers whose steps are deferred update
+                each element by itself, as well from dense gradients.
+        """
+        under_way = {parameter for bucket in deferred for parameter in bucket.parameters}
+        for parameter, dimensions in self._sparse.items():
+            gradient = parameter.grad
+            if gradient is not None and not gradient.is_sparse and parameter not in under_way:
+                parameter.grad = gradient.to_sparse(dimensions)
+        self._sparse.clear()
 
     def _make_buckets(self, arrivals: Iterable[torch.nn.Parameter]) -> list[Bucket]:
         # Parameters whose gradients never arrived come last, in the optimizer's order.

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import os
 import time
 import unittest
@@ -437,15 +438,31 @@ def case_sparse_gradients_that_some_rank_lacks():
             assert_same_on_all_ranks(run(OURS, at_first))
 
 
-def case_later_sparse_gradients_are_refused():
-    table = nn.Embedding(ROWS, 4)
-    with plan(PLANS["one bucket"], {}):
-        distributed = OURS(torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters())
-    table(inputs(0)).sum().backward()
-    distributed.step()
-    distributed.zero_grad()
-    table.sparse = True
-    with raises(AutosyncError, "sparse"):
-        table(inputs(1)).sum().backward()
-        distributed.step()
-    exchange_of(distributed).dispatcher._ready.clear()
+def case_later_sparse_gradients():
+    """The first step has shown a dense gradient, or none."""
+
+    def run(factory, base, used_at_first):
+        torch.manual_seed(5)
+        model = nn.ModuleDict({"table": nn.Embedding(ROWS, 4), "body": nn.Linear(4, 2)})
+        distributed = factory(base(model.parameters()), model.named_parameters())
+        for step in range(5):
+            distributed.zero_grad()
+            model["table"].sparse = step > 0
+            used = step > 0 or used_at_first
+            hidden = model["table"](inputs(step)).mean(1) if used else torch.ones(2, 4)
+            model["body"](hidden).pow(2).mean().backward()
+            distributed.step()
+            assert model["table"].weight.grad.is_sparse == (step > 0)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    bases = (
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    )
+    for base, used_at_first in itertools.product(bases, (True, False)):
+        expected = run(HOROVODS, base, used_at_first)
+        for name in ("one bucket", "rows", "slices", "sharded"):
+            with plan(PLANS[name]):
+                ours = run(OURS, base, used_at_first)
+            assert_same_on_all_ranks(ours)
+            assert_close(ours, expected)

@@ -1,0 +1,82 @@
+"""Gradients that are sparse in some steps only, on ranks that are threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_autosync.runtime.collectives.operations import join, rank
+from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
+from hvd_autosync.search_space.sync_plan import SyncPlan
+
+TABLE, BODY = (6, 2), (3,)
+STEPS = 4
+CLASSES = {"embedding": ("p0",)}
+PLANS = {
+    "each alone": ExchangePlan(),
+    "one bucket": ExchangePlan(buckets=1),
+    "slices": ExchangePlan(embedding=ClassPlan(slices=2)),
+    "lossless": ExchangePlan(embedding=ClassPlan(lossless=True)),
+    "rows": ExchangePlan(embedding=ClassPlan("rows")),
+    "sharded": ExchangePlan(embedding=ClassPlan("sharded")),
+    "hierarchical": ExchangePlan(embedding=ClassPlan("hierarchical")),
+    "priority": ExchangePlan(order="priority"),
+}
+
+
+def gradient(of_rank: int, step: int) -> torch.Tensor:
+    """Small integers, zero in most rows."""
+    values = torch.zeros(TABLE)
+    values[(of_rank + step) % 6] = torch.tensor([1.0 + of_rank, -2.0 - step])
+    values[(of_rank + 3 * step) % 6] += 1
+    return values
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("first", ["dense", "absent"])
+@pytest.mark.parametrize("sparse_ranks", [(0, 1, 2, 3), (1, 2)])
+def test_gradients_that_are_sparse_later_count_as_dense_ones(
+    name: str, first: str, sparse_ranks: tuple[int, ...], begin: Any
+) -> None:
+    """And are sparse where the optimizer sees them, on the ranks that made them so."""
+
+    def body() -> list[torch.Tensor]:
+        own = begin([TABLE, BODY], SyncPlan(PLANS[name], CLASSES), momentum=0.5)
+        for step in range(STEPS):
+            gradients = {1: torch.full(BODY, float(step + rank()))}
+            sparse = step > 0 and rank() in sparse_ranks
+            if step or first == "dense":
+                dense = gradient(rank(), step)
+                gradients[0] = dense.to_sparse(1) if sparse else dense
+            own.step(gradients)
+            if step:
+                assert own.parameters[0].grad.is_sparse == sparse
+        return own.values()
+
+    ours = ThreadRanks(4, hosts=2, seed=0).run(body)
+    table, momentum = torch.ones(TABLE), torch.zeros(TABLE)
+    for step in range(STEPS):
+        mean = sum(gradient(each, step) for each in range(4)) / 4
+        momentum = 0.5 * momentum + (mean if step or first == "dense" else 0)
+        table -= 0.5 * momentum
+    for values in ours:
+        torch.testing.assert_close(values[0], table, rtol=0, atol=0)
+
+
+def test_sparse_gradients_while_some_rank_has_joined_from_the_beginning(begin: Any) -> None:
+    def body() -> torch.Tensor:
+        own = begin([TABLE, BODY], SyncPlan(PLANS["rows"], CLASSES))
+        for step in range(2 if rank() else 0):
+            own.step({0: gradient(rank(), step).to_sparse(1), 1: torch.ones(BODY)})
+            assert own.parameters[0].grad.is_sparse
+        join()
+        values: torch.Tensor = own.values()[0]
+        return values
+
+    _, *others = ThreadRanks(3, seed=0).run(body)
+    mean = sum(gradient(each, step) for each in (1, 2) for step in range(2)) / 3
+    for values in others:
+        torch.testing.assert_close(values, 1 - 0.5 * mean)
