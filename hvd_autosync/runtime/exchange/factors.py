@@ -25,7 +25,13 @@ from hvd_autosync.runtime.collectives.operations import size
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
-from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
+from hvd_autosync.runtime.exchange.exchanges import (
+    MOST_GATHERED_BYTES,
+    Flat,
+    Scaling,
+    Steps,
+    gather,
+)
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_product, product
 
@@ -280,7 +286,7 @@ class FactorsBucket(Bucket):
 
 
 def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
-    """Whether factors are fewer bytes than a ring sends for the gradient.
+    """Whether factors are fewer bytes than a ring sends for the gradient, and can be gathered.
 
     Each of r ranks receives (r - 1) / r of all factors, and in a ring sends 2 (r - 1) / r of the
     gradient.
@@ -291,7 +297,7 @@ def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
         item_bytes: Bytes of an element of the factors.
     """
     whole = 2 * weight.numel() * wire_dtype(weight.dtype).itemsize
-    return rows * sum(weight.shape) * item_bytes < whole
+    return rows * sum(weight.shape) * item_bytes < min(whole, MOST_GATHERED_BYTES)
 
 
 def _pay(passes: Sequence[LinearPass], weight: torch.Tensor, ranks: int) -> bool:

@@ -23,6 +23,7 @@ from hvd_autosync.runtime.exchange.buckets import (
 )
 from hvd_autosync.runtime.exchange.codecs import make_codec
 from hvd_autosync.runtime.exchange.exchanges import (
+    MOST_GATHERED_BYTES,
     Exchange,
     Flat,
     Hierarchical,
@@ -110,8 +111,18 @@ class Planning:
     def _of_lane(
         self, plan: ClassPlan, members: list[torch.nn.Parameter], total: int
     ) -> list[Bucket]:
-        if plan.slices > 1:
-            return [piece for parameter in members for piece in self._slices(plan, parameter)]
+        sliced, whole = [], []
+        for parameter in members:
+            slices = max(plan.slices, -(-_gathered_bytes(plan, parameter) // MOST_GATHERED_BYTES))
+            if slices > 1:
+                sliced += self._slices(plan, parameter, slices)
+            else:
+                whole.append(parameter)
+        return sliced + (self._whole(plan, whole, total) if whole else [])
+
+    def _whole(
+        self, plan: ClassPlan, members: list[torch.nn.Parameter], total: int
+    ) -> list[Bucket]:
         own = sum(map(_bytes, members))
         if self._plan.buckets and plan.codec != "powersgd":  # powersgd needs single matrices
             count = max(round(self._plan.buckets * own / total), 1)
@@ -126,13 +137,17 @@ class Planning:
         else:
             indices = split_evenly([_bytes(parameter) for parameter in members], count)
             groups = [[members[index] for index in group] for group in indices]
-        return [self._bucket(plan, self._name(*group), group) for group in groups]
+        return [
+            self._bucket(plan, self._name(*run), run)
+            for group in groups
+            for run in _runs_to_gather(plan, group)
+        ]
 
-    def _slices(self, plan: ClassPlan, parameter: torch.nn.Parameter) -> list[Bucket]:
+    def _slices(self, plan: ClassPlan, parameter: torch.nn.Parameter, count: int) -> list[Bucket]:
         unit = matrix_shape(parameter.shape)[1] if plan.codec == "powersgd" else 1
         return [
             self._bucket(plan, f"{self._name(parameter)}[{index}]", [parameter], piece)
-            for index, piece in enumerate(slice_bounds(parameter.numel(), plan.slices, unit))
+            for index, piece in enumerate(slice_bounds(parameter.numel(), count, unit))
         ]
 
     def _bucket(
@@ -186,6 +201,32 @@ def _codes_bits(plan: ClassPlan, parameter: torch.nn.Parameter) -> bool:
     """Whether lossless codes apply: to sums of float32 numbers that no codec changes."""
     summed = plan.exchange in ("allreduce", "hierarchical") and plan.codec == "none"
     return summed and wire_dtype(parameter.dtype) == torch.float32
+
+
+def _gathered_bytes(plan: ClassPlan, parameter: torch.nn.Parameter) -> int:
+    """The most bytes that a parameter adds to the result of an allgather of its exchange."""
+    exchanges, codecs = ("sharded", "hierarchical"), ("bf16", "int8")
+    gathers = plan.exchange in exchanges or plan.codec in codecs or plan.lossless
+    whole = parameter.numel() * wire_dtype(parameter.dtype).itemsize if gathers else 0
+    if plan.codec != "topk":
+        return whole
+    return max(whole, 8 * size() * round(plan.ratio * parameter.numel()))
+
+
+def _runs_to_gather(
+    plan: ClassPlan, group: Sequence[torch.nn.Parameter]
+) -> list[list[torch.nn.Parameter]]:
+    """Split a group, in order, into runs whose exchange can be gathered."""
+    runs: list[list[torch.nn.Parameter]] = [[]]
+    reached = 0
+    for parameter in group:
+        own = _gathered_bytes(plan, parameter)
+        reached += own
+        if runs[-1] and reached > MOST_GATHERED_BYTES:
+            runs.append([])
+            reached = own
+        runs[-1].append(parameter)
+    return runs
 
 
 def _bytes(parameter: torch.nn.Parameter) -> int:

@@ -13,7 +13,13 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.runtime.collectives.operations import allgather_async
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
-from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, add_at
+from hvd_autosync.runtime.exchange.exchanges import (
+    MOST_GATHERED_BYTES,
+    Flat,
+    Scaling,
+    Steps,
+    add_at,
+)
 from hvd_autosync.runtime.measure.touched import touched_rows
 
 
@@ -61,7 +67,7 @@ class RowsBucket(Bucket):
         numbers = yield allgather_async(sent.to(torch.int32), name=f"{self.name}.numbers")
         # A ring gathers K rows with half of the bytes that it reduces K rows with; the other half
         # pays for selecting them.
-        if len(numbers) > len(gradient):
+        if len(numbers) > len(gradient) or self._too_many(numbers, wire_dtype(gradient.dtype)):
             self._backoff.tried(paid=False)
             yield from self._whole.send()
             return
@@ -87,9 +93,17 @@ class RowsBucket(Bucket):
         if not len(numbers):
             numbers, values = numbers.new_zeros(1), values.new_zeros(1, *values.shape[1:])
         numbers = yield allgather_async(numbers, name=f"{self.name}.numbers")
+        if self._too_many(numbers, values.dtype):
+            yield from self.send_plainly()
+            return
         values = yield allgather_async(values, name=f"{self.name}.rows")
         values.mul_(self._scaling.before * self._scaling.after)
         table.grad = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
+
+    def _too_many(self, numbers: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether all ranks' rows together are more than can be gathered."""
+        columns = self.parameters[0].shape[1:].numel()
+        return len(numbers) * columns * dtype.itemsize > MOST_GATHERED_BYTES
 
 
 def put_rows(gradient: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from hvd_autosync.runtime.collectives.operations import join, rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
+from hvd_autosync.runtime.exchange import rows
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.sync_plan import SyncPlan
 
@@ -80,3 +81,29 @@ def test_sparse_gradients_while_some_rank_has_joined_from_the_beginning(begin: A
     mean = sum(gradient(each, step) for each in (1, 2) for step in range(2)) / 3
     for values in others:
         torch.testing.assert_close(values, 1 - 0.5 * mean)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_that_are_too_many_to_gather_travel_whole(
+    sparse: bool, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks' rows of 8 bytes, of which each rank touches two."""
+
+    def body() -> torch.Tensor:
+        own = begin([TABLE, BODY], SyncPlan(PLANS["rows"], CLASSES))
+        for step in range(STEPS):
+            dense = gradient(rank(), step)
+            own.step({0: dense.to_sparse(1) if sparse else dense, 1: torch.ones(BODY)})
+            assert own.parameters[0].grad.is_sparse == sparse
+        values: torch.Tensor = own.values()[0]
+        return values
+
+    mean = sum(gradient(each, step) for each in range(2) for step in range(STEPS)) / 2
+    gathers = []
+    for most in (2**20, 2 * 2 * 8 - 1):
+        monkeypatch.setattr(rows, "MOST_GATHERED_BYTES", most)
+        ranks = ThreadRanks(2, seed=0)
+        for values in ranks.run(body):
+            torch.testing.assert_close(values, 1 - 0.5 * mean)
+        gathers.append(ranks.calls["allgather"])
+    assert gathers[0] > gathers[1]
