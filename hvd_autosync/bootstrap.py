@@ -28,7 +28,7 @@ _RUN_LAUNCHER = f"from {_LAUNCHER} import run_commandline\nrun_commandline()\n"
 
 
 def _is_launcher() -> bool:
-    """Whether this process is ``horovodrun`` or ``python -m horovod.runner.launch``."""
+    """Return whether this process is ``horovodrun`` or ``python -m horovod.runner.launch``."""
     modules = ("horovod.runner", "-mhorovod.runner")
     return any(w.endswith("horovodrun") or w.startswith(modules) for w in sys.orig_argv[1:6])
 

@@ -297,5 +297,5 @@ def _named(strategy: Strategy, classes: Classes) -> dict[str, Any]:
 
 
 def _is_horovods(strategy: Strategy) -> bool:
-    """Whether gradients are exchanged under it as Horovod does by itself."""
+    """Return whether gradients are exchanged under it as Horovod does by itself."""
     return exchange_plan(strategy) in (None, ExchangePlan())

@@ -27,7 +27,7 @@ CATALOGUE: tuple[Knob, ...] = tuple(spec.knob for spec in REGISTRY)
 
 
 def catalogue_knob(name: str) -> Knob:
-    """The knob called ``name``, of the catalogue or of an extension.
+    """Return the knob called ``name``, of the catalogue or of an extension.
 
     Raises:
         SpaceError: No knob has that name.
@@ -36,7 +36,7 @@ def catalogue_knob(name: str) -> Knob:
 
 
 def every_knob() -> tuple[Knob, ...]:
-    """The knobs of the catalogue and of extensions."""
+    """Return the knobs of the catalogue and of extensions."""
     return tuple(spec.knob for spec in REGISTRY)
 
 
@@ -50,7 +50,7 @@ def build_space(
     default_controller: str = "gloo",
     registry: KnobRegistry = REGISTRY,
 ) -> SearchSpace:
-    """The knobs that can matter for this model on these resources.
+    """Return the knobs that can matter for this model on these resources.
 
     Args:
         model: Profile of the model.

@@ -60,7 +60,7 @@ class Record:
                 object.__setattr__(self, name, replaced)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
+        """Return a plain dictionary."""
         nulls = _nulls_of(self)
         plain = {}
         for field in fields(self):  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ class Record:
 
     @classmethod
     def from_json(cls: type[_Self], values: Mapping[str, Any]) -> _Self:
-        """The record that :meth:`to_json` wrote.
+        """Return the record that :meth:`to_json` wrote.
 
         Raises:
             ValueError: ``values`` is no such record; the message says where and why.
@@ -86,7 +86,7 @@ class Record:
 
     @classmethod
     def known(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of ``values``, as another version wrote them, that are fields.
+        """Return the entries of ``values``, as another version wrote them, that are fields.
 
         Raises:
             ValueError: ``values`` is no dictionary.
@@ -128,7 +128,7 @@ class _Stored(type):
 
 
 def stored_as(kind: type, read: Callable[[Any], Any]) -> type:
-    """The type of a field whose values ``read`` makes from JSON, and their ``to_json`` writes.
+    """Return the type of a field whose values ``read`` makes, and their ``to_json`` writes.
 
     Args:
         kind: The class of the values.
@@ -184,7 +184,7 @@ def _numbers_of_null(kind: type) -> dict[str, float]:
 
 
 def _explained(message: str, values: Any, kind: str) -> str:
-    """An error of msgspec with the name of the field, and its value."""
+    """Return an error of msgspec with the name of the field, and its value."""
     match = _PLACE.fullmatch(message)
     assert match is not None
     problem, path = match["problem"], match["path"] or ""
@@ -202,7 +202,7 @@ def _explained(message: str, values: Any, kind: str) -> str:
 
 
 def _unknown_field(record: Any, values: Any) -> str | None:
-    """The field that a record has not, and the JSON that it was read from has, if there is one."""
+    """Return the field that a record has not, but the JSON that it was read from, if any."""
     if isinstance(record, tuple) and record and is_dataclass(record[0]):
         return _first(map(_unknown_field, record, values))
     reads_itself = hasattr(record, "to_json") and not isinstance(record, Record)
@@ -220,7 +220,7 @@ def _first(problems: Iterable[str | None]) -> str | None:
 
 
 def _impossible_number(record: object) -> str | None:
-    """Why a number in a record cannot be; ``None`` if all can."""
+    """Return why a number in a record cannot be; ``None`` if all can."""
     for field in fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
         name = field.name

@@ -125,7 +125,7 @@ def _words(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> list[str]:
-    """The command as a list of words.
+    """Return the command as a list of words.
 
     Raises:
         ConfigurationError: The command is empty, or has arguments but is not a function.
@@ -152,7 +152,7 @@ def _job(
     options: Sequence[str],
     settings: Mapping[str, Any],
 ) -> tuple[Job, Options]:
-    """The job and the options, as for a ``horovodrun`` line with the same words.
+    """Return the job and the options, as for a ``horovodrun`` line with the same words.
 
     Raises:
         ConfigurationError: An argument or an option is invalid.
@@ -191,7 +191,7 @@ def _job(
 
 
 def _progress() -> GuardedProgress:
-    """The progress display: a widget in a notebook, else as for the flag."""
+    """Return the progress display: a widget in a notebook, else as for the flag."""
     if _in_notebook():
         try:
             return GuardedProgress(WidgetProgress(), sys.stderr)
@@ -205,6 +205,6 @@ def _progress() -> GuardedProgress:
 
 
 def _in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel."""
+    """Return whether this runs in a Jupyter kernel."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and hasattr(shell, "kernel")

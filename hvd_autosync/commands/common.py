@@ -55,7 +55,7 @@ class Commands(TyperGroup):
 
 
 def open_store(location: str | None) -> TraceStore:
-    """The store that ``--store`` names.
+    """Return the store that ``--store`` names.
 
     Raises:
         StoreError: It cannot be opened.
@@ -97,7 +97,7 @@ def print_table(table: Table) -> None:
 
 
 def console() -> Console:
-    """The console for standard output; brackets in texts are not markup."""
+    """Return the console for standard output; brackets in texts are not markup."""
     from hvd_autosync.reporting.console import PrintableConsole
 
     return PrintableConsole()

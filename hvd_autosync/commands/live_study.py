@@ -120,7 +120,7 @@ def _load(training: Training) -> None:
 
 
 def _last_line(training: Training, study: _Study, end: LiveTuningError) -> str:
-    """What is said of a training that has ended; empty if nothing more is to be said."""
+    """Return what is said of a training that has ended; empty if nothing more is to be said."""
     from hvd_autosync.launch.live_runner import TrainingEnded, TrainingHung, TrainingLost
 
     if not isinstance(end, TrainingEnded | TrainingLost):

@@ -68,7 +68,7 @@ def train_live(job: Job, options: Options, *, may_refuse: bool = False) -> RunOu
 
 
 def _failed_in_trial(job: Job, options: Options, began: datetime) -> TrialRecord | None:
-    """The trial in which a training that began then has failed."""
+    """Return the trial in which a training that began then has failed."""
     from hvd_autosync.engine.live import failed_trial
     from hvd_autosync.traces.records import timestamp
 

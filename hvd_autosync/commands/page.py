@@ -29,7 +29,7 @@ _SLICES = 3
 
 
 def page(study: Study) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Raises:
         ConfigurationError: Plotly or Jinja is not installed.
@@ -60,7 +60,7 @@ def page(study: Study) -> str:
 
 
 def _figures(study: Study) -> Iterator[go.Figure]:
-    """The figures that have data."""
+    """Yield the figures that have data."""
     plot, space = study.plot, study.record.space
     figures = [plot.convergence(), plot.step_times()]
     if space is not None:
@@ -98,7 +98,7 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _block(content: RenderableType) -> dict[str, Any]:
-    """A block of a section for the template, which distinguishes blocks by their kind."""
+    """Return a block of a section for the template, which distinguishes blocks by their kind."""
     if isinstance(content, Verbatim):
         return {"kind": "copy", "text": content.plain.rstrip()}
     if isinstance(content, Table):
@@ -110,7 +110,7 @@ def _block(content: RenderableType) -> dict[str, Any]:
 
 
 def summary(study: Study) -> dict[str, Any]:
-    """A study as plain JSON: the record, the best strategy, and one entry per trial.
+    """Return a study as plain JSON: the record, the best strategy, and one entry per trial.
 
     Raises:
         StudyError: The study has no trials.

@@ -72,7 +72,7 @@ def show(
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """The table as CSV that is safe on a terminal and in a spreadsheet."""
+    """Return the table as CSV that is safe on a terminal and in a spreadsheet."""
 
     def cell(value: object) -> object:
         return printable_cell(value) if isinstance(value, str) else value

@@ -76,7 +76,7 @@ def check_versions() -> Finding:
 
 
 def check_private_names() -> Finding:
-    """Whether the installed packages have the undocumented names that this one uses."""
+    """Return whether the installed packages have the undocumented names that this one uses."""
     missing = list(missing_names())
     if not missing:
         return Finding("private names", Severity.OK, "all that are used exist")
@@ -94,7 +94,7 @@ def check_private_names() -> Finding:
 
 
 def check_patches() -> Finding:
-    """Whether the installed packages have everything that this one replaces in them."""
+    """Return whether the installed packages have everything that this one replaces in them."""
     missing = list(missing_targets())
     if missing:
         lines = [f"{name} ({patch.why}; {patch.used_in})" for name, patch in missing]
@@ -110,7 +110,7 @@ def check_patches() -> Finding:
 
 
 def patch_table() -> list[dict[str, str]]:
-    """A row for each patch of other packages, with the versions that it was tested with.
+    """Return a row for each patch of other packages, with the versions that it was tested with.
 
     Keys: name, targets, why, tested (such as ``"torch 2.13.0"``; functions of Python itself are the
     same in every version) and here, how the installed versions compare with these.
@@ -225,7 +225,7 @@ def check_plugin() -> Finding:
 
 
 def _inactive(program: str) -> Finding:
-    """The finding for a plugin that is not active, with the reason if the files show it."""
+    """Return the finding for a plugin that is not active, with the reason if the files show it."""
     file = "hvd_autosync.pth"
     if any(Path(folder, file).exists() for folder in sys.path if folder):
         return Finding(
@@ -247,7 +247,7 @@ def _knows_autosync(launcher: list[str]) -> bool:
 
 
 def _output(command: list[str]) -> str:
-    """The standard output of ``command``; empty if it cannot be run."""
+    """Return the standard output of ``command``; empty if it cannot be run."""
     try:
         # The working directory must not matter, as `python -m` imports from it.
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/")

@@ -31,5 +31,5 @@ class Finding:
     remedy: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """A plain dictionary."""
+        """Return a plain dictionary."""
         return {**asdict(self), "severity": self.severity.value}

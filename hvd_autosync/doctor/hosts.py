@@ -70,7 +70,7 @@ def check_hosts(
 
 
 def _check_name(name: str, addresses: list[str], where: str, *, needed: bool) -> Finding:
-    """The finding for a name that resolves to ``addresses`` on the host ``where``.
+    """Return the finding for a name that resolves to ``addresses`` on the host ``where``.
 
     Args:
         name: The host's name.

@@ -45,7 +45,7 @@ def links_of(
     *,
     remeasure: bool,
 ) -> Links:
-    """The links between the ranks of ``job``, without those that cannot be measured.
+    """Return the links between the ranks of ``job``, without those that cannot be measured.
 
     Args:
         job: The job.
@@ -81,7 +81,7 @@ def links_of(
 
 
 def _parts(hosts: tuple[Host, ...]) -> dict[str, tuple[Host, ...]]:
-    """The hosts and slots between which each link is measured.
+    """Return the hosts and slots between which each link is measured.
 
     Only the ranks of that part run, so that no other ranks load processors and networks.
     """

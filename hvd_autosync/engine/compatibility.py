@@ -19,7 +19,7 @@ from hvd_autosync.util.printable import shell_line
 
 
 def winner_for(study: StudyRecord, job: Job) -> Strategy:
-    """The winner of ``study``, after a check that ``job`` can run under it.
+    """Return the winner of ``study``, after a check that ``job`` can run under it.
 
     Raises:
         ConfigurationError: There is no winner, or this Horovod lacks its controller.
@@ -45,7 +45,7 @@ def winner_for(study: StudyRecord, job: Job) -> Strategy:
 def why_not_in_place(
     study: StudyRecord, fixed: Collection[str], unwanted: Mapping[str, Collection[Value]]
 ) -> str:
-    """Why a running training cannot take over the winner of a study of its job; empty if it can.
+    """Return why a running training cannot take over a study's winner; empty if it can.
 
     Args:
         study: The study.
@@ -63,7 +63,7 @@ def why_not_in_place(
 
 
 def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:
-    """The parameter classes of the job that the winner of ``study`` needs.
+    """Return the parameter classes of the job that the winner of ``study`` needs.
 
     An anonymous trace has no names of parameters. Then the classes are those of an earlier study of
     the same command in the store, if its model has the same shapes in the same order.
@@ -104,7 +104,7 @@ def _shapes(model: ModelProfile) -> list[tuple[tuple[int, ...], str]]:
 
 
 def differences(study: StudyRecord, job: Job) -> Iterator[str]:
-    """A line for each difference between ``job`` and the job that ``study`` measured.
+    """Yield a line for each difference between ``job`` and the job that ``study`` measured.
 
     Without one, both are the same job, perhaps under other versions of packages.
     """

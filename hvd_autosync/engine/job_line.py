@@ -110,7 +110,7 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
 
 
 def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, Options]:
-    """The job and the options of a parsed ``horovodrun`` line.
+    """Return the job and the options of a parsed ``horovodrun`` line.
 
     Raises:
         ConfigurationError: Something in them cannot be used; nothing was launched.
@@ -157,7 +157,7 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
 
 
 def _file_section(path: str | None) -> Mapping[str, Any]:
-    """The section ``autosync`` of Horovod's configuration file.
+    """Return the section ``autosync`` of Horovod's configuration file.
 
     Raises:
         ConfigurationError: The file is missing, or nothing that Horovod or we can read.

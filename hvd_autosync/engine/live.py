@@ -151,12 +151,12 @@ def failed_choices(store: TraceStore) -> dict[str, set[Value]]:
 
 
 def _lost(trial: TrialRecord) -> bool:
-    """Whether a training has failed in this trial."""
+    """Return whether a training has failed in this trial."""
     return trial.result is not None and trial.result.reason.endswith(LOST_IN_TRIAL)
 
 
 def failed_trial(job: Job, options: Options, since: str) -> TrialRecord | None:
-    """The live trial in which a training has just failed; ``None`` if in none.
+    """Return the live trial in which a training has just failed; ``None`` if in none.
 
     Args:
         job: The job.

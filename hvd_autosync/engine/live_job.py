@@ -20,7 +20,7 @@ from hvd_autosync.util.variables import JOB_VARIABLE
 
 
 def live_options() -> Options:
-    """The options of live tuning, from environment variables.
+    """Return the options of live tuning, from environment variables.
 
     Raises:
         ConfigurationError: A variable is invalid, or its option has no meaning here.
@@ -31,7 +31,7 @@ def live_options() -> Options:
 
 
 def live_job(begin: dict[str, Any]) -> Job:
-    """The job of a training that has begun.
+    """Return the job of a training that has begun.
 
     Args:
         begin: The first message of its rank 0.

@@ -23,7 +23,7 @@ NOT_LIVE_EXCHANGE = "hierarchical"
 
 
 def why_launched(job: Job, options: Options) -> str | None:
-    """Why the trials of a job have to be launched.
+    """Return why the trials of a job have to be launched.
 
     Returns:
         The reason; empty if it need not be told, because nothing is tried, or no training follows;
@@ -47,7 +47,7 @@ def why_launched(job: Job, options: Options) -> str | None:
 
 
 def is_tuned(job: Job, options: Options) -> bool:
-    """Whether a job runs under the result of an earlier study: nothing is tried.
+    """Return whether a job runs under the result of an earlier study: nothing is tried.
 
     Raises:
         ConfigurationError: The space file is invalid.
@@ -60,7 +60,7 @@ def is_tuned(job: Job, options: Options) -> bool:
 
 
 def only_trains(job: Job, options: Options) -> bool:
-    """Whether a job is started under the winner of an earlier study, instead of being tuned live.
+    """Return whether a job starts under an earlier study's winner, instead of being tuned live.
 
     So it has also what Horovod reads at its start.
 
@@ -86,7 +86,7 @@ def check_what_is_read(job: Job, options: Options) -> None:
 
 
 def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> str | None:
-    """The first reason that is known without the store; ``None``: there is none."""
+    """Return the first reason that is known without the store; ``None``: there is none."""
     if reason := not_live(options):
         return reason
     if options.runner == "cold":
@@ -110,7 +110,7 @@ def _without_store(job: Job, options: Options, restrictions: dict[str, Any]) -> 
 
 
 def _is_tuned(store: TraceStore, key: str, options: Options) -> bool:
-    """Whether an earlier study of the job can be used."""
+    """Return whether an earlier study of the job can be used."""
     known = store.find_finished(key)
     if known is None:
         return False
@@ -119,7 +119,7 @@ def _is_tuned(store: TraceStore, key: str, options: Options) -> bool:
 
 
 def _interrupted(store: TraceStore, key: str) -> str | None:
-    """A reason if a study of launched trials will be resumed."""
+    """Return a reason if a study of launched trials will be resumed."""
     resumable = store.interrupted()
     for study in store.studies():  # newest first
         if study.job_key == key and study.study_id in resumable:

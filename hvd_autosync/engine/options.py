@@ -360,7 +360,7 @@ def check_live(options: Options) -> None:
 
 
 def not_live(options: Options) -> str:
-    """Why options exclude that a training is tuned in its own steps; empty if they do not."""
+    """Return why options exclude live tuning; empty if they do not."""
     if options.allow:
         return (
             f"lossy knobs ({', '.join(options.allow)}) cannot be tuned live: their losses are "
@@ -373,7 +373,7 @@ def not_live(options: Options) -> str:
 
 
 def as_text(value: object) -> str:
-    """A value from a file or a call, formatted as on the command line."""
+    """Return a value from a file or a call, formatted as on the command line."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
 
 
@@ -393,7 +393,7 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
 def options_environment(
     options: Options, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment variables that give these options to a live training's helper.
+    """Return the environment variables that give these options to a live training's helper.
 
     Args:
         options: The options.

@@ -134,7 +134,7 @@ def simulate(
 def _space(
     study: StudyRecord, model: ModelProfile, resources: Resources, fixed: dict[str, Value]
 ) -> SearchSpace:
-    """The search space on the other cluster, without knobs that the script or the user fixes."""
+    """Return the space on the other cluster, without knobs that the script or the user fixes."""
     space = build_space(model, resources, held=fixed)
     if study.space is None or study.task is None:
         return space
@@ -146,7 +146,7 @@ def _space(
 
 
 def _search(model: CostModel, space: SearchSpace, calibration: Calibration, seed: int) -> Strategy:
-    """The fastest strategy by the model: the best of a Sobol set, then a local search from it."""
+    """Return the model's fastest strategy: the best of a Sobol set, then a local search from it."""
 
     def seconds(points: FloatArray) -> FloatArray:
         strategies = [{**dict(space.fixed), **space.decode(point)} for point in points]

@@ -20,7 +20,7 @@ from hvd_autosync.study.values import StudySettings
 
 
 def load_restrictions(path: str | None) -> dict[str, Any]:
-    """The space file, parsed and checked; empty without one.
+    """Return the space file, parsed and checked; empty without one.
 
     Raises:
         ConfigurationError: The file cannot be read, is not TOML, or has unknown content.
@@ -33,7 +33,7 @@ def load_restrictions(path: str | None) -> dict[str, Any]:
 
 
 def settings_of(options: Options) -> StudySettings:
-    """The settings of a study, from the options."""
+    """Return the settings of a study, from the options."""
     return StudySettings(
         trials=options.trials,
         minutes=options.minutes,
@@ -53,7 +53,7 @@ def settings_of(options: Options) -> StudySettings:
 
 
 def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
-    """The key of a job with its tunable knobs and its Horovod build.
+    """Return the key of a job with its tunable knobs and its Horovod build.
 
     Trials, minutes, steps, warm-up and seed are not part of it, so a study is reused whatever they
     were.
@@ -66,7 +66,7 @@ def tuning_key(job: Job, options: Options, restrictions: dict[str, Any]) -> str:
 
 
 def tuning_keys(job: Job) -> set[str]:
-    """The keys that ``job`` may have in the store, if it was tuned without a space file."""
+    """Return the keys that ``job`` may have in the store, if it was tuned without a space file."""
     subsets = itertools.chain.from_iterable(
         itertools.permutations(LOSSY_GROUPS, count) for count in range(len(LOSSY_GROUPS) + 1)
     )

@@ -90,7 +90,7 @@ class RunReport(Record):
 
     @classmethod
     def read(cls, folder: str) -> RunReport | None:
-        """The report in ``folder``; ``None`` if there is none."""
+        """Return the report in ``folder``; ``None`` if there is none."""
         try:
             return cls.from_json(json.loads(Path(folder, OUTCOME_FILE).read_text()))
         except (OSError, ValueError, RecursionError):
@@ -317,7 +317,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> None:
 def _worker_spec(
     strategy: Strategy, context: TrainingContext, folder: str, recurring: bool
 ) -> TrialSpec | None:
-    """The specification for the workers; ``None`` if they have nothing to do or to watch."""
+    """Return the specification for the workers; ``None`` if they have nothing to do or to watch."""
     spec = TrialSpec(
         "training",
         strategy,

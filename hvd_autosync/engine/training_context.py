@@ -16,7 +16,7 @@ from hvd_autosync.traces import StudyRecord, TraceStore
 
 
 def training_context(study: StudyRecord, location: str | TraceStore | None) -> TrainingContext:
-    """The training context from the finished study of a job and earlier studies of the same job.
+    """Return the training context from the finished study of a job and earlier ones of it.
 
     If the winner was reused from another study, that study's losses are used too.
 
@@ -35,7 +35,7 @@ def training_context(study: StudyRecord, location: str | TraceStore | None) -> T
 
 
 def source_key(conclusion: Conclusion | None, location: str | TraceStore | None) -> tuple[str, ...]:
-    """The job key of the study that a winner was reused from, if the store still has it."""
+    """Return the job key of the study that a winner was reused from, if the store still has it."""
     if conclusion is None or not conclusion.source:
         return ()
     try:
@@ -49,7 +49,7 @@ def _store(location: str | TraceStore | None) -> TraceStore:
 
 
 def known_model(location: str | None, command: Sequence[str]) -> ModelProfile | None:
-    """The model of the newest study of ``command``; ``None`` without a study or a store.
+    """Return the model of the newest study of ``command``; ``None`` without a study or a store.
 
     Args:
         location: Location of the store, as the user named it.
@@ -96,7 +96,7 @@ def predicted_losses(
 
 
 def _admitted(study: StudyRecord, strategy: Strategy) -> bool:
-    """Whether a study has admitted ``strategy`` in its quality test."""
+    """Return whether a study has admitted ``strategy`` in its quality test."""
     conclusion = Conclusion.of(study)
     verdicts = () if conclusion is None else conclusion.verdicts
     return any(v.admissible and _same(study, v.strategy, strategy) for v in verdicts)
@@ -114,7 +114,7 @@ def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[t
 
 
 def _same(study: StudyRecord, one: Strategy, other: Strategy) -> bool:
-    """Whether two strategies have the same lossy part; false if one is outside of the space."""
+    """Return whether strategies have the same lossy part; false if one is outside of the space."""
     assert study.space is not None, "a study with quality trials has a space"
     try:
         return study.space.lossy_part(one) == study.space.lossy_part(other)

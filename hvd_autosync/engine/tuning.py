@@ -196,7 +196,7 @@ def tune(
 
 
 def why_again(known: StudyRecord, feasible: StudyRecord, options: Options) -> str:
-    """The reason to tune a job again; empty if its last study can be reused.
+    """Return the reason to tune a job again; empty if its last study can be reused.
 
     Args:
         known: The last study of the job.
@@ -247,7 +247,7 @@ def _open_study(
 
 
 def _differing(before: dict[str, Any], now: StudySettings) -> str:
-    """The settings that differ, for people."""
+    """Return the settings that differ, for people."""
     own = now.to_json()
     pairs = {name: (value, own.get(name)) for name, value in before.items()}
     texts = [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
@@ -439,7 +439,7 @@ def _whole_rounds(strategy: Strategy, steps: int) -> int:
 
 
 def _classes(task: Task | None, strategy: Strategy) -> Classes:
-    """The parameter classes for a trial; empty if not needed, as they can be thousands of names."""
+    """Return a trial's parameter classes; empty if not needed: they can be thousands of names."""
     if task is None or not beyond_horovod(strategy):
         return {}
     return parameter_classes(task.model)

@@ -56,7 +56,7 @@ class Figures:
         return importance(self._evidence)
 
     def parallel(self) -> go.Figure:
-        """All trials as lines through their values of all knobs, coloured by step time."""
+        """Return all trials as lines through their values of all knobs, coloured by step time."""
         from hvd_autosync.figures.knobs import parallel
 
         return parallel(self._evidence)
@@ -95,7 +95,7 @@ class Figures:
         return pareto(self._evidence)
 
     def transfer(self) -> go.Figure:
-        """The priors used in each trial: the cost model, related studies."""
+        """Return the priors used in each trial: the cost model, related studies."""
         from hvd_autosync.figures.course import transfer
 
         return transfer(self._evidence)

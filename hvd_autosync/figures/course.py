@@ -158,7 +158,7 @@ def step_times(evidence: Evidence) -> go.Figure:
 
 
 def transfer(evidence: Evidence) -> go.Figure:
-    """The priors used in each trial: the cost model, related studies."""
+    """Return the priors used in each trial: the cost model, related studies."""
     title = "Priors that the learner used"
     caption = (
         "Look for rows that end early: a prior that the first trials contradict is dropped. "

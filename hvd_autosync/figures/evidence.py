@@ -71,7 +71,7 @@ class Evidence:
         return self.space.default if fastest is None else fastest.strategy
 
     def trial(self, number: int) -> TrialRecord:
-        """The trial with that number.
+        """Return the trial with that number.
 
         Raises:
             StudyError: There is no such trial.

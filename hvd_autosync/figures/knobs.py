@@ -63,7 +63,7 @@ def importance(evidence: Evidence) -> go.Figure:
 
 
 def parallel(evidence: Evidence) -> go.Figure:
-    """All trials as lines through their values of all knobs, coloured by step time."""
+    """Return all trials as lines through their values of all knobs, coloured by step time."""
     title = "Measured strategies"
     caption = (
         "Look where the dark lines, the fast strategies, meet on an axis: that knob matters. Drag "
@@ -96,7 +96,7 @@ def parallel(evidence: Evidence) -> go.Figure:
 
 
 def _bar(low: float, high: float) -> dict[str, Any]:
-    """The colour bar for base-10 logarithms of milliseconds."""
+    """Return the colour bar for base-10 logarithms of milliseconds."""
     ticks = np.linspace(low, high, 5)
     return {"title": "ms", "tickvals": ticks, "ticktext": [f"{10**tick:.3g}" for tick in ticks]}
 
@@ -246,7 +246,7 @@ def contour(evidence: Evidence, a: str, b: str) -> go.Figure:
 
 
 def _too_little(evidence: Evidence) -> str:
-    """The reason why no model can be fitted; empty if one can."""
+    """Return the reason why no model can be fitted; empty if one can."""
     measured = sum(seen.measured for seen in evidence.observations)
     if measured < _FEWEST:
         return f"{measured} trials have been measured; {_FEWEST} are needed."
@@ -261,7 +261,7 @@ def _model(evidence: Evidence) -> Surrogate:
 
 
 def _knob(evidence: Evidence, name: str) -> Knob:
-    """The searched knob with that name.
+    """Return the searched knob with that name.
 
     Raises:
         SpaceError: No searched knob has that name.
@@ -276,7 +276,7 @@ def _knob(evidence: Evidence, name: str) -> Knob:
 
 
 def _values(knob: Knob, count: int) -> list[Value]:
-    """All choices of a knob, or up to ``count`` values over its range, in rising order."""
+    """Return all choices of a knob, or up to ``count`` values over its range, in rising order."""
     if isinstance(knob, CategoricalKnob):
         return list(knob.choices)
     return list(dict.fromkeys(knob.from_unit(float(at)) for at in np.linspace(0, 1, count)))

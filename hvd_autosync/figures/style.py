@@ -119,7 +119,7 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
 
 
 def nothing(title: str, caption: str, reason: str) -> go.Figure:
-    """A figure without data, with the reason as text."""
+    """Return a figure without data, with the reason as text."""
     figure = go.Figure()
     figure.add_annotation(
         text=reason,

@@ -140,7 +140,7 @@ class FinitePosterior(GPyTorchModel):
         self._variance = np.concatenate([self._variance, variance[first:]])
 
     def posterior(self, X: Tensor, *_: object, **__: object) -> GPyTorchPosterior:
-        """The joint posterior at ``X``, ``b x q x 1``, of which one at most is no anchor."""
+        """Return the joint posterior at ``X``, ``b x q x 1``, of which one at most is no anchor."""
         number = X[..., 0].long().numpy()  # b x q
         one, other = number[..., :, None], number[..., None, :]
         low, high = np.minimum(one, other), np.maximum(one, other)

@@ -112,7 +112,7 @@ class BayesianLearner:
 
 
 def _improved(space: SearchSpace, observations: Sequence[Observation]) -> bool:
-    """Whether a strategy was clearly faster than the default, or the default was not measured."""
+    """Return whether one was clearly faster than the default, or the default was not measured."""
     measured = [(space.complete(o.strategy), o.log_step) for o in observations if o.measured]
     default = [log_step for strategy, log_step in measured if strategy == space.default]
     return not default or min(log_step for _, log_step in measured) < min(default) - _CLEARLY

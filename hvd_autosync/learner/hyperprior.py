@@ -56,7 +56,7 @@ class Hyperprior(Record):
     provenance: Provenance
 
     def launch_variance_mode(self) -> float:
-        """The most likely variance between launches: the mode of its log-normal prior."""
+        """Return the most likely variance between launches: the mode of its log-normal prior."""
         return self.launch_noise**2 * math.exp(-(self.launch_noise_deviation**2))
 
 

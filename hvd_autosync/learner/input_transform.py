@@ -52,5 +52,5 @@ class StrategyInputs(InputTransform, Module):
         return torch.cat([self.features(points), basis, *known], dim=1)
 
     def equals(self, other: InputTransform) -> bool:
-        """Whether ``other`` is this transform; BoTorch asks before it shares one."""
+        """Return whether ``other`` is this transform; BoTorch asks before it shares one."""
         return other is self

@@ -116,12 +116,12 @@ class MultiTaskMean(Mean):  # type: ignore[misc]
         self.register_prior("constant_prior", NormalPrior(0.0, 1.0), "constant")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean at ``x``, ``batch_shape x n x inputs``: ``batch_shape x n``."""
+        """Return the mean at ``x``, ``batch_shape x n x inputs``: ``batch_shape x n``."""
         mean: Tensor = self.constant + x[..., self._basis] @ self._weights
         return mean
 
     def of_prior(self, index: int, x: Tensor) -> Tensor:
-        """What prior function ``index`` adds to the mean, ``batch_shape x n``."""
+        """Return what prior function ``index`` adds to the mean, ``batch_shape x n``."""
         weights = self._weights.split(self._counts)[index]
         basis = x[..., self._basis].split(self._counts, dim=-1)[index]
         mean: Tensor = basis @ weights
@@ -177,7 +177,7 @@ class MultiTaskKernel(Kernel):  # type: ignore[misc]
         return covariance
 
     def _known(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The covariance of the prior functions; it has no hyperparameters."""
+        """Return the covariance of the prior functions; it has no hyperparameters."""
         if self._training is not None:
             inputs, known = self._training
             if torch.equal(x1, inputs) and torch.equal(x2, inputs):

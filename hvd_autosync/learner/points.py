@@ -26,7 +26,7 @@ ENUMERABLE = 1024
 
 
 def can_vary(knob: Knob) -> bool:
-    """Whether the knob has more than one value."""
+    """Return whether the knob has more than one value."""
     if isinstance(knob, CategoricalKnob):
         return len(knob.choices) > 1
     return knob.low < knob.high

@@ -57,13 +57,13 @@ class PriorFunction:
     source: SourcePosterior | None = None
 
     def expected(self, points: FloatArray) -> FloatArray:
-        """The logarithm of the step time over the default's at the MAP weights, shape ``(n,)``."""
+        """Return the log of the step time over the default's at the MAP weights, shape ``(n,)``."""
         expected: FloatArray = self.basis(points) @ np.array(self.map_weights)
         return expected
 
 
 def design_matrix(priors: Sequence[PriorFunction], points: FloatArray) -> FloatArray:
-    """The values of all basis functions at points, shape ``n x e``."""
+    """Return the values of all basis functions at points, shape ``n x e``."""
     return np.concatenate(
         [np.empty((len(points), 0)), *(prior.basis(points) for prior in priors)], axis=1
     )

@@ -88,7 +88,7 @@ class QualityConstraint:
         return np.where(exact, 1.0, lossy)
 
     def _same_knobs(self, points: FloatArray, others: FloatArray) -> npt.NDArray[np.bool_]:
-        """Whether the lossy knobs of a point are those of one of ``others``, shape ``(n,)``."""
+        """Return whether a point's lossy knobs are those of one of ``others``, shape ``(n,)``."""
         own, known = self._features(points)[:, None, :-1], others[None, :, :-1]
         same = (own == known) | (np.isnan(own) & np.isnan(known))
         found: npt.NDArray[np.bool_] = same.all(axis=2).any(axis=1)

@@ -86,7 +86,7 @@ class SourcePosterior:
         return found
 
     def _inputs(self, points: FloatArray) -> Tensor:
-        """The inputs of the source's model; mean and columns ask for the same points in turn."""
+        """Return the inputs of its model; mean and columns ask for the same points in turn."""
         key = points.tobytes()
         if self._last is None or self._last[0] != key:
             self._last = key, self._find_inputs(points)

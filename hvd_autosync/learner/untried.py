@@ -31,7 +31,7 @@ def excluded_keys(
 
 
 def space_exhausted(space: SearchSpace, excluded: set[bytes]) -> bool:
-    """Whether no knob can vary, or every strategy of an enumerable space is excluded."""
+    """Return whether no knob can vary, or every strategy of an enumerable space is excluded."""
     if not any(can_vary(knob) for knob in space.knobs):
         return True
     everything = every_point(space)

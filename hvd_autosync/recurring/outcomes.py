@@ -125,7 +125,7 @@ class Goal:
         return self.target - self.tolerance
 
     def kept_by(self, outcomes: Sequence[RecurringOutcome]) -> bool:
-        """Whether runs keep the target on average; they do not if one of them failed."""
+        """Return whether runs keep the target on average; they do not if one of them failed."""
         if not all(each.finite for each in outcomes):
             return False
         return statistics.fmean(each.metric for each in outcomes) >= self.bound

@@ -12,7 +12,7 @@ from hvd_autosync.traces.location import resolve_location
 
 
 def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, str]:
-    """The result of the study, and the command that shows its trace.
+    """Return the result of the study, and the command that shows its trace.
 
     Args:
         study: The finished study before the training.
@@ -25,7 +25,7 @@ def closing_lines(study: StudyRecord, store: str | None = None) -> tuple[str, st
 
 
 def answer_line(study: StudyRecord) -> str:
-    """The result of a study in one line."""
+    """Return the result of a study in one line."""
     study = with_knob_order(study)
     conclusion = Conclusion.of(study)
     if conclusion is None or study.space is None:

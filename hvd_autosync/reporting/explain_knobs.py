@@ -15,7 +15,7 @@ from hvd_autosync.traces import TrialRecord
 
 
 def knob_table(problem: Problem, trials: Sequence[TrialRecord], winner: Strategy) -> Table:
-    """The knobs that the winner changes, with their estimated effects, largest gain first.
+    """Return the knobs that the winner changes, with their estimated effects, largest gain first.
 
     Args:
         problem: The learner's problem.

@@ -36,7 +36,7 @@ class PriorUse:
 
 
 def priors_table(trials: Sequence[TrialRecord]) -> Table | None:
-    """Each prior, the similarity of its task, and the trials that used it; ``None`` without any.
+    """Return each prior, its task's similarity, and the trials that used it; ``None`` without any.
 
     Args:
         trials: All trials of a study.
@@ -53,7 +53,7 @@ def priors_table(trials: Sequence[TrialRecord]) -> Table | None:
 
 
 def prior_uses(trials: Sequence[TrialRecord]) -> list[PriorUse]:
-    """Each prior of a study with the trials that used it.
+    """Return each prior of a study with the trials that used it.
 
     Args:
         trials: All trials of the study.
@@ -84,7 +84,7 @@ def _use_text(prior: PriorUse, last: int) -> str:
 
 
 def _asked(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that the model chose, and Sobol points after a prior was dropped."""
+    """Return the trials that the model chose, and Sobol points after a prior was dropped."""
     return [trial for trial in trials if trial.kind == "model" or _dropped(trial)]
 
 
@@ -107,7 +107,7 @@ def _similarities(trials: Sequence[TrialRecord]) -> dict[str, float]:
 
 
 def _entries(trial: TrialRecord, name: str) -> list[Any]:
-    """A list from a trial's information; empty if malformed, as the trace may be untrusted."""
+    """Return a list of a trial's information; empty if malformed, as in an untrusted trace."""
     value = trial.info.get(name)
     return value if isinstance(value, list) else []
 

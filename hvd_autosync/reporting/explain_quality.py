@@ -35,7 +35,7 @@ class TradeOff:
 def trade_offs(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
 ) -> list[TradeOff]:
-    """The lossy strategies that were judged, fastest first."""
+    """Return the lossy strategies that were judged, fastest first."""
     seconds = _step_s(space, trials)
     default_s = seconds.get(space.default, math.nan)
     points = [
@@ -50,7 +50,7 @@ def trade_offs(
 
 
 def _on_front(point: tuple[float, float], points: Sequence[tuple[float, float]]) -> bool:
-    """Whether no other point (speed-up, gap of the loss) is as good or better in both."""
+    """Return whether no other point (speed-up, gap of the loss) is as good or better in both."""
     speedup, gap = point
     if not math.isfinite(speedup) or not math.isfinite(gap):
         return False

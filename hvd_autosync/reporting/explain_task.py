@@ -13,7 +13,7 @@ from hvd_autosync.traces import TrialRecord, default_result
 
 
 def task_table(task: Task, trials: Sequence[TrialRecord]) -> Table:
-    """The task as a table with one fact per line.
+    """Return the task as a table with one fact per line.
 
     Args:
         task: The task.
@@ -54,7 +54,7 @@ def model_text(model: ModelProfile) -> str:
 
 
 def link_text(link: Link) -> str:
-    """The cost of an allreduce: latency and bandwidth."""
+    """Return the cost of an allreduce: latency and bandwidth."""
     return (
         f"allreduce over {link.ranks} ranks: latency {seconds_text(link.latency_s)}, bandwidth "
         f"{size_text(link.bandwidth_bytes_per_s)}/s"
@@ -62,7 +62,7 @@ def link_text(link: Link) -> str:
 
 
 def _distinct_links(links: Links) -> list[tuple[str, Link]]:
-    """The links by name; the link of all ranks is omitted if it equals another one."""
+    """Return the links by name; the link of all ranks is omitted if it equals another one."""
     overall = None if links.overall in (links.within, links.across) else links.overall
     places = (("all ranks", overall), ("within hosts", links.within), ("across", links.across))
     return [(name, link) for name, link in places if link is not None]

@@ -40,7 +40,7 @@ def step_times(
 def lost_strategies(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
 ) -> Iterator[str | Padding]:
-    """The best strategies that lost, each followed by its evidence and the reason."""
+    """Yield the best strategies that lost, each followed by its evidence and the reason."""
     found = runner_ups(space, trials, conclusion)
     for each in found[:_SHOWN]:
         yield space.describe(each.strategy)
@@ -59,7 +59,7 @@ def _evidence(lost: RunnerUp) -> str:
 
 
 def failed_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> Iterator[str | Padding]:
-    """The trials without a step time, each with its status and the job's last line of output."""
+    """Yield the trials without a step time, each with its status and the job's last line."""
     for trial in trials:
         result = trial.result
         if result is not None and result.step_time is None:
@@ -89,7 +89,7 @@ def _below(text: str) -> Padding:
 
 
 def sample_table(study: StudyRecord, trials: Sequence[TrialRecord]) -> Table:
-    """The best samples of Horovod's own tuner by its score."""
+    """Return the best samples of Horovod's own tuner by its score."""
     table = plain_table("sample", "score in B/µs", "strategy")
     scores = {trial.number: trial.info_number("score_bytes_per_us") for trial in trials}
     scored = [trial for trial in trials if math.isfinite(scores[trial.number])]

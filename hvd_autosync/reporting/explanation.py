@@ -51,7 +51,7 @@ class Section:
     content: tuple[RenderableType, ...]
 
     def __rich__(self) -> RenderableType:
-        """The section on a terminal."""
+        """Return the section on a terminal."""
         if not self.title:
             return Group(*self.content)
         body = [c if isinstance(c, Verbatim) else Padding(c, (0, 0, 0, 2)) for c in self.content]

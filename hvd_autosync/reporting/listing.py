@@ -36,7 +36,7 @@ def studies_table(studies: Iterable[StudyRecord], interrupted: Collection[str] =
 
 
 def _result(study: StudyRecord) -> str:
-    """The speed-up of the winner, or that there was no gain."""
+    """Return the speed-up of the winner, or that there was no gain."""
     try:
         conclusion = Conclusion.of(study)
     except TraceFormatError:
@@ -75,14 +75,14 @@ def _status(trial: TrialRecord) -> str:
 
 
 def strategy_text(study: StudyRecord, strategy: Strategy) -> str:
-    """A strategy as text, also if the study has no space."""
+    """Return a strategy as text, also if the study has no space."""
     if study.space is not None:
         return study.space.describe(strategy)
     return ", ".join(f"{name}={value}" for name, value in strategy.items()) or "default"
 
 
 def plain_table(*columns: str) -> Table:
-    """A table without a frame."""
+    """Return a table without a frame."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -9,7 +9,7 @@ from hvd_autosync.traces import StudyRecord
 
 
 def cost_line(study: StudyRecord, cost: Cost) -> str:
-    """What tuning has cost the training, and when that is made up for; empty without a cost.
+    """Return what tuning has cost the training, and when that is made up for; empty without a cost.
 
     Args:
         study: The finished study.

@@ -14,7 +14,7 @@ from hvd_autosync.util.printable import printable
 
 
 def markdown(sections: Iterable[Section]) -> str:
-    """The sections of an explanation as one text."""
+    """Return the sections of an explanation as one text."""
     blocks: list[str] = []
     for section in sections:
         if section.title:
@@ -36,7 +36,7 @@ def _block(content: RenderableType) -> str:
 
 
 def plain(content: RenderableType) -> str:
-    """The text of a paragraph, on one line."""
+    """Return the text of a paragraph, on one line."""
     if isinstance(content, Padding):
         return plain(content.renderable)
     return printable(content.plain if isinstance(content, Text) else str(content))

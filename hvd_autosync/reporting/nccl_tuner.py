@@ -33,7 +33,7 @@ _NCCLS_CHOICE = 0
 
 
 def tuner_config(study: StudyRecord) -> str:
-    """The winner's algorithm and protocol as the text of a configuration.
+    """Return the winner's algorithm and protocol as the text of a configuration.
 
     What the plugin cannot set is named in comments.
 
@@ -78,7 +78,7 @@ def _nccl_variables(values: Mapping[str, Value]) -> dict[str, str]:
 
 
 def _channels(values: Mapping[str, Value]) -> int:
-    """The number of channels, if the winner leaves no choice of it."""
+    """Return the number of channels, if the winner leaves no choice of it."""
     least, most = (
         values.get(spec.name, catalogue_knob(spec.name).default)
         for spec in (MIN_CHANNELS, MAX_CHANNELS)

@@ -50,7 +50,7 @@ def print_plan(job: Job, options: Options, console: Console | None = None) -> No
 
 
 def plan(job: Job, options: Options) -> Iterator[RenderableType]:
-    """The parts of what :func:`print_plan` prints."""
+    """Yield the parts of what :func:`print_plan` prints."""
     from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 
     restrictions = load_restrictions(options.space)
@@ -70,7 +70,7 @@ def plan(job: Job, options: Options) -> Iterator[RenderableType]:
 
 
 def _where(job: Job, options: Options) -> str | None:
-    """The sentence on where trials run, if these are steps of the training; else ``None``."""
+    """Return the sentence on where trials run, if that is in the training; else ``None``."""
     from hvd_autosync.engine.mode import why_launched
 
     steps = "Trials are steps of the training itself"
@@ -84,7 +84,7 @@ def _where(job: Job, options: Options) -> str | None:
 def _possible(
     job: Job, options: Options, restrictions: dict[str, Any], fixed_knobs: Collection[str]
 ) -> Iterator[RenderableType]:
-    """What is known of the space before the trial of the default has profiled the model.
+    """Yield what is known of the space before the trial of the default has profiled the model.
 
     Args:
         job: The job.
@@ -113,7 +113,7 @@ def _possible(
 def _possible_spaces(
     job: Job, options: Options, fixed_knobs: Collection[str]
 ) -> Iterator[SearchSpace]:
-    """The job's space for models and devices on both sides of each rule, largest model last."""
+    """Yield the space for models and devices on both sides of each rule, largest model last."""
     build = horovod_build()
     gpus = [Resources(job.hosts, "gpu", build)] if build.nccl else []
     cpus = [Resources(job.hosts, "cpu", build, cores=cores) for cores in (1, _MANY_CORES)]

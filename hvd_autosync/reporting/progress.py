@@ -97,14 +97,14 @@ class GuardedProgress:
 
 
 def progress_listener(stream: TextIO | None = None) -> GuardedProgress:
-    """A live display if ``stream`` (default: ``sys.stderr``) is a terminal; else plain lines."""
+    """Return a live display if ``stream`` (``sys.stderr``) is a terminal; else plain lines."""
     stream = sys.stderr if stream is None else stream
     display = TerminalProgress(stream) if _is_capable_terminal(stream) else PlainProgress(stream)
     return GuardedProgress(display, stream)
 
 
 def _is_capable_terminal(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal whose cursor can be moved.
+    """Return whether ``stream`` is a terminal whose cursor can be moved.
 
     The check of rich is not used: with FORCE_COLOR it treats every stream as a terminal.
     """

@@ -40,7 +40,7 @@ class Recipe:
 
 
 def recipe(study: StudyRecord, strategy: Mapping[str, Value]) -> Recipe:
-    """How to run the job of ``study`` under ``strategy`` without tuning it again."""
+    """Return how to run the job of ``study`` under ``strategy`` without tuning it again."""
     settings = horovod_settings(strategy)
     if beyond_horovod(strategy):
         classes = parameter_classes(study.task.model) if study.task else {}
@@ -76,7 +76,7 @@ def _line(study: StudyRecord, settings: HorovodSettings, strategy: Mapping[str, 
 
 
 def _controller(words: tuple[str, ...]) -> str | None:
-    """The controller that the user's line asks for."""
+    """Return the controller that the user's line asks for."""
     return next((name for name in ("gloo", "mpi") if f"--{name}" in words), None)
 
 

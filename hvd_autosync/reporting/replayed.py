@@ -22,7 +22,7 @@ _AFTER = (5, 10, 20, 40)
 
 
 def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterator[str]:
-    """A line if the study learned from studies that are not in the store."""
+    """Yield a line if the study learned from studies that are not in the store."""
     here = {study.study_id for study in traces.studies()}
     if missing := [name for name in named_sources(trials) if name not in here]:
         yield (
@@ -33,7 +33,7 @@ def missing_sources(traces: TraceStore, trials: Sequence[TrialRecord]) -> Iterat
 
 
 def differences_table(study: StudyRecord, checks: Sequence[Check]) -> Table:
-    """The decisions that differ from the recorded ones."""
+    """Return the decisions that differ from the recorded ones."""
     study = with_knob_order(study)
     assert study.space is not None, "verification has checked"
     table = plain_table("trial", "kind", "recorded", "now", "distance", "")
@@ -53,7 +53,7 @@ def differences_table(study: StudyRecord, checks: Sequence[Check]) -> Table:
 def reruns_table(
     study: StudyRecord, trials: Sequence[TrialRecord], reruns: Sequence[Rerun]
 ) -> Iterator[Table | str]:
-    """What learners would have found on the recorded measurements: medians over the seeds."""
+    """Yield what learners would have found on the recorded measurements: medians over the seeds."""
     from hvd_autosync.engine.replay import default_ms
 
     assert study.space is not None, "a rerun needs a space"

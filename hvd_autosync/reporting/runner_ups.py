@@ -49,7 +49,7 @@ def confirmed_step_s(space: SearchSpace, trials: Sequence[TrialRecord]) -> dict[
 def runner_ups(
     space: SearchSpace, trials: Sequence[TrialRecord], conclusion: Conclusion
 ) -> list[RunnerUp]:
-    """The measured strategies other than the default and the winner.
+    """Return the measured strategies other than the default and the winner.
 
     Strategies that were confirmed come first; within each group the fastest comes first.
     """
@@ -77,7 +77,7 @@ def runner_ups(
 
 
 def _refused(space: SearchSpace, strategy: Strategy, conclusion: Conclusion) -> str:
-    """Why a lossy strategy could not be confirmed; empty if it could."""
+    """Return why a lossy strategy could not be confirmed; empty if it could."""
     if space.is_exact(strategy):
         return ""
     verdicts = {space.lossy_part(each.strategy): each for each in conclusion.verdicts}

@@ -9,7 +9,7 @@ from hvd_autosync.reporting.words import seconds_text
 
 
 def simulation_text(simulation: Simulation) -> Iterator[str]:
-    """The lines of a report."""
+    """Yield the lines of a report."""
     across = simulation.resources.links.across
     hosts, slots = len(simulation.resources.hosts), simulation.resources.hosts[0].slots
     layout = f"{_count(hosts, 'host')} of {_count(slots, 'rank')}"

@@ -31,7 +31,7 @@ with --autosync-allow GROUP.
 
 
 def space_table(space: SearchSpace, title: str) -> Table:
-    """The knobs of one space, including those that are fixed.
+    """Return the knobs of one space, including those that are fixed.
 
     Args:
         space: The space.
@@ -54,7 +54,7 @@ def applies_when(name: str) -> str:
 
 
 def catalogue_table(knobs: Iterable[Knob] | None = None, title: str = "All knobs") -> Table:
-    """A table of knobs and when each of them is tuned.
+    """Return a table of knobs and when each of them is tuned.
 
     Args:
         knobs: The knobs; all known knobs by default.
@@ -67,7 +67,7 @@ def catalogue_table(knobs: Iterable[Knob] | None = None, title: str = "All knobs
 
 
 def domain_text(knob: Knob) -> str:
-    """The domain with its unit, as text."""
+    """Return the domain with its unit, as text."""
     if isinstance(knob, CategoricalKnob):
         return ", ".join(knob.format(choice) for choice in knob.choices)
     if knob.low == knob.high:

@@ -15,7 +15,7 @@ WINNER = "winner"
 
 
 def exported_strategy(store: TraceStore, study: StudyRecord, which: str) -> str:
-    """The strategy file of the winner, or of a row of the table of judged lossy strategies.
+    """Return the strategy file of the winner, or of a row of the table of judged lossy strategies.
 
     Args:
         store: The store that contains the study.
@@ -32,7 +32,7 @@ def exported_strategy(store: TraceStore, study: StudyRecord, which: str) -> str:
 
 
 def winner_of(study: StudyRecord) -> Strategy:
-    """The study's winner.
+    """Return the study's winner.
 
     Raises:
         StudyError: The study has no winner yet.

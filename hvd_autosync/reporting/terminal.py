@@ -128,7 +128,7 @@ class TerminalProgress:
     def _running(
         self, study: AskTellStudy, trial: Trial, progress: TrialProgress
     ) -> RenderableType:
-        """The running trial and its progress."""
+        """Return the running trial and its progress."""
         tuning = self._tuning
         round_ = tuning.next_round(study, trial)
         if round_:
@@ -158,7 +158,7 @@ def one_line(text: str) -> Text:
 
 
 def trials_so_far(ended: list[EndedTrial]) -> RenderableType:
-    """A table of the default, the best and the last ended trials, in order."""
+    """Return a table of the default, the best and the last ended trials, in order."""
     if not ended:
         return ""
     measured = [t for t in ended if t.explores and t.time is not None]

@@ -113,7 +113,7 @@ class TuningProgress:
             self._contenders = _contenders(study.history[-1], self._contenders)
 
     def hint(self, trial: Trial, progress: TrialProgress) -> str | None:
-        """A hint on a trial that has not reached its first step; returned once per trial."""
+        """Return a hint on a trial that has not reached its first step; returned once per trial."""
         silent = progress.phase == "starting" and progress.elapsed_s > _SILENT_S
         if not silent or trial.number == self._hinted:
             return None
@@ -132,7 +132,7 @@ class TuningProgress:
         )
 
     def end(self, study: AskTellStudy, trial: Trial, result: TrialResult) -> EndedTrial:
-        """A trial ended."""
+        """Return a trial ended."""
         self._durations_s.append(self._clock() - self._began_at)
         self._estimate(study)
         return self._take(study, trial, result)
@@ -166,15 +166,15 @@ class TuningProgress:
         return ended
 
     def describe(self, study: AskTellStudy, trial: Trial) -> str:
-        """The strategy of ``trial`` as text."""
+        """Return the strategy of ``trial`` as text."""
         return "default" if _is_default(study, trial) else self._in_words(study, trial.strategy)
 
     def _in_words(self, study: AskTellStudy, strategy: Strategy) -> str:
-        """A strategy as text, with the most important knobs first."""
+        """Return a strategy as text, with the most important knobs first."""
         return replace(study.space, shown_first=self._order).describe(strategy)
 
     def next_round(self, study: AskTellStudy, trial: Trial) -> int:
-        """The round of the confirmation that ``trial`` belongs to; 0 while exploring."""
+        """Return the round of the confirmation that ``trial`` belongs to; 0 while exploring."""
         if trial.kind != "confirm":
             return 0
         strategy = study.space.complete(trial.strategy)
@@ -197,7 +197,7 @@ class TuningProgress:
         return max(measured, key=lambda t: t.speedup, default=None)
 
     def best_text(self, study: AskTellStudy) -> str:
-        """The best confirmed strategy, or else the fastest trial, in one line."""
+        """Return the best confirmed strategy, or else the fastest trial, in one line."""
         if study.record.space is not None:
             for comparison in self.comparisons(study)[:1]:
                 speedup = f"{speedup_text(comparison.speedup)} ({evidence_text(comparison)})"

@@ -190,7 +190,7 @@ class WidgetProgress:
 
 
 def trials_html(ended: list[EndedTrial]) -> str:
-    """All ended trials as an HTML table, newest first."""
+    """Return all ended trials as an HTML table, newest first."""
     if not ended:
         return ""
     best = max((t.speedup for t in ended if t.explores and t.time is not None), default=math.nan)

@@ -19,7 +19,7 @@ STANDARD_ERRORS = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
 def seconds_text(seconds: float) -> str:
-    """A step time: ``812 µs``, ``41.2 ms``, ``1.32 s``."""
+    """Return a step time: ``812 µs``, ``41.2 ms``, ``1.32 s``."""
     if not math.isfinite(seconds):
         return "unknown"
     for scale, unit in ((1.0, "s"), (1e3, "ms")):
@@ -52,7 +52,7 @@ def step_time_text(time: StepTime) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """A duration: ``45 s``, ``4 min``, ``1 h 05 min``."""
+    """Return a duration: ``45 s``, ``4 min``, ``1 h 05 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -81,19 +81,19 @@ def interval_text(low: float, high: float) -> str:
 
 
 def evidence_text(comparison: Comparison) -> str:
-    """The interval of a confirmed speed-up and its number of rounds."""
+    """Return the interval of a confirmed speed-up and its number of rounds."""
     rounds = f"{comparison.rounds} round{'s' if comparison.rounds != 1 else ''}"
     return f"{LEVEL} interval {interval_text(comparison.low, comparison.high)}, {rounds}"
 
 
 def gain_text(comparison: Comparison) -> str:
-    """The speed-up of a proven strategy over the default."""
+    """Return the speed-up of a proven strategy over the default."""
     speedup = speedup_text(comparison.speedup)
     return f"{speedup} faster than the default ({evidence_text(comparison)})"
 
 
 def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
-    """The result of a study in one line."""
+    """Return the result of a study in one line."""
     best = conclusion.best
     if best is None:
         return f"no gain found, the default is kept: {conclusion.reason}"
@@ -101,7 +101,7 @@ def answer_text(conclusion: Conclusion, space: SearchSpace) -> str:
 
 
 def forecast_text(forecast: Forecast) -> str:
-    """How long a tuning will take, in one line."""
+    """Return how long a tuning will take, in one line."""
     part = ""
     if forecast.setup_s > forecast.trial_s / 2:
         part = f" ({span_text(forecast.setup_s)} of it before the end of the first step)"
@@ -124,5 +124,5 @@ def forecast_text(forecast: Forecast) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of ``text``, for one-line reports."""
+    """Return the first line of ``text``, for one-line reports."""
     return text.strip().partition("\n")[0]

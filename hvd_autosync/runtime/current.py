@@ -39,7 +39,7 @@ losses: Losses | None = None
 
 
 def in_trial() -> bool:
-    """Whether this process belongs to a trial of the tuner, not to the real training.
+    """Return whether this process belongs to a trial of the tuner, not to the real training.
 
     Use it for what a script does once per run and should not do in trials, such as sending an email
     or starting a run of an experiment tracker. What a training step costs must not depend on it.

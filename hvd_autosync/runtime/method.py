@@ -90,7 +90,7 @@ class SyncMethod:
         """Make all deferred updates."""
 
     def dropping_gradients(self) -> AbstractContextManager[None]:
-        """A context in which the script's gradients are dropped."""
+        """Return a context in which the script's gradients are dropped."""
         return nullcontext()
 
     def before_more_parameters(self) -> None:
@@ -116,7 +116,7 @@ class SyncMethod:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the optimizer's states."""
+        """Return what a checkpoint needs beside the optimizer's states."""
         return {}
 
     def load_state_dict(self, entries: dict[str, Any]) -> dict[int, dict[str, Any]] | None:

@@ -54,7 +54,7 @@ def quality_constraint(
 
 
 def may_be_used(space: SearchSpace, strategy: Strategy, verdicts: Sequence[Verdict]) -> bool:
-    """Whether ``strategy`` is exact, or an admitted one has the same lossy part."""
+    """Return whether ``strategy`` is exact, or an admitted one has the same lossy part."""
     part = space.lossy_part(strategy)
     return space.is_exact(strategy) or any(
         verdict.admissible and space.lossy_part(verdict.strategy) == part for verdict in verdicts

@@ -184,7 +184,7 @@ class Confirmation:
         return failures > (_FORGIVEN if strategy == self._default else 0)
 
     def _slower(self, strategy: Strategy) -> bool:
-        """Whether a candidate was slower than the default in each round, and may be dropped."""
+        """Return whether one was slower than the default in each round, and may be dropped."""
         pairs = list(zip(self._times(self._default), self._times(strategy), strict=False))
         factors = [own.mean_s / default.mean_s for default, own in pairs]
         if strategy == self._default or not factors or min(factors) <= 1:

@@ -31,7 +31,7 @@ def excluded_strategies(store: TraceStore, job_key: str) -> tuple[Strategy, ...]
 def is_excluded(
     strategy: Strategy, excluded: Collection[Strategy], space: SearchSpace | None = None
 ) -> bool:
-    """Whether ``strategy`` is in ``excluded``, or has the same lossy part as one of them."""
+    """Return whether ``strategy`` is in ``excluded``, or has the same lossy part as one of them."""
     if strategy in excluded:
         return True
     return space is not None and not _parts(excluded, space).isdisjoint(_parts([strategy], space))

@@ -105,7 +105,7 @@ def judge_pairs(pairs: Sequence[Pair], tolerance: float, seeds_deviation: float)
 
 
 def has_fallen(falls: Sequence[Pair]) -> bool:
-    """Whether the default's loss has decreased since the beginning, beyond its noise.
+    """Return whether the default's loss has decreased since the beginning, beyond its noise.
 
     Args:
         falls: The decrease for each seed, as a :class:`Pair`; at least two.
@@ -141,7 +141,7 @@ def _margin(count: int, error: float, seeds_deviation: float) -> float:
 
 
 def _futile(mean: float, error: float, count: int, tolerance: float) -> bool:
-    """Whether even the last look is not expected to admit, under favourable assumptions.
+    """Return whether even the last look is not expected to admit, under favourable assumptions.
 
     These are: the mean one standard error lower, and the spread at its lower confidence bound.
     """

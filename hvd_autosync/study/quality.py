@@ -235,7 +235,7 @@ class QualityCheck:
         return deviation([statistics.fmean(last_losses(losses)) for losses in self._first])
 
     def _undecided(self, candidate: Strategy) -> bool:
-        """Whether a candidate has trials but no outcome yet."""
+        """Return whether a candidate has trials but no outcome yet."""
         trials = self._of(candidate)
         if self._spent or not trials or len(self._first) < FIRST_SEEDS:
             return bool(trials) and not self._spent

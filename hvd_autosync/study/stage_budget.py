@@ -20,7 +20,7 @@ _AT_FIRST, _BETWEEN = 0.6, 2
 
 
 def explores(kind: str) -> bool:
-    """Whether trials of this kind explore: they neither judge nor confirm (the default's do)."""
+    """Return whether trials of this kind explore: neither judge nor confirm (the default's do)."""
     return kind not in ("quality", "confirm")
 
 
@@ -30,7 +30,7 @@ def explored(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def turn_to_explore(space: SearchSpace, trials: Sequence[TrialRecord], most: int) -> bool:
-    """Whether to explore before judging now.
+    """Return whether to explore before judging now.
 
     Args:
         space: The space.

@@ -31,12 +31,12 @@ _KEPT_INFO = (
 
 
 def anonymous_id(study_id: str) -> str:
-    """The id under which a study is shared: always the same, and it does not reveal the own id."""
+    """Return the id under which a study is shared: always the same, without revealing its own."""
     return hashlib.sha256(study_id.encode()).hexdigest()[:12]
 
 
 def is_anonymous(study: StudyRecord) -> bool:
-    """Whether a study was made anonymous, so that it has no names."""
+    """Return whether a study was made anonymous, so that it has no names."""
     return study.job_key == _JOB_KEY
 
 

@@ -65,7 +65,7 @@ def import_autotune_log(store: TraceStore, path: str | os.PathLike[str]) -> str:
 def _records(
     rows: list[_Row], study_id: str, written_at: str
 ) -> tuple[StudyRecord, list[TrialRecord]]:
-    """The study and trials of a log with these rows."""
+    """Return the study and trials of a log with these rows."""
     ended = _ends_with_summary(rows)
     samples = rows[:-1] if ended else rows
     best = max(range(len(samples)), key=lambda index: samples[index].score)
@@ -107,14 +107,14 @@ def _records(
 
 
 def _ends_with_summary(rows: list[_Row]) -> bool:
-    """Whether the last row repeats the best sample, as the tuner writes when it has finished."""
+    """Return whether the last row repeats the best sample, as the tuner writes at its end."""
     best = max(rows[:-1], key=lambda row: row.score, default=None)
     last = rows[-1]
     return best is not None and (best.strategy, best.score) == (last.strategy, last.score)
 
 
 def _read(content: bytes, name: str) -> list[_Row]:
-    """The rows of a log.
+    """Return the rows of a log.
 
     Raises:
         TraceFormatError: The content is not a log of Horovod's autotuner.
@@ -154,7 +154,7 @@ def _number(text: str) -> float:
 
 
 def _strategy(fields: dict[str, float]) -> Strategy:
-    """The strategy of one row, with the threshold in bytes, truncated as Horovod does."""
+    """Return the strategy of one row, with the threshold in bytes, truncated as Horovod does."""
     threshold_bytes = fields["tensor_fusion_threshold"] * _MIB
     if not math.isfinite(threshold_bytes):
         raise ValueError(f"{fields['tensor_fusion_threshold']:g} MiB is too large")

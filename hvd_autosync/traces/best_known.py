@@ -22,7 +22,7 @@ from hvd_autosync.traces.store import TraceStore
 def best_known(
     store: TraceStore, parameters: Sequence[Sequence[Any]], slots: Sequence[int], device: str
 ) -> dict[str, Any] | None:
-    """The winner of the newest study of a model on a layout of ranks, as a strategy document.
+    """Return the winner of the newest study of a model on a layout, as a strategy document.
 
     Studies with drift or a fallback are skipped.
 

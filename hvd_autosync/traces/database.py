@@ -48,7 +48,7 @@ _DAMAGE = ("malformed", "not a database", "no such table", "no such column", "ha
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Whether a log record is not about an interrupt, such as Ctrl-C or SIGTERM.
+    """Return whether a log record is not about an interrupt, such as Ctrl-C or SIGTERM.
 
     SQLAlchemy logs exceptions that occur while it closes a connection, with a traceback.
     """
@@ -164,7 +164,7 @@ class Database:
             raise _translate(error, cause, self._location) from error
 
     def _has_tables(self) -> bool:
-        """Whether the tables exist, in a version that we can read."""
+        """Return whether the tables exist, in a version that we can read."""
         with self.reading() as connection:
             return self._check(connection)
 
@@ -206,7 +206,7 @@ class Database:
 
 
 def _create_engine(location: Location) -> Engine:
-    """The engine for ``location``; it does not open the database yet."""
+    """Return the engine for ``location``; it does not open the database yet."""
     try:
         if not location.is_sqlite:
             return create_engine(location.url, poolclass=NullPool)

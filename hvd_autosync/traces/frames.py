@@ -62,7 +62,7 @@ def trials_frame(store: TraceStore, study_id: str) -> pd.DataFrame:
 
 
 def read_trials(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """The trials of a trace file as one table.
+    """Return the trials of a trace file as one table.
 
     Args:
         path: A file that ``hvd-autosync traces export`` or ``contribute`` wrote.
@@ -84,7 +84,7 @@ def read_trials(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _knob_column(values: list[Value | None]) -> pd.Series[Any]:
-    """A column that keeps the type of its values even if some are missing."""
+    """Return a column that keeps the type of its values even if some are missing."""
     types = {type(value) for value in values if value is not None}
     return pd.Series(values, dtype=_DTYPES[types.pop()] if len(types) == 1 else "object")
 
@@ -94,7 +94,7 @@ def _step_time(trial: TrialRecord) -> StepTime | None:
 
 
 def _measures(trial: TrialRecord, default: StepTime | None) -> dict[str, Any]:
-    """The fixed columns of one row; entries that are missing here are missing in the table."""
+    """Return the fixed columns of one row; entries missing here are missing in the table."""
     row: dict[str, Any] = {"number": trial.number, "kind": trial.kind}
     result, step_time = trial.result, _step_time(trial)
     if result is not None:

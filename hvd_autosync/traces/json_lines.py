@@ -39,11 +39,11 @@ class LineReader:
         self._digest = hashlib.sha256()
 
     def digest(self) -> str:
-        """The checksum of the lines read since :meth:`start_digest`, hexadecimal."""
+        """Return the checksum of the lines read since :meth:`start_digest`, hexadecimal."""
         return self._digest.hexdigest()
 
     def at_end(self) -> bool:
-        """Whether the file ends here."""
+        """Return whether the file ends here."""
         here = self._stream.tell()
         ended = not self._stream.read(1)
         self._stream.seek(here)
@@ -52,11 +52,11 @@ class LineReader:
     def error(
         self, what: str, *, hint: str = "Get the file again; nothing was imported."
     ) -> TraceFormatError:
-        """The error for the line that was read last."""
+        """Return the error for the line that was read last."""
         return TraceFormatError(f"{self._name}, line {self._number}: {what}", hint=hint)
 
     def next_object(self) -> dict[str, Any]:
-        """The next line.
+        """Return the next line.
 
         Raises:
             TraceFormatError: The file ends, or the line is not a plain JSON object.

@@ -179,7 +179,7 @@ def _opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _read_study(reader: LineReader) -> tuple[StudyRecord, list[TrialRecord]]:
-    """The next study of a file, from its header to its footer."""
+    """Return the next study of a file, from its header to its footer."""
     reader.start_digest()
     _check_header(reader, reader.next_object())
     study = reader.checked(strict_study, _fields_of("study", reader, reader.next_object()))

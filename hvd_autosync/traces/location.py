@@ -78,7 +78,7 @@ class Location:
 
 
 def default_store_url() -> str:
-    """The user's own store: ``traces.db`` in :func:`data_folder`.
+    """Return the user's own store: ``traces.db`` in :func:`data_folder`.
 
     Raises:
         StoreError: There is no home folder.
@@ -91,7 +91,7 @@ def _default_file() -> Path:
 
 
 def data_folder() -> Path:
-    """The user's data folder: ``hvd-autosync`` under ``$XDG_DATA_HOME``.
+    """Return the user's data folder: ``hvd-autosync`` under ``$XDG_DATA_HOME``.
 
     Raises:
         StoreError: There is no home folder.
@@ -108,7 +108,7 @@ def data_folder() -> Path:
 
 
 def resolve_location(location: str | os.PathLike[str] | None) -> Location:
-    """The location that the user has named.
+    """Return the location that the user has named.
 
     Args:
         location: An SQLAlchemy URL, the path of an SQLite file, or ``None`` for the default.

@@ -11,7 +11,7 @@ from hvd_autosync.traces.store import TraceStore
 
 
 def open_trace(trace: str, location: str | None) -> tuple[TraceStore, StudyRecord]:
-    """The study that ``trace`` names, and a store that contains it.
+    """Return the study that ``trace`` names, and a store that contains it.
 
     Args:
         trace: Path of a trace file, of which the first study is used; or a study's id, the

@@ -79,14 +79,14 @@ def connect_again(engine: Engine, name: str) -> Connection:
 
 
 def transaction_number(connection: Connection) -> str | None:
-    """The number of the open transaction in PostgreSQL; ``None`` for other databases."""
+    """Return the number of the open transaction in PostgreSQL; ``None`` for other databases."""
     if connection.dialect.name != "postgresql":
         return None
     return str(connection.execute(text("SELECT CAST(txid_current() AS text)")).scalar())
 
 
 def was_committed(engine: Engine, number: str, name: str) -> bool | None:
-    """Whether the transaction ``number`` was written, as the server reports after the outage.
+    """Return whether transaction ``number`` was written, as the server says after the outage.
 
     ``None`` if that is unknown.
 

@@ -39,17 +39,17 @@ class Owner(Record):
 
     @classmethod
     def current(cls) -> Owner:
-        """This process."""
+        """Return this process."""
         pid = os.getpid()
         return cls(socket.gethostname(), _machine(), pid, _process_start(pid) or "")
 
     @classmethod
     def nobody(cls) -> Owner:
-        """The owner of a released study."""
+        """Return the owner of a released study."""
         return cls("", "", 0, "")
 
     def alive(self, heartbeat_age_s: float) -> bool:
-        """Whether this owner still runs, as far as this machine can know.
+        """Return whether this owner still runs, as far as this machine can know.
 
         Args:
             heartbeat_age_s: Seconds since its last heartbeat. It decides for owners on other
@@ -61,7 +61,7 @@ class Owner(Record):
 
 
 def _machine() -> str:
-    """This boot and process namespace; empty if the system does not provide them."""
+    """Return this boot and process namespace; empty if the system does not provide them."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -135,13 +135,13 @@ class TrialRecord(Record):
     result: TrialResult | None
 
     def info_number(self, name: str) -> float:
-        """The number ``name`` in :attr:`info`; NaN if there is none."""
+        """Return the number ``name`` in :attr:`info`; NaN if there is none."""
         value = self.info.get(name)
         return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def default_result(trials: Sequence[TrialRecord]) -> TrialResult | None:
-    """The result of the last default trial that has one; else the result of the first trial.
+    """Return the result of the last default trial that has one; else the result of the first trial.
 
     There can be several default trials: one that was lost with its driver is repeated, and if
     restrictions exclude the job's own strategy, the default is another one. An imported log has

@@ -29,7 +29,7 @@ _NEWEST_FIRST = (STUDIES.c.created_at.desc(), STUDIES.c.study_id)
 def study_records(
     connection: Connection, *conditions: ColumnElement[bool], limit: int | None = None
 ) -> list[StudyRecord]:
-    """The studies that meet all ``conditions``, newest first."""
+    """Return the studies that meet all ``conditions``, newest first."""
     query = select(*STUDY_COLUMNS).where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
     return [_record(StudyRecord, row) for row in connection.execute(query).mappings()]
 
@@ -64,7 +64,7 @@ def finished_tasks(connection: Connection) -> Iterator[tuple[str, Task]]:
 
 
 def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -> str:
-    """The full id of a study; the study itself may be damaged.
+    """Return the full id of a study; the study itself may be damaged.
 
     Args:
         connection: In the caller's transaction.
@@ -96,7 +96,7 @@ def full_id(connection: Connection, study_id: str, *, or_failed: bool = False) -
 
 
 def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
-    """The trials of a study by number."""
+    """Return the trials of a study by number."""
     query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.number)
     return [_record(TrialRecord, row) for row in connection.execute(query).mappings()]
 
@@ -144,7 +144,7 @@ def update_study(connection: Connection, study_id: str, columns: Mapping[str, An
 
 
 def next_number(connection: Connection, study_id: str) -> int:
-    """The number of the study's next trial; the study must be locked."""
+    """Return the number of the study's next trial; the study must be locked."""
     query = select(func.max(TRIALS.c.number)).where(TRIALS.c.study_id == study_id)
     last = connection.execute(query).scalar()
     return 0 if last is None else int(last) + 1
@@ -182,7 +182,7 @@ def lock_running(connection: Connection, study_id: str) -> None:
 
 
 def no_study(study_id: str) -> StoreError:
-    """The error for an id that matches no study."""
+    """Return the error for an id that matches no study."""
     if study_id == "last":
         return StoreError(
             "this store has no study yet", hint="Run a job with --autosync, or import a trace."
@@ -194,7 +194,7 @@ def no_study(study_id: str) -> StoreError:
 
 
 def living_owner(row: RowMapping) -> Owner | None:
-    """The owner of a study's row, if it still runs.
+    """Return the owner of a study's row, if it still runs.
 
     Raises:
         TraceFormatError: The row is damaged.

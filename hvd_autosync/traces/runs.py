@@ -75,7 +75,7 @@ def insert_run(connection: Connection, run: RunRecord) -> int:
 
 
 def run_records(connection: Connection, job_key: str | None) -> list[RunRecord]:
-    """The runs of a job, or of all jobs, by job and number.
+    """Return the runs of a job, or of all jobs, by job and number.
 
     Raises:
         TraceFormatError: A run is damaged.

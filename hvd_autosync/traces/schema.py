@@ -35,7 +35,7 @@ class PlainJson(TypeDecorator[Any]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The type of the column; MySQL's TEXT, of at most 64 KiB, is too small for many ranks."""
+        """Return the column's type; MySQL's TEXT, of 64 KiB, is too small for many ranks."""
         small = dialect.name in ("mysql", "mariadb")
         return dialect.type_descriptor(LONGTEXT() if small else Text())
 

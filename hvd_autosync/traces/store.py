@@ -272,7 +272,7 @@ class TraceStore:
 
     @repeated
     def full_id(self, study_id: str, *, or_failed: bool = False) -> str:
-        """The full id of a study; the study itself may be damaged.
+        """Return the full id of a study; the study itself may be damaged.
 
         Args:
             study_id: Its id, the beginning of one, or ``"last"`` for the newest study that did not
@@ -301,7 +301,7 @@ class TraceStore:
 
     @repeated
     def studies(self) -> list[StudyRecord]:
-        """All studies, newest first."""
+        """Return all studies, newest first."""
         with self._database.reading() as connection:
             return rows.study_records(connection)
 
@@ -313,7 +313,7 @@ class TraceStore:
 
     @repeated
     def trials(self, study_id: str) -> list[TrialRecord]:
-        """The trials of a study by number; the id may be abbreviated as for :meth:`full_id`."""
+        """Return a study's trials by number; the id may be abbreviated as for :meth:`full_id`."""
         with self._database.reading() as connection:
             return rows.trial_records(connection, rows.full_id(connection, study_id))
 
@@ -324,11 +324,11 @@ class TraceStore:
             return list(rows.finished_tasks(connection))
 
     def find_finished(self, job_key: str) -> StudyRecord | None:
-        """The newest finished study of the same job that has a winner, whatever its settings."""
+        """Return the newest finished study of a job that has a winner, whatever its settings."""
         return self._newest_finished(job_key=job_key)
 
     def find_finished_task(self, fingerprint: str, space_key: str) -> StudyRecord | None:
-        """The newest finished study of the same task and space that has a winner."""
+        """Return the newest finished study of the same task and space that has a winner."""
         return self._newest_finished(fingerprint=fingerprint, space_key=space_key)
 
     @repeated
@@ -341,7 +341,7 @@ class TraceStore:
 
     @repeated
     def find_links(self, cluster_key: str) -> Links | None:
-        """The last measured links of a cluster; ``None`` if there are none or they are damaged."""
+        """Return a cluster's last measured links; ``None`` if there are none, or damaged ones."""
         query = select(CLUSTERS.c.links).where(CLUSTERS.c.cluster_key == cluster_key)
         with self._database.reading() as connection:
             links = connection.execute(query).scalar()
@@ -364,7 +364,7 @@ class TraceStore:
 
     @repeated
     def find_source_fit(self, study_id: str, key: str) -> tuple[float, ...] | None:
-        """The hyperparameters of a study's model under this key; ``None``: it must be fitted."""
+        """Return the hyperparameters of a model under this key; ``None``: it must be fitted."""
         with self._database.reading() as connection:
             return source_fits.find_fit(connection, study_id, key)
 
@@ -386,7 +386,7 @@ class TraceStore:
 
     @repeated
     def runs(self, job_key: str | None = None) -> list[RunRecord]:
-        """The runs of a recurring job by number; without a key those of all jobs."""
+        """Return the runs of a recurring job by number; without a key those of all jobs."""
         with self._database.reading() as connection:
             return runs.run_records(connection, job_key)
 
@@ -438,7 +438,7 @@ class TraceStore:
 
 
 def _content(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[dict[str, Any]]:
-    """A study and its trials as JSON for comparison; in JSON, unknown times are equal.
+    """Return a study and its trials as JSON for comparison; in JSON, unknown times are equal.
 
     Reports of later trainings are left out, as another copy may have been made before them.
     """

@@ -33,7 +33,7 @@ _STUDY_ID = re.compile(r"[0-9a-f]{12}")
 
 
 def strict_study(fields: Mapping[str, Any]) -> StudyRecord:
-    """The study that :meth:`StudyRecord.to_json` wrote.
+    """Return the study that :meth:`StudyRecord.to_json` wrote.
 
     Raises:
         ValueError: ``fields`` is not such a study; the message says what is wrong.
@@ -50,7 +50,7 @@ def strict_study(fields: Mapping[str, Any]) -> StudyRecord:
 
 
 def strict_trial(fields: Mapping[str, Any], study: StudyRecord, number: int) -> TrialRecord:
-    """The trial that :meth:`TrialRecord.to_json` wrote.
+    """Return the trial that :meth:`TrialRecord.to_json` wrote.
 
     Args:
         fields: The fields of the record.

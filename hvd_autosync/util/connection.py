@@ -101,7 +101,7 @@ class Connection:
         return text
 
     def fileno(self) -> int:
-        """The descriptor to select on for the next message."""
+        """Return the descriptor to select on for the next message."""
         return self._socket.fileno()
 
     def interrupt(self) -> None:
@@ -188,7 +188,7 @@ def _connect_once(address: tuple[str, int], secret: bytes, deadline: float) -> C
 def accept_proof(
     sock: socket.socket, secret: bytes, nonce: bytes, proof: bytes
 ) -> Connection | None:
-    """The port's side of the handshake, once a peer has sent its proof.
+    """Return the port's side of the handshake, once a peer has sent its proof.
 
     Args:
         sock: The connection, in blocking mode.

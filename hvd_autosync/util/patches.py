@@ -272,7 +272,7 @@ def uninstall_all() -> list[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a patch is installed."""
+    """Return whether a patch is installed."""
     return _patch(name).name in _installed
 
 
@@ -297,7 +297,7 @@ def missing_targets() -> Iterator[tuple[str, Patch]]:
 
 
 def tested_here(package: str) -> str:
-    """How the installed version compares with the tested one, in its first two numbers.
+    """Return how the installed version compares with the tested one, in its first two numbers.
 
     Returns:
         ``"tested"``, ``"newer than tested"``, ``"older than tested"`` or ``"not installed"``.
@@ -316,7 +316,7 @@ def _patch(name: str) -> Patch:
 
 
 def _owner(path: str) -> object:
-    """The module or object with a dotted name."""
+    """Return the module or object with a dotted name."""
     package, *rest = path.split(".")
     owner: object = import_module(package)
     so_far = package

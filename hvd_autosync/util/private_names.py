@@ -294,7 +294,7 @@ def missing_names() -> Iterator[tuple[str, PrivateNames]]:
 
 
 def untested(package: str) -> bool:
-    """Whether the installed version is newer than the tested one, in its first two numbers."""
+    """Return whether the installed version is newer than the tested, in its first two numbers."""
     try:
         return is_newer(version(package), TESTED_VERSIONS[package])
     except PackageNotFoundError:
@@ -302,7 +302,7 @@ def untested(package: str) -> bool:
 
 
 def is_newer(one: str, other: str) -> bool:
-    """Whether one version is newer than another, in its first two numbers."""
+    """Return whether one version is newer than another, in its first two numbers."""
     first, second = ([int(n) for n in re.findall(r"\d+", text)[:2]] for text in (one, other))
     return first > second
 
@@ -321,7 +321,7 @@ def _exists(dotted: str) -> bool:
 
 
 def _instances_have(cls: type, name: str) -> bool:
-    """Whether a class declares an attribute of its instances, or a method of it mentions one."""
+    """Return whether a class declares an attribute of its instances, or a method mentions it."""
     for each in cls.__mro__:
         methods = (value for value in vars(each).values() if isinstance(value, FunctionType))
         if name in vars(each).get("__annotations__", ()):

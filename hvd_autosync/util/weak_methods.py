@@ -8,7 +8,7 @@ from typing import Any
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A bound method that does nothing once its object is gone."""
+    """Return a bound method that does nothing once its object is gone."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> None:

@@ -12,7 +12,7 @@ from hvd_autosync.util.sockets import address_towards, interface_address
 
 
 def own_address(name: str) -> str:
-    """The address at which the other ranks reach this host; a collective.
+    """Return the address at which the other ranks reach this host; a collective.
 
     It is 127.0.0.1 if the job has one host.
 

@@ -34,7 +34,7 @@ class NotOnAllError(AutosyncError):
 
 
 def same_on_all(described: Sequence[Any], name: str) -> bool:
-    """Whether plain values are equal on all ranks; a collective.
+    """Return whether plain values are equal on all ranks; a collective.
 
     Args:
         described: The values.
@@ -142,7 +142,7 @@ def add_up(values: Sequence[float], name: str, check: Callable[[], None]) -> lis
 
 
 def agree_steps(steps: int, name: str) -> int:
-    """The largest number of steps that any rank has made; a collective.
+    """Return the largest number of steps that any rank has made; a collective.
 
     Args:
         steps: This rank's.
@@ -171,7 +171,7 @@ def tell_all(text: bytes, name: str, root: int = 0) -> bytes:
 
 
 def gather_texts(text: str, name: str) -> list[str]:
-    """Every rank's ``text``, in order of rank; a collective.
+    """Return every rank's ``text``, in order of rank; a collective.
 
     Args:
         text: This rank's; not empty.
@@ -181,7 +181,7 @@ def gather_texts(text: str, name: str) -> list[str]:
 
 
 def gather_bytes(data: bytes, name: str) -> list[bytes]:
-    """Every rank's ``data``, in order of rank; a collective.
+    """Return every rank's ``data``, in order of rank; a collective.
 
     Args:
         data: This rank's; not empty.

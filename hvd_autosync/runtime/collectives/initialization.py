@@ -55,7 +55,7 @@ _READ: set[str] = set()
 
 
 def last_initialization() -> Initialization | None:
-    """The last ``hvd.init()`` of the script; ``None`` if it is not known."""
+    """Return the last ``hvd.init()`` of the script; ``None`` if it is not known."""
     return _LAST
 
 

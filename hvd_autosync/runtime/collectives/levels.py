@@ -85,7 +85,7 @@ def _with_levels(init: Callable[..., Any], places: list[tuple[int, int]]) -> Cal
 
 @once_per_rank
 def two_levels() -> Levels:
-    """The levels of this job; the first call is a collective, unless ``init()`` created them.
+    """Return the job's levels; the first call is a collective, unless ``init()`` made them.
 
     It needs :func:`prepare_levels` or ``HOROVOD_DYNAMIC_PROCESS_SETS=1``.
 

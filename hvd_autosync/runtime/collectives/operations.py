@@ -29,7 +29,7 @@ _of_process: Collectives | None = None
 
 
 def collectives() -> Collectives:
-    """The collectives of the calling thread."""
+    """Return the collectives of the calling thread."""
     return _OWN.get(_of_process) or _horovods()
 
 

@@ -24,10 +24,10 @@ class ProcessSet(Protocol):
     """Some ranks of the job."""
 
     def size(self) -> int:
-        """How many they are."""
+        """Return how many they are."""
 
     def rank(self) -> int:
-        """The place of this rank among them."""
+        """Return the place of this rank among them."""
 
 
 class Collectives(Protocol):
@@ -56,31 +56,31 @@ class Collectives(Protocol):
         """Part from the other ranks; operations in progress fail on all of them."""
 
     def rank(self) -> int:
-        """The number of this rank, from 0."""
+        """Return the number of this rank, from 0."""
 
     def size(self) -> int:
-        """How many ranks there are."""
+        """Return how many ranks there are."""
 
     def local_rank(self) -> int:
-        """The number of this rank on its host."""
+        """Return the number of this rank on its host."""
 
     def local_size(self) -> int:
-        """How many ranks its host has."""
+        """Return how many ranks its host has."""
 
     def cross_rank(self) -> int:
-        """The number of its host."""
+        """Return the number of its host."""
 
     def cross_size(self) -> int:
-        """How many hosts have its local rank."""
+        """Return how many hosts have its local rank."""
 
     def is_homogeneous(self) -> bool:
-        """Whether all hosts have the same number of ranks."""
+        """Return whether all hosts have the same number of ranks."""
 
     def mpi_enabled(self) -> bool:
-        """Whether ranks can also send messages over MPI."""
+        """Return whether ranks can also send messages over MPI."""
 
     def copies_to_host(self, tensor: torch.Tensor) -> bool:
-        """Whether it reduces a tensor of a GPU on the host, from where torch copies the result."""
+        """Return whether it reduces a GPU's tensor on the host, whence torch copies the result."""
 
     def add_process_set(self, ranks: Sequence[int]) -> ProcessSet:
         """Make a process set; all ranks of the job do, in the same order."""
@@ -157,7 +157,7 @@ class Collectives(Protocol):
         """Overwrite ``tensor`` by that of rank ``root``."""
 
     def poll(self, handle: int) -> bool:
-        """Whether :meth:`synchronize` would return at once."""
+        """Return whether :meth:`synchronize` would return at once."""
 
     def synchronize(self, handle: int) -> torch.Tensor:
         """Wait until an operation is done; returns its output."""

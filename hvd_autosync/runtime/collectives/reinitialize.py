@@ -209,7 +209,7 @@ def _end(rank: int, why: str) -> NoReturn:
 
 
 def _address() -> tuple[str, str]:
-    """The address of this host, and why there is none; a collective at the first call."""
+    """Return the address of this host, and why there is none; a collective at the first call."""
     if not _ADDRESS:
         try:
             _ADDRESS.append((own_address("reinitialize"), ""))
@@ -229,7 +229,7 @@ def _meets_at_a_server() -> bool:
 
 
 def _own_refusal(variables: Mapping[str, str | None]) -> str:
-    """Why this rank cannot; empty if it can."""
+    """Return why this rank cannot; empty if it can."""
     last = last_initialization()
     if last is None:
         return "hvd.init() was called before hvd_autosync was imported"
@@ -283,7 +283,7 @@ def _check(reports: list[_Report]) -> None:
 
 
 def _gather(own: _Report) -> list[_Report]:
-    """The reports of all ranks; a collective of one operation."""
+    """Return the reports of all ranks; a collective of one operation."""
     text = json.dumps(vars(own)).encode() + b"\n"
     gathered = mpi_ops.allgather(
         torch.frombuffer(bytearray(text), dtype=torch.uint8), name=f"{_NAME}.reports"

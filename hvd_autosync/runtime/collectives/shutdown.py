@@ -46,17 +46,17 @@ class ShutdownProtocol:
         return self._ranks - self._received[FIN]
 
     def is_acknowledged(self, other: int) -> bool:
-        """Whether no message is in flight between this rank and ``other``."""
+        """Return whether no message is in flight between this rank and ``other``."""
         return other in self._received[FIN] and other in self._received[ACK]
 
     def may_leave(self) -> bool:
-        """Whether no message is in flight between this rank and any rank."""
+        """Return whether no message is in flight between this rank and any rank."""
         return all(map(self.is_acknowledged, self._ranks))
 
     def is_over(self, lost: AbstractSet[int]) -> bool:
-        """Whether every other rank has sent LEAVE or is gone (``lost``)."""
+        """Return whether every other rank has sent LEAVE or is gone (``lost``)."""
         return self._received[LEAVE] | lost >= self._ranks
 
     def is_failure_known(self, own: int, lost: AbstractSet[int]) -> bool:
-        """Whether every other rank knows of the failure or is gone (``lost``)."""
+        """Return whether every other rank knows of the failure or is gone (``lost``)."""
         return self._received[ACK] | lost | {own} >= self._ranks

@@ -56,7 +56,7 @@ def others_wait() -> Iterator[None]:
 
 
 def in_flight() -> str:
-    """What of Horovod is under way in this process; empty: nothing.
+    """Return what of Horovod is under way in this process; empty: nothing.
 
     Call it while :func:`others_wait`.
     """
@@ -70,7 +70,7 @@ def in_flight() -> str:
 
 
 def _is_inside(frame: FrameType | None) -> bool:
-    """Whether a thread with this frame is in Horovod's code, and does not wait at the gate."""
+    """Return whether a thread of this frame is in Horovod's code, and not waiting at the gate."""
     while frame is not None:
         if frame.f_code is _Gate.__getattr__.__code__:
             return False

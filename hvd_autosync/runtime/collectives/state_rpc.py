@@ -122,7 +122,7 @@ class StateServer:
         return [other for other in range(len(self._addresses)) if other != self._rank]
 
     def _request(self, other: int, request: bytes) -> bytes:
-        """The other rank's answer; retries if that rank could not serve the connection."""
+        """Return the other rank's answer; retries if that rank could not serve the connection."""
         deadline = monotonic() + HANDSHAKE_S
 
         def ask() -> bytes:

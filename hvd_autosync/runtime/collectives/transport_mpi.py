@@ -133,7 +133,7 @@ class MpiTransport:
             self._receiving[source].append(_Incoming(text, body, request))
 
     def _take_complete(self) -> list[TransportMessage]:
-        """The messages that are complete, those of one rank in order."""
+        """Return the messages that are complete, those of one rank in order."""
         messages = []
         for source, queue in enumerate(self._receiving):
             while queue and (queue[0].request is None or queue[0].request.Test()):
@@ -143,7 +143,7 @@ class MpiTransport:
 
 
 def own_world_rank() -> int:
-    """This process's rank in ``MPI.COMM_WORLD``.
+    """Return this process's rank in ``MPI.COMM_WORLD``.
 
     Raises:
         HorovodBuildError: MPI cannot be used here.

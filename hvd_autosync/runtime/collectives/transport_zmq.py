@@ -204,7 +204,7 @@ class ZmqTransport:
         return made
 
     def _messages(self) -> tuple[list[TransportMessage], list[int]]:
-        """The messages that arrived, and descriptors of connections that sent their first one."""
+        """Return what has arrived, and descriptors of connections that sent their first message."""
         messages: list[TransportMessage] = []
         ranks: list[int] = []
         with contextlib.suppress(zmq.Again):
@@ -276,6 +276,6 @@ class ZmqTransport:
 
 
 def _event(monitor: zmq.Socket[bytes]) -> tuple[int, int, str]:
-    """The next event of a monitor: its kind, its value, and the endpoint."""
+    """Return the next event of a monitor: its kind, its value, and the endpoint."""
     event = recv_monitor_message(monitor)
     return event["event"], int(event["value"]), event["endpoint"].decode()

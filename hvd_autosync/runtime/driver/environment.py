@@ -29,12 +29,12 @@ DISABLE_VARIABLE = "HVD_AUTOSYNC_DISABLE"
 
 
 def worker_environment(spec: TrialSpec) -> dict[str, str]:
-    """The variables that pass a worker its trial."""
+    """Return the variables that pass a worker its trial."""
     text = base64.b64encode(zlib.compress(spec.to_json().encode())).decode()
     return {TRIAL_VARIABLE: text, TRIAL_ID_VARIABLE: spec.trial_id}
 
 
 def spec_from_environment(environment: Mapping[str, str] = os.environ) -> TrialSpec | None:
-    """The trial of this process, or ``None`` if it is no worker of ours."""
+    """Return the trial of this process, or ``None`` if it is no worker of ours."""
     text = environment.get(TRIAL_VARIABLE)
     return TrialSpec.from_json(zlib.decompress(base64.b64decode(text)).decode()) if text else None

@@ -179,7 +179,7 @@ RECORDS: Mapping[str, type[Record]] = {
 
 
 def read_message(text: bytes) -> Record:
-    """The record of a message.
+    """Return the record of a message.
 
     Args:
         text: JSON. Fields that the record has not are left out, as those of a newer worker.

@@ -32,7 +32,7 @@ MARK = b"@hvd-autosync@"
 
 
 def encode_message(key: str, rank: int, number: int, message: Message) -> bytes:
-    """The lines of ``message``.
+    """Return the lines of ``message``.
 
     Args:
         key: The key of the trial, or of the fork servers.
@@ -72,7 +72,7 @@ def _write(fd: int, line: bytes) -> None:
 
 
 def mac(key: str, place: bytes, part: bytes) -> bytes:
-    """The code that authenticates a line.
+    """Return the code that authenticates a line.
 
     Args:
         key: The key of the trial, or of the fork servers.

@@ -18,7 +18,7 @@ class Backoff:
         self._next = 1
 
     def skips(self) -> bool:
-        """Whether this step, which counts, goes without a try."""
+        """Return whether this step, which counts, goes without a try."""
         self._left -= 1
         return self._left >= 0
 

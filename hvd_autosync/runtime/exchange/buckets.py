@@ -212,7 +212,7 @@ class FlatBucket(Bucket):
 
 
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which gradients of a type are reduced.
+    """Return the type in which gradients of a type are reduced.
 
     Raises:
         SpaceError: They cannot be reduced.
@@ -227,7 +227,7 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def dense_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The gradient, dense and contiguous; zeros if there is none, as in Horovod's optimizer."""
+    """Return the gradient, dense and contiguous; zeros if there is none, as Horovod has."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
     if parameter.grad.is_sparse:

@@ -55,11 +55,11 @@ class Codec(ABC):
         """Bytes that each rank sends per step, on average."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What this rank keeps from step to step, to be saved with the optimizer."""
+        """Return what this rank keeps from step to step, to be saved with the optimizer."""
         return {}
 
     def left_out(self) -> torch.Tensor | None:
-        """What error feedback keeps of this rank's tensors, shape ``(size,)``; a view."""
+        """Return what error feedback keeps of this rank's tensors, shape ``(size,)``; a view."""
         return None
 
     def reset(self) -> None:
@@ -112,7 +112,7 @@ class _Coded(Codec):
 
     @abstractmethod
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """The rows of ``codes``, shape ``(n, part)``, of the tensor's type."""
+        """Return the rows of ``codes``, shape ``(n, part)``, of the tensor's type."""
 
     def __call__(
         self, tensor: torch.Tensor, name: str, scaling: Scaling, among: ProcessSet
@@ -295,7 +295,7 @@ class PowerSGD(Codec):
 def make_codec(
     plan: ClassPlan, size: int, like: torch.Tensor, ranks: int, columns: int
 ) -> Codec | None:
-    """The codec of a plan, or ``None`` if gradients are not compressed.
+    """Return the codec of a plan, or ``None`` if gradients are not compressed.
 
     Args:
         plan: Names the codec, its ratio and its rank.

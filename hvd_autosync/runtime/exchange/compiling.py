@@ -18,7 +18,7 @@ _SCRIPTED = "torch.jit makes a module"
 
 
 def anything_compiled() -> bool:
-    """Whether ``torch.compile`` has compiled anything in this process."""
+    """Return whether ``torch.compile`` has compiled anything in this process."""
     from torch._dynamo import convert_frame
 
     return bool(convert_frame.FRAME_COUNTER)

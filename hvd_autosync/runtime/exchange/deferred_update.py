@@ -100,7 +100,7 @@ class DeferredUpdate:
         return self._possible
 
     def steps_any(self, parameters: Collection[nn.Parameter]) -> bool:
-        """Whether its optimizer steps any of these parameters."""
+        """Return whether its optimizer steps any of these parameters."""
         return not self._optimizer._requires_update.isdisjoint(parameters)
 
     def stop(self, why: str) -> None:
@@ -138,7 +138,7 @@ class DeferredUpdate:
             self._drop({parameter}, "read without Python's knowledge")
 
     def choose(self) -> Collection[Bucket]:
-        """The buckets to defer in this step; called in each step, before any gradient is used."""
+        """Return the buckets to defer; called in each step, before any gradient is used."""
         self._steps += 1
         for parameter, gradient, version in self._seen:
             if parameter.grad is gradient or gradient._version != version:
@@ -338,5 +338,5 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _kept(value: Any) -> Any:
-    """A copy of an option: schedules change a learning rate that is a tensor in place."""
+    """Return a copy of an option: schedules change a learning rate that is a tensor in place."""
     return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)

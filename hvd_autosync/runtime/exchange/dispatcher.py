@@ -160,7 +160,7 @@ class Dispatcher:
                 bucket.drop_codec()
 
     def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The states that codecs keep from step to step on this rank, by bucket."""
+        """Return the states that codecs keep from step to step on this rank, by bucket."""
         states = {b.name: b.codec.state() for b in self.buckets if b.codec is not None}
         return {name: state for name, state in states.items() if state} or self._codec_states
 
@@ -216,7 +216,7 @@ class Dispatcher:
                 self._single[bucket] = (next(steps), steps)
 
     def _room(self) -> bool:
-        """Whether few enough bytes are in flight for later gradients to overtake the rest."""
+        """Return whether so few bytes are in flight that later gradients can overtake the rest."""
         poll = self._collectives.poll
         under_way = sum(b.size_bytes for b, (handle, _) in self._single.items() if not poll(handle))
         return under_way < _UNDER_WAY_BYTES
@@ -278,7 +278,7 @@ class _ParticipationCheck:
             self._handle = self._collectives.allreduce_async_(self._count, name=self._name, op=Sum)
 
     def all_here(self, *, wait: bool) -> bool | None:
-        """Whether all ranks take part; ``None`` while that is not known."""
+        """Return whether all ranks take part; ``None`` while that is not known."""
         if not self.needed:
             return True
         if self._handle is not None and (wait or self._collectives.poll(self._handle)):

@@ -120,7 +120,7 @@ class Hierarchical:
 
 
 def own_bounds(size: int, unit: int, levels: Levels) -> tuple[int, int]:
-    """The elements of a tensor that this rank carries across hosts.
+    """Return the elements of a tensor that this rank carries across hosts.
 
     Args:
         size: Elements of the tensor.

@@ -75,7 +75,7 @@ class Message:
     checksum: int = 0
 
     def encode(self, device: torch.device) -> torch.Tensor:
-        """The message as bytes on a device, shape ``(length,)``."""
+        """Return the message as bytes on a device, shape ``(length,)``."""
         tensors = [t for each in self.passes for t in (each.inputs, each.output_gradients)]
         kind = _DTYPES.index(tensors[0].dtype) if tensors else 0
         header = [0, self.status, self.checksum, kind, len(self.passes)]
@@ -93,7 +93,7 @@ class Message:
 
     @classmethod
     def decode_all(cls, encoded: torch.Tensor, shape: torch.Size) -> list[Message]:
-        """The messages of all ranks, in their order.
+        """Return the messages of all ranks, in their order.
 
         Args:
             encoded: The messages one behind the other.
@@ -184,7 +184,7 @@ class FactorsBucket(Bucket):
             yield from bucket.send_plainly()
 
     def _own_message(self, layer: LinearLayer) -> torch.Tensor:
-        """This rank's message; if its factors are sent, its gradients are their products."""
+        """Return this rank's message; if its factors are sent, its gradients are their products."""
         weight = self.parameters[0]
         message = Message(Status.SENT, tuple(layer.passes), self._checksum())
         status = self._unusable(message)
@@ -198,7 +198,7 @@ class FactorsBucket(Bucket):
         return replace(message, status=status, passes=()).encode(weight.device)
 
     def _unusable(self, message: Message) -> Status | None:
-        """Why factors are not even multiplied, if there is a reason."""
+        """Return why factors are not even multiplied, if there is a reason."""
         kinds = {each.inputs.dtype for each in message.passes}
         if len(kinds) > 1 or not kinds <= {*_DTYPES}:
             return Status.REFUSED
@@ -267,7 +267,7 @@ class FactorsBucket(Bucket):
         warn_on_rank_0(f"{why}; from now on it is sent whole instead of by factors")
 
     def _checksum(self) -> int:
-        """A checksum of the weight's bits, in some steps; else 0."""
+        """Return a checksum of the weight's bits, in some steps; else 0."""
         self._steps += 1
         if self._equal is False or self._steps % _CHECK_EVERY != 1:
             return 0
@@ -286,7 +286,7 @@ class FactorsBucket(Bucket):
 
 
 def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
-    """Whether factors are fewer bytes than a ring sends for the gradient, and can be gathered.
+    """Return whether factors are fewer bytes than a ring's, and can be gathered.
 
     Each of r ranks receives (r - 1) / r of all factors, and in a ring sends 2 (r - 1) / r of the
     gradient.
@@ -301,7 +301,7 @@ def pays(rows: int, weight: torch.Tensor, item_bytes: int) -> bool:
 
 
 def _pay(passes: Sequence[LinearPass], weight: torch.Tensor, ranks: int) -> bool:
-    """Whether the factors of a step pay if each of so many ranks has as many."""
+    """Return whether the factors of a step pay if each of so many ranks has as many."""
     rows = ranks * sum(each.rows for each in passes)
     return pays(rows, weight, max((each.inputs.dtype.itemsize for each in passes), default=0))
 
@@ -311,7 +311,7 @@ def agree_linear(
     layers: Mapping[torch.nn.Parameter, LinearLayer],
     name: str,
 ) -> list[LinearLayer]:
-    """The watched layers that ranks exchange by factors, the same on all ranks; a collective.
+    """Return the watched layers that all ranks exchange by factors; a collective.
 
     They are those through which a batch has passed on rank 0 in the first step, of so few rows that
     factors pay: the others would be watched, and their inputs held, for nothing. None where ranks
@@ -349,7 +349,7 @@ def agree_linear(
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's bits as integers of 64 bits; not 0."""
+    """Return the sum of a tensor's bits as integers of 64 bits; not 0."""
     flat = tensor.contiguous().view(-1)
     if flat.storage_offset() * flat.element_size() % 8:  # a part of another tensor
         flat = flat.clone()

@@ -71,7 +71,7 @@ class Planning:
         sparse: Collection[torch.nn.Parameter],
         linear: Collection[LinearLayer] = (),
     ) -> list[Bucket]:
-        """The buckets for parameters in the order in which their gradients arrive.
+        """Return the buckets for parameters in the order in which their gradients arrive.
 
         Args:
             order: Every parameter, once.
@@ -198,13 +198,13 @@ class Planning:
 
 
 def _codes_bits(plan: ClassPlan, parameter: torch.nn.Parameter) -> bool:
-    """Whether lossless codes apply: to sums of float32 numbers that no codec changes."""
+    """Return whether lossless codes apply: to sums of float32 numbers that no codec changes."""
     summed = plan.exchange in ("allreduce", "hierarchical") and plan.codec == "none"
     return summed and wire_dtype(parameter.dtype) == torch.float32
 
 
 def _gathered_bytes(plan: ClassPlan, parameter: torch.nn.Parameter) -> int:
-    """The most bytes that a parameter adds to the result of an allgather of its exchange."""
+    """Return the most bytes that a parameter adds to the result of an allgather of its exchange."""
     exchanges, codecs = ("sharded", "hierarchical"), ("bf16", "int8")
     gathers = plan.exchange in exchanges or plan.codec in codecs or plan.lossless
     whole = parameter.numel() * wire_dtype(parameter.dtype).itemsize if gathers else 0

@@ -25,7 +25,7 @@ Reach = Callable[[Any], None]
 
 
 def marked_class(reach: Reach) -> type[nn.Parameter]:
-    """The class of parameters while their steps are deferred.
+    """Return the class of parameters while their steps are deferred.
 
     Args:
         reach: Called with a parameter before it is used; makes it a plain parameter again.
@@ -75,7 +75,7 @@ class Memory:
         self._find()
 
     def shared(self) -> bool:
-        """Whether other tensors share it, whose accesses cannot be detected."""
+        """Return whether other tensors share it, whose accesses cannot be detected."""
         if torch._C._storage_Use_Count(self._place) != 2:  # the parameter's and ours
             self._find()  # the parameter may have been given other memory
         return bool(torch._C._storage_Use_Count(self._place) != 2)
@@ -128,7 +128,7 @@ def unwatch_modules(reach: Reach | None = None) -> None:
 
 
 def _watchable(module: nn.Module) -> bool:
-    """Whether Python sees accesses to a module's parameters; it does not for scripted modules."""
+    """Return whether Python sees accesses to a module's parameters, as of no scripted module."""
     return type(module.__dict__["_parameters"]) in (dict, OrderedDict, _Watched)
 
 

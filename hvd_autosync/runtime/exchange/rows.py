@@ -101,7 +101,7 @@ class RowsBucket(Bucket):
         table.grad = torch.sparse_coo_tensor(numbers[None], values, gradient.shape)
 
     def _too_many(self, numbers: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether all ranks' rows together are more than can be gathered."""
+        """Return whether all ranks' rows together are more than can be gathered."""
         columns = self.parameters[0].shape[1:].numel()
         return len(numbers) * columns * dtype.itemsize > MOST_GATHERED_BYTES
 

@@ -120,5 +120,5 @@ class ZeroBucket(Bucket):
         return flat
 
     def _memory(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensors' own memory if it can be sent as it is, else the bucket's."""
+        """Return the tensors' own memory if it can be sent as it is, else the bucket's."""
         return self._partition.runs_of(tensors)[0] if self._in_place else self._flat

@@ -28,7 +28,7 @@ class FetchedStates:
         self.entries: list[Entry] = []
 
     def answer(self) -> bytes:
-        """The states, encoded for another rank."""
+        """Return the states, encoded for another rank."""
         return encode_entries(self.entries)
 
 
@@ -120,7 +120,7 @@ class ZeroStep:
             self._fetched.entries = []
 
     def put_back(self) -> bool:
-        """The optimizer's step is over; returns whether owners made it."""
+        """End the optimizer's step; return whether owners made it."""
         if not self._group_swap.made:
             return False
         self._group_swap.undo()
@@ -157,7 +157,7 @@ class ZeroStep:
         self._states = {}
 
     def whole_states(self) -> dict[int, dict[str, Any]]:
-        """The owners' states, merged: place of the parameter -> its state.
+        """Return the owners' states, merged: place of the parameter -> its state.
 
         Raises:
             ConfigurationError: It is called between ``backward()`` and ``step()``, when owners may
@@ -229,6 +229,6 @@ class ZeroStep:
     def _by_place(
         self, states: dict[torch.nn.Parameter, dict[str, Any]]
     ) -> dict[int, dict[str, Any]]:
-        """The states of the optimizer's own parameters, by their place in it."""
+        """Return the states of the optimizer's own parameters, by their place in it."""
         own = enumerate(parameters_of(self._optimizer))
         return {place: states[parameter] for place, parameter in own if parameter in states}

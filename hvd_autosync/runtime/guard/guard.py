@@ -94,7 +94,7 @@ class Guard(JoinHook):
         self.step = agree_steps(self.step, self._name)
 
     def stepped(self, losses: Losses, step: int | None = None, *, average: bool = True) -> bool:
-        """A step was made; a collective after each window.
+        """Count a step that was made; a collective after each window.
 
         Args:
             losses: The losses of this rank.
@@ -116,7 +116,7 @@ class Guard(JoinHook):
         return self.step // LOSS_WINDOW == window or self._test_window()
 
     def accepts_one(self, loss: float) -> bool:
-        """Whether one rank's loss is accepted, in steps without a barrier.
+        """Return whether one rank's loss is accepted, in steps without a barrier.
 
         One rank tests the losses of all, and tells the others the result.
         """

@@ -111,7 +111,7 @@ class LossGuardHandler:
             self._take_snapshot(guard)
 
     def loss(self) -> float | None:
-        """The loss of this rank's last step, if it had one and there is a guard."""
+        """Return the loss of this rank's last step, if it had one and there is a guard."""
         if self.guard is None or current.losses is None:
             return None
         loss = current.losses.since(self._seen)
@@ -119,7 +119,7 @@ class LossGuardHandler:
         return None if loss is None else float(loss)
 
     def healthy(self, loss: float) -> bool:
-        """Whether the guard accepts any rank's loss, in steps without a barrier; on one rank.
+        """Return whether the guard accepts a rank's loss, in steps without a barrier; on one rank.
 
         Called in the thread of messages.
         """
@@ -178,7 +178,7 @@ class LossGuardHandler:
 
 
 def _new_guard(name: str) -> Guard:
-    """A guard with predicted losses, unless there are several guards.
+    """Return a guard with predicted losses, unless there are several guards.
 
     The prediction is of one optimizer's losses, and it is unknown of which.
     """

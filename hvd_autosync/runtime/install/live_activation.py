@@ -63,7 +63,7 @@ def activate_live(folder: str) -> None:
 
 
 def _why_not() -> str:
-    """Why no rank of this job can be tuned; empty if they can."""
+    """Return why no rank of this job can be tuned; empty if they can."""
     if os.environ.get(ELASTIC_VARIABLE) == "1":
         return "elastic jobs change their ranks"
     if os.environ.get(AUTOTUNE_VARIABLE, "0") not in ("", "0"):

@@ -37,7 +37,7 @@ class Attacher:
         self.variables = dict(self._own)
 
     def reinitializes(self) -> bool:
-        """Whether strategies may change Horovod's variables here; a collective.
+        """Return whether strategies may change Horovod's variables here; a collective.
 
         Ranks whose own values differ would ask for different ones.
         """
@@ -97,7 +97,7 @@ def _check_memory(optimizers: Sequence[Any]) -> None:
 
 
 def of_some_ranks(optimizer: Any) -> bool:
-    """Whether a wrapped optimizer is for a process set: the other ranks make other steps."""
+    """Return whether a wrapped optimizer is for a process set: the other ranks make other steps."""
     everyone = all_ranks()
     return getattr(optimizer, "process_set", everyone) is not everyone
 
@@ -121,13 +121,13 @@ def switchable_on_all(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def has_begun(optimizer: Any) -> bool:
-    """Whether gradients of the next step have been computed, on this rank."""
+    """Return whether gradients of the next step have been computed, on this rank."""
     delays = optimizer._allreduce_delay.values()
     return any(delay < optimizer.backward_passes_per_step for delay in delays)
 
 
 def not_switchable(optimizers: Sequence[Any]) -> str:
-    """Why strategies cannot change in this training; empty if they can.
+    """Return why strategies cannot change in this training; empty if they can.
 
     Args:
         optimizers: The wrapped optimizers of the script.

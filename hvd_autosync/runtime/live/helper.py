@@ -93,7 +93,7 @@ class Helper:
         self._to_send.put(message)
 
     def next(self) -> Message | None:
-        """The next message from the helper, ``LOST`` after its end; ``None``: none yet."""
+        """Return the next message from the helper, ``LOST`` after its end; ``None``: none yet."""
         try:
             return self._received.get_nowait()
         except queue.Empty:

@@ -104,11 +104,11 @@ class LiveTrial:
             self._setup_s = perf_counter() - self._began
 
     def slow(self) -> bool:
-        """Whether this rank's steps exclude that the strategy is among the best."""
+        """Return whether this rank's steps exclude that the strategy is among the best."""
         return should_prune(self.measured, self.spec.prune_above_s)
 
     def clear(self) -> bool:
-        """Whether the step time is known well enough, or steps are so long that these suffice."""
+        """Return whether the step time is known well enough, or steps are long enough."""
         steps = self.measured
         if len(steps) < _CLEAR_STEPS:
             return False
@@ -120,7 +120,7 @@ class LiveTrial:
         return not self.spec.profile and time_s.standard_error_s <= _CLEAR * time_s.mean_s
 
     def ending(self, *, over: bool, slow: bool) -> tuple[TrialStatus, str]:
-        """How the trial ends, with the reason; that of rank 0 counts.
+        """Return how the trial ends, with the reason; that of rank 0 counts.
 
         Args:
             over: Whether all ranks have made all steps.

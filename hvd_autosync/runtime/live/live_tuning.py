@@ -303,7 +303,7 @@ class LiveTuning(JoinHook):
         self._tuning_since, self._tuning_from = perf_counter(), self._steps
 
     def _why_not(self) -> str:
-        """Why this rank cannot be tuned live; empty if it can."""
+        """Return why this rank cannot be tuned live; empty if it can."""
         if size() == 1:
             return "the job has a single rank, which synchronizes with no other"
         if rank() == 0 and self._helper is None:
@@ -437,11 +437,11 @@ class LiveTuning(JoinHook):
             self._helper.send(compose())
 
     def _living(self) -> list[Any]:
-        """The optimizers that the script still holds."""
+        """Return the optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
 
 
 def _strategy(message: Message) -> tuple[Strategy, Classes]:
-    """The strategy of a message, with its parameter classes."""
+    """Return the strategy of a message, with its parameter classes."""
     classes = {name: tuple(names) for name, names in message["classes"].items()}
     return Strategy(message["strategy"]), classes

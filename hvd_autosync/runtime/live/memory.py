@@ -38,7 +38,7 @@ def host_free_bytes(root: Path = Path("/")) -> int:
 
 
 def _left_by_limits(root: Path) -> Iterator[int]:
-    """What each limit of a batch system or container leaves, bytes."""
+    """Yield what each limit of a batch system or container leaves, bytes."""
     groups = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

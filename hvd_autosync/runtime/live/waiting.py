@@ -14,7 +14,7 @@ _OURS = "hvd_autosync.runtime."
 
 
 def waits_in_exchange() -> bool:
-    """Whether a thread of this process waits for an operation that our code has called."""
+    """Return whether a thread of this process waits for an operation that our code has called."""
     return any(_waits(frame) for frame in sys._current_frames().values())
 
 

@@ -12,7 +12,7 @@ _VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_DEFAULT_FPMATH_MODE
 
 
 def arithmetic(device: torch.device) -> list[str | int]:
-    """What decides about the bits of a product on this rank; equal where products are."""
+    """Return what decides about the bits of a product on this rank; equal where products are."""
     if device.type == "cuda":
         place = [torch.cuda.get_device_name(device), str(torch.version.cuda)]
     else:

@@ -38,7 +38,7 @@ class Losses:
         self._take(loss)
 
     def since(self, count: int) -> torch.Tensor | None:
-        """The last loss, without dimensions, if there was any after the first ``count``."""
+        """Return the last loss, without dimensions, if there was any after the first ``count``."""
         return self._last if self.count > count else None
 
     def _take(self, loss: torch.Tensor) -> None:

@@ -57,7 +57,7 @@ class Recorder:
         self._last_end = perf_counter()
 
     def take_news(self, *, wait_for_device: bool) -> dict[str, Any]:
-        """The ``steps`` message with what was not taken yet.
+        """Return the ``steps`` message with what was not taken yet.
 
         Args:
             wait_for_device: Convert losses on an accelerator too. That waits for the device, so
@@ -80,6 +80,6 @@ class Recorder:
 
 
 def _as_float(loss: torch.Tensor) -> float | None:
-    """The loss as a number; ``None`` if it is not finite, since JSON has no such numbers."""
+    """Return the loss as a number; ``None`` if it is not finite, since JSON has no such numbers."""
     value = float(loss)
     return value if math.isfinite(value) else None

@@ -27,7 +27,7 @@ class StepClassifier:
         self.marked = False
 
     def is_step(self, optimizer: Any) -> bool:
-        """Whether a step ends with this call of ``optimizer``'s."""
+        """Return whether a step ends with this call of ``optimizer``'s."""
         if self.marked:
             return False
         # Ranks collect a dropped optimizer at different times, and must count the same steps.

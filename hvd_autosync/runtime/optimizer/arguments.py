@@ -20,7 +20,7 @@ _SCHEDULE_KNOBS = frozenset(spec.name for spec in REGISTRY if spec.knob.group ==
 
 
 def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:
-    """The knobs that are fixed by the script's own call.
+    """Return the knobs that are fixed by the script's own call.
 
     Arguments that say how gradients are exchanged are kept, and passed to Horovod's own optimizer.
     If a script sums gradients, its learning rate fits the sum over all ranks, and no single rank's
@@ -43,7 +43,7 @@ def owned_knobs(arguments: dict[str, Any]) -> frozenset[str]:
 
 
 def by_adasum(arguments: Mapping[str, Any]) -> bool:
-    """Whether Horovod makes an optimizer for Adasum, which waits inside ``step()``."""
+    """Return whether Horovod makes an optimizer for Adasum, which waits inside ``step()``."""
     return bool(arguments["op"] == Adasum and size() > 1)
 
 

@@ -34,7 +34,7 @@ _horovods_broadcast = horovod_functions.broadcast_optimizer_state
 # step() would reduce gradients (horovod/torch/functions.py).
 @wraps(_horovods_own, assigned=("__module__",))
 def DistributedOptimizer(*args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-    """An optimizer that reduces gradients across ranks before it applies them.
+    """Return an optimizer that reduces gradients across ranks before it applies them.
 
     Arguments, errors and behavior are those of ``horovod.torch.DistributedOptimizer``
     (``horovod/torch/optimizer.py``). Gradients are exchanged as the job's strategy says, unless the
@@ -162,7 +162,7 @@ def timed_adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> An
 
 
 def _watchers() -> tuple[Any, ...]:
-    """What is told about every step, where it is there."""
+    """Return what is told about every step, where it is there."""
     return current.run, current.live, current.watch, current.run_summary
 
 

@@ -38,7 +38,7 @@ def make_strategy_optimizer(
     plan: SyncPlan,
     arguments: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
-    """A distributed optimizer that synchronizes by ``plan``.
+    """Return a distributed optimizer that synchronizes by ``plan``.
 
     Args:
         optimizer: The optimizer to wrap.
@@ -142,7 +142,7 @@ def _synchronize(self: Any) -> None:
 
 
 def _has_new_gradients(self: Any) -> bool:
-    """Whether there are gradients that were not synchronized yet."""
+    """Return whether there are gradients that were not synchronized yet."""
     return bool(self._handles) or not self._synchronized
 
 

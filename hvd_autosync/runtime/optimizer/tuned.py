@@ -55,7 +55,7 @@ def of_rank_0(read: Callable[[], tuple[Strategy, Classes]], name: str) -> tuple[
 def best_known(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]] | None
 ) -> tuple[Strategy, Classes]:
-    """The winner of the newest study of this model on such a layout of ranks; a collective.
+    """Return the winner of the newest study of this model on such a layout of ranks; a collective.
 
     If there is none, the strategy is empty and rank 0 prints a message.
 
@@ -91,7 +91,7 @@ def _parameters(
 
 
 def _look_up(query: dict[str, Any]) -> dict[str, Any]:
-    """The document of the best known strategy; empty if none is known.
+    """Return the document of the best known strategy; empty if none is known.
 
     Raises:
         ConfigurationError: The store cannot be used.

@@ -176,7 +176,7 @@ class Epochs:
             each.truncated = each.truncated or each.is_training_loader
 
     def is_truncated(self, key: int) -> bool:
-        """Whether the iterator with this key is to yield nothing more."""
+        """Return whether the iterator with this key is to yield nothing more."""
         return key in self._epochs and self._epochs[key].truncated
 
     def on_iterator_gone(self, key: int) -> None:
@@ -259,7 +259,7 @@ def _sync_for_eval() -> None:
 
 
 def _samples_of(batch: Any) -> int:
-    """The common length of all tensors in a batch; 0 if they differ, or there are none."""
+    """Return the common length of all tensors in a batch; 0 if they differ, or there are none."""
     lengths = {len(each) for each in _tensors(batch) if each.dim()}
     return lengths.pop() if len(lengths) == 1 else 0
 

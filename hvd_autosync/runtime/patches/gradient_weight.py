@@ -16,7 +16,7 @@ from hvd_autosync.util import patches
 
 @once_per_rank
 def _last() -> deque[weakref.WeakMethod[Callable[[], float]]]:
-    """What returns the weight of this rank's next gradient: the last registered method."""
+    """Return the last registered method, which gives the weight of this rank's next gradient."""
     return deque(maxlen=1)
 
 
@@ -48,7 +48,7 @@ def _weighting(backward: Callable[..., None]) -> Callable[..., None]:
 
 
 def _weighted(factor: float, tensors: Any, gradients: Any) -> list[torch.Tensor]:
-    """The initial gradients of one or several losses, times ``factor``."""
+    """Return the initial gradients of one or several losses, times ``factor``."""
     if isinstance(tensors, torch.Tensor):
         tensors, gradients = (tensors,), (gradients,)
     given = [None] * len(tensors) if gradients is None else gradients

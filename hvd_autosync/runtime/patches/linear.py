@@ -60,7 +60,7 @@ class LinearPass:
             return self.output_gradients.t().mm(self.inputs)
 
     def bias_gradient(self) -> torch.Tensor:
-        """The sum of G's rows, ``m``."""
+        """Return the sum of G's rows, ``m``."""
         return self.output_gradients.sum(0)
 
     def magnitude(self, *, bias: bool) -> torch.Tensor:
@@ -176,7 +176,7 @@ def watch_linear(weights: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Paramet
 
 
 def product(passes: Sequence[LinearPass], dtype: torch.dtype, *, bias: bool) -> torch.Tensor:
-    """The gradient of a weight, or of a bias: the sum over passes, in order.
+    """Return the gradient of a weight, or of a bias: the sum over passes, in order.
 
     Args:
         passes: At least one.
@@ -194,7 +194,7 @@ def product(passes: Sequence[LinearPass], dtype: torch.dtype, *, bias: bool) -> 
 def is_product(
     made: torch.Tensor, gradient: torch.Tensor, passes: Sequence[LinearPass], *, bias: bool
 ) -> bool:
-    """Whether a gradient is the product of its factors, up to the order of addition.
+    """Return whether a gradient is the product of its factors, up to the order of addition.
 
     The product is made by the call of autograd, so nearly always both have the same bits.
 
@@ -252,7 +252,7 @@ class _WatchedLinear:
 
 
 def _visible(inputs: torch.Tensor, weight: torch.Tensor, outputs: torch.Tensor) -> bool:
-    """Whether a call can be watched without changing what the script does."""
+    """Return whether a call can be watched without changing what the script does."""
     return (
         torch._C._get_tracing_state() is None
         and outputs.requires_grad
@@ -268,14 +268,14 @@ def _visible(inputs: torch.Tensor, weight: torch.Tensor, outputs: torch.Tensor) 
 
 
 def _graph_is_kept() -> bool:
-    """Whether the backward pass that runs leaves the graph for another (``retain_graph``)."""
+    """Return whether the backward pass that runs leaves the graph (``retain_graph``)."""
     # Old versions do not tell.
     tell = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return tell is None or bool(tell())
 
 
 def _transformed() -> bool:
-    """Whether a transform of ``torch.func`` or a mode that sees all operations is active."""
+    """Return whether a transform of ``torch.func`` or a mode that sees all operations is active."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
@@ -283,7 +283,7 @@ def _transformed() -> bool:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a matrix of as many columns as its last dimension."""
+    """Return the tensor as a matrix of as many columns as its last dimension."""
     *leading, columns = tensor.shape
     return tensor.reshape(math.prod(leading), columns)
 

@@ -97,7 +97,7 @@ def _generators(shifted: Callable[[Any], Any]) -> dict[type, type]:
 
 
 def _like(original: type) -> type:
-    """A metaclass whose classes accept instances of ``original`` as their own."""
+    """Return a metaclass whose classes accept instances of ``original`` as their own."""
 
     def check(cls: type, instance: Any) -> bool:
         return isinstance(instance, original)

@@ -33,17 +33,17 @@ _ELEMENTWISE = frozenset(
 
 
 def own_class(optimizer: Any) -> Any:
-    """The class that the script chose for an optimizer, from which a class of ours was derived."""
+    """Return the class that the script chose for an optimizer, from which ours was derived."""
     return type(optimizer).__mro__[1]
 
 
 def steps_by_element(optimizer: Any) -> bool:
-    """Whether an optimizer of our class may step parts of its parameters."""
+    """Return whether an optimizer of our class may step parts of its parameters."""
     return own_class(optimizer) in _ELEMENTWISE
 
 
 def has_step_hooks(optimizer: Any) -> bool:
-    """Whether code of the script's runs right before or after the optimizer's own step."""
+    """Return whether code of the script's runs right before or after the optimizer's own step."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks

@@ -70,7 +70,7 @@ class Piece:
         return self.whole.shape if self.count == self.whole.numel() else torch.Size([self.count])
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """This piece of a tensor of as many elements as the parameter; a view.
+        """Return this piece of a tensor of as many elements as the parameter; a view.
 
         Args:
             flat: The tensor, of one dimension.
@@ -78,7 +78,7 @@ class Piece:
         return flat[self.begin : self.begin + self.count].view(self.shape)
 
     def cut_state(self, state: Mapping[str, Any], device: str | None = None) -> State:
-        """This piece of the parameter's optimizer state; copies.
+        """Return this piece of the parameter's optimizer state; copies.
 
         Args:
             state: What has the parameter's shape is cut, all else belongs to each piece.
@@ -94,7 +94,7 @@ class Piece:
         return value.to(device or value.device, copy=True)
 
     def entry(self, place: int, state: Mapping[str, Any]) -> Entry:
-        """The state of this piece, for :func:`put_together`.
+        """Return the state of this piece, for :func:`put_together`.
 
         Args:
             place: The parameter's place among those of the optimizer.
@@ -104,7 +104,7 @@ class Piece:
 
 
 def part_entry(place: int, begin: int, state: Mapping[str, Any], shape: torch.Size) -> Entry:
-    """The state of a part of a parameter, as its shape tells."""
+    """Return the state of a part of a parameter, as its shape tells."""
     by_element = {
         name: value.detach().reshape(-1)
         for name, value in state.items()
@@ -174,20 +174,20 @@ class Partition:
         return cls(parameters, [end - begin for begin, end in itertools.pairwise(cuts)])
 
     def share(self, owner: int, flat: torch.Tensor) -> torch.Tensor:
-        """The share of ``owner`` in a flat tensor of all elements; a view."""
+        """Return the share of ``owner`` in a flat tensor of all elements; a view."""
         return flat[self._ends[owner] - self.shares[owner] : self._ends[owner]]
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A flat tensor of all elements, by parameter; views."""
+        """Return a flat tensor of all elements, by parameter; views."""
         return list(flat.split(self._sizes))
 
     def runs_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The elements of the partition in tensors like the parameters, flat; views."""
+        """Return the elements of the partition in tensors like the parameters, flat; views."""
         pairs = zip(tensors, self._runs, strict=True)
         return [tensor.view(-1)[slice(*run)] for tensor, (_, run) in pairs]
 
     def pieces(self, owner: int) -> list[Piece]:
-        """The pieces of ``owner``, in order.
+        """Return the pieces of ``owner``, in order.
 
         A parameter without elements has one piece too, because it has a state.
         """
@@ -202,13 +202,13 @@ class Partition:
         return found
 
     def split_share(self, owner: int, share: torch.Tensor) -> list[torch.Tensor]:
-        """The share of ``owner``, by piece, each of its shape; views."""
+        """Return the share of ``owner``, by piece, each of its shape; views."""
         pieces = self.pieces(owner)
         runs = share.split([piece.count for piece in pieces])
         return [run.view(piece.shape) for run, piece in zip(runs, pieces, strict=True)]
 
     def _owner_at(self, offset: int) -> int:
-        """The owner of the element at ``offset``; the last rank if there is none."""
+        """Return the owner of the element at ``offset``; the last rank if there is none."""
         return min(bisect.bisect_right(self._ends, offset), len(self._ends) - 1)
 
 

@@ -43,7 +43,7 @@ class RankStates:
         self.close = once_gone(optimizer, self._state_server.close)
 
     def save(self) -> dict[int, States]:
-        """The states of all ranks by rank; this rank's are not copied.
+        """Return the states of all ranks by rank; this rank's are not copied.
 
         Raises:
             AutosyncError: A rank cannot be reached.
@@ -53,7 +53,7 @@ class RankStates:
         return {rank(): self._own(), **{other: _states(answer) for other, answer in answers}}
 
     def load(self, saved: dict[int, States]) -> States | None:
-        """This rank's states of a checkpoint; ``None`` if it has none.
+        """Return this rank's states of a checkpoint; ``None`` if it has none.
 
         Args:
             saved: What :meth:`save` returned.

@@ -74,7 +74,7 @@ class Replicas:
 
 
 def _rates(optimizer: Any) -> Rates:
-    """The learning rates, and the counts of their schedulers.
+    """Return the learning rates, and the counts of their schedulers.
 
     A scheduler that counts steps would continue from fewer on a rank that has made fewer.
     """
@@ -101,7 +101,7 @@ def _take_rates(optimizer: Any, rates: Rates) -> None:
 
 
 def _schedulers(optimizer: Any) -> list[LRScheduler]:
-    """The schedulers of an optimizer and of the one that it wraps, in order of their names.
+    """Return the schedulers of an optimizer and of the one that it wraps, in order of their names.
 
     Horovod's optimizer has the same groups as the script's (``horovod/torch/optimizer.py``).
     """

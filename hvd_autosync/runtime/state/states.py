@@ -85,7 +85,7 @@ def decode_entries(data: bytes) -> list[Entry]:
 
 
 def parameters_of(optimizer: Any) -> list[torch.nn.Parameter]:
-    """The parameters of an optimizer, in its order."""
+    """Return the parameters of an optimizer, in its order."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

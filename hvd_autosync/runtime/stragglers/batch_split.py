@@ -53,7 +53,7 @@ def cut_sizes(samples: int, speeds: Speeds) -> tuple[int, ...]:
 
 
 def can_be_cut(loader: Any, rank: int, ranks: int) -> bool:
-    """Whether every rank can compute the batches of all ranks."""
+    """Return whether every rank can compute the batches of all ranks."""
     sampler = loader.sampler
     return (
         type(sampler) is DistributedSampler
@@ -132,14 +132,14 @@ class Batches:
         self.cut_from, self.speeds = first, speeds
 
     def sizes(self, number: int) -> tuple[int, ...]:
-        """Every rank's samples of that batch."""
+        """Return every rank's samples of that batch."""
         end = min(self._begin_of(number + 1), self._sampler.total_size)
         cuts = [(self.cut_from, self.speeds), *self._earlier]
         speeds = next(speeds for first, speeds in cuts if first <= number)
         return cut_sizes(end - self._begin_of(number), speeds)
 
     def equal_from(self, number: int) -> bool:
-        """Whether no batch from that number on has another size than on other ranks."""
+        """Return whether no batch from that number on has another size than on other ranks."""
         return len(set(self.speeds)) == 1 and number >= self.cut_from
 
     def weight(self, number: int) -> float:
@@ -165,6 +165,6 @@ class Batches:
 
 
 def batches_of(iterator: Any) -> Batches | None:
-    """The batches of an iterator whose sampler they have replaced, in its current epoch."""
+    """Return the batches of an iterator whose sampler they have replaced, in its current epoch."""
     found = getattr(iterator, "_sampler_iter", None)
     return found if isinstance(found, Batches) else None

@@ -98,7 +98,7 @@ class Detector:
         return self.slow
 
     def stands_out(self, rank: int) -> bool:
-        """Whether that rank was slow in the very last window, beyond the noise of one window."""
+        """Return whether that rank was slow in the last window, beyond the noise of one window."""
         recent = self._recent[rank]
         return bool(recent) and recent[-1] > self._upper(1)
 
@@ -141,7 +141,7 @@ class Detector:
 
 
 def _mean(values: Sequence[float], most: float) -> float:
-    """The mean, with each value limited so that a single outlier cannot dominate."""
+    """Return the mean, with each value limited so that a single outlier cannot dominate."""
     return statistics.fmean(min(each, most) for each in values)
 
 
@@ -157,7 +157,7 @@ def excesses(seconds: Sequence[float]) -> list[float | None]:
 
 
 def _median_without(ordered: Sequence[float], one: float) -> float:
-    """The median of a sorted sequence without one element equal to ``one``."""
+    """Return the median of a sorted sequence without one element equal to ``one``."""
     place, last = bisect_left(ordered, one), len(ordered) - 2
     low, high = (ordered[i + (i >= place)] for i in (last // 2, (last + 1) // 2))
     return low + (high - low) / 2

@@ -48,7 +48,7 @@ _TELL_AFTER = 8
 
 @once_per_rank
 def _newest() -> deque[weakref.ref[DynamicBatching]]:
-    """The instance that splits this rank's batches."""
+    """Return the instance that splits this rank's batches."""
     return deque(maxlen=1)
 
 
@@ -115,7 +115,7 @@ class DynamicBatching:
                 self._own_speeds.append(samples / seconds)
 
     def weight(self) -> float:
-        """The gradient weight of the batch that the script received last."""
+        """Return the gradient weight of the batch that the script received last."""
         giving = self._epochs.next_iterators or self._epochs.last_iterators
         batches = batches_of(giving[0]) if len(giving) == 1 else None
         if batches is None:
@@ -126,7 +126,7 @@ class DynamicBatching:
         return batches.weight(number)
 
     def vote(self) -> list[float]:
-        """What this rank sends to the others, for :meth:`voted`."""
+        """Return what this rank sends to the others, for :meth:`voted`."""
         batches = self._own()
         if batches is None or not self._own_speeds:
             return [0.0] * 5

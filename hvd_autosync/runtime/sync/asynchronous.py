@@ -204,7 +204,7 @@ class Asynchronous:
         self._take_answers()
 
     def encoded_states(self) -> bytes:
-        """The optimizer states of this rank's shards, as they are between two steps, encoded."""
+        """Return the optimizer states of this rank's shards, as between two steps, encoded."""
         with self._changed:  # entries are not copies
             shares = [] if self._server is None else self._server.shares
             return encode_entries([e for share in shares for e in share.entries(self._places)])
@@ -322,12 +322,12 @@ class Asynchronous:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, whatever its type."""
+    """Return the memory of a contiguous tensor on the CPU, whatever its type."""
     return memoryview(tensor.detach().view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _tensor(body: memoryview, like: torch.Tensor) -> torch.Tensor:
-    """The received values of a tensor like ``like``; zeros if ``body`` is empty."""
+    """Return the received values of a tensor like ``like``; zeros if ``body`` is empty."""
     if not len(body):
         return torch.zeros_like(like)
     return torch.frombuffer(body, dtype=like.dtype)

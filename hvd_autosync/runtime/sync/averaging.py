@@ -132,7 +132,7 @@ class Averaging:
 
 
 def moments(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors in the state of an optimizer, each with a name, in order."""
+    """Return the tensors in the state of an optimizer, each with a name, in order."""
     return [
         (f"{place}.{name}", value)
         for place, parameter in enumerate(parameters_of(optimizer))
@@ -142,5 +142,5 @@ def moments(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def place_of(name: str) -> int:
-    """The place of the parameter to which a tensor of :func:`moments` belongs."""
+    """Return the place of the parameter to which a tensor of :func:`moments` belongs."""
     return int(name.partition(".")[0])

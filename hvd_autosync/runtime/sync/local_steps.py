@@ -265,7 +265,7 @@ class LocalSteps(Nested, JoinHook):
         super().make_exact(together=together)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs for the schedule to continue, with the states of all ranks."""
+        """Return what a checkpoint needs for the schedule to go on, with all ranks' states."""
         apart = self._phase.now in (Phase.ROUNDS, Phase.RESTORED)
         saved = {
             **self._place(),
@@ -437,7 +437,7 @@ class _Proposal:
         self._handle = allreduce_async_(self._sums, name=f"{name}.length", op=Sum)
 
     def agreed(self) -> tuple[int, bool]:
-        """The agreed length, and whether an epoch ends with it on any rank."""
+        """Return the agreed length, and whether an epoch ends with it on any rank."""
         synchronize(self._handle)
         ranks, lengths, lengths_2, ending = self._sums.tolist()
         equal = ranks == size() and ranks * lengths_2 == lengths**2

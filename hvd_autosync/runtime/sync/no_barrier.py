@@ -193,7 +193,7 @@ class NoBarrier:
         )
 
     def whole_states(self) -> dict[int, dict[str, Any]]:
-        """The states of the parameter servers: place of the parameter -> its state.
+        """Return the states of the parameter servers: place of the parameter -> its state.
 
         Raises:
             AutosyncError: A rank cannot be reached.
@@ -202,7 +202,7 @@ class NoBarrier:
         return put_together([], parameters_of(self._owner), answers)
 
     def answer(self) -> bytes:
-        """The states of this rank's shards, encoded for another rank; called in a thread too."""
+        """Return this rank's shards' states, encoded for another rank; called in a thread too."""
         return encode_entries([]) if self._made is None else self._made.encoded_states()
 
     def close(self) -> None:

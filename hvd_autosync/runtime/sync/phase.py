@@ -72,7 +72,7 @@ class Votes:
         self._no_epoch_end = WarnOnce(without_end)
 
     def due(self, step: int, first: int = 1) -> bool:
-        """Whether ranks vote after this step.
+        """Return whether ranks vote after this step.
 
         Args:
             step: Number of steps so far.
@@ -81,7 +81,7 @@ class Votes:
         return step >= first and step - self.last >= self.EVERY
 
     def passed(self, in_favour: float, step: int, *, wanted: bool, known: bool) -> bool:
-        """Whether all ranks are in favour.
+        """Return whether all ranks are in favour.
 
         Args:
             in_favour: Their number.

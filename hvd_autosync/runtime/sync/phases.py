@@ -269,7 +269,7 @@ class ProtocolPhases(Nested, JoinHook):
         super().before_sharing()
 
     def whole_states(self) -> dict[int, dict[str, Any]]:
-        """The states of the parameter servers: place of the parameter -> its state.
+        """Return the states of the parameter servers: place of the parameter -> its state.
 
         Raises:
             AutosyncError: A rank cannot be reached.
@@ -277,7 +277,7 @@ class ProtocolPhases(Nested, JoinHook):
         return (self._no_barrier if self.running else self.inner).whole_states()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs for the phases to continue."""
+        """Return what a checkpoint needs for the phases to continue."""
         return {**super().state_dict(), _PHASES: self._place()}
 
     def load_state_dict(self, entries: dict[str, Any]) -> States | None:

@@ -33,7 +33,7 @@ class SampleCounter:
         )
 
     def new_samples(self) -> int:
-        """This rank's samples since the last call, to be added to those of the others."""
+        """Return this rank's samples since the last call, to be added to those of the others."""
         new = self._epochs.samples - self._included
         self._included = self._epochs.samples
         return new

@@ -62,11 +62,11 @@ class ServerBucket:
         self._places[parameter].copy_(dense.reshape(-1))
 
     def moved(self) -> bool:
-        """Whether a parameter was written to since the last pull, except through ``.data``."""
+        """Return whether a parameter was written since the last pull, except through ``.data``."""
         return self._written != [parameter._version for parameter in self.parameters]
 
     def untouched(self) -> bool:
-        """Whether the model's parameters equal the pulled ones.
+        """Return whether the model's parameters equal the pulled ones.
 
         Parameters with NaN or infinity are skipped.
         """
@@ -93,7 +93,7 @@ class ServerBucket:
 def make_buckets(
     optimizer: Any, order: Sequence[torch.nn.Parameter], ranks: int
 ) -> list[ServerBucket]:
-    """The buckets of an optimizer's parameters.
+    """Return the buckets of an optimizer's parameters.
 
     Args:
         optimizer: The wrapped optimizer.
@@ -147,7 +147,7 @@ class Share:
                 self._optimizer.state[part.values] = part.piece.cut_state(state, "cpu")
 
     def _like(self, optimizer: Any) -> Any:
-        """An optimizer of the script's class for the parts, created as unpickling does."""
+        """Return an optimizer of the script's class for the parts, created as unpickling does."""
         part_of = {part.piece.whole: part.values for part in self._parts}
         groups = [
             {**group, "params": [part_of[each] for each in group["params"] if each in part_of]}
@@ -167,7 +167,7 @@ class Share:
         return own
 
     def entries(self, places: Mapping[torch.nn.Parameter, int]) -> list[Entry]:
-        """The states of the parts, for other ranks to put together; not copied.
+        """Return the states of the parts, for other ranks to put together; not copied.
 
         Args:
             places: Parameter -> its place among those of the optimizer.

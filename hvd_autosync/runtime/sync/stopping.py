@@ -64,7 +64,7 @@ class Stopping:
             self._stragglers.present = present
 
     def stepped(self, asynchronous: Asynchronous, computed_s: float) -> bool:
-        """This rank has made a step; returns whether it is to stop now."""
+        """Count a step of this rank; return whether it is to stop now."""
         segment, clock = asynchronous.segment, asynchronous.clock
         with self._lock:
             order, slow = self._order, self._stragglers.present

@@ -19,7 +19,7 @@ _ALONE_HINT = "Leave the knob stragglers at none for a script with several optim
 
 @once_per_rank
 def _stepped() -> deque[weakref.ref[Any]]:
-    """The phases of the optimizers that made the last two steps of this rank."""
+    """Return the phases of the optimizers that made the last two steps of this rank."""
     return deque(maxlen=2)
 
 

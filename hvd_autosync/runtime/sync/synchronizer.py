@@ -160,7 +160,7 @@ class Synchronizer:
         return self._phase.now is Phase.EXACT
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the optimizer's states."""
+        """Return what a checkpoint needs beside the optimizer's states."""
         guarded = self.guard.watches or self.exact
         return {**self.method.state_dict(), **({_EXACT: self.exact} if guarded else {})}
 
@@ -170,7 +170,7 @@ class Synchronizer:
 
     @staticmethod
     def is_exact(entries: dict[str, Any]) -> bool:
-        """Whether a checkpoint was saved after a fallback."""
+        """Return whether a checkpoint was saved after a fallback."""
         return bool(entries.get(_EXACT))
 
     @property
@@ -227,7 +227,7 @@ class Synchronizer:
         return GradientExchange(self._name, optimizer, exchange, names, scaling, self._progress)
 
     def _over_replicas(self, name: str, plan: SyncPlan, names: Names) -> SyncMethod:
-        """The methods of a plan under which replicas may differ."""
+        """Return the methods of a plan under which replicas may differ."""
         optimizer = self._owner
         watch_scalers()
         progress = self._progress

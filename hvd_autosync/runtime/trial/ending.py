@@ -34,7 +34,7 @@ _SHUTDOWN_LIMIT_S = 10.0
 
 
 def should_prune(step_s: Sequence[float], above_s: float) -> bool:
-    """Whether measured steps, in seconds, exclude a step time below ``above_s``."""
+    """Return whether measured steps, in seconds, exclude a step time below ``above_s``."""
     if len(step_s) < MIN_MEASURED_STEPS:
         return False
     estimate = StepTime.from_steps(step_s)
@@ -42,7 +42,7 @@ def should_prune(step_s: Sequence[float], above_s: float) -> bool:
 
 
 def vote_prune(step_s: Sequence[float], above_s: float) -> bool:
-    """Whether every rank's steps should be pruned (:func:`should_prune`).
+    """Return whether every rank's steps should be pruned (:func:`should_prune`).
 
     A collective: all ranks call it after the same number of steps. A rank that waits in ``join()``
     counts as a vote against.
@@ -57,7 +57,7 @@ def vote_prune(step_s: Sequence[float], above_s: float) -> bool:
 
 
 def agree_enough(step_s: Sequence[float], most: int) -> int:
-    """How many of ``most`` steps to measure (:func:`enough_steps`).
+    """Return how many of ``most`` steps to measure (:func:`enough_steps`).
 
     A collective: all ranks call it after the same number of steps. Steps of a rank that waits in
     ``join()`` count as zero seconds, so that more steps are measured.

@@ -125,7 +125,7 @@ def measure_link(device: torch.device, group: ProcessSet) -> Link:
 
 
 def fit_link(ranks: int, seconds: dict[int, float]) -> Link:
-    """The link that explains the smallest and the largest of the measured allreduces.
+    """Return the link that explains the smallest and the largest of the measured allreduces.
 
     It is the line through these two, not the best fit of all: one size between them that a switch's
     buffer made faster, or a busy processor slower, would turn a fit by more than the errors of the
@@ -154,7 +154,7 @@ def _reduce(buffer: torch.Tensor, group: ProcessSet) -> float:
 
 
 def _most(value: float, group: ProcessSet) -> float:
-    """The largest ``value`` of any rank of the group, on every one."""
+    """Return the largest ``value`` of any rank of the group, on every one."""
     own = torch.tensor([value], dtype=torch.float64, device="cpu")
     name = "hvd_autosync.probe.most"
     synchronize(allreduce_async_(own, name=name, op=Max, process_set=group))
@@ -162,7 +162,7 @@ def _most(value: float, group: ProcessSet) -> float:
 
 
 def _device() -> torch.device:
-    """The most likely device of a job's gradients on this host."""
+    """Return the most likely device of a job's gradients on this host."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     # A launcher may have left each rank one device, or ranks may share one.

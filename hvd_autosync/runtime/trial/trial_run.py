@@ -211,10 +211,10 @@ class TrialRun:
         self._sender.send(lambda: end)
 
     def _in_round(self) -> bool:
-        """Whether replicas of an optimizer's parameters differ, in a round of local steps."""
+        """Return whether replicas of an optimizer differ, in a round of local steps."""
         plans = (getattr(optimizer, "_sync", None) for optimizer in self._living())
         return any(sync.method.in_round for sync in plans if sync is not None)
 
     def _living(self) -> list[Any]:
-        """The optimizers that the script still holds."""
+        """Return the optimizers that the script still holds."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]

@@ -47,7 +47,7 @@ class Call:
         self.sent = self.tensor.detach().clone()
 
     def describe(self) -> str:
-        """The rank and what it sends, for messages."""
+        """Return the rank and what it sends, for messages."""
         shape = tuple(self.tensor.shape)
         return f"rank {self.rank}: {self.kind} of {self.tensor.dtype} {shape} {self.detail}"
 
@@ -81,7 +81,7 @@ def _octets(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _form(call: Call) -> tuple[Any, ...]:
-    """What must be equal on all ranks."""
+    """Return what must be equal on all ranks."""
     shape = tuple(call.tensor.shape)
     varies = call.kind in ("allgather", "alltoall")
     return call.kind, call.detail, call.tensor.dtype, len(shape), shape[varies:]

@@ -149,7 +149,7 @@ class ThreadRanks:
             return handle
 
     def poll(self, rank: int, handle: int) -> bool:
-        """Whether an operation is done, as far as its rank knows."""
+        """Return whether an operation is done, as far as its rank knows."""
         with self._scheduler.lock:
             call = self._handles[handle]
             self._scheduler.switch(rank, lambda: True, idle=not call.done)
