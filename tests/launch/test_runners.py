@@ -51,29 +51,54 @@ def processes_that_mention(word: str) -> list[int]:
 
 
 #: For tests whose cold form does not stand for others.
-MOSTLY_WARM = [
-    pytest.param(ColdRunner, marks=pytest.mark.wide, id="cold"),
-    pytest.param(warm, id="warm"),
-]
-BOTH = pytest.mark.parametrize("run", [ColdRunner, warm], indirect=True, ids=["cold", "warm"])
+MOSTLY_WARM = [pytest.param("cold", marks=pytest.mark.wide), "warm"]
+BOTH = pytest.mark.parametrize("run", ["cold", "warm"], indirect=True)
+Start = Callable[[tuple[str, ...]], TrialRunner]
+
+
+def run_tiny(runner: TrialRunner, limits: Limits | None = None, **spec: object) -> TrialResult:
+    fields = {"strategy": Strategy(), "warmup_steps": 3, "measured_steps": 10, **spec}
+    return runner.run(TrialSpec(uuid.uuid4().hex, **fields), limits or Limits(), lambda p: None)
+
+
+@pytest.fixture
+def start_cold() -> Start:
+    """``start_cold(script_arguments)``: a runner of its own for each job."""
+    return lambda script_arguments: ColdRunner(job_of(*script_arguments))
+
+
+@pytest.fixture(scope="module")
+def start_warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """``start_warm(script_arguments)``: always the same runner, whose servers have started.
+
+    That takes longer than a trial. The script reads its arguments from a file.
+    """
+    before = set(processes_that_mention(SCRIPT.name))
+    arguments = tmp_path_factory.mktemp("script") / "arguments"
+    runner = warm(job_of(f"@{arguments}"))
+
+    def start(script_arguments: tuple[str, ...]) -> TrialRunner:
+        arguments.write_text("\n".join(script_arguments))
+        return runner
+
+    try:
+        assert run_tiny(start(())).status is TrialStatus.COMPLETED
+        yield start
+    finally:
+        runner.close()
+    assert set(processes_that_mention(SCRIPT.name)) <= before
 
 
 @pytest.fixture(params=MOSTLY_WARM)
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """Runs trials of the tiny script; each call with other arguments has a runner of its own."""
-    runners: dict[Job, TrialRunner] = {}
-
-    def trial(*script_arguments: str, limits: Limits | None = None, **spec: object) -> TrialResult:
-        job = job_of(*script_arguments)
-        runner = runners.get(job) or runners.setdefault(job, request.param(job))
-        fields = {"strategy": Strategy(), "warmup_steps": 3, "measured_steps": 10, **spec}
-        return runner.run(TrialSpec(uuid.uuid4().hex, **fields), limits or Limits(), lambda p: None)
-
+    """Runs trials of the tiny script, of which nothing may be left."""
+    start: Start = request.getfixturevalue(f"start_{request.param}")
     before = set(processes_that_mention(SCRIPT.name))
-    yield trial
-    for runner in runners.values():
-        runner.close()
-    assert set(processes_that_mention(SCRIPT.name)) <= before
+    yield lambda *script_arguments, **of_trial: run_tiny(start(script_arguments), **of_trial)
+    until = time.monotonic() + 10  # servers have processes for a moment after a trial, too
+    while not set(processes_that_mention(SCRIPT.name)) <= before:
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 @BOTH
@@ -208,7 +233,7 @@ def test_a_pruned_trial_is_cut_short_on_all_ranks(run: Run) -> None:
     assert result.step_time is not None and result.step_time.steps < 50
 
 
-@pytest.mark.parametrize("run", [warm], indirect=True, ids=["warm"])
+@pytest.mark.parametrize("run", ["warm"], indirect=True)
 @pytest.mark.parametrize(
     "fault",
     ["hang", *(pytest.param(each, marks=pytest.mark.wide) for each in ("exit", "kill", "crash"))],

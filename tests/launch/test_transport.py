@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,37 +38,82 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.usefixtures("ho
 Run = Callable[..., TrialResult]
 
 
-def warm(job: Job) -> TrialRunner:
-    return WarmRunner(job, user_script(job.command))
+Start = Callable[[tuple[str, ...]], TrialRunner]
+
+
+def job_of(*words: str) -> Job:
+    """The script with these words, on two ranks under Gloo."""
+    command = (sys.executable, str(SCRIPT), *words)
+    return Job(("-np", "2", "--gloo"), command, (Host("localhost", 2),), "gloo")
+
+
+@contextmanager
+def cold(_: Path) -> Iterator[Start]:
+    """``start(words)``: a runner for each job."""
+    yield lambda words: ColdRunner(job_of(*words))
+
+
+@contextmanager
+def warm(folder: Path) -> Iterator[Start]:
+    """``start(words)``: one runner, whose script reads its words from a file.
+
+    To start its servers takes longer than a trial.
+    """
+    file = folder / "words"
+    job = job_of(f"@{file}")
+    runner = WarmRunner(job, user_script(job.command))
+
+    def start(words: tuple[str, ...]) -> TrialRunner:
+        file.write_text("\n".join(words))
+        return runner
+
+    try:
+        yield start
+    finally:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def warm_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """For all tests that set no variables of the user."""
+    with warm(tmp_path_factory.mktemp("script")) as start:
+        yield start
+
+
+@pytest.fixture(autouse=True)
+def _no_threads_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+
+
+def run_by(start: Start) -> Run:
+    def run(strategy: Strategy, *words: str, **spec: Any) -> TrialResult:
+        own = TrialSpec(uuid.uuid4().hex, strategy, 3, 5, **spec)
+        result: TrialResult = start(words).run(own, Limits(), lambda progress: None)
+        return result
+
+    return run
 
 
 #: For tests whose cold form does not stand for others.
-MOSTLY_WARM = [
-    pytest.param(ColdRunner, marks=pytest.mark.wide, id="cold"),
-    pytest.param(warm, id="warm"),
-]
-BOTH = pytest.mark.parametrize("run", [ColdRunner, warm], indirect=True, ids=["cold", "warm"])
+MOSTLY_WARM = [pytest.param("cold", marks=pytest.mark.wide), "warm"]
+BOTH = pytest.mark.parametrize("run", ["cold", "warm"], indirect=True)
 
 
 @pytest.fixture(params=MOSTLY_WARM)
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Runs a trial of the script with these words, on two ranks under Gloo."""
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    runners: list[TrialRunner] = []
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    """Runs a trial of the script with these words."""
+    if request.param == "warm":
+        yield run_by(request.getfixturevalue("warm_for_all"))
+    else:
+        with cold(tmp_path) as start:
+            yield run_by(start)
 
-    def trial(strategy: Strategy, *words: str, **spec: Any) -> TrialResult:
-        command = (sys.executable, str(SCRIPT), *words)
-        runner = request.param(
-            Job(("-np", "2", "--gloo"), command, (Host("localhost", 2),), "gloo")
-        )
-        runners.append(runner)
-        own = TrialSpec(uuid.uuid4().hex, strategy, 3, 5, **spec)
-        result: TrialResult = runner.run(own, Limits(), lambda progress: None)
-        return result
 
-    yield trial
-    for runner in runners:
-        runner.close()
+@pytest.fixture(params=MOSTLY_WARM)
+def run_alone(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    """As ``run``, in the environment of this test."""
+    with {"cold": cold, "warm": warm}[request.param](tmp_path) as start:
+        yield run_by(start)
 
 
 @pytest.fixture
@@ -97,12 +143,12 @@ def test_every_rank_has_the_variables_and_the_threads(run: Run, every_knob: Stra
 
 
 def test_what_the_user_has_set_stays(
-    run: Run, every_knob: Strategy, monkeypatch: pytest.MonkeyPatch
+    run_alone: Run, every_knob: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     wanted = {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "2", "NCCL_PROTO": "simple"}
-    result = run(every_knob, "--variables", json.dumps(wanted), "--threads", "2")
+    result = run_alone(every_knob, "--variables", json.dumps(wanted), "--threads", "2")
     assert result.status is TrialStatus.COMPLETED, result.stderr_tail
 
 

@@ -7,7 +7,7 @@ import os
 import horovod.torch as hvd
 import torch
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(fromfile_prefix_chars="@")  # @FILE: an argument in each line
 parser.add_argument("--variables", type=json.loads, default={}, help="name -> value or null")
 parser.add_argument("--threads", type=int, default=0, help="of torch; 0: any number")
 parser.add_argument("--set-threads", type=int, default=0)

@@ -46,7 +46,7 @@ def misbehave(kind: str, step: int, rank: int) -> None:
                 file.write(bytes(1 << 20))
 
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(fromfile_prefix_chars="@")  # @FILE: an argument in each line
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--fault", default="")
 parser.add_argument("--at", type=int, default=-1)
