@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.quasirandom import SobolEngine
 
 from hvd_autosync.search_space import CategoricalKnob, IntegerKnob, Knob, SearchSpace, Value
 
@@ -91,6 +89,9 @@ def sobol_points(space: SearchSpace, count: int, seed: int) -> FloatArray:
     """Return the first points of a scrambled Sobol sequence, discretized, ``count x d``."""
     if space.dimension == 0:
         return np.empty((count, 0))
+    import torch  # takes seconds, and most commands draw no points
+    from torch.quasirandom import SobolEngine
+
     engine = SobolEngine(space.dimension, scramble=True, seed=seed)
     return spread(space, engine.draw(count, dtype=torch.float64).numpy())
 
