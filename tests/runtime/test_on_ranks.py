@@ -86,7 +86,13 @@ GROUPS = {
             "case_steps_wait_until_forward",
             "case_a_saved_state_is_taken_up_again",
         ),
-        wide=("case_sgd", "case_adam", "case_adamw", "case_switching_between_every_two_plans"),
+        wide=(
+            "case_sgd",
+            "case_adam",
+            "case_adamw",
+            "case_switching_between_every_two_plans",
+            "case_compiled_scripts_whose_reading_is_not_seen",
+        ),
     ),
     "codecs": Group(
         ("cases_codecs", "cases_extensions"),
@@ -130,7 +136,7 @@ GROUPS = {
         ),
         slow=True,
     ),
-    "two levels": Group(("cases_two_levels",), ("two levels",), slow=True),
+    "two levels": Group(("cases_two_levels",), ("two levels",), wide=("case_adam",), slow=True),
     "added levels": Group(("cases_added_levels",), ("two levels",)),
     "reinitialize": Group(
         ("cases_reinitialize",),
@@ -170,6 +176,16 @@ GROUPS = {
 }
 
 
+#: Groups whose cases can run in one job: they begin Horovod in the same way (``run_cases.py``).
+_TOGETHER = (
+    ("gloo", ("codecs", "lossless", "examples", "loops")),
+    ("gloo", ("messages", "methods", "stragglers")),
+    ("mpi", ("messages", "phases", "methods", "stragglers")),
+    ("four ranks", ("exchanges", "codecs", "lossless")),
+    ("two levels", ("lossless", "added levels")),
+)
+
+
 def cases(module: str) -> list[str]:
     """Names of the cases of a file."""
     text = (WORKERS / f"{module}.py").read_text()
@@ -193,28 +209,46 @@ def parameters() -> list[Any]:
     return found
 
 
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    """Those of a test; empty if it has none."""
+    called = getattr(item, "callspec", None)
+    return {} if called is None else called.params
+
+
 @pytest.fixture(scope="module")
 def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest) -> Outcomes:
     """``outcomes(group, launcher)``: case -> traceback, for each rank."""
     known: dict[tuple[str, str], list[dict[str, str]]] = {}
 
-    def selected(group: str, launcher: str) -> list[str]:
-        parameters = [getattr(item, "callspec", None) for item in request.session.items]
-        found = [each.params for each in parameters if each is not None]
-        own = [
-            each for each in found if (each.get("group"), each.get("launcher")) == (group, launcher)
+    def selected(groups: tuple[str, ...], launcher: str) -> list[pytest.Item]:
+        """Tests of some groups, in their order."""
+        found = [item for item in request.session.items if "group" in parameters_of(item)]
+        return [
+            item
+            for item in found
+            if parameters_of(item)["group"] in groups
+            and parameters_of(item)["launcher"] == launcher
         ]
-        return [each["case"] for each in own]
+
+    def together(group: str, launcher: str) -> tuple[str, ...]:
+        """The groups of a job; whole matrices take too long beside others."""
+        for each, groups in _TOGETHER:
+            if each == launcher and group in groups:
+                wide = any(item.get_closest_marker("wide") for item in selected(groups, launcher))
+                return (group,) if wide else groups
+        return (group,)
 
     def run(group: str, launcher: str) -> list[dict[str, str]]:
         if (group, launcher) not in known:
-            known[group, launcher] = [{}]  # where the job hangs, it does so once
+            groups = together(group, launcher)
+            for each in groups:
+                known[each, launcher] = [{}]  # where the job hangs, it does so once
             folder = tmp_path_factory.mktemp("cases")
             # Steps without end, so that the cases run while everything is measured.
             job = launch(
                 "run_cases.py",
                 str(folder),
-                *selected(group, launcher),
+                *(parameters_of(item)["case"] for item in selected(groups, launcher)),
                 under=launcher,
                 limit_s=_LIMIT_S,
                 warmup_steps=0,
@@ -222,9 +256,9 @@ def outcomes(launch: Any, tmp_path_factory: Any, request: pytest.FixtureRequest)
             )
             files = sorted(folder.iterdir())
             assert len(files) == (2 if launcher in ("gloo", "mpi") else 4), job.output
-            known[group, launcher] = [
-                dict(map(json.loads, file.read_text().splitlines())) for file in files
-            ]
+            reports = [dict(map(json.loads, file.read_text().splitlines())) for file in files]
+            for each in groups:
+                known[each, launcher] = reports
             assert job.status == 0, job.output
         return known[group, launcher]
 

@@ -14,7 +14,7 @@ from common import HOROVODS, OURS, assert_close, assert_same_on_all_ranks, devic
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 
-STEPS = 25
+STEPS = 12
 #: With a scaler, the gradients of this step overflow.
 OVERFLOW = 5
 

@@ -1,4 +1,4 @@
-"""Fifty steps of every example: each exchange trains what Horovod's own optimizer trains."""
+"""Some steps of every example: each exchange trains what Horovod's own optimizer trains."""
 
 import functools
 import importlib.util
@@ -15,7 +15,7 @@ from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL_NCF = ("--factors", "8", "--batch-size", "128")
-STEPS = 50
+STEPS = 25
 #: A matrix or table of so many elements is large in these models.
 LARGE = 4096
 FLAT = {

@@ -152,7 +152,7 @@ def case_adamw():
 
 
 def case_clipping():
-    compare(step=clipped_step)
+    compare(step=clipped_step, steps=FEW)
 
 
 def case_accumulation():

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from hvd_autosync.runtime.exchange import factors
 from hvd_autosync.runtime.patches import linear
 
-STEPS, INPUTS = 25, 48
+STEPS, INPUTS = 12, 48
 CLASSES = {"large": ("*",)}
 
 
