@@ -167,8 +167,15 @@ _OUTCOMES: Counter[str] = Counter()
 
 @pytest.fixture
 def inputs(request: pytest.FixtureRequest) -> range:
-    """The numbers of the inputs; each is the seed of its own changes."""
-    return range(int(request.config.getoption("--fuzz-inputs")))
+    """The numbers of the inputs; each is the seed of its own changes.
+
+    Where each takes long, two parts: the first third, and the others.
+    """
+    every = range(int(request.config.getoption("--fuzz-inputs")))
+    third = len(every) // 3
+    return {"all": every, "first": every[:third], "others": every[third:]}[
+        getattr(request, "param", "all")
+    ]
 
 
 class _Watch:
@@ -371,6 +378,9 @@ def use_trace(store: TraceStore, path: Path) -> None:
         store.delete(study_id)
 
 
+@pytest.mark.parametrize(
+    "inputs", ["first", pytest.param("others", marks=pytest.mark.wide)], indirect=True
+)
 def test_traces(inputs: range, tmp_path: Path) -> None:
     lines = a_trace(tmp_path)
     *records, _ = lines

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,23 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
-def html() -> str:
-    return page(Study.load(TABLE))
+def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """``report(format)``: what the command writes of the table."""
+    out = tmp_path_factory.mktemp("report")
+
+    @functools.cache
+    def written(kind: str) -> str:
+        words = ["report", str(TABLE), "-o", f"{out}.{kind}", "--format", kind]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0 and done.stdout.strip() == f"{out}.{kind}"
+        return Path(f"{out}.{kind}").read_text()
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def html(report: Callable[[str], str]) -> str:
+    return report("html")
 
 
 def test_the_answer_comes_first_and_everything_is_there(html: str) -> None:
@@ -60,18 +77,15 @@ def test_what_a_study_says_is_text_and_no_markup(tmp_path: Path) -> None:
     assert evil not in page(Study.load(study.study_id, store))
 
 
-def test_the_command_writes_each_format(tmp_path: Path) -> None:
-    run = CliRunner().invoke
-    out = tmp_path / "report"
-    for kind in ("html", "md", "json"):
-        done = run(app, ["report", str(TABLE), "-o", f"{out}.{kind}", "--format", kind])
-        assert done.exit_code == 0 and done.stdout.strip() == f"{out}.{kind}"
-    text = Path(f"{out}.md").read_text()
+def test_the_command_writes_each_format(report: Callable[[str], str], tmp_path: Path) -> None:
+    assert report("html").startswith("<!doctype html>")
+    text = report("md")
     assert "## Result\n\n10.28x faster" in text and "| large\\_codec | none | topk |" in text
-    everything = json.loads(Path(f"{out}.json").read_text())
+    everything = json.loads(report("json"))
     assert everything["best"]["confirmed"] and len(everything["trials"]) == 174
     assert everything["study"]["winner"] == everything["best"]["strategy"]
-    assert run(app, ["report", str(TABLE), "-o", str(tmp_path / "no" / "where")]).exit_code != 0
+    words = ["report", str(TABLE), "-o", str(tmp_path / "no" / "where"), "--format", "md"]
+    assert CliRunner().invoke(app, words).exit_code != 0
 
 
 @pytest.mark.browser

@@ -55,7 +55,7 @@ def trainings() -> list[int]:
     [
         pytest.param(signal.SIGTERM, False, "gloo", marks=pytest.mark.wide),
         (signal.SIGTERM, True, "gloo"),
-        (signal.SIGHUP, False, "gloo"),
+        pytest.param(signal.SIGHUP, False, "gloo", marks=pytest.mark.wide),
         pytest.param(signal.SIGINT, False, "gloo", marks=pytest.mark.wide),
         (signal.SIGINT, True, "gloo"),
         (signal.SIGKILL, False, "gloo"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from functools import cache
@@ -11,13 +10,12 @@ from functools import cache
 import pytest
 
 DRAWS = """
-import json, random, sys
+import json, os, random, sys
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from hvd_autosync.runtime.patches.seeds import seed_everything
 
-seed_everything(int(sys.argv[1]))
 data = TensorDataset(torch.arange(12))
 
 def draw():
@@ -28,38 +26,48 @@ def draw():
         "shuffled": [b[0].tolist() for b in DataLoader(data, batch_size=4, shuffle=True)],
     }
 
-unseeded = draw()
-# As a script that seeds each rank, epoch or step by its number.
-numbered = [torch.Generator().manual_seed(g).initial_seed() for g in range(50)]
-torch.manual_seed(3); np.random.seed(3); random.seed(3)
-own = torch.Generator()
-own.manual_seed(3)
-seeded = draw() | {
-    "own torch": torch.rand(1, generator=own).item(),
-    "own numpy": np.random.default_rng(3).random(),
-    "own state": np.random.RandomState(3).rand(), "own python": random.Random(3).random(),
-    "text": random.Random("three").random(), "sampler": list(DistributedSampler(data, 2, 0)),
-}
-del seeded["fresh generator"], seeded["fresh python"]
-kinds = [
-    isinstance(torch.default_generator, torch.Generator), isinstance(own, torch.Generator),
-    isinstance(np.random.mtrand._rand, np.random.RandomState),
-    isinstance(random._inst, random.Random),
-]
-print(json.dumps([unseeded, seeded, kinds, numbered]))
+def draws(seed, rank):
+    os.environ["HOROVOD_RANK"] = rank
+    seed_everything(int(seed))
+    unseeded = draw()
+    # As a script that seeds each rank, epoch or step by its number.
+    numbered = [torch.Generator().manual_seed(g).initial_seed() for g in range(50)]
+    torch.manual_seed(3); np.random.seed(3); random.seed(3)
+    own = torch.Generator()
+    own.manual_seed(3)
+    seeded = draw() | {
+        "own torch": torch.rand(1, generator=own).item(),
+        "own numpy": np.random.default_rng(3).random(),
+        "own state": np.random.RandomState(3).rand(), "own python": random.Random(3).random(),
+        "text": random.Random("three").random(), "sampler": list(DistributedSampler(data, 2, 0)),
+    }
+    del seeded["fresh generator"], seeded["fresh python"]
+    kinds = [
+        isinstance(torch.default_generator, torch.Generator), isinstance(own, torch.Generator),
+        isinstance(np.random.mtrand._rand, np.random.RandomState),
+        isinstance(random._inst, random.Random),
+    ]
+    print(json.dumps([unseeded, seeded, kinds, numbered]), flush=True)
+
+for process in sys.argv[1:]:  # each forked once, after the imports, which take longer than the rest
+    if os.fork() == 0:
+        draws(*process.split(","))
+        os._exit(0)
+    os.wait()
 """
+#: Seed, rank, and which of its processes it is.
+PROCESSES = ((1, 0, 0), (1, 0, 1), (2, 0, 0), (1, 1, 0))
 
 
 @cache
+def outputs() -> list[str]:
+    words = [f"{seed},{rank}" for seed, rank, _ in PROCESSES]
+    command = [sys.executable, "-c", DRAWS, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def draws(seed: int, rank: int, again: int = 0) -> tuple[dict, dict, list[bool], list[int]]:
-    done = subprocess.run(
-        [sys.executable, "-c", DRAWS, str(seed)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "HOROVOD_RANK": str(rank)},
-    )
-    unseeded, seeded, kinds, numbered = json.loads(done.stdout)
+    unseeded, seeded, kinds, numbered = json.loads(outputs()[PROCESSES.index((seed, rank, again))])
     return unseeded, seeded, kinds, numbered
 
 
