@@ -33,6 +33,7 @@ from hvd_autosync.search_space import (
     ParameterProfile,
     Resources,
 )
+from hvd_autosync.traces import TraceStore
 
 #: Names this run in every process that it starts, so that runs beside it are left alone.
 _SESSION_VARIABLE = "AUTOSYNC_TEST_SESSION"
@@ -138,6 +139,24 @@ def slow_network() -> Resources:
     overall = Link(4, 2e-3, 12.5e6 / 1.5)
     build = HorovodBuild("0.28.1", gloo=True, mpi=False, nccl=False)
     return Resources((Host("a", 2), Host("b", 2)), "cpu", build, Links(overall, within, across))
+
+
+@pytest.fixture(scope="session")
+def keep_links() -> Callable[[Path, list[str]], None]:
+    """``keep_links(store, words)``: links for a job of ``horovodrun`` with these words.
+
+    To measure them keeps both ranks busy for seconds, which tests of something else spare.
+    """
+
+    def keep(store: Path, words: list[str]) -> None:
+        from hvd_autosync.engine.cluster import cluster_key
+        from hvd_autosync.engine.job_line import parse_words, read_job
+
+        job, _ = read_job(parse_words(words), words)
+        link = Link(job.world_size, 5e-4, 5e8)
+        TraceStore(store).keep_links(cluster_key(job), Links(overall=link, within=link))
+
+    return keep
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -21,15 +23,27 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_live.py"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 QUICK = {"TRIALS": "3", "STEPS": "8", "WARMUP": "3", "EXPECTED_HOURS": "10"}
+KeepLinks = Callable[[Path, list[str]], None]
 Done = subprocess.CompletedProcess[str]
 
 
+@dataclass(frozen=True)
 class LiveJob:
-    """A job of two ranks on this host, with a folder for what it writes."""
+    """A job of two ranks on this host, with a folder for what it writes.
 
-    def __init__(self, folder: Path, horovodrun: str) -> None:
-        self.folder, self.horovodrun = folder, horovodrun
-        self.store_path = folder / "traces.db"
+    Attributes:
+        folder: That folder.
+        horovodrun: Its path.
+        keep_links: The fixture.
+    """
+
+    folder: Path
+    horovodrun: str
+    keep_links: KeepLinks
+
+    @property
+    def store_path(self) -> Path:
+        return self.folder / "traces.db"
 
     def variables(self, *, live: bool) -> dict[str, str]:
         own = {f"HVD_AUTOSYNC_{name}": value for name, value in QUICK.items()}
@@ -53,8 +67,12 @@ class LiveJob:
         flag += [] if mode == "auto" else ["--autosync-mode", mode]  # it is the default
         return [self.horovodrun, "-np", "2", "--gloo", *flag, *options, *self.script(*arguments)]
 
-    def with_flag(self, *arguments: str, mode: str = "live") -> Done:
-        return _run(self.flag(*arguments, mode=mode), dict(os.environ))
+    def with_flag(self, *arguments: str, mode: str = "live", measures: bool = False) -> Done:
+        """Run with the flag; whether it measures links is up to the test."""
+        words = self.flag(*arguments, mode=mode)
+        if not measures:
+            self.keep_links(self.store_path, words[1:])
+        return _run(words, dict(os.environ))
 
     @property
     def store(self) -> TraceStore:
@@ -72,8 +90,8 @@ def _run(words: list[str], variables: dict[str, str]) -> Done:
 
 
 @pytest.fixture
-def job(tmp_path: Path, horovodrun: str) -> LiveJob:
-    return LiveJob(tmp_path, horovodrun)
+def job(tmp_path: Path, horovodrun: str, keep_links: KeepLinks) -> LiveJob:
+    return LiveJob(tmp_path, horovodrun, keep_links)
 
 
 def assert_finished(job: LiveJob, done: Done) -> None:
@@ -87,13 +105,13 @@ def assert_finished(job: LiveJob, done: Done) -> None:
 
 @pytest.mark.parametrize("mode", [pytest.param("live", marks=pytest.mark.wide), "auto"])
 def test_one_set_up_all_checkpoints_and_the_model_of_the_default(
-    job: LiveJob, mode: str, tmp_path_factory: pytest.TempPathFactory, horovodrun: str
+    job: LiveJob, mode: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    done = job.with_flag(mode=mode)
+    done = job.with_flag(mode=mode, measures=True)
     assert_finished(job, done)
     steps = int((job.folder / "steps").read_text())
-    plain = LiveJob(tmp_path_factory.mktemp("plain"), horovodrun)
-    assert plain.run("--steps", str(steps), live=False).returncode == 0
+    plain = replace(job, folder=tmp_path_factory.mktemp("plain"))
+    assert plain.run("--steps", str(steps), "--sleep", "0", live=False).returncode == 0
     assert "tuned in its own steps" in done.stderr
     assert "trace: hvd-autosync show" in done.stderr
     assert sorted((job.folder / "set-ups").read_text().split()) == ["0", "1"]
@@ -146,6 +164,7 @@ def test_what_a_script_uses_beside_horovod_notices_nothing(
     words = job.flag("--beside", beside)
     words[words.index("--gloo")] = f"--{launcher}"
     words[words.index("--autosync-mode") : 0] = ["--autosync-space", str(space)]
+    job.keep_links(job.store_path, words[1:])
     assert_finished(job, _run(words, dict(os.environ)))
     (study,) = job.store.studies()
     trials = job.store.trials(study.study_id)
@@ -264,6 +283,7 @@ def test_a_job_that_is_stopped_in_a_trial_blames_no_strategy(job: LiveJob, stops
     plain = [job.horovodrun, "-np", "2", "--gloo", *job.script("--fails", "wait")]
     words = job.flag("--fails", "wait") if stops == "flag" else plain
     variables = dict(os.environ) if stops == "flag" else job.variables(live=True)
+    job.keep_links(job.store_path, job.flag()[1:])
     training = subprocess.Popen(words, env=variables, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while time.monotonic() < until and not (job.folder / "failed").exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,15 @@ SCRIPTS = {
 @pytest.mark.parametrize(
     "script", [pytest.param(words, marks=marks) for words, marks in SCRIPTS.items()]
 )
-def test_the_flag_tunes_a_loop_and_trains_it(script: str, tmp_path: Path, horovodrun: str) -> None:
+def test_the_flag_tunes_a_loop_and_trains_it(
+    script: str, tmp_path: Path, horovodrun: str, keep_links: Callable[[Path, list[str]], None]
+) -> None:
     name, *words = script.split()
     quick = "--autosync-mode launched --autosync-trials 3 --autosync-steps 5 --autosync-warmup 2"
     command = [horovodrun, "-np", "2", "--gloo", "--autosync", *quick.split()]
     command += ["--autosync-store", str(tmp_path / "traces.db")]
     command += [sys.executable, str(LOOPS / name), *words]
+    keep_links(tmp_path / "traces.db", command[1:])
     done = subprocess.run(command, text=True, capture_output=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the loop is complete" in done.stdout

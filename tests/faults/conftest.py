@@ -33,9 +33,10 @@ class Life:
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        # Whoever runs the tests in the background of a shell has SIGINT ignored, and bequeaths it.
+        # Whoever runs the tests in the background of a shell, or under nohup, has these ignored,
+        # and bequeaths that.
         self.process = subprocess.Popen(
-            ["env", "--default-signal=INT", *command],
+            ["env", "--default-signal=INT,HUP", *command],
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -105,17 +106,25 @@ class Job:
     Args:
         folder: Of the test.
         horovodrun: Its path.
+        keep_links: The fixture.
     """
 
-    def __init__(self, folder: Path, horovodrun: str) -> None:
+    def __init__(
+        self, folder: Path, horovodrun: str, keep_links: Callable[[Path, list[str]], None]
+    ) -> None:
         self.store_path = folder / "traces.db"
         self.store_option = str(self.store_path)
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.environment = {**os.environ, "TMPDIR": str(self.temporary)}
         self._horovodrun = horovodrun
+        self._keep_links = keep_links
         self._lives: list[Life] = []
         self._shared_memory = set(os.listdir("/dev/shm"))
+
+    def keep_links(self) -> None:
+        """Spare its drivers to measure them."""
+        self._keep_links(self.store_path, ["-np", "2", "--gloo", sys.executable, str(SCRIPT)])
 
     def start(
         self, *script: str, trials: int = 3, options: tuple[str, ...] = (), trains: bool = False
@@ -221,9 +230,11 @@ def mapped_by_others_only(names: set[str]) -> set[str]:
 
 
 @pytest.fixture
-def job(tmp_path: Path, horovodrun: str) -> Iterator[Job]:
+def job(
+    tmp_path: Path, horovodrun: str, keep_links: Callable[[Path, list[str]], None]
+) -> Iterator[Job]:
     """A job; nothing of it may outlive the test."""
-    job = Job(tmp_path, horovodrun)
+    job = Job(tmp_path, horovodrun, keep_links)
     yield job
     job.end()
 

@@ -1,10 +1,10 @@
 """The driver is stopped at any moment of a study, by every means: the same command goes on.
 
-Two studies, whose drivers have several lives each: SIGKILL ends all of one, the signals that a
-driver handles take turns in the other. Each life ends at another moment, somewhere from the
-driver's first tenths of a second to the middle of a trial. After each of them nothing may run any
-more, nothing may lie in shared memory or in the folder for temporary files, and what was measured
-must be there. One more life finishes.
+Two studies, whose drivers have several lives each: SIGKILL ends most of one, and else its terminal
+is closed; the signals that a driver handles take turns in the other. Each life ends at another
+moment, somewhere from the driver's first tenths of a second to the middle of a trial. After each of
+them nothing may run any more, nothing may lie in shared memory or in the folder for temporary
+files, and what was measured must be there. One more life finishes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
+Means = tuple[list[signal.Signals], int]
+CLOSED: Means = ([signal.SIGHUP], 129)
 #: Signals that end a life, and the exit status then; those of one study take turns.
-MEANS: dict[str, list[tuple[list[signal.Signals], int]]] = {
-    "handled": [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGINT] * 2, 130)],
-    "SIGKILL": [([signal.SIGKILL], -9)],
+MEANS: dict[str, list[Means]] = {
+    "handled": [
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM], 143),
+        ([signal.SIGINT] * 2, 130),
+        CLOSED,
+    ],
+    "SIGKILL": [*[([signal.SIGKILL], -9)] * 3, CLOSED],
 }
 #: Output of the driver after which it is stopped, or the number of ended trials.
 MOMENTS = ("", "tuning", "links", 0, 1, 1, 1, 2, 2, 3)
@@ -46,20 +53,20 @@ def has_come(life: Life, moment: str | int) -> bool:
     [pytest.param(means, marks=[] if means == "SIGKILL" else pytest.mark.wide) for means in MEANS],
 )
 @pytest.mark.parametrize(
-    "moments",
+    ("moments", "trials"),
     [
-        pytest.param(MOMENTS, marks=pytest.mark.wide, id="many"),
-        pytest.param(SOME_MOMENTS, id="some"),
+        pytest.param(MOMENTS, 16, marks=pytest.mark.wide, id="many"),
+        pytest.param(SOME_MOMENTS, 8, id="some"),
     ],
 )
 def test_a_driver_that_is_stopped_at_any_moment(
-    means: str, moments: tuple[str | int, ...], job: Job
+    means: str, moments: tuple[str | int, ...], trials: int, job: Job
 ) -> None:
     dice = random.Random(means)
     kept: list[object] = []
     turns = itertools.cycle(MEANS[means])
     for lives, (moment, (signals, expected)) in enumerate(zip(moments, turns, strict=False), 1):
-        life = job.start(trials=16)
+        life = job.start(trials=trials)
         life.until(lambda life=life, moment=moment: has_come(life, moment))
         delay_s = dice.uniform(0.1, 2.0) if not moment else dice.uniform(0, 0.5)
         time.sleep(delay_s)
@@ -82,8 +89,9 @@ def test_a_driver_that_is_stopped_at_any_moment(
         assert results[: len(kept)] == kept
         kept = results
         for study in job.store.studies():
+            assert study.status is StudyStatus.RUNNING
             assert len(job.store.trials(study.study_id)) - len(kept) <= lives
-    last = job.start(trials=16)
+    last = job.start(trials=trials)
     assert last.wait() == 0, last.said
     (study,) = job.store.studies()
     assert study.status is StudyStatus.FINISHED

@@ -57,6 +57,7 @@ def digest(path: Path) -> str:
 def test_the_disk_of_the_store_fills_up(job: Job, small_disk: Path) -> None:
     job.store_path = small_disk / "traces.db"
     job.store_option = str(job.store_path)
+    job.keep_links()
     life = job.start(trials=8)
     assert life.until(lambda: life.trials >= 2), life.said
     filler = small_disk / "filler"
@@ -75,6 +76,7 @@ def test_the_disk_of_the_store_fills_up(job: Job, small_disk: Path) -> None:
 
 def test_another_process_locks_the_store(job: Job) -> None:
     job.store_option = f"sqlite:///{job.store_path}?timeout=2"
+    job.keep_links()
     life = job.start(trials=8)
     assert life.until(lambda: life.trials >= 2), life.said
     other = sqlite3.connect(job.store_path, isolation_level=None)
@@ -136,6 +138,7 @@ def test_a_newer_store_is_refused_and_left_as_it_is(job: Job) -> None:
     ],
 )
 def test_two_studies_at_once(job: Job, same: bool) -> None:
+    job.keep_links()
     lives = [job.start(trials=3), job.start(*(() if same else ("--steps", "61")), trials=3)]
     assert [life.wait() for life in lives] == [0, 0], [life.said for life in lives]
     studies = job.store.studies()
