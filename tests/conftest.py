@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Sets what must hold before the first test module imports torch."""
     os.environ[_SESSION_VARIABLE] = uuid.uuid4().hex
     os.environ["OMP_NUM_THREADS"] = "1"
+    # Ranks under Open MPI that wait leave processors to others.
+    os.environ.update(OMPI_MCA_mpi_yield_when_idle="1")
     # A busy machine is no fault of what is tested.
     hypothesis.settings.register_profile("any machine", deadline=None)
     hypothesis.settings.load_profile("any machine")

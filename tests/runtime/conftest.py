@@ -19,16 +19,10 @@ from hvd_autosync.search_space import Strategy, TrialSpec
 
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).parent / "workers"
-# Without yielding, ranks that wait keep processors from those that do not.
 LAUNCHERS = {
     "gloo": ["-np", "2", "--gloo"],
-    "mpi": [
-        "-np",
-        "2",
-        "--mpi",
-        "--binding-args=--bind-to none --map-by slot",
-        "--mpi-args=--mca mpi_yield_when_idle 1",
-    ],
+    "mpi": ["-np", "2", "--mpi", "--binding-args=--bind-to none --map-by slot"],
+    # Without yielding, ranks that wait keep processors from those that do not.
     "four ranks": [
         "-np",
         "4",
