@@ -208,7 +208,7 @@ class LocalSteps(Nested, JoinHook):
     @property
     def in_round(self) -> bool:
         """As of :class:`SyncMethod`."""
-        return not self.replicas_in_sync
+        return self._done > 0 if self.running else self._phase.now is Phase.RESTORED
 
     @property
     def round_steps(self) -> int:
