@@ -44,7 +44,9 @@ def seed_everything(seed: int) -> None:
         if given is None:
             return next(derived)
         if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
-            return (int(given) + seed * _STRIDE) % 2**32
+            # Of numpy's at most 32 bits; those above are as they were.
+            low = int(given) % 2**32
+            return int(given) - low + (low + seed * _STRIDE) % 2**32
         if isinstance(given, (str, bytes, bytearray, float)):
             return f"{seed} {given!r}"  # for Python's own generators, which take any value
         if isinstance(given, (list, tuple, np.ndarray)):

@@ -31,7 +31,8 @@ def draws(seed, rank):
     seed_everything(int(seed))
     unseeded = draw()
     # As a script that seeds each rank, epoch or step by its number.
-    numbered = [torch.Generator().manual_seed(g).initial_seed() for g in range(50)]
+    numbers = [*range(50), *(rank << 32 for rank in range(1, 4))]
+    numbered = [torch.Generator().manual_seed(g).initial_seed() for g in numbers]
     torch.manual_seed(3); np.random.seed(3); random.seed(3)
     own = torch.Generator()
     own.manual_seed(3)
@@ -86,7 +87,7 @@ def test_another_seed_gives_others_everywhere() -> None:
 def test_no_rank_or_step_has_the_numbers_of_another_in_the_next_trial() -> None:
     """As ``seed + rank`` would be that of rank 0 one trial later, if a shift were by 1."""
     one, other = draws(1, 0)[3], draws(2, 0)[3]
-    assert len(set(one)) == 50 and not set(one) & set(other)
+    assert len(set(one)) == 53 and not set(one) & set(other)
 
 
 @pytest.mark.slow
