@@ -66,9 +66,8 @@ class QualityConstraint:
         self._space = space
         self._lossy = [index for index, knob in enumerate(space.knobs) if not knob.exact]
         self._judged = self._features(encode_all(space, judged))
-        inside = [strategy for strategy in refused if _lies_in(space, strategy)]
-        self._refused = self._features(encode_all(space, inside))
-        self._only = None if only is None else self._features(encode_all(space, [*only]))
+        self._refused = [strategy for strategy in refused if _lies_in(space, strategy)]
+        self._only = None if only is None else list(only)
         values = np.clip(np.array(violation, dtype=np.float64), _LEAST, MOST) - self._judged[:, -1]
         covariance = self._covariance(self._judged, self._judged) + _NOISE**2 * np.eye(len(values))
         with isolated():
@@ -83,15 +82,23 @@ class QualityConstraint:
         exact = (points == self._space.encode(self._space.default))[:, self._lossy].all(axis=1)
         lossy = self._lossy_probabilities(points)
         if self._only is not None:
-            lossy = self._same_knobs(points, self._only).astype(np.float64)
-        lossy[self._same_knobs(points, self._refused)] = 0.0
+            lossy = self._trained_alike(points, self._only).astype(np.float64)
+        lossy[self._trained_alike(points, self._refused)] = 0.0
         return np.where(exact, 1.0, lossy)
 
-    def _same_knobs(self, points: FloatArray, others: FloatArray) -> npt.NDArray[np.bool_]:
-        """Return whether a point's lossy knobs are those of one of ``others``, shape ``(n,)``."""
-        own, known = self._features(points)[:, None, :-1], others[None, :, :-1]
-        same = (own == known) | (np.isnan(own) & np.isnan(known))
-        found: npt.NDArray[np.bool_] = same.all(axis=2).any(axis=1)
+    def _trained_alike(
+        self, points: FloatArray, others: Sequence[Strategy]
+    ) -> npt.NDArray[np.bool_]:
+        """Return whether a point has the lossy part of one of ``others``, shape ``(n,)``."""
+        space = self._space
+        own = np.where(active(space, points), points, math.nan)
+        found = np.zeros(len(points), dtype=np.bool_)
+        for other, row in zip(others, encode_all(space, others), strict=True):
+            part = space.lossy_part(other)
+            columns = [index for index, knob in enumerate(space.knobs) if knob.name in part]
+            known = np.where(active(space, row[None]), row, math.nan)[0, columns]
+            same = (own[:, columns] == known) | (np.isnan(own[:, columns]) & np.isnan(known))
+            found |= same.all(axis=1)
         return found
 
     def _lossy_probabilities(self, points: FloatArray) -> FloatArray:

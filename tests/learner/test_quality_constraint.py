@@ -3,7 +3,7 @@
 import math
 
 from hvd_autosync.learner.quality_constraint import QualityConstraint
-from hvd_autosync.search_space import SearchSpace, Strategy
+from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
 
 SPACE = SearchSpace(
@@ -76,6 +76,18 @@ def test_once_nothing_more_is_judged_only_what_was_admitted_may_be_used() -> Non
     open_still = QualityConstraint(SPACE, [], [], refused=[other, outside])
     assert open_still.feasibility_probabilities([BF16]).tolist() == [0.0]
     assert open_still.feasibility_probabilities([topk(0.25)])[0] > 0.1
+
+
+def test_with_codecs_of_whole_buckets_the_buckets_count_too() -> None:
+    space = SearchSpace((*SPACE.knobs, catalogue_knob("buckets")))
+    known = space.complete({"codec": "topk", "buckets": 2})
+    faster = space.complete({**known, "cycle_time_ms": 5.0})
+    others = space.complete({**known, "buckets": 3})
+    closed = QualityConstraint(space, [known], [0.0], only=[known])
+    assert closed.feasibility_probabilities([faster, others]).tolist() == [1.0, 0.0]
+    ended = QualityConstraint(space, [], [], refused=[known])
+    assert ended.feasibility_probabilities([faster])[0] == 0.0
+    assert ended.feasibility_probabilities([others])[0] > 0.0
 
 
 def test_exact_knobs_change_no_loss() -> None:
