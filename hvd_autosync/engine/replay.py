@@ -257,7 +257,10 @@ def rerun(
     asked = chosen.make()
     explored = [t for t in trials if t.kind != "confirm"]
     runner = ReplayRunner(study, explored)
-    problem = chosen.restrict_problem(problem_of(store, study, trials))
+    settings = StudySettings.from_json(study.settings)
+    steps = sum(settings.steps_after(default_result(trials)))
+    problem = replace(problem_of(store, study, trials), steps=steps)
+    problem = chosen.restrict_problem(problem)
     seen: list[Observation] = []
     best, apart = [], []
     strategy: Strategy | None = problem.space.default
