@@ -103,13 +103,13 @@ def _admitted(study: StudyRecord, strategy: Strategy) -> bool:
 
 
 def _losses(store: TraceStore, study: StudyRecord, strategy: Strategy) -> list[tuple[float, ...]]:
-    """Losses under ``strategy`` in the last quality trial of each seed, which is the longest."""
-    found = {
-        trial.info["seed"]: losses
-        for trial in store.trials(study.study_id)
-        if trial.kind == "quality" and trial.result is not None
-        if _same(study, trial.strategy, strategy) and (losses := losses_of(trial.result))
-    }
+    """Return the losses under ``strategy`` in the longest quality trial of each seed."""
+    found: dict[object, tuple[float, ...]] = {}
+    for trial in store.trials(study.study_id):
+        if trial.kind == "quality" and trial.result is not None:
+            seed, losses = trial.info["seed"], losses_of(trial.result)
+            if _same(study, trial.strategy, strategy) and len(losses) > len(found.get(seed, ())):
+                found[seed] = losses
     return list(found.values())
 
 

@@ -31,8 +31,9 @@ def judged(location: str, *, admissible: bool) -> str:
     study = store.create_study(job_key="job", command=(), settings={}, versions={})
     store.describe_task(study.study_id, None, SPACE)
     dice = random.Random(1)
-    # The first one was too short for the loss to fall, and was repeated with more steps.
-    defaults = [(SPACE.default, seed, steps, 1.0) for seed, steps in [(1, 32), (1, 64), (2, 64)]]
+    # The first one was repeated with more steps, the second one's repetition was cut short.
+    lengths = [(1, 32), (1, 64), (2, 64), (2, 32)]
+    defaults = [(SPACE.default, seed, steps, 1.0) for seed, steps in lengths]
     for strategy, seed, steps, loss in [*defaults, (SLOW, 1, 64, 2.0)]:
         number = store.ask(study.study_id, strategy, "quality", {"seed": seed, "steps": steps})
         losses = tuple(dice.gauss(loss, 0.01) for _ in range(steps))
