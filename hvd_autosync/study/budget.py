@@ -74,8 +74,17 @@ class Budget:
             return 0.0
         ran = max(len(rank.step_s) for rank in default.ranks)
         each_s = default.total_s + (steps - ran) * default.step_time.mean_s
-        judged = sum(trial.kind == "quality" for trial in self._trials)
-        return max(each_s, 0.0) * max(2 * FIRST_SEEDS - judged, 1)
+        return max(each_s, 0.0) * max(2 * FIRST_SEEDS - len(self._judging(steps)), 1)
+
+    def _judging(self, steps: int = 0) -> list[TrialRecord]:
+        """Return the quality trials of at least so many steps that have not failed."""
+        return [
+            trial
+            for trial in self._trials
+            if trial.kind == "quality"
+            and trial.info.get("steps", self._settings.quality_steps) >= steps
+            and (trial.result is None or trial.result.status.measured)
+        ]
 
     def why_not_explore(self) -> str:
         """Return why another exploring trial does not fit into the budget; empty if it does."""
@@ -93,17 +102,21 @@ class Budget:
             )
         return ""
 
-    def why_not_judge(self) -> str:
-        """Return why another quality trial does not fit into the budget; empty if it does."""
+    def why_not_judge(self, steps: int) -> str:
+        """Return why another quality trial does not fit into the budget; empty if it does.
+
+        Args:
+            steps: Its steps, at the pace of the default.
+        """
         minutes = self._settings.quality_minutes
-        judging = [trial for trial in self._trials if trial.kind == "quality"]
-        if _used_s(judging) >= 60 * minutes:
+        left_s = 60 * minutes - _used_s([t for t in self._trials if t.kind == "quality"])
+        if left_s <= 0:
             return f"the {minutes:g} minutes of quality trials were used"
-        least_s = self.judging_s(self._settings.quality_steps)
-        if not judging and least_s > 60 * minutes:
+        least_s = self.judging_s(steps)
+        if not self._judging(steps) and least_s > left_s:
             return (
-                f"the first verdict takes {least_s / 60:.0f} minutes, more than the {minutes:g} of "
-                "--autosync-quality-minutes"
+                f"the first verdict by trials of {steps} steps takes {least_s / 60:.0f} minutes, "
+                f"more than are left of the {minutes:g} of --autosync-quality-minutes"
             )
         if self.left_s < least_s + self.confirming_s():
             return (

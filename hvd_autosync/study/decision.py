@@ -21,7 +21,7 @@ from hvd_autosync.study.confirm import Comparison, Confirmation, Measurement
 from hvd_autosync.study.fallbacks import is_excluded
 from hvd_autosync.study.noninferiority import MOST_JUDGED
 from hvd_autosync.study.quality import QualityCheck, Verdict
-from hvd_autosync.study.quality_trial import QualityTrial
+from hvd_autosync.study.quality_trial import QualityTrial, enough_steps
 from hvd_autosync.study.related_studies import RELATED, observations_of
 from hvd_autosync.study.stage_budget import explored, turn_to_explore
 from hvd_autosync.study.values import Conclusion, StudySettings
@@ -168,10 +168,15 @@ class Decision:
         found = []
         for trial in confirming:
             time_s = trial.result.step_time if trial.result is not None else None
-            if time_s is not None or not _cut_short(trial):
+            if time_s is not None or not self._ran_out(trial):
                 strategy = self._space.complete(trial.strategy)
                 found.append(Measurement(strategy, time_s, running=trial.result is None))
         return found
+
+    def _ran_out(self, trial: TrialRecord) -> bool:
+        """Return whether a quality or confirming trial has used up the tuning's minutes."""
+        cut = trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT
+        return cut and self._budget.left_s < self._budget.trial_s
 
     def _explore(self) -> tuple[Suggestion | None, str]:
         """Return the next suggestion, or ``None`` with the reason to stop exploring."""
@@ -252,8 +257,10 @@ class Decision:
                 trial.result,
             )
             for trial in self._trials
-            if trial.kind == "quality" and not _cut_short(trial)
+            if trial.kind == "quality" and not self._ran_out(trial)
         ]
+        base = self._settings.quality_steps
+        steps = enough_steps(self._space.default, tried, base, spent=False)
         for strategy in top_candidates:
             judged_as(strategy)
         return QualityCheck(
@@ -264,7 +271,7 @@ class Decision:
             steps=self._settings.quality_steps,
             tolerance=self._settings.loss_tolerance,
             goal=self._settings.goal,
-            spent=self._budget.why_not_judge(),
+            spent=self._budget.why_not_judge(steps),
         )
 
     def _concluded(
@@ -296,11 +303,6 @@ class Decision:
             reason = "no strategy that may be used promises to beat the default by much"
         default_s = first.mean_s if first else math.nan
         return Conclusion(winner, reason, stopped, default_s, tuple(comparisons), tuple(verdicts))
-
-
-def _cut_short(trial: TrialRecord) -> bool:
-    """Return whether a quality or confirming trial ran out of the tuning's time."""
-    return trial.result is not None and trial.result.status is TrialStatus.CUT_SHORT
 
 
 def _confirmation_plan(trial: TrialRecord) -> tuple[str, list[Strategy], list[Strategy]]:

@@ -44,10 +44,10 @@ from hvd_autosync.study.quality_trial import (
     usable,
 )
 
+#: Failed trials of the default that are no fault of the script's, among the first seeds and later.
+_FORGIVEN, _FORGIVEN_LATER = 1, 3
 #: Seeds of the trials, in order; seed 0 would be the script's own random numbers.
-SEEDS = tuple(range(1, MOST_PAIRS + 1))
-#: Failed trials of the default that are no fault of the script's.
-_FORGIVEN = 1
+SEEDS = tuple(range(1, MOST_PAIRS + _FORGIVEN + _FORGIVEN_LATER + 1))
 #: Least violation of a refused candidate, by outcome.
 _REFUSED = {Outcome.WORSE: 2.0, Outcome.NOT_SHOWN: 1.5}
 #: With the goal time-to-loss a candidate trains for the time of the default, but at most for so
@@ -159,9 +159,14 @@ class QualityCheck:
         if candidate is None:
             untried = [s for s in self._candidates if not self._of(s)]
             candidate = self._choose(untried, self.verdicts()) if untried else None
-        if candidate is None:
+        return None if candidate is None else self._next_of_pairs(candidate)
+
+    def _next_of_pairs(self, candidate: Strategy) -> tuple[Strategy, int] | None:
+        """Return strategy and seed of the next trial of a candidate's pairs; ``None``: no more."""
+        if len(self._crashed) > _FORGIVEN + _FORGIVEN_LATER:
             return None
-        seeds = [seed for seed in SEEDS if seed not in self._crashed]
+        begun = {(trial.strategy, trial.seed) for trial in self._trials}
+        seeds = [seed for seed in SEEDS if seed not in self._crashed][:MOST_PAIRS]
         pairs = ((strategy, seed) for seed in seeds for strategy in (self._default, candidate))
         return next((pair for pair in pairs if pair not in begun), None)
 
@@ -241,10 +246,11 @@ class QualityCheck:
             return bool(trials) and not self._spent
         if any(failed(trial) or trial.unseen for trial in trials):
             return False
-        if trials[-1].seed == SEEDS[-1] and not any(trial.running for trial in trials):
-            return False
         pairs = self._pairs(candidate)
-        return not pairs or self._find(pairs).outcome is None
+        if pairs and self._find(pairs).outcome is not None:
+            return False
+        running = any(trial.running for trial in (*trials, *self._of(self._default)))
+        return running or self._next_of_pairs(candidate) is not None
 
     def _find(self, pairs: Sequence[tuple[_Losses, _Losses]]) -> PairedResult:
         compared = [_pair(*pair, self._goal) for pair in pairs]
@@ -340,7 +346,7 @@ def _pair(default: _Losses, own: _Losses, goal: str) -> Pair:
     if goal == "time-to-loss":
         # The steps have different batches, so only the seed is paired.
         mine = [own.losses[step] for step in own.last]
-        base = [default.losses[step] for step in default.steps]
+        base = last_losses(default.losses)
         difference = statistics.fmean(mine) - statistics.fmean(base)
         return Pair(difference, math.hypot(standard_error(mine), standard_error(base)))
     apart = [own.losses[step] - default.losses[step] for step in own.steps]

@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_autosync.search_space import Strategy, TrialResult
+from hvd_autosync.search_space import Strategy, TrialResult, TrialStatus
+from hvd_autosync.search_space.schedule import schedule_of
 from hvd_autosync.study.noninferiority import LENGTHS, LOOKS, Pair, deviation, has_fallen
 
 #: Number of seeds of the default that run first; they give the decrease and the noise of its loss.
@@ -55,16 +56,15 @@ class QualityTrial:
         """Return the trial with this result; ``None``: it still runs."""
         if result is None:
             return cls(strategy, seed, steps, running=True)
-        in_round = frozenset(step for rank in result.ranks for step in rank.in_round)
-        losses = losses_of(result)
+        diverged = result.status is TrialStatus.DIVERGED
         return cls(
             strategy,
             seed,
             steps,
-            losses,
-            crashed=not result.status.measured,
-            local_steps=result.round_steps > 1,
-            in_round=in_round,
+            (math.nan,) * FEWEST_STEPS if diverged else losses_of(result),
+            crashed=result.status in (TrialStatus.CRASHED, TrialStatus.HUNG),
+            local_steps=schedule_of(strategy) is not None,
+            in_round=frozenset(step for rank in result.ranks for step in rank.in_round),
         )
 
     @property

@@ -162,7 +162,7 @@ class AskTellStudy:
         """The best strategy that the confirmation has proven faster so far, if any."""
         if self.record.space is None:
             return None
-        return self._decision(self.history).proven()
+        return self._decision(self._counted()).proven()
 
     @property
     def left_s(self) -> float:
@@ -176,7 +176,7 @@ class AskTellStudy:
             StudyError: The default trial has ended, but the space is not set.
             StoreError: The store cannot be read.
         """
-        trials = [t for t in self.history if t.result is not None or t.number in self._mine]
+        trials = self._counted()
         return self._decision(trials).next() if trials else TrialRequest(Strategy(), "default")
 
     def ask(self) -> Trial | None:
@@ -205,6 +205,10 @@ class AskTellStudy:
         self._mine[number] = wanted.strategy
         _LOG.debug("trial %d (%s): %s", number, wanted.kind, dict(wanted.strategy))
         return Trial(number, wanted.kind, wanted.strategy, wanted.steps, wanted.seed)
+
+    def _counted(self) -> list[TrialRecord]:
+        """Return the trials with a result, and those that are open; others died with a driver."""
+        return [t for t in self.history if t.result is not None or t.number in self._mine]
 
     def _check_open(self, wanted: TrialRequest | Conclusion) -> None:
         """Check that nothing final is decided without the results of open trials."""
@@ -256,7 +260,7 @@ class AskTellStudy:
             return math.inf
         # Only strategies of the space that may be used are incumbents.
         seen = observations_of(self.space, self.history)
-        verdicts = self._decision(self.history).verdicts()
+        verdicts = self._decision(self._counted()).verdicts()
         incumbents = [o.step_s for o in seen if may_be_used(self.space, o.strategy, verdicts)]
         return min((s for s in incumbents if s is not None), default=math.inf) * LAUNCHES_DIFFER
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -204,7 +205,7 @@ def test_a_training_that_fails_is_worse_at_once(losses: tuple[float, ...]) -> No
     assert judging.asked[FIRST_SEEDS:] == [(FAST, 1)]
 
 
-def crashes(*seeds: int) -> Judging:
+def crashes(*seeds: int, apart: float = 0.0) -> Judging:
     """Jobs of the default fail at these seeds."""
     trials: list[QualityTrial] = []
     judging = object.__new__(Judging)
@@ -217,7 +218,10 @@ def crashes(*seeds: int) -> Judging:
         judging.asked.append(wanted)
         strategy, seed = wanted
         lost = strategy == DEFAULT and seed in seeds
-        losses = () if lost else noisy(1.0, seed, own=0 if strategy == DEFAULT else 4)
+        own = strategy != DEFAULT
+        # Undecided up to the last look: half of the seeds are worse.
+        end = 1.0 + apart * (1 + (-1) ** seed) * own
+        losses = () if lost else noisy(end, seed, own=4 * own)
         trials.append(QualityTrial(strategy, seed, STEPS, losses, crashed=lost))
     judging.verdicts = check().verdicts()
     return judging
@@ -228,6 +232,16 @@ def test_one_failed_launch_of_the_default_is_made_up_for_by_another_seed() -> No
     assert judging.asked[: FIRST_SEEDS + 1] == [(DEFAULT, seed) for seed in (1, 2, 3, 4, 5)]
     assert (FAST, 2) not in judging.asked, "it would have no pair"
     assert judging.only.admissible
+
+
+@pytest.mark.parametrize("seeds", [(2,), (2, 16), tuple(range(5, 21))])
+def test_what_needs_all_looks_has_them_also_where_launches_fail(seeds: tuple[int, ...]) -> None:
+    """As far as the default's launches do not fail again and again."""
+    judging = crashes(*seeds, apart=0.005)
+    pairs = sum(strategy == FAST for strategy, _ in judging.asked)
+    again_and_again = len(seeds) > 4
+    assert pairs == judging.only.pairs == (4 if again_and_again else MOST_PAIRS)
+    assert len(judging.asked) == 2 * pairs + (5 if again_and_again else len(seeds))
 
 
 def test_a_default_that_fails_again_is_at_fault() -> None:
@@ -372,5 +386,25 @@ def test_a_loss_is_an_averages_if_no_rank_was_in_a_round() -> None:
         for rank, own in enumerate([(1, 2, 4), (1, 2, 5)])
     )
     result = TrialResult(TrialStatus.COMPLETED, ranks=ranks, round_steps=3)
-    assert QualityTrial.of(FAST, 1, 8, result).judged(8) == [3, 6, 7]
+    local = Strategy({"local_steps": 3})
+    assert QualityTrial.of(local, 1, 8, result).judged(8) == [3, 6, 7]
+    # Of a launcher that does not tell where rounds ended nothing is known.
+    untold = replace(result, ranks=tuple(replace(rank, in_round=()) for rank in ranks))
+    assert QualityTrial.of(local, 1, 8, replace(untold, round_steps=1)).unseen
     assert QualityTrial.of(FAST, 1, 8, None).running
+
+
+def test_only_a_lost_launch_has_crashed() -> None:
+    """A loss that is no number is the training's own."""
+    crashed, hung, diverged, cut = (
+        QualityTrial.of(DEFAULT, 1, STEPS, TrialResult(status))
+        for status in (
+            TrialStatus.CRASHED,
+            TrialStatus.HUNG,
+            TrialStatus.DIVERGED,
+            TrialStatus.CUT_SHORT,
+        )
+    )
+    assert crashed.crashed and hung.crashed and not diverged.crashed and not cut.crashed
+    check = QualityCheck(DEFAULT, [FAST], [diverged], in_turn, steps=STEPS)
+    assert check.next() is None and "NaN or infinite" in check.verdicts()[0].reason

@@ -200,26 +200,55 @@ def test_nothing_is_judged_if_no_verdict_fits_into_its_minutes(tmp_path: Path) -
     assert proposed and all(SPACE.is_exact(strategy) for strategy in proposed)
 
 
-def decided(one: AskTellStudy, *later: TrialRecord) -> Decision:
-    trials = [*one.history, *later]
-    return Decision(one.problem, one.settings, BayesianLearner(), trials)
+def decided(one: AskTellStudy, *later: TrialRecord, minutes: float | None = None) -> Decision:
+    trials, settings = [*one.history, *later], replace(one.settings, minutes=minutes)
+    return Decision(one.problem, settings, BayesianLearner(), trials)
 
 
 def test_a_trial_that_runs_out_of_time_has_not_failed(tmp_path: Path) -> None:
     """Neither does it unmake a winner, nor does a lossy strategy count as failed."""
     one = study(tmp_path, trials=8)
     winner = finish(one, SimulatedJob(gain=0.5)).winner
-    cut = TrialResult(TrialStatus.CUT_SHORT, ranks=(RankReport(0, "", (0.1,) * 3),))
+    ranks = (RankReport(0, "", (0.1,) * 3),)
+    cut = TrialResult(TrialStatus.CUT_SHORT, ranks=ranks, total_s=7000.0)
     last = replace(one.history[-1], number=99, strategy=winner, result=cut)
-    assert last.kind == "confirm" and decided(one, last).proven() == winner
+    assert last.kind == "confirm" and decided(one, last, minutes=100.0).proven() == winner
+    # Of a user's own launcher, which has another limit, it would be asked for without end.
+    assert decided(one, last).proven() != winner
     failed = replace(last, result=replace(cut, status=TrialStatus.CRASHED))
-    assert decided(one, failed).proven() != winner
+    assert decided(one, failed, minutes=100.0).proven() != winner
     (tmp_path / "lossy").mkdir()
     judged = study(tmp_path / "lossy", trials=8)
     finish(judged, SimulatedJob(ruinous=True))
     quality = [trial for trial in judged.history if trial.kind == "quality"]
     trials = [replace(t, result=cut) if t in quality[4:] else t for t in judged.history]
-    assert Decision(judged.problem, judged.settings, BayesianLearner(), trials).verdicts() == []
+    settings = replace(judged.settings, minutes=100.0)
+    assert Decision(judged.problem, settings, BayesianLearner(), trials).verdicts() == []
+
+
+def test_quality_trials_grow_also_where_the_study_is_read_back(tmp_path: Path) -> None:
+    """Until the loss falls, which it does after 300 steps."""
+
+    class Late(SimulatedJob):
+        def result(self, trial: Trial) -> TrialResult:
+            done = super().result(trial)
+            losses = tuple(
+                1.0 + 0.01 * trial.seed + math.exp(-max(step - 300, 0) / 10)
+                for step in range(trial.steps or 40)
+            )
+            return replace(done, ranks=(replace(done.ranks[0], losses=losses),), total_s=5.0)
+
+    one, job = study(tmp_path, trials=8), Late(ruinous=True)
+    store, asked = TraceStore(str(tmp_path / "traces.db")), []
+    while (trial := one.ask()) is not None:
+        if trial.kind == "quality":
+            asked.append((trial.seed, trial.steps))
+        one.tell(trial, job.result(trial))
+        one = AskTellStudy(store, store.study(one.study_id))
+    seeds = [1, 2, 3, 4]
+    assert asked[:8] == [(seed, 200) for seed in seeds] + [(seed, 400) for seed in seeds]
+    assert len(asked) > 8 and {steps for _, steps in asked[8:]} == {400}
+    assert one.conclusion is not None and one.conclusion.verdicts
 
 
 def test_the_learner_weighs_trials_by_the_steps_of_the_default_that_it_sees(tmp_path: Path) -> None:
