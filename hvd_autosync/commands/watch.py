@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def add_command(app: typer.Typer) -> None:
 def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
     """Print the trials of a study as they end, until the study ends; Ctrl-C stops watching.
 
-    It ends, too, where the study was interrupted: no process runs it any more.
+    It ends, too, where the study was interrupted: no process has run it for 20 seconds.
 
     The study may run anywhere that writes to the same store: under the flag, in a notebook, or in
     the steps of a training (HVD_AUTOSYNC_LIVE=1). Watching changes nothing.
@@ -53,11 +54,16 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
     from hvd_autosync.reporting.tuning_progress import TuningProgress
     from hvd_autosync.study.study import AskTellStudy
     from hvd_autosync.traces import StudyStatus
+    from hvd_autosync.traces.owner import HEARTBEAT_S
 
     yield f"study {study_id}: {' '.join(store.study(study_id).command)}"
-    printed = 0
+    printed, dead_since = 0, math.inf
     while True:
-        interrupted = study_id in store.interrupted()  # before its trials: none comes later
+        now = time.monotonic()
+        # A driver elsewhere that was silent for long may still beat, so one look is not enough. The
+        # look is before its trials: none comes later.
+        dead = study_id in store.interrupted(study_id)
+        dead_since = min(dead_since, now) if dead else math.inf
         record, progress = store.study(study_id), TuningProgress()
         progress.start(AskTellStudy(store, record))
         for ended in progress.ended[printed:]:
@@ -66,7 +72,7 @@ def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iter
         if record.status is not StudyStatus.RUNNING:
             yield answer_line(record)
             return
-        if interrupted:
+        if now - dead_since > HEARTBEAT_S:
             count = f"{printed} trial{'s' * (printed != 1)}"
             yield f"study {study_id} was interrupted after {count}: run its command again to resume"
             return

@@ -51,6 +51,7 @@ from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.unfit import why_unfit
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyRecord, StudyStatus, TraceStore, default_result
+from hvd_autosync.traces.owner import HEARTBEAT_S
 
 #: A finished study of the same task is reused if the step times of the default differ by at most
 #: this factor.
@@ -59,8 +60,6 @@ _AGAIN = "to tune again: --autosync-reuse never"
 #: Maximum number of trials before confirmation if a job is tuned again, because of drift or because
 #: the loss guard abandoned its winner.
 _RETUNE_TRIALS = 8
-#: Interval of a driver's heartbeats, which keep others from taking over its study.
-_HEARTBEAT_S = 20.0
 
 
 class TuningInterrupted(KeyboardInterrupt):
@@ -340,7 +339,7 @@ class _Tuning:
 
     def _beat(self, study: AskTellStudy) -> None:
         """Send a heartbeat if the last one is old enough."""
-        if time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
+        if time.monotonic() - self._last_heartbeat > HEARTBEAT_S:
             self._last_heartbeat = time.monotonic()
             self._store.heartbeat(study.study_id)
 

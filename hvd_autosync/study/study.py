@@ -17,10 +17,11 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from hvd_autosync import learner as learning
-from hvd_autosync.errors import StudyError
+from hvd_autosync.errors import StoreError, StudyError
 from hvd_autosync.learner.base import Learner
 from hvd_autosync.learner.problem import Problem
 from hvd_autosync.search_space import (
@@ -189,6 +190,8 @@ class AskTellStudy:
         """
         if self.record.status is not StudyStatus.RUNNING:
             return None
+        with suppress(StoreError):  # the study may be another process's
+            self._store.heartbeat(self.study_id)  # deciding may take long
         began = time.monotonic()
         wanted = self.decide()
         self._check_open(wanted)

@@ -16,6 +16,8 @@ import psutil
 
 from hvd_autosync.search_space.records import Record
 
+#: Interval of a driver's heartbeats, which keep others from taking over its study, seconds.
+HEARTBEAT_S = 20.0
 #: Seconds without a heartbeat after which a driver on another machine counts as dead.
 HEARTBEAT_LIMIT_S = 120.0
 

@@ -209,9 +209,15 @@ def living_owner(row: RowMapping) -> Owner | None:
     return owner if owner.alive(age_s) else None
 
 
-def interrupted(connection: Connection) -> frozenset[str]:
-    """Ids of the studies that have not ended and have a dead owner."""
+def interrupted(connection: Connection, study_id: str | None = None) -> frozenset[str]:
+    """Ids of the studies that have not ended and have a dead owner; with an id, of that one alone.
+
+    Raises:
+        TraceFormatError: The owner of one of these is damaged.
+    """
     query = select(STUDIES.c.study_id, STUDIES.c.owner, STUDIES.c.heartbeat_s)
+    if study_id is not None:
+        query = query.where(STUDIES.c.study_id == study_id)
     found = connection.execute(query.where(STUDIES.c.owner.is_not(None))).mappings()
     return frozenset(row["study_id"] for row in found if living_owner(row) is None)
 

@@ -118,7 +118,7 @@ class TraceStore:
 
     @repeated
     def ask(self, study_id: str, strategy: Strategy, kind: str, info: Mapping[str, Any]) -> int:
-        """Store the beginning of a trial.
+        """Store the beginning of a trial; it is a heartbeat of the owner, too.
 
         Returns:
             Its number: 0, 1, 2 ... without gaps, even if several processes ask at once.
@@ -130,11 +130,12 @@ class TraceStore:
                 study_id, number, kind, strategy, timestamp(), None, dict(info), None
             )
             rows.insert_trial(connection, trial)
+            rows.beat(connection, study_id)
             return number
 
     @repeated
     def tell(self, study_id: str, number: int, result: TrialResult) -> None:
-        """Store the result of a trial.
+        """Store the result of a trial; it is a heartbeat of the owner, too.
 
         Raises:
             StoreError: There is no such trial, or it has a result already.
@@ -151,6 +152,7 @@ class TraceStore:
                 )
             told = {"told_at": timestamp(), "result": result.to_json()}
             connection.execute(TRIALS.update().where(key).values(**told))
+            rows.beat(connection, study_id)
 
     @repeated
     def finish(
@@ -306,10 +308,10 @@ class TraceStore:
             return rows.study_records(connection)
 
     @repeated
-    def interrupted(self) -> frozenset[str]:
-        """Ids of studies that have not ended but have a dead owner."""
+    def interrupted(self, study_id: str | None = None) -> frozenset[str]:
+        """Ids of studies that have not ended but have a dead owner; with an id, of that alone."""
         with self._database.reading() as connection:
-            return rows.interrupted(connection)
+            return rows.interrupted(connection, study_id)
 
     @repeated
     def trials(self, study_id: str) -> list[TrialRecord]:

@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from hvd_autosync.commands import watch
 from hvd_autosync.commands.cli import app
 from hvd_autosync.commands.watch import watched
 from hvd_autosync.search_space import SearchSpace, catalogue_knob
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
 from hvd_autosync.traces import TraceStore
+from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S, HEARTBEAT_S, Owner
 
 SPACE = SearchSpace((catalogue_knob("buckets"),))
+
+
+class Clock:
+    """The watch's clock; waiting takes no time.
+
+    Attributes:
+        now_s: Seconds since it began.
+        on_wait: Called after each wait.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.on_wait: Callable[[], object] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.on_wait()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watch, "time", clock)
+    return clock
+
+
+def _change(path: str, columns: str, *values: object) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE hvd_autosync_studies SET {columns}", values)
 
 
 def test_trials_are_printed_as_they_end_and_then_the_result(tmp_path: Path) -> None:
@@ -37,7 +76,7 @@ def test_trials_are_printed_as_they_end_and_then_the_result(tmp_path: Path) -> N
     assert printed[-1] == last
 
 
-def test_it_ends_where_the_study_was_interrupted(tmp_path: Path) -> None:
+def test_it_ends_where_the_study_was_interrupted(tmp_path: Path, clock: Clock) -> None:
     path = str(tmp_path / "traces.db")
     study = AskTellStudy.create(SPACE, store=path, settings=StudySettings(trials=2, seed=1))
     lines = watched(TraceStore(path), study.study_id, every_s=0.01)
@@ -52,3 +91,39 @@ def test_it_ends_where_the_study_was_interrupted(tmp_path: Path) -> None:
     assert last.startswith(f"study {study.study_id} was interrupted after 1 trial: ")
     printed = CliRunner().invoke(app, ["watch", "--store", path]).output.splitlines()
     assert len(printed) == 3 and printed[-1] == last
+    assert clock.now_s > 2 * HEARTBEAT_S, "each was sure that no driver follows"
+
+
+def test_a_driver_elsewhere_that_was_silent_for_long_is_still_watched(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Owner, "alive", lambda _, age_s: age_s <= HEARTBEAT_LIMIT_S)
+    path = str(tmp_path / "traces.db")
+    study = AskTellStudy.create(SPACE, store=path, settings=StudySettings(trials=2, seed=1))
+    trial = study.ask()
+    assert trial is not None
+
+    def go_on() -> None:
+        if clock.now_s == 10.0:
+            study.tell(trial, [0.2] * 12)
+        if clock.now_s in (15.0, 40.0):  # for less than the interval, then for good
+            _change(path, "heartbeat_s = ?", time.time() - 2 * HEARTBEAT_LIMIT_S)
+        if clock.now_s == 30.0:
+            study.store.heartbeat(study.study_id)
+
+    _change(path, "heartbeat_s = ?", time.time() - 2 * HEARTBEAT_LIMIT_S)
+    clock.on_wait = go_on
+    _, told, last = watched(TraceStore(path), study.study_id)
+    assert told.startswith("trial 0 (default)")
+    assert " was interrupted after 1 trial: " in last
+    assert clock.now_s == 40.0 + HEARTBEAT_S + 1.0
+
+
+def test_another_study_may_have_a_damaged_owner(tmp_path: Path, clock: Clock) -> None:
+    path = str(tmp_path / "traces.db")
+    AskTellStudy.create(SPACE, store=path)
+    _change(path, "owner = '[]'")
+    study = AskTellStudy.create(SPACE, store=path)
+    study.store.let_go(study.study_id)
+    *_, last = watched(TraceStore(path), study.study_id)
+    assert last.startswith(f"study {study.study_id} was interrupted after 0 trials: ")

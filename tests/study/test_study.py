@@ -3,9 +3,12 @@
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +39,7 @@ from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import Conclusion, StudySettings, Trial
 from hvd_autosync.traces import StudyStatus, TraceStore, TrialRecord
+from hvd_autosync.traces.owner import HEARTBEAT_LIMIT_S
 
 SPACE = SearchSpace(
     (
@@ -642,3 +646,42 @@ def test_a_killed_driver_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
     measured = [t for t in resumed.history if t.result is not None]
     assert [t.strategy for t in measured[:4]] == before
     assert traces.study(record.study_id).status is StudyStatus.FINISHED
+
+
+def test_who_asks_and_tells_is_alive_for_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "traces.db"
+    study = AskTellStudy.create(SPACE, store=str(path))
+
+    def age_s() -> float:
+        """Seconds since the last heartbeat, which then is long ago."""
+        with closing(sqlite3.connect(path)) as connection, connection:
+            query = "SELECT heartbeat_s FROM hvd_autosync_studies"
+            ((beat_s,),) = connection.execute(query).fetchall()
+            connection.execute("UPDATE hvd_autosync_studies SET heartbeat_s = 1.0")
+        return time.time() - float(beat_s)
+
+    deciding, decide = [], study.decide
+
+    def slowly() -> Any:
+        deciding.append(age_s())
+        return decide()
+
+    monkeypatch.setattr(study, "decide", slowly)
+    age_s()
+    trial = study.ask()
+    assert trial is not None
+    assert deciding[0] < HEARTBEAT_LIMIT_S and age_s() < HEARTBEAT_LIMIT_S
+    study.tell(trial, [0.1] * 12)
+    assert age_s() < HEARTBEAT_LIMIT_S
+
+
+def test_another_process_may_ask_in_a_study_that_it_has_loaded(tmp_path: Path) -> None:
+    store = TraceStore(str(tmp_path / "traces.db"))
+    study = AskTellStudy.create(SPACE, store=store)
+    store.let_go(study.study_id)
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, [0.1] * 12)
+    assert store.interrupted() == {study.study_id}, "it is still nobody's"
