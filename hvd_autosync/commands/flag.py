@@ -134,7 +134,8 @@ def _run_file(job: Job, options: Options) -> int:
 def _run_winner(job: Job, options: Options, trace: str) -> int:
     """Run ``job`` under the winner of a recorded study.
 
-    If it is the job of that study, the study learns of a fallback of the loss guard.
+    If it is known to be the job of that study, the study learns of a fallback of the loss guard and
+    of drift. An anonymous study does not say whose it is, and no later run of the job reads it.
     """
     from dataclasses import replace
 
@@ -145,6 +146,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     from hvd_autosync.reporting import answer_line
     from hvd_autosync.search_space.sync_plan import beyond_horovod
     from hvd_autosync.study.fallbacks import fallback_line
+    from hvd_autosync.traces.anonymous import is_anonymous
     from hvd_autosync.traces.opening import open_trace
     from hvd_autosync.util.versions import other_versions
 
@@ -163,7 +165,7 @@ def _run_winner(job: Job, options: Options, trace: str) -> int:
     context = replace(training_context(study, store), classes=classes)
     if apart:  # the recorded step time may not apply here
         context = replace(context, expected_step_s=0.0)
-    if not others_job:
+    if not others_job and not is_anonymous(study):
         return train_under_winner(job, options, study, context)
     return run_training(job, strategy, context).status
 

@@ -106,7 +106,8 @@ def _shapes(model: ModelProfile) -> list[tuple[tuple[int, ...], str]]:
 def differences(study: StudyRecord, job: Job) -> Iterator[str]:
     """Yield a line for each difference between ``job`` and the job that ``study`` measured.
 
-    Without one, both are the same job, perhaps under other versions of packages.
+    Without one, both are the same job, perhaps under other versions of packages. Of an anonymous
+    study only the layout can be compared.
     """
     line = without_digests(redact(job.command))
     if not is_anonymous(study) and without_digests(study.command[-len(line) :]) != line:

@@ -20,7 +20,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.search_space import Host, SearchSpace, Strategy, catalogue_knob
 from hvd_autosync.study.fallbacks import excluded_strategies
 from hvd_autosync.study.values import Conclusion
-from hvd_autosync.traces import StudyStatus, TraceStore, export_study
+from hvd_autosync.traces import StudyStatus, TraceStore, export_study, import_studies
 
 pytest.importorskip("horovod", reason="Horovod is not installed: make setup builds it")
 
@@ -266,3 +266,35 @@ def test_a_replayed_winner_that_the_loss_guard_ends_does_not_win_again(
     assert flag._run_winner(again, replace(options, allow=()), trace) == 0
     assert excluded_strategies(store, key) == ((winner,) if recorded else ())
     assert ("only --autosync-replay uses it" in capsys.readouterr().err) is recorded
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_shared_study_learns_nothing_of_a_training_that_replays_it(
+    shared: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(*_: object, on_fallback: OnFallback | None = None) -> RunOutcome:
+        if on_fallback is not None:
+            on_fallback(64, "the loss has risen")
+        return RunOutcome(0, drift="steps have become slower")
+
+    monkeypatch.setattr(training, "run_training", train)
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("localhost", 2),))
+    store = TraceStore(str(tmp_path / "own.db"))
+    study_id = store.create_study(
+        job_key="key", command=job.display(), settings={}, versions={}
+    ).study_id
+    winner = Strategy({"cycle_time_ms": 5.0})
+    outcome = Conclusion(winner, "it won", "", 0.1).to_json()
+    store.finish(study_id, StudyStatus.FINISHED, outcome, winner)
+    export_study(store, study_id, tmp_path / "study.jsonl", anonymously=shared)
+    others = TraceStore(str(tmp_path / "others.db"))
+    import_studies(others, tmp_path / "study.jsonl")
+    assert flag._run_winner(job, Options(store=str(tmp_path / "others.db")), "last") == 0
+    (study,) = others.studies()
+    assert (len(study.fallbacks), len(study.drift)) == ((0, 0) if shared else (1, 1))
+    said = capsys.readouterr().err
+    for message in ("only --autosync-replay uses it", "the next run tunes again"):
+        assert (message in said) is not shared
