@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 from hvd_autosync.engine.training_context import known_model
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.launch.facts import horovod_build
+from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact, without_digests
-from hvd_autosync.search_space import Host, ModelProfile, Strategy
+from hvd_autosync.search_space import Host, ModelProfile, Strategy, catalogue_knob
 from hvd_autosync.search_space.exchange_plan import PARAMETER_CLASSES, Classes, parameter_classes
 from hvd_autosync.search_space.knobs import Value
 from hvd_autosync.search_space.strategy_file import check_fits, check_model
@@ -52,14 +52,21 @@ def why_not_in_place(
         fixed: Knobs that the training cannot change.
         unwanted: Choices of knobs that it shall not make.
     """
-    # The value of the unchanged job is that of the training.
-    unchanged = study.space.default if study.space and study.space.holds_job else Strategy()
     at_start = [
         f"{name}={value}"
         for name, value in (study.winner or Strategy()).items()
-        if value in unwanted.get(name, ()) or (name in fixed and unchanged.get(name) != value)
+        if value in unwanted.get(name, ()) or (name in fixed and _own_value(study, name) != value)
     ]
     return f"its winner needs {', '.join(at_start)} from the start" if at_start else ""
+
+
+def _own_value(study: StudyRecord, name: str) -> Value | None:
+    """Return the value of a knob in the unchanged job, which the training has."""
+    if study.space is not None and study.space.holds_job:
+        return study.space.default.get(name)
+    if name == "controller":
+        return default_controller(horovod_build())
+    return catalogue_knob(name).default
 
 
 def classes_for(study: StudyRecord, job: Job, location: str | None) -> Classes:

@@ -1,0 +1,48 @@
+"""Whether a training that runs can take over the winner of a study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hvd_autosync.engine import compatibility
+from hvd_autosync.engine.compatibility import why_not_in_place
+from hvd_autosync.search_space import (
+    HorovodBuild,
+    SearchSpace,
+    Strategy,
+    catalogue_knob,
+    restrict_space,
+)
+from hvd_autosync.search_space.knobs import Value
+from hvd_autosync.traces import StudyRecord, StudyStatus
+
+BUILD = HorovodBuild("0.28.1", gloo=True, mpi=True, nccl=False)
+FIXED = ("controller", "cycle_time_ms", "cache_capacity")
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "needed"),
+    [
+        ({}, ""),
+        ({"controller": "gloo"}, "controller=gloo"),
+        ({"cycle_time_ms": 5.0}, "cycle_time_ms=5.0"),
+        ({"controller": "gloo", "cache_capacity": 0}, "cache_capacity=0, controller=gloo"),
+    ],
+)
+def test_what_a_winner_has_moved_is_what_it_needs_from_the_start(
+    moved: bool, changed: dict[str, Value], needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the space lacks the job, as its file has moved the default of another knob."""
+    monkeypatch.setattr(compatibility, "horovod_build", lambda: BUILD)
+    controller = replace(catalogue_knob("controller"), default="mpi")  # of this Horovod
+    others = tuple(map(catalogue_knob, (*FIXED[1:], "buckets")))
+    low = {"knobs": {"buckets": {"low": 2}}}
+    space = restrict_space(SearchSpace((controller, *others)), low if moved else {})
+    assert space.holds_job is not moved
+    winner = Strategy({**space.default, **changed})
+    study = StudyRecord("1", "", "", (), {}, {}, StudyStatus.FINISHED, None, space, None, winner)
+    why = why_not_in_place(study, FIXED, {})
+    assert why == (f"its winner needs {needed} from the start" if needed else "")
