@@ -262,8 +262,13 @@ class LiveRunner:
         return TrialResult(TrialStatus.COMPLETED, reason, link=link)
 
     def _keep_best(self, spec: TrialSpec, result: TrialResult) -> None:
-        """Let the training go on under the best strategy while the next one is chosen."""
-        time_s = math.inf if result.step_time is None else result.step_time.mean_s
+        """Let the training go on under the best strategy while the next one is chosen.
+
+        A trial that was cut short has too few steps to be the best.
+        """
+        time_s = math.inf
+        if result.step_time is not None and result.status is not TrialStatus.CUT_SHORT:
+            time_s = result.step_time.mean_s
         if time_s < self._best[0]:
             self._best = time_s, spec.strategy, spec.classes
             return

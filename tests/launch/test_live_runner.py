@@ -84,10 +84,10 @@ def spec(strategy: Strategy = FAST, **fields: Any) -> TrialSpec:
     return TrialSpec("one", strategy, **fields)
 
 
-def result(step_s: float) -> dict[str, Any]:
+def result(step_s: float, status: TrialStatus = TrialStatus.COMPLETED) -> dict[str, Any]:
     steps = (step_s,) * 20
     report = RankReport(0, "a", steps, (0.0,) * 20)
-    done = TrialResult(TrialStatus.COMPLETED, ranks=(report,), warmup_steps=3)
+    done = TrialResult(status, ranks=(report,), warmup_steps=3)
     return {"type": "result", "result": done.to_json()}
 
 
@@ -115,6 +115,25 @@ def test_trials_and_what_the_training_goes_on_with(rank: Rank) -> None:
     assert [message["best"]["strategy"] for message in rank.received[:3]] == [{}, {}, dict(FAST)]
     assert rank.received[3]["strategy"] == dict(FAST), "the last one was slower"
     assert rank.received[4]["classes"] == {"large": ["w"]}
+
+
+def test_a_trial_that_was_cut_short_is_not_the_best_so_far(rank: Rank) -> None:
+    short = result(0.1, TrialStatus.CUT_SHORT)
+    answers = iter([result(0.2), short, result(0.15), result(0.15)])
+
+    def react(message: dict[str, Any]) -> None:
+        if message["type"] == "trial":
+            rank.say(next(answers))
+
+    rank.answer(react)
+    runner = LiveRunner(rank.training)
+    for strategy in (Strategy(), Strategy({"buckets": 9}), FAST, Strategy()):
+        assert run(runner, strategy).step_time is not None
+    rank.hang_up()
+    trials = [message for message in rank.received if message["type"] == "trial"]
+    assert [message["best"]["strategy"] for message in trials] == [{}, {}, {}, dict(FAST)]
+    uses = [message["strategy"] for message in rank.received if message["type"] == "use"]
+    assert uses == [{}, dict(FAST)], "after the one that was cut short, and the last"
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
