@@ -12,6 +12,7 @@ import torch
 
 from hvd_autosync.errors import AutosyncError, ConfigurationError
 from hvd_autosync.runtime.collectives.operations import (
+    MOST_GATHERED_BYTES,
     Max,
     Sum,
     allgather,
@@ -166,7 +167,8 @@ def tell_all(text: bytes, name: str, root: int = 0) -> bytes:
     if len(buffer):
         if rank() == root:
             buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        broadcast_(buffer, root, name=f"hvd_autosync.text.{name}")
+        for piece in buffer.split(MOST_GATHERED_BYTES):
+            broadcast_(piece, root, name=f"hvd_autosync.text.{name}")
     return buffer.numpy().tobytes()
 
 
@@ -191,8 +193,17 @@ def gather_bytes(data: bytes, name: str) -> list[bytes]:
     lengths = allgather(
         torch.tensor([len(own)], device="cpu"), name=f"hvd_autosync.lengths.{name}"
     ).tolist()
-    texts = allgather(own, name=f"hvd_autosync.texts.{name}").split(lengths)
-    return [each.numpy().tobytes() for each in texts]
+    most = MOST_GATHERED_BYTES // size()
+    texts: list[list[bytes]] = [[] for _ in lengths]
+    for begin in range(0, max(lengths), most):
+        # A rank that has sent all its bytes sends its first one again, which nobody reads.
+        piece = own[begin : begin + most] if begin < len(own) else own[:1]
+        counts = [min(length - begin, most) if begin < length else 1 for length in lengths]
+        pieces = allgather(piece, name=f"hvd_autosync.texts.{name}").split(counts)
+        for text, length, received in zip(texts, lengths, pieces, strict=True):
+            if begin < length:
+                text.append(received.numpy().tobytes())
+    return [b"".join(text) for text in texts]
 
 
 def on_all(make: Callable[[], _T], name: str, problem: str, hint: str) -> _T:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from hvd_autosync.runtime.collectives.protocol import MOST_GATHERED_BYTES as MOST_GATHERED_BYTES
 from hvd_autosync.runtime.collectives.protocol import CollectiveError as CollectiveError
 from hvd_autosync.runtime.collectives.protocol import Collectives as Collectives
 from hvd_autosync.runtime.collectives.protocol import Max as Max

@@ -27,9 +27,6 @@ from hvd_autosync.runtime.state.partition import cut_evenly
 
 #: What an exchange yields and receives.
 Steps: TypeAlias = Generator[int, torch.Tensor, None]
-#: Most bytes of an allgather's result. Horovod counts them in 32 bits under Gloo
-#: (``GlooAllgather::Execute``); headers of messages have room up to there.
-MOST_GATHERED_BYTES = 2**31 - 2**20
 #: Reduces a flat tensor over all ranks, in place; arguments are the tensor and a name.
 Exchange: TypeAlias = Callable[[torch.Tensor, str], Steps]
 

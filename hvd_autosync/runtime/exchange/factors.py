@@ -21,17 +21,11 @@ from enum import IntEnum
 import torch
 
 from hvd_autosync.runtime.collectives.agreement import agree_order, same_on_all
-from hvd_autosync.runtime.collectives.operations import size
+from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, size
 from hvd_autosync.runtime.collectives.warn_once import warn_on_rank_0
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, wire_dtype
-from hvd_autosync.runtime.exchange.exchanges import (
-    MOST_GATHERED_BYTES,
-    Flat,
-    Scaling,
-    Steps,
-    gather,
-)
+from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, gather
 from hvd_autosync.runtime.measure.arithmetic import arithmetic
 from hvd_autosync.runtime.patches.linear import LinearLayer, LinearPass, is_product, product
 

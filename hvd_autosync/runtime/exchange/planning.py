@@ -12,7 +12,7 @@ import torch
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.extensions import EXCHANGES
 from hvd_autosync.runtime.collectives.levels import two_levels
-from hvd_autosync.runtime.collectives.operations import rank, size
+from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, rank, size
 from hvd_autosync.runtime.exchange.buckets import (
     Bucket,
     FlatBucket,
@@ -23,7 +23,6 @@ from hvd_autosync.runtime.exchange.buckets import (
 )
 from hvd_autosync.runtime.exchange.codecs import make_codec
 from hvd_autosync.runtime.exchange.exchanges import (
-    MOST_GATHERED_BYTES,
     Exchange,
     Flat,
     Hierarchical,

@@ -10,16 +10,10 @@ from __future__ import annotations
 import torch
 
 from hvd_autosync.errors import SpaceError
-from hvd_autosync.runtime.collectives.operations import allgather_async
+from hvd_autosync.runtime.collectives.operations import MOST_GATHERED_BYTES, allgather_async
 from hvd_autosync.runtime.exchange.backoff import Backoff
 from hvd_autosync.runtime.exchange.buckets import Bucket, FlatBucket, dense_gradient, wire_dtype
-from hvd_autosync.runtime.exchange.exchanges import (
-    MOST_GATHERED_BYTES,
-    Flat,
-    Scaling,
-    Steps,
-    add_at,
-)
+from hvd_autosync.runtime.exchange.exchanges import Flat, Scaling, Steps, add_at
 from hvd_autosync.runtime.measure.touched import touched_rows
 
 
