@@ -119,7 +119,10 @@ class LinearLayer:
             self.bias = bias
         # In a list, because scripts keep graphs: the loss that they add to a total has one.
         kept, arrived = [inputs.detach()], weakly(self._output_gradients)
-        outputs.register_hook(lambda gradients: arrived(kept, gradients))
+        # At the node: gradients of the outputs alone do not pass it, and inputs are needed later.
+        node, place = outputs.grad_fn, outputs.output_nr
+        assert node is not None, "only outputs that are trained are visible"
+        node.register_prehook(lambda gradients: arrived(kept, gradients[place]))
 
     def _hook(self, weight: torch.nn.Parameter) -> None:
         """Have each backward pass tell when it reaches the weight; frozen ones take no hooks."""
@@ -128,9 +131,9 @@ class LinearLayer:
             reached = weakly(self._reached)
             once_gone(self, weight.register_hook(lambda _: reached()).remove)
 
-    def _output_gradients(self, kept: list[torch.Tensor], gradients: torch.Tensor) -> None:
-        if not kept:
-            return  # a further pass through a graph that was not to be kept lacks its factors
+    def _output_gradients(self, kept: list[torch.Tensor], gradients: torch.Tensor | None) -> None:
+        if gradients is None or not kept:
+            return  # torch refuses a further pass through a graph that was not to be kept
         inputs = kept[0] if _graph_is_kept() else kept.pop()
         if _transformed() or torch._C._functorch.is_legacy_batchedtensor(gradients):
             return  # of autograd.grad(is_grads_batched=True)
