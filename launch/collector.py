@@ -17,9 +17,8 @@ from hvd_autosync.runtime.driver.decoder import MessageDecoder
 from hvd_autosync.runtime.driver.messages import End, Files, Hello, Profile, Refused, Steps
 from hvd_autosync.search_space import Link, RankReport, TrialResult, TrialSpec, TrialStatus
 from hvd_autosync.search_space.records import Record
+from hvd_autosync.search_space.trial import OUT_OF_TIME, PRUNED
 
-#: Reason of a trial that was still running at the tuning's time limit.
-OUT_OF_TIME = "the tuning's time limit was reached"
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -251,8 +250,7 @@ class Collector:
         ends = [r.end.cause for r in self._reports.values() if r.end]
         if len(ends) == self.world_size and set(ends) <= {"steps", "pruned", "probe"}:
             if "pruned" in ends:
-                reason = "pruned: its steps so far are too slow to beat the best"
-                return TrialStatus.CUT_SHORT, reason, self._tail.whole()
+                return TrialStatus.CUT_SHORT, PRUNED, self._tail.whole()
             return TrialStatus.COMPLETED, "", self._tail.whole()
         if killed_because == OUT_OF_TIME:
             return TrialStatus.CUT_SHORT, killed_because, self._tail.whole()

@@ -9,6 +9,7 @@ from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.runtime.driver.wire import encode_message
 from hvd_autosync.search_space import Strategy, TrialResult, TrialSpec, TrialStatus
+from hvd_autosync.search_space.trial import OUT_OF_TIME, PRUNED
 
 SPEC = TrialSpec("t", Strategy(), 2, 10)
 
@@ -67,7 +68,13 @@ def test_a_trial_that_runs_into_the_end_of_the_minutes_is_cut_short() -> None:
     assert collector.overdue(Limits(total_s=60.0)) == ""
     why = collector.overdue(Limits(total_s=0.0))
     result = collector.result(-9, why)
-    assert result.status is TrialStatus.CUT_SHORT and "time limit" in result.reason
+    assert (result.status, result.reason) == (TrialStatus.CUT_SHORT, OUT_OF_TIME)
+    assert result.step_time is not None and result.step_time.steps == 7
+
+
+def test_a_trial_that_was_pruned_is_cut_short() -> None:
+    result = collected(HELLO, steps(0, 9, []), {**END, "cause": "pruned"})
+    assert (result.status, result.reason) == (TrialStatus.CUT_SHORT, PRUNED)
     assert result.step_time is not None and result.step_time.steps == 7
 
 

@@ -16,6 +16,8 @@ from hvd_autosync.runtime.trial.ending import peak_memory_bytes, should_prune
 from hvd_autosync.runtime.trial.profiling import wait_for_device
 from hvd_autosync.search_space.trial import (
     MIN_MEASURED_STEPS,
+    OUT_OF_TIME,
+    PRUNED,
     RankReport,
     StepTime,
     TrialResult,
@@ -28,8 +30,6 @@ from hvd_autosync.search_space.trial import (
 _LOOK_EVERY = 8
 #: A step time is clear if so many steps give it with a standard error of at most this share.
 _CLEAR_STEPS, _CLEAR = 10, 0.01
-_PRUNED = "pruned: its steps so far are too slow to beat the best"
-_OUT_OF_TIME = "the tuning's time limit was reached"
 
 
 class LiveTrial:
@@ -127,7 +127,7 @@ class LiveTrial:
             slow: Whether all ranks find the strategy too slow.
         """
         if not over and (slow or self.out_of_time):
-            return TrialStatus.CUT_SHORT, _PRUNED if slow else _OUT_OF_TIME
+            return TrialStatus.CUT_SHORT, PRUNED if slow else OUT_OF_TIME
         return TrialStatus.COMPLETED, ""
 
     def skipped(self, steps: int) -> None:
