@@ -49,10 +49,9 @@ class RowsBucket(Bucket):
 
     def send_plainly(self) -> Steps:
         (table,) = self.parameters
-        if self._sparse and table.grad is not None:
-            table.grad = table.grad.to_dense()
         yield from self._whole.send()
         if self._sparse and table.grad is not None:
+            # Also where backward has left none in this step: its optimizer may take no dense one.
             table.grad = table.grad.to_sparse(1)
 
     def _send_touched(self, gradient: torch.Tensor) -> Steps:

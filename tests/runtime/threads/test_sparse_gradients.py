@@ -83,6 +83,25 @@ def test_sparse_gradients_while_some_rank_has_joined_from_the_beginning(begin: A
         torch.testing.assert_close(values, 1 - 0.5 * mean)
 
 
+def test_a_rank_without_a_gradient_gets_a_sparse_one_while_another_has_joined(begin: Any) -> None:
+    """As the others, because an optimizer of sparse gradients refuses dense ones."""
+
+    def body() -> torch.Tensor:
+        own = begin([TABLE, BODY], SyncPlan(PLANS["rows"], CLASSES))
+        for step in range(2 if rank() else 1):
+            table = {0: gradient(rank(), step).to_sparse(1)} if step == 0 or rank() == 2 else {}
+            own.step({**table, 1: torch.ones(BODY)})
+            assert own.parameters[0].grad.is_sparse
+        join()
+        values: torch.Tensor = own.values()[0]
+        return values
+
+    _, *others = ThreadRanks(3, seed=0).run(body)
+    total = sum(gradient(each, 0) for each in range(3)) + gradient(2, 1)
+    for values in others:
+        torch.testing.assert_close(values, 1 - 0.5 * total / 3)
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_rows_that_are_too_many_to_gather_travel_whole(
     sparse: bool, begin: Any, monkeypatch: pytest.MonkeyPatch
