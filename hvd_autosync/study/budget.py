@@ -106,7 +106,7 @@ class Budget:
         """Return why another quality trial does not fit into the budget; empty if it does.
 
         Args:
-            steps: Its steps, at the pace of the default.
+            steps: Its steps, each as long as the default's.
         """
         minutes = self._settings.quality_minutes
         left_s = 60 * minutes - _used_s([t for t in self._trials if t.kind == "quality"])
