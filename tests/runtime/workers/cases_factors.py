@@ -297,7 +297,7 @@ def case_no_factors_of_a_gradient_that_is_masked_where_it_is_small():
 
     def make():
         torch.manual_seed(7)
-        model = nn.Sequential(nn.Linear(INPUTS, 64, bias=False), nn.Tanh(), nn.Linear(64, 5))
+        model = nn.Sequential(nn.Linear(INPUTS, 64, bias=False), nn.Tanh(), nn.Linear(64, 16))
         mask = torch.ones(64, INPUTS)
         mask[:, 24:] = 0
         model[0].weight.register_hook(lambda gradient: gradient * mask)
@@ -381,7 +381,9 @@ def case_no_factors_of_gradients_that_are_kept():
     with by_factors(), Once() as said:
         ours = run(OURS)
     assert_close(ours, expected, atol=1e-5, rtol=1e-5)
-    assert len(said.lines) == (3 if hvd.rank() == 0 else 0), said.lines
+    # The last layer is too small for the factors of four ranks.
+    layers = 3 if hvd.size() == 2 else 2
+    assert len(said.lines) == (layers if hvd.rank() == 0 else 0), said.lines
 
 
 def case_no_factors_of_checkpointed_layers():
@@ -463,7 +465,7 @@ def case_factors_after_steps_that_others_have_joined_from_the_beginning():
     with Sent() as sent:
         for number in range(3, 6):
             step(number)
-    assert sent.count == 9
+    assert sent.count == 3 * (3 if hvd.size() == 2 else 2)  # the last layer is small
     assert_same_on_all_ranks([p.detach() for p in model.parameters()])
 
 

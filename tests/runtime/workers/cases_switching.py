@@ -235,7 +235,7 @@ def case_switching_to_a_plan_that_does_not_fit():
             assert exchange.dispatcher.buckets
         if hvd.rank() == 0:
             assert len(distributed.state_dict()["state"]) > 4
-        if name == "factors":
+        if name == "factors" and hvd.size() == 2:  # factors of four ranks are larger than gradients
             assert any(
                 isinstance(b, FactorsBucket) and b._layer for b in exchange.dispatcher.buckets
             )
