@@ -172,7 +172,7 @@ def check_that_a_fallback_is_recorded(job: Job, script: tuple[str, ...]) -> None
     assert broken.returncode == 0 and "trained 140 steps" in broken.stdout, broken.stderr
     said = re.findall(r"loss guard: a mean loss of nan is not finite at step (\d+)", broken.stderr)
     assert said == ["96"] and "restored step 1;" in broken.stderr
-    assert "the loss guard has ended this strategy at step 96: the next run" in broken.stderr
+    assert "ended this strategy at step 96: from now on only --autosync-replay" in broken.stderr
     (ended,) = job.store.study(study_id).fallbacks
     assert ended.step == 96 and ended.strategy["rest_codec"] == "bf16"
 
