@@ -179,8 +179,8 @@ GROUPS = {
 #: Groups whose cases can run in one job: they begin Horovod in the same way (``run_cases.py``).
 _TOGETHER = (
     ("gloo", ("codecs", "lossless", "examples", "loops")),
-    ("gloo", ("messages", "methods", "stragglers")),
-    ("mpi", ("messages", "phases", "methods", "stragglers")),
+    ("gloo", ("methods", "stragglers")),
+    ("mpi", ("phases", "methods", "stragglers")),
     ("four ranks", ("exchanges", "codecs", "lossless")),
     ("two levels", ("lossless", "added levels")),
 )
