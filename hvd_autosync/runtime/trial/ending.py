@@ -72,8 +72,12 @@ def agree_enough(step_s: Sequence[float], most: int) -> int:
     return enough_steps(1e-6 * total_us.item() / size(), most)
 
 
-def leave() -> NoReturn:
-    """End this process with status 0 together with the other ranks."""
+def leave(*, shut_down: bool = False) -> NoReturn:
+    """End this process with status 0 together with the other ranks.
+
+    Args:
+        shut_down: Whether the others have shut Horovod down already.
+    """
     for stream in (sys.stdout, sys.stderr):
         # The script may have closed or replaced them.
         with contextlib.suppress(Exception):
@@ -81,18 +85,21 @@ def leave() -> NoReturn:
     with contextlib.suppress(Exception):
         logging.shutdown()
     # Horovod's shutdown can hang; the process ends after the limit nevertheless.
-    thread = threading.Thread(target=_leave_horovod, daemon=True)
+    thread = threading.Thread(target=_leave_horovod, args=(shut_down,), daemon=True)
     thread.start()
     thread.join(_SHUTDOWN_LIMIT_S)
     exit_with_children(0)
 
 
-def _leave_horovod() -> None:
+def _leave_horovod(shut_down: bool) -> None:
     # After this allreduce every rank has finished the last collective of the training. Without it a
-    # fast rank's shutdown could fail one that a slow rank still waits for. It fails itself if
-    # another rank has left already, or the script has shut Horovod down.
-    with contextlib.suppress(CollectiveError, ValueError):
-        allreduce(torch.zeros(1, device="cpu"), name="hvd_autosync.end", op=Sum)
+    # fast rank's shutdown could fail one that a slow rank still waits for. It fails itself if the
+    # script has shut Horovod down. While Horovod shuts down, no operation may be begun: it would
+    # wait for a lock with Python's in hand, while Horovod's thread, which holds that lock, waits
+    # for Python's to free a tensor (ProcessSetTable::Finalize_ in process_set.cc).
+    if not shut_down:
+        with contextlib.suppress(CollectiveError, ValueError):
+            allreduce(torch.zeros(1, device="cpu"), name="hvd_autosync.end", op=Sum)
     endpoints = sys.modules.get("hvd_autosync.runtime.collectives.endpoint")
     if endpoints is not None:
         endpoints.abort_all("the run has ended")
@@ -118,7 +125,7 @@ def leaving_join(join: Join, run: TrialRun) -> Join:
         try:
             last = join(device)
         except CollectiveError:
-            run.leave("steps")
+            run.leave("steps", shut_down=True)
         run.all_joined()
         return last
 

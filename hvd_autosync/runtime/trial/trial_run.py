@@ -195,10 +195,15 @@ class TrialRun:
             self._due.setdefault(steps, []).extend(self._due.pop(self._last_step))
             self._last_step = steps
 
-    def leave(self, cause: str) -> NoReturn:
-        """Report, then end the process; all ranks do so after the same step."""
+    def leave(self, cause: str, *, shut_down: bool = False) -> NoReturn:
+        """Report, then end the process; all ranks do so after the same step.
+
+        Args:
+            cause: Of the end, for the driver.
+            shut_down: Whether the others have shut Horovod down already.
+        """
         self._report_end(cause)
-        ending.leave()
+        ending.leave(shut_down=shut_down)
 
     def _script_ended(self) -> None:
         if current.run is self:  # not in a forked child

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
 
+from hvd_autosync.runtime.collectives.operations import CollectiveError
+from hvd_autosync.runtime.trial import ending
 from hvd_autosync.runtime.trial.ending import should_prune
 
 Launch = Callable[..., Any]
@@ -117,6 +119,39 @@ def test_end_of_the_script_and_forked_children(launch: Launch) -> None:
     assert end["cause"] == "script"
     assert len(job.joined("step_s")) == len(job.joined("losses")) == 7
     assert all(map(math.isfinite, job.joined("losses")))
+
+
+class Ended(BaseException):
+    """Instead of the end of the process."""
+
+
+def test_a_rank_that_waits_in_join_begins_nothing_when_the_others_end_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # An operation that begins while Horovod shuts down can stop its process for ever.
+    called: list[str] = []
+
+    def end(status: int) -> NoReturn:
+        raise Ended(status)
+
+    class Run:
+        def leave(self, cause: str, *, shut_down: bool) -> NoReturn:
+            ending.leave(shut_down=shut_down)
+
+    monkeypatch.setattr(ending, "exit_with_children", end)
+    monkeypatch.setattr(ending, "shutdown", lambda: called.append("shutdown"))
+    monkeypatch.setattr(ending, "allreduce", lambda *_, name, **__: called.append(name))
+    monkeypatch.setattr(ending.logging, "shutdown", lambda: None)
+
+    def join(device: int) -> int:
+        raise CollectiveError("Horovod has been shut down")
+
+    with pytest.raises(Ended):
+        ending.leaving_join(join, Run())(-1)  # type: ignore[arg-type]
+    assert called == ["shutdown"]
+    with pytest.raises(Ended):
+        ending.leave()
+    assert called[1:] == ["hvd_autosync.end", "shutdown"]
 
 
 @pytest.mark.cluster
