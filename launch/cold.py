@@ -16,7 +16,7 @@ from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.private_files import FILES_VARIABLE
 from hvd_autosync.launch.remote import remote_hosts, sweep_remote_hosts
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
-from hvd_autosync.launch.signals import signals_deferred
+from hvd_autosync.launch.signals import exit_if_ending, signals_deferred
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
@@ -82,6 +82,7 @@ class ColdRunner:
     ) -> str:
         """Wait for the launcher's exit; return why the trial must be killed, or ""."""
         while process.poll() is None:
+            exit_if_ending()
             progress(collector.progress())
             if overdue := collector.overdue(limits):
                 return overdue

@@ -11,8 +11,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from hvd_autosync.engine.job_line import extend_parser, parse_words, read_job
 from hvd_autosync.engine.options import Options
@@ -21,6 +20,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
+from hvd_autosync.launch.signals import end_on_signals
 from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable, printable_output
 
@@ -44,13 +44,7 @@ def _tuning(run_unchanged: Callable[[argparse.Namespace], Any]) -> Callable[...,
 
 def guarded(action: Callable[[], int]) -> int:
     """Run ``action``; report our errors and Ctrl-C as a message and an exit status."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, stop)
+    end_on_signals()
     try:
         with printable_output():
             return action()

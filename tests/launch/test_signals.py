@@ -1,4 +1,4 @@
-"""Signals that must wait."""
+"""Signals that must wait, and signals that must not be lost."""
 
 import os
 import signal
@@ -7,7 +7,8 @@ from types import FrameType
 
 import pytest
 
-from hvd_autosync.launch.signals import signals_deferred
+from hvd_autosync.launch import signals
+from hvd_autosync.launch.signals import end_on_signals, exit_if_ending, signals_deferred
 
 
 @pytest.fixture
@@ -34,3 +35,37 @@ def test_each_of_several_counts_after_the_block(counted: list[int], times: int) 
         assert counted == []
         done = True
     assert done and counted == [signal.SIGINT] * times
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program, until the test is over."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(signals, "_ending", None)
+    end_on_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("ending")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_in_a_destructor_ends_the_program(number: signal.Signals) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            signal.getsignal(number)  # where Python handles it
+
+    exit_if_ending()
+    del (dropped := [Dropped()])[0]
+    assert dropped == []
+    with pytest.raises(SystemExit) as ended:
+        exit_if_ending()
+    assert ended.value.code == 128 + number
+
+
+@pytest.mark.usefixtures("ending")
+def test_a_signal_ends_the_program_at_once() -> None:
+    with pytest.raises(SystemExit, match="143"):
+        signal.raise_signal(signal.SIGTERM)
