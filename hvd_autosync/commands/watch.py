@@ -42,7 +42,7 @@ def watch(study: StudyArgument = "last", store: StoreOption = None) -> None:
 
 
 def watched(store: TraceStore, study_id: str, every_s: float = _EVERY_S) -> Iterator[str]:
-    """Lines about a study: those so far, then each as it comes, until none can come.
+    """Yield lines about a study: those so far, then each as it comes, until none can come.
 
     Args:
         store: The store.

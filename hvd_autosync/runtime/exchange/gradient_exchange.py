@@ -111,8 +111,9 @@ class GradientExchange(SyncMethod):
 
     def on_gradient_ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of ``parameter`` is complete."""
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            self._sparse[parameter] = parameter.grad.sparse_dim()
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            self._sparse[parameter] = gradient.sparse_dim()
         self.dispatcher.arrived(parameter)
 
     def on_synchronize(self, *, in_step: bool, fresh: bool) -> None:
