@@ -8,6 +8,7 @@ of the public function.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +16,15 @@ import torch
 from horovod.common.process_sets import add_process_set
 from horovod.torch import mpi_ops
 
-from hvd_autosync.runtime.collectives.protocol import Collectives, Join, ProcessSet
+from hvd_autosync.runtime.collectives.protocol import CollectiveError, Collectives, Join, ProcessSet
 from hvd_autosync.util import patches
 
 _ALL = mpi_ops.global_process_set
+#: Pause after an operation has failed. All operations of the process fail together, and Horovod's
+#: thread then frees them under the lock of its process sets; for each it needs Python's lock
+#: (``ProcessSetTable::Finalize_`` in process_set.cc). An operation that began meanwhile would wait
+#: for the one with the other in hand, for ever.
+_FREEING_S = 0.05
 
 
 class OverHorovod:
@@ -34,7 +40,6 @@ class OverHorovod:
     is_homogeneous = staticmethod(mpi_ops.is_homogeneous)
     mpi_enabled = staticmethod(mpi_ops.mpi_enabled)
     poll = staticmethod(mpi_ops.poll)
-    synchronize = staticmethod(mpi_ops.synchronize)
     shutdown = staticmethod(mpi_ops.shutdown)
 
     def __init__(self) -> None:
@@ -55,8 +60,15 @@ class OverHorovod:
     def allreduce(self, tensor: torch.Tensor, *, name: str, op: int) -> torch.Tensor:
         output = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         handle = mpi_ops._allreduce_async(tensor, output, name, op, 1.0, 1.0, _ALL)
-        mpi_ops.synchronize(handle)
+        self.synchronize(handle)
         return output
+
+    def synchronize(self, handle: int) -> Any:
+        try:
+            return mpi_ops.synchronize(handle)
+        except CollectiveError:
+            time.sleep(_FREEING_S)
+            raise
 
     def allreduce_async_(
         self,

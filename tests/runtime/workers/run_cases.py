@@ -24,7 +24,6 @@ from hvd_autosync.runtime import current
 from hvd_autosync.runtime.collectives.initialization import record_initialization
 from hvd_autosync.runtime.collectives.levels import prepare_levels
 from hvd_autosync.runtime.collectives.messaging import prepare_messaging
-from hvd_autosync.runtime.collectives.over_horovod import OverHorovod
 from hvd_autosync.runtime.exchange import dispatcher
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
@@ -52,7 +51,6 @@ def wait_asleep() -> None:
     for name, module in [*sys.modules.items()]:
         if name.startswith("horovod.torch") and getattr(module, "synchronize", None) is waits:
             module.synchronize = synchronize
-    OverHorovod.synchronize = staticmethod(synchronize)
     dispatcher._PAUSE_S = LOOK_S
 
 
