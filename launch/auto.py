@@ -14,6 +14,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.private_files import NotPrivateError
 from hvd_autosync.launch.runner import TrialProgress
+from hvd_autosync.launch.signals import signals_deferred
 from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.launch.user_script import user_script
 from hvd_autosync.launch.warm import WarmRunner
@@ -95,7 +96,8 @@ class AutoRunner:
         try:
             return self._launch(spec, limits, progress)
         finally:
-            self._watch.end()
+            with signals_deferred():  # half of the user's files would stay as the trial left them
+                self._watch.end()
 
     def _launch(
         self, spec: TrialSpec, limits: Limits, progress: Callable[[TrialProgress], None]
@@ -117,11 +119,16 @@ class AutoRunner:
 
     def close(self) -> None:
         """End the processes and remove the copies that were kept for the next trial."""
+        try:
+            self._close_warm()
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
+
+    def _close_warm(self) -> None:
         if self._warm is not None:
             self._warm.close()
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
 
     def _retry_not_private(
         self,
@@ -133,7 +140,7 @@ class AutoRunner:
     ) -> TrialResult:
         """Repeat a failed trial without private files, to see whether these are the cause."""
         self._files.private = False
-        again = self._run_watched(spec, limits, progress)
+        again = self._run_watched(spec, _after(result, limits), progress)
         if again.status in (*_FAILED, TrialStatus.ENDED_EARLY):
             self._files.private = self._files.cleared = True
             return result
@@ -152,7 +159,7 @@ class AutoRunner:
         progress: Callable[[TrialProgress], None],
     ) -> TrialResult:
         """Repeat the failed first warm trial cold, to see whether forking is the cause."""
-        again = self._run_cold(spec, limits, progress)
+        again = self._run_cold(spec, _after(result, limits), progress)
         if again.status not in _FAILED:
             self._disable_warm(f"the script fails in a forked process ({result.reason})")
         return again
@@ -165,12 +172,17 @@ class AutoRunner:
 
     def _disable_warm(self, reason: str) -> None:
         self._say(f"trials run cold, each as a fresh launch: {reason}")
-        self.close()
+        self._close_warm()
         self._warm = None
 
     def _controller(self, spec: TrialSpec) -> object:
         chosen = spec.strategy.get("controller", self._job.controller)
         return chosen or default_controller(horovod_build())
+
+
+def _after(result: TrialResult, limits: Limits) -> Limits:
+    """Return the limits of the repetition of a trial that has taken its time already."""
+    return replace(limits, total_s=max(limits.total_s - result.total_s, 0.0))
 
 
 def _warm_runner(job: Job, say: Callable[[str], None], files: TrialFiles) -> WarmRunner:

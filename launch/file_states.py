@@ -58,17 +58,18 @@ class FileState:
 
 
 def file_states(
-    roots: Iterable[str], skipped: Collection[str], most: int
-) -> tuple[dict[str, FileState], str]:
+    roots: Iterable[str], skipped: Collection[str], most: int | None = None
+) -> tuple[dict[str, FileState], list[str]]:
     """Return the state of every entry below ``roots``, folders before their entries.
 
     Args:
         roots: Absolute paths; missing ones are left out.
         skipped: Absolute paths that are left out.
-        most: Largest number of entries.
+        most: Largest number of entries; ``None``: any.
 
     Returns:
-        The states by path, and the folder at which ``most`` was exceeded, or "".
+        The states by path, and the paths that were left out because ``most`` was exceeded, in
+        order.
     """
     found: dict[str, FileState] = {}
     waiting = [root for root in sorted(set(roots), reverse=True) if root not in skipped]
@@ -82,14 +83,15 @@ def file_states(
             entries = sorted(os.scandir(path), key=lambda entry: entry.name, reverse=True)
         except OSError:  # deleted meanwhile, or not readable
             continue
-        if len(found) + len(entries) > most:
-            return found, path
+        if most is not None and len(found) + len(entries) > most:
+            del found[path]
+            return found, [path, *reversed(waiting)]
         waiting += [
             entry.path
             for entry in entries
             if entry.name not in _SKIPPED and entry.path not in skipped
         ]
-    return found, ""
+    return found, []
 
 
 def open_for_writing() -> set[tuple[int, int]]:

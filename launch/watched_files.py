@@ -56,18 +56,25 @@ class WatchedFiles:
         self._copied: dict[str, tuple[FileState, Path | str]] = {}
         self._numbers = itertools.count()
         self._states: dict[str, FileState] = {}
+        self._unwatched: list[str] = []
         self._aside: Path | None = None
-        states, beyond = self._scan()
+        self._keep_copies = False
+        states, unwatched = self._scan(_MOST_ENTRIES)
         folders = ", ".join(self._roots)
         say(f"changes that a trial makes in {folders} on this host are reverted after the trial")
-        if beyond:
-            say(f"{beyond} and later folders are not watched: more than {_MOST_ENTRIES} files")
-        for path in sorted(states, key=lambda each: states[each].size):
-            self._copy(path, states[path])
+        if unwatched:
+            say(f"{unwatched[0]} and later paths are not watched: more than {_MOST_ENTRIES} files")
+        try:
+            for path in sorted(states, key=lambda each: states[each].size):
+                self._copy(path, states[path])
+        except BaseException:
+            self.close()
+            raise
 
     def begin(self) -> None:
         """Record the state before a trial; changes since the last trial are the user's."""
-        self._states, _ = self._scan()
+        self._unwatched = []
+        self._states, self._unwatched = self._scan(_MOST_ENTRIES)
         for path, state in self._states.items():
             if self._copied.get(path, (None,))[0] != state:
                 self._copy(path, state)
@@ -76,38 +83,53 @@ class WatchedFiles:
         """Restore the state from before the trial.
 
         Raises:
-            TrialFilesError: A file cannot be restored.
+            TrialFilesError: A file cannot be restored, or what a trial left cannot be moved.
         """
         now, _ = self._scan()
         others = open_for_writing()
-        lost = []
-        for path in [path for path in now if path not in self._states]:
-            if now[path].place not in others and os.path.lexists(path):
-                self._move_aside(path)
+        lost, failed = [], []
         for path, state in self._states.items():
             new = now.get(path)
             if new == state or (new is not None and new.place in others):
                 continue
-            if not self._restore(path, state, new):
-                lost.append((path, state))
-        if lost:
-            names = ", ".join(f"{path} ({state.size / 1e6:.1f} MB)" for path, state in lost[:3])
-            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+            try:
+                if not self._restore(path, state, new):
+                    lost.append(f"{path} ({state.size / 1e6:.1f} MB)")
+            except OSError as error:
+                failed.append(f"{path} ({error.strerror}; copy: {self._copied[path][1]})")
+        for path in [path for path in now if path not in self._states]:
+            if now[path].place not in others and os.path.lexists(path):
+                try:
+                    self._move_aside(path)
+                except OSError as error:
+                    failed.append(f"{path}, which was not there before ({error.strerror})")
+        if failed:
+            self._keep_copies = True
             raise TrialFilesError(
-                f"a trial changed {names}{more}, too large to be copied before; "
+                f"after a trial {_few(failed)} cannot be put back; the training is not started",
+                hint=f"What was copied before the trial is kept in {self._copies}. {_REMEDY}",
+            )
+        if lost:
+            raise TrialFilesError(
+                f"a trial changed {_few(lost)}, too large to be copied before; "
                 "the training is not started",
                 hint=_REMEDY,
             )
 
     def close(self) -> None:
-        """Remove the copies."""
-        shutil.rmtree(self._copies, ignore_errors=True)
+        """Remove the copies, unless a file could not be restored from them."""
+        if not self._keep_copies:
+            shutil.rmtree(self._copies, ignore_errors=True)
 
-    def _scan(self) -> tuple[dict[str, FileState], str]:
-        skipped = {*_KERNEL, *self._own, str(self._copies)}
+    def _scan(self, most: int | None = None) -> tuple[dict[str, FileState], list[str]]:
+        """Return the states of what is watched: all, or as many entries as ``most``.
+
+        What :meth:`begin` left out is left out after the trial, too.
+        """
+        skipped = {*_KERNEL, *self._own, str(self._copies), *self._unwatched}
         if self._keep:
             skipped.add(os.path.realpath(self._keep))
-        return file_states(self._roots, skipped, _MOST_ENTRIES)
+        return file_states(self._roots, skipped, most)
 
     def _copy(self, path: str, state: FileState) -> None:
         """Copy the file at ``path``, if there is room."""
@@ -165,6 +187,11 @@ class WatchedFiles:
             shutil.copy2(path, target)
         else:
             shutil.move(path, target)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def watched_paths(command: Sequence[str]) -> list[str]:

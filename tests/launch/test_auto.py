@@ -1,5 +1,7 @@
 """When trials are warm or cold, and the messages about it."""
 
+import shutil
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -50,13 +52,15 @@ def test_requested_cold_trials_need_no_message() -> None:
 
 
 class Ends:
-    """A runner whose trials end with the given results, one after the other."""
+    """A runner whose trials end with the given results, one after the other, after 10 s each."""
 
     def __init__(self, *statuses: TrialStatus) -> None:
         self.left = list(statuses)
+        self.limits: list[Limits] = []
 
-    def run(self, *trial: object) -> TrialResult:
-        return TrialResult(self.left.pop(0))
+    def run(self, spec: TrialSpec, limits: Limits, progress: object) -> TrialResult:
+        self.limits.append(limits)
+        return TrialResult(self.left.pop(0), total_s=10.0)
 
     def close(self) -> None:
         pass
@@ -82,6 +86,60 @@ def test_a_fork_is_blamed_where_a_fresh_launch_comes_to_its_end(
     driven.runner._cold = Ends(again)  # type: ignore[assignment]
     assert driven.run().status is again
     assert not driven.warm and "fails in a forked process" in driven.said[0]
+
+
+def test_a_repetition_has_what_is_left_of_the_tunings_time() -> None:
+    driven = Driven(sys.executable, str(SCRIPT))
+    driven.runner._warm = Ends(TrialStatus.CRASHED)  # type: ignore[assignment]
+    driven.runner._cold = cold = Ends(TrialStatus.COMPLETED)  # type: ignore[assignment]
+    spec = TrialSpec(uuid.uuid4().hex, Strategy(), 3, 10)
+    driven.runner.run(spec, Limits(total_s=25.0), lambda progress: None)
+    assert [limits.total_s for limits in cold.limits] == [15.0]  # type: ignore[attr-defined]
+
+
+def test_files_are_put_back_when_trials_begin_to_run_cold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they cannot be private."""
+
+    class Writes(Ends):
+        def run(self, spec: TrialSpec, limits: Limits, progress: object) -> TrialResult:
+            Path("model.pt").write_text("of a trial")
+            return super().run(spec, limits, progress)
+
+    monkeypatch.chdir(tmp_path)
+    Path("model.pt").write_text("of the user")
+    driven = Driven(sys.executable, str(SCRIPT))
+    driven.runner._files.private = False
+    driven.runner._warm = Writes(TrialStatus.CRASHED)  # type: ignore[assignment]
+    driven.runner._cold = Writes(*[TrialStatus.COMPLETED] * 2)  # type: ignore[assignment]
+    for _ in range(2):
+        assert driven.run().status is TrialStatus.COMPLETED
+        assert Path("model.pt").read_text() == "of the user"
+    driven.runner.close()
+    assert not driven.warm
+    (line,) = [line for line in driven.said if "moved to" in line]
+    shutil.rmtree(line.partition("moved to ")[2].partition(":")[0])
+
+
+def test_ctrl_c_waits_until_files_are_put_back() -> None:
+    class Watch:
+        ended = False
+
+        def begin(self) -> None:
+            pass
+
+        def end(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            self.ended = True
+
+    driven = Driven(sys.executable, str(SCRIPT), cold=True)
+    driven.runner._cold = Ends(TrialStatus.COMPLETED)  # type: ignore[assignment]
+    driven.runner._files.private = False
+    driven.runner._watch = watch = Watch()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        driven.run()
+    assert watch.ended  # type: ignore[attr-defined]
 
 
 @pytest.mark.cluster

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.errors import TrialFilesError
+from hvd_autosync.launch import watched_files
 from hvd_autosync.launch.file_states import file_states
 from hvd_autosync.launch.watched_files import WatchedFiles, watched_paths
 
@@ -156,8 +157,66 @@ def test_too_many_files_are_reported(folder: Path) -> None:
     for number in range(20):
         (folder / "many" / str(number)).touch()
     states, beyond = file_states([str(folder)], (), 15)
-    assert beyond == str(folder / "many") and str(folder / "log.txt") in states
-    assert file_states([str(folder)], (), 1000)[1] == ""
+    assert beyond == [str(folder / name) for name in ("many", "model.pt", "old")]
+    assert [*states] == [str(folder), str(folder / "link"), str(folder / "log.txt")]
+    assert file_states([str(folder)], (), 1000)[1] == []
+
+
+@pytest.mark.parametrize("change", ["fewer", "more"])
+def test_what_is_not_watched_stays_so_after_a_trial(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Whether or not there is more room for it then."""
+    for name in ("checkpoints", "images"):
+        (folder / name).mkdir()
+        for number in range(10):
+            (folder / name / str(number)).write_text(f"{name} {number}")
+    monkeypatch.setattr(watched_files, "_MOST_ENTRIES", 22)
+    before = content(folder)
+    watch = Watch("python", "train.py", keep=str(folder.parent / "left"))
+    watch.files.begin()
+    for number in range(10):
+        if change == "fewer":
+            (folder / "checkpoints" / str(number)).unlink()
+        else:
+            (folder / "checkpoints" / f"new {number}").touch()
+    (folder / "images" / "1").write_text("not watched")
+    watch.files.end()
+    watch.files.close()
+    assert str(folder / "images") in watch.said[1]
+    assert content(folder) == before | {"images/1": b"not watched"}
+
+
+def test_what_cannot_be_put_back_yet_is_kept(folder: Path, tmp_path: Path) -> None:
+    """As on a full disk."""
+    (tmp_path / "full").touch()
+    watch = Watch("python", "train.py", keep=str(tmp_path / "full" / "left"))
+    watch.files.begin()
+    Path("log.txt").write_text("other")
+    Path("new").touch()
+    os.remove("model.pt")
+    with pytest.raises(TrialFilesError, match=r"log.txt .*copy: .*new, which was not") as error:
+        watch.files.end()
+    watch.files.close()
+    assert Path("model.pt").read_bytes() == b"weights", "what can be put back is"
+    copies = Path(str(error.value.hint).partition("kept in ")[2].split(". ")[0])
+    assert b"first\n" in [copy.read_bytes() for copy in copies.iterdir()]
+    shutil.rmtree(copies)
+
+
+@pytest.mark.usefixtures("folder")
+def test_no_copies_stay_when_copying_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(WatchedFiles, "_copy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Watch("python", "train.py")
+    assert not [*(tmp_path / "temporary").iterdir()]
 
 
 def test_caches_and_sockets_do_no_harm(folder: Path, watch: Watch) -> None:
