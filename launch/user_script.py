@@ -15,10 +15,13 @@ from pathlib import Path
 from hvd_autosync.errors import ConfigurationError
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-#: Options of the interpreter that take their value from the next word.
-_WITH_VALUE = ("-W", "-X")
-#: Options without a script: a module, a command, standard input, or an interactive prompt.
-_NO_SCRIPT = re.compile(r"-(m.*|c.*|i)?$")
+#: Options of the interpreter without a value, of which several may share a word.
+_FLAGS = "[bBdEhIiOPqRsSuvVx]*"
+#: Words of options that take their value from the next word.
+_WITH_VALUE = re.compile(rf"-{_FLAGS}[WX]|--check-hash-based-pycs")
+#: Words without a script: a module, a command, standard input, or an interactive prompt.
+_NO_SCRIPT = re.compile(rf"-({_FLAGS}[mc].*|i)?", re.DOTALL)
+_MODULE = re.compile(rf"-({_FLAGS})m")
 #: Code that prints the environment and the version of any Python.
 _VERSION_CODE = "import json, sys; print(json.dumps([sys.prefix, sys.version]))"
 #: Longest time for the answer, possibly from a network file system.
@@ -55,7 +58,8 @@ def user_script(command: Sequence[str]) -> UserScript:
     _check_interpreter(interpreter)
     options = _take_options(words)
     if words and words[0].startswith("-"):
-        if words[0] == "-m" and len(words) > 1:
+        if (module := _MODULE.fullmatch(words[0])) and len(words) > 1:
+            options += [f"-{module[1]}"] if module[1] else []
             return UserScript(interpreter, tuple(options), words[1], True, tuple(words[2:]))
         raise ConfigurationError(f"python {words[0]} is not a script", hint="Give a script's path.")
     if not words:
@@ -77,9 +81,9 @@ def script_word(command: Sequence[str]) -> str | None:
 def _take_options(words: list[str]) -> list[str]:
     """Remove and return Python's options in front, up to one that excludes a script."""
     options: list[str] = []
-    while words and words[0].startswith("-") and not _NO_SCRIPT.match(words[0]):
+    while words and words[0].startswith("-") and not _NO_SCRIPT.fullmatch(words[0]):
         options.append(words.pop(0))
-        if options[-1] in _WITH_VALUE and words:
+        if _WITH_VALUE.fullmatch(options[-1]) and words:
             options.append(words.pop(0))
     return options
 

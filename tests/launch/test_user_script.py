@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvd_autosync.errors import ConfigurationError
-from hvd_autosync.launch.user_script import user_script
+from hvd_autosync.launch.user_script import script_word, user_script
 
 PYTHON = sys.executable
 
@@ -27,14 +27,31 @@ def test_a_script_with_its_arguments() -> None:
 
 
 def test_options_of_the_interpreter_are_separated_from_those_of_the_script() -> None:
-    found = user_script([PYTHON, "-u", "-W", "ignore", "-Xdev", "train.py", "-v"])
-    assert found.options == ("-u", "-W", "ignore", "-Xdev")
+    found = user_script([PYTHON, "-u", "-W", "ignore", "-Xdev", "-OuW", "once", "train.py", "-v"])
+    assert found.options == ("-u", "-W", "ignore", "-Xdev", "-OuW", "once")
     assert found.arguments == ("-v",)
 
 
 def test_a_module() -> None:
     found = user_script(["python3", "-m", "package.train", "--lr", "1"])
     assert (found.target, found.module, found.arguments) == ("package.train", True, ("--lr", "1"))
+    found = user_script(["python3", "-Oum", "package.train"])
+    assert (found.target, found.module, found.options) == ("package.train", True, ("-Ou",))
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["python", "-u", "train.py"], "train.py"),
+        (["python", "-uW", "ignore", "train.py"], "train.py"),
+        (["python", "-um", "package.train"], None),
+        (["python", "-uc", "print()", "train.py"], None),
+        (["python", "-Wmodule", "train.py"], "train.py"),
+        (["bash", "train.sh"], None),
+    ],
+)
+def test_the_word_that_is_a_script(command: list[str], script: str | None) -> None:
+    assert script_word(command) == script
 
 
 @pytest.mark.parametrize(
