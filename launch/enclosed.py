@@ -7,6 +7,7 @@ program may write files. See :mod:`hvd_autosync.launch.private_files`.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,9 @@ def main(command: list[str]) -> None:
     from hvd_autosync.launch.refusal import enter_or_refuse
 
     enter_or_refuse(os.environ)
+    while re.match(r"[A-Za-z_]\w*=", command[0]):  # a rank's own command starts with ``env``
+        name, _, value = command.pop(0).partition("=")
+        os.environ[name] = value
     try:
         os.execvp(command[0], command)
     except OSError as error:  # as a shell reports it

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -158,7 +159,9 @@ def _make(order: FilesOrder, rank: int, listener: socket.socket, address: str) -
         written = os.open(layers, os.O_RDONLY | os.O_DIRECTORY)
         namespaces.change_root(f"{stage}/root")
     finally:
-        os.rmdir(os.path.basename(stage), dir_fd=parent)
+        # After a failure it is mounted still; what is left is removed after the trial.
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.basename(stage), dir_fd=parent)
         os.close(parent)
     spaces = [os.open("/proc/self/ns/mnt", os.O_RDONLY)]
     if entered:  # else the other ranks are in it already

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hvd_autosync.launch import namespaces, private_files
 from hvd_autosync.launch.mounts import read_mounts
 from hvd_autosync.launch.private_files import FILES_VARIABLE, FilesOrder
 from hvd_autosync.launch.shared_paths import shared_paths
@@ -384,6 +385,27 @@ def test_a_command_that_is_not_there_fails_as_in_a_shell(trial: Callable[[], Tri
     process = trial().start(0, "no-such-command")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 127 and "no-such-command: No such file" in err
+
+
+def test_variables_may_be_assigned_in_front_of_a_command(trial: Callable[[], Trial]) -> None:
+    out, _, _ = trial().run("A=1=2", "B=", "sh", "-c", 'echo "$A-$B-${HOROVOD_RANK}"')
+    assert out == "1=2--0\n"
+
+
+def test_the_reason_of_a_refusal_is_that_of_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder in which files were to be mounted cannot be removed then."""
+    (tmp_path / "stage" / "mounted").mkdir(parents=True)
+
+    def refuse() -> bool:
+        raise OSError("no user may have a namespace")
+
+    monkeypatch.setenv(TRIAL_ID_VARIABLE, "t")
+    monkeypatch.setattr(private_files, "make_stage", lambda _: str(tmp_path / "stage"))
+    monkeypatch.setattr(namespaces, "unshare_mounts", refuse)
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(OSError, match="no user may"):
+        private_files._make(FilesOrder("t", KEY), 0, listener, "")
 
 
 @pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and unshare")
