@@ -11,12 +11,12 @@ from dataclasses import replace
 from hvd_autosync.launch import enclosed
 from hvd_autosync.launch.collector import Collector
 from hvd_autosync.launch.command import start_launcher
-from hvd_autosync.launch.job import Job
+from hvd_autosync.launch.job import OUTPUT_OPTION, Job, without_option
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.private_files import FILES_VARIABLE
 from hvd_autosync.launch.remote import remote_hosts, sweep_remote_hosts
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
-from hvd_autosync.launch.signals import exit_if_ending, signals_deferred
+from hvd_autosync.launch.signals import signals_deferred, stop_if_asked
 from hvd_autosync.launch.sweep import end_launch
 from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.search_space import Host, TrialResult, TrialSpec
@@ -48,6 +48,8 @@ class ColdRunner:
             NotPrivateError: The trial's files cannot be private; the script was not started.
         """
         job = replace(_part(self._job, spec.probe), command=_PROBE) if spec.probe else self._job
+        # The launcher itself would write over the outputs of an earlier training.
+        job = replace(job, options=without_option(job.options, OUTPUT_OPTION))
         variables = self._files.variables(spec) if self._files else {}
         if FILES_VARIABLE in variables:
             job = replace(job, command=(*_ENCLOSED, *job.command))
@@ -82,7 +84,7 @@ class ColdRunner:
     ) -> str:
         """Wait for the launcher's exit; return why the trial must be killed, or ""."""
         while process.poll() is None:
-            exit_if_ending()
+            stop_if_asked()
             progress(collector.progress())
             if overdue := collector.overdue(limits):
                 return overdue

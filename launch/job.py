@@ -14,6 +14,9 @@ from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch.masking import redact, redact_launcher
 from hvd_autosync.search_space import Host, Value
 
+#: Option of ``horovodrun`` that names the folder of the ranks' outputs.
+OUTPUT_OPTION = "output-filename"
+
 #: Endings of the words of a command that name scripts.
 _SCRIPTS = (".py", ".sh")
 _LOCAL_NAMES = ("localhost", "127.0.0.1")
@@ -104,13 +107,32 @@ class Job:
             return self
         layout = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         count = sum(host.slots for host in hosts)
-        # The last of several equal options counts, and -H overrides --hostfile.
-        options = (*self.options, "-np", str(count), "-H", layout)
+        # The last of several equal options counts; Horovod refuses -H beside --hostfile.
+        options = (*without_option(self.options, "hostfile"), "-np", str(count), "-H", layout)
         return replace(self, options=options, hosts=hosts)
 
     def display(self) -> tuple[str, ...]:
         """Return the ``horovodrun`` line, masked (:mod:`hvd_autosync.launch.masking`)."""
         return ("horovodrun", *redact_launcher(self.options), *redact(self.command))
+
+
+def without_option(options: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return options of ``horovodrun`` without one that has a value, however it is abbreviated.
+
+    Args:
+        options: The words.
+        name: Its long name, without dashes, of which argparse knows the first five letters.
+    """
+    kept: list[str] = []
+    words = iter(options)
+    for word in words:
+        stem, equals, _ = word.lstrip("-").partition("=")
+        if word.startswith("-") and len(stem) >= 5 and name.startswith(stem):
+            if not equals:
+                next(words, None)
+        else:
+            kept.append(word)
+    return tuple(kept)
 
 
 def _without_links(command: Sequence[str]) -> list[str]:

@@ -62,6 +62,7 @@ def run_on(
         capture_output=True,
         text=True,
         timeout=3 * _CONNECT_S,
+        start_new_session=True,  # Ctrl-C must not end what cleans up
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.launch import masking
-from hvd_autosync.launch.job import Job, assign_hosts
+from hvd_autosync.launch.job import Job, assign_hosts, without_option
 from hvd_autosync.launch.masking import redact, without_digests
 from hvd_autosync.search_space import Host
 
@@ -22,6 +22,20 @@ def test_slots_of_a_host_that_is_named_line_by_line_are_added_up() -> None:
     assert assign_hosts("a:1,a:2,b:1", 4) == (Host("a", 3), Host("b", 1))
     with pytest.raises(ConfigurationError, match="a appears twice"):
         assign_hosts("a:1,b:1,a:1", 3)
+
+
+@pytest.mark.parametrize(
+    "option", [("--hostfile", "h"), ("-hostfile", "h"), ("--hostfile=h",), ("--hostf", "h")]
+)
+def test_a_part_of_the_hosts_of_a_file_is_given_without_the_file(option: tuple[str, ...]) -> None:
+    whole = Job((*option, "-np", "4", "--hosts-x"), ("python",), (Host("a", 2), Host("b", 2)))
+    part = whole.on((Host("b", 2),))
+    assert part.options == ("-np", "4", "--hosts-x", "-np", "2", "-H", "b:2")
+
+
+def test_an_option_is_left_out_wherever_it_is() -> None:
+    options = ("--output-filename", "a", "--verbose", "--output=b", "--mpi-args", "-x")
+    assert without_option(options, "output-filename") == ("--verbose", "--mpi-args", "-x")
 
 
 def test_localhost_is_another_host_on_another_machine(
