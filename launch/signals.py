@@ -10,32 +10,43 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import NoReturn
 
-#: Exit status of a program that a signal ends; see :func:`exit_if_ending`.
-_ending: int | None = None
+#: The exception by which a signal has stopped the program; see :func:`stop_if_asked`.
+_asked: BaseException | None = None
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end the program by ``SystemExit``, with 128 plus their number."""
+def stop_on_signals() -> None:
+    """Let SIGTERM and SIGHUP stop the program by ``SystemExit``, with 128 plus their number."""
 
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        global _ending
-        _ending = 128 + number
-        raise SystemExit(_ending)
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        stop(SystemExit(128 + number))
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, handle)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, end)
+        signal.signal(signal.SIGHUP, handle)
 
 
-def exit_if_ending() -> None:
-    """Raise ``SystemExit`` again after such a signal; called before and during jobs.
+def stop(error: BaseException) -> NoReturn:
+    """Raise ``error`` in a signal's handler, and again in :func:`stop_if_asked`."""
+    global _asked
+    _asked = error
+    raise error
 
-    Where the signal comes, the exception can be lost: in a destructor, or in an import of a library
+
+def stop_if_asked() -> None:
+    """Raise again what :func:`stop` has raised; called before and during jobs.
+
+    Where a signal comes, the exception can be lost: in a destructor, or in an import of a library
     that catches everything.
     """
-    if _ending is not None:
-        raise SystemExit(_ending)
+    if _asked is not None:
+        raise _asked
+
+
+def go_on() -> None:
+    """Forget what :func:`stop` has raised, because it had its effect."""
+    global _asked
+    _asked = None
 
 
 @contextmanager

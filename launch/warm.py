@@ -17,7 +17,7 @@ from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.rendezvous import rendezvous
 from hvd_autosync.launch.runner import TrialProgress, to_stderr
-from hvd_autosync.launch.signals import exit_if_ending
+from hvd_autosync.launch.signals import stop_if_asked
 from hvd_autosync.launch.trial_files import TrialFiles
 from hvd_autosync.launch.user_script import UserScript
 from hvd_autosync.runtime.driver.environment import TRIAL_ID_VARIABLE, worker_environment
@@ -105,7 +105,7 @@ class WarmRunner:
         """Wait until all ranks have ended; end the trial if one fails or exceeds a limit."""
         failed_at: float | None = None
         while len(exits := collector.exits(_POLL_S)) < collector.world_size:
-            exit_if_ending()
+            stop_if_asked()
             progress(collector.progress())
             overdue = collector.overdue(limits)
             if any(exits.values()):

@@ -20,7 +20,7 @@ from hvd_autosync.errors import AutosyncError
 from hvd_autosync.launch.facts import horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
-from hvd_autosync.launch.signals import end_on_signals
+from hvd_autosync.launch.signals import stop_on_signals
 from hvd_autosync.util import patches
 from hvd_autosync.util.printable import printable, printable_output
 
@@ -44,7 +44,7 @@ def _tuning(run_unchanged: Callable[[argparse.Namespace], Any]) -> Callable[...,
 
 def guarded(action: Callable[[], int]) -> int:
     """Run ``action``; report our errors and Ctrl-C as a message and an exit status."""
-    end_on_signals()
+    stop_on_signals()
     try:
         with printable_output():
             return action()

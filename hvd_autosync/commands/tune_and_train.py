@@ -18,6 +18,7 @@ from hvd_autosync.engine.options import Options
 from hvd_autosync.errors import ShortJobError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.masking import redact
+from hvd_autosync.launch.signals import go_on, stop
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.util.printable import printable, shell_line
 
@@ -76,10 +77,12 @@ class _Presses:
 
     def __exit__(self, *exception: object) -> None:
         signal.signal(signal.SIGINT, self._before)
+        if self.count:
+            go_on()
 
     def _take(self, number: int, frame: FrameType | None) -> NoReturn:
         self.count += 1
-        raise KeyboardInterrupt
+        stop(KeyboardInterrupt())
 
 
 def _tuned(job: Job, options: Options) -> StudyRecord:

@@ -18,7 +18,7 @@ import psutil
 from hvd_autosync.launch.command import launch, launcher_environment
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.remote import remote_hosts
-from hvd_autosync.launch.signals import exit_if_ending
+from hvd_autosync.launch.signals import stop_if_asked
 from hvd_autosync.search_space import Strategy, TrialSpec
 from hvd_autosync.search_space.exchange_plan import Classes
 from hvd_autosync.search_space.records import Real, Record
@@ -264,7 +264,7 @@ def _run(
         environment: Its environment variables.
         on_signal: Called when a signal arrives that ends the job, before it is forwarded.
     """
-    exit_if_ending()
+    stop_if_asked()
     process: subprocess.Popen[bytes] | None = None
     signals = []
 

@@ -26,7 +26,7 @@ from hvd_autosync.launch.facts import default_controller, horovod_build
 from hvd_autosync.launch.job import Job
 from hvd_autosync.launch.limits import Limits
 from hvd_autosync.launch.runner import TrialProgress, TrialRunner
-from hvd_autosync.launch.signals import exit_if_ending
+from hvd_autosync.launch.signals import stop_if_asked
 from hvd_autosync.learner import Learner
 from hvd_autosync.search_space import (
     Links,
@@ -300,7 +300,7 @@ class _Tuning:
         if default is not None:
             self._after_default(study, default, new=self._describe(study, default))
         while study.conclusion is None:
-            exit_if_ending()
+            stop_if_asked()
             self._listener.on_ask_start(study)
             trial = study.ask()
             if trial is None:

@@ -8,7 +8,13 @@ from types import FrameType
 import pytest
 
 from hvd_autosync.launch import signals
-from hvd_autosync.launch.signals import end_on_signals, exit_if_ending, signals_deferred
+from hvd_autosync.launch.signals import (
+    go_on,
+    signals_deferred,
+    stop,
+    stop_if_asked,
+    stop_on_signals,
+)
 
 
 @pytest.fixture
@@ -41,8 +47,8 @@ def test_each_of_several_counts_after_the_block(counted: list[int], times: int) 
 def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """SIGTERM and SIGHUP end the program, until the test is over."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    monkeypatch.setattr(signals, "_ending", None)
-    end_on_signals()
+    monkeypatch.setattr(signals, "_asked", None)
+    stop_on_signals()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -57,11 +63,11 @@ def test_a_signal_that_comes_in_a_destructor_ends_the_program(number: signal.Sig
             os.kill(os.getpid(), number)
             signal.getsignal(number)  # where Python handles it
 
-    exit_if_ending()
+    stop_if_asked()
     del (dropped := [Dropped()])[0]
     assert dropped == []
     with pytest.raises(SystemExit) as ended:
-        exit_if_ending()
+        stop_if_asked()
     assert ended.value.code == 128 + number
 
 
@@ -69,3 +75,13 @@ def test_a_signal_that_comes_in_a_destructor_ends_the_program(number: signal.Sig
 def test_a_signal_ends_the_program_at_once() -> None:
     with pytest.raises(SystemExit, match="143"):
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("ending")
+def test_a_stop_that_had_its_effect_is_forgotten() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stop(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        stop_if_asked()
+    go_on()
+    stop_if_asked()

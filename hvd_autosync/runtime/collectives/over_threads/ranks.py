@@ -36,8 +36,8 @@ class ThreadRanks:
         dies: Rank -> the number of its call, from 0, in which it dies.
         breaks_at: The operation, counted from 0 in the order in which they are done, that fails on
             all ranks, and with it all later ones.
-        limit_s: Longest time for all ranks to end. What cannot go on is noticed without it; so it is
-            only for code that never ends, and long enough for a machine that stands still.
+        limit_s: Longest time for all ranks to end. Ranks that cannot go on are noticed without it;
+            so it is for code that never ends, and long enough for a machine that stands still.
 
     Attributes:
         calls: The operations of each kind, over all ranks.
