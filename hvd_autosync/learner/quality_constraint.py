@@ -114,9 +114,12 @@ class QualityConstraint:
         return probabilities
 
     def _features(self, points: FloatArray) -> FloatArray:
-        """Positions of the ``l`` lossy knobs, NaN if switched off, and h; ``n x (l + 1)``."""
-        rows = np.where(active(self._space, points), points, math.nan)[:, self._lossy]
-        return np.column_stack([rows, harshness(self._space, points)])
+        """Positions of the ``l`` lossy knobs, and h; ``n x (l + 1)``.
+
+        A knob that is switched off stands at its default, as in ``SearchSpace.lossy_part``, so that
+        strategies that train alike are the same to the model.
+        """
+        return np.column_stack([points[:, self._lossy], harshness(self._space, points)])
 
     def _covariance(self, first: FloatArray, second: FloatArray) -> FloatArray:
         """Prior covariance of the violation, shape ``n x m``."""
@@ -124,9 +127,9 @@ class QualityConstraint:
         for column, index in enumerate(self._lossy):
             apart = np.subtract.outer(first[:, column], second[:, column])
             if isinstance(self._space.knobs[index], CategoricalKnob):
-                distance += _RATE * (np.nan_to_num(apart) != 0)
-            else:  # a knob that is switched off in one of the two adds no distance
-                distance += 0.5 * (np.nan_to_num(apart) / _SCALE) ** 2
+                distance += _RATE * (apart != 0)
+            else:
+                distance += 0.5 * (apart / _SCALE) ** 2
         here, there = first[:, -1], second[:, -1]
         covariance: FloatArray = _SENSITIVITY**2 * np.outer(here, there)
         covariance += np.outer(_spread(here), _spread(there)) * np.exp(-distance)

@@ -1,9 +1,21 @@
 """What verdicts say of strategies that were not judged."""
 
 import math
+from collections.abc import Iterator
 
+import numpy as np
+import pytest
+
+from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.learner.quality_constraint import QualityConstraint
-from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
+from hvd_autosync.search_space import (
+    ModelProfile,
+    Resources,
+    SearchSpace,
+    Strategy,
+    build_space,
+    catalogue_knob,
+)
 from hvd_autosync.search_space.knobs import Condition, categorical_knob, float_knob
 
 SPACE = SearchSpace(
@@ -94,3 +106,44 @@ def test_exact_knobs_change_no_loss() -> None:
     known = QualityConstraint(SPACE, [topk(0.01)], [5.0])
     here, there = known.feasibility_probabilities([topk(0.01), topk(0.01, cycle=80.0)])
     assert here == there
+
+
+@pytest.fixture
+def codecs(model: ModelProfile, slow_network: Resources) -> SearchSpace:
+    """Exact exchanges switch its codecs off."""
+    return build_space(model, slow_network, allow=("codec", "schedule"))
+
+
+def test_a_codec_that_is_off_is_as_one_that_is_none(codecs: SearchSpace) -> None:
+    """Also in a covariance of several verdicts, which is positive definite."""
+    judged = [
+        codecs.complete({"embedding_exchange": "rows", "local_steps": 16}),
+        codecs.complete({"embedding_codec": "fp16", "local_steps": 16}),
+        codecs.complete({"embedding_codec": "int8", "local_steps": 16}),
+    ]
+    known = QualityConstraint(codecs, judged, [0.5, 1.5, 3.0])
+    off, on = (
+        codecs.complete({"embedding_exchange": each, "large_codec": "int8"})
+        for each in ("rows", "allreduce")
+    )
+    assert "embedding_codec" not in off and on["embedding_codec"] == "none"
+    one, other, *rest = known.feasibility_probabilities([off, on, *judged])
+    assert one == other and all(0.0 < each < 1.0 for each in (one, *rest))
+
+
+def test_strategies_of_one_lossy_part_are_equally_likely(codecs: SearchSpace) -> None:
+    drawn = [codecs.decode(point) for point in sobol_points(codecs, 64, 0)]
+    known = QualityConstraint(codecs, drawn[:6], [0.5, 4.0, 0.0, 2.0, -1.0, 1.5])
+    strategies = [each for one in drawn for each in _exchanged(codecs, one)]
+    found: dict[Strategy, set[float]] = {}
+    likely = known.feasibility_probabilities(strategies)
+    assert np.isfinite(likely).all()
+    for strategy, probability in zip(strategies, likely, strict=True):
+        found.setdefault(codecs.lossy_part(strategy), set()).add(round(float(probability), 12))
+    assert len(found) < len(set(strategies)) and all(len(each) == 1 for each in found.values())
+
+
+def _exchanged(space: SearchSpace, strategy: Strategy) -> Iterator[Strategy]:
+    """``strategy`` with each exchange of its large matrices."""
+    for exchange in ("allreduce", "hierarchical", "sharded"):
+        yield space.complete({**strategy, "large_exchange": exchange})
