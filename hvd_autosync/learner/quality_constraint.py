@@ -13,7 +13,6 @@ the probability of harsher ones, most of all of its neighbours; an admitted one 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -25,7 +24,7 @@ from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner.conditioning import Conditioning
 from hvd_autosync.learner.harshness import MOST, harshness
 from hvd_autosync.learner.numerics import isolated
-from hvd_autosync.learner.points import FloatArray, active, encode_all
+from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy
 
 #: Prior standard deviations: of a; of r where h is 0, and its increase per unit of h; of the noise
@@ -91,14 +90,12 @@ class QualityConstraint:
     ) -> npt.NDArray[np.bool_]:
         """Return whether a point has the lossy part of one of ``others``, shape ``(n,)``."""
         space = self._space
-        own = np.where(active(space, points), points, math.nan)
         found = np.zeros(len(points), dtype=np.bool_)
         for other, row in zip(others, encode_all(space, others), strict=True):
             part = space.lossy_part(other)
             columns = [index for index, knob in enumerate(space.knobs) if knob.name in part]
-            known = np.where(active(space, row[None]), row, math.nan)[0, columns]
-            same = (own[:, columns] == known) | (np.isnan(own[:, columns]) & np.isnan(known))
-            found |= same.all(axis=1)
+            # A knob that is switched off stands at its default in both.
+            found |= (points[:, columns] == row[columns]).all(axis=1)
         return found
 
     def _lossy_probabilities(self, points: FloatArray) -> FloatArray:

@@ -143,6 +143,19 @@ def test_strategies_of_one_lossy_part_are_equally_likely(codecs: SearchSpace) ->
     assert len(found) < len(set(strategies)) and all(len(each) == 1 for each in found.values())
 
 
+def test_what_trains_as_an_admitted_one_may_be_used(codecs: SearchSpace) -> None:
+    """Also if its codec is "none" where an exchange switches that of the admitted one off."""
+    admitted = codecs.complete({"embedding_exchange": "rows", "large_codec": "int8"})
+    other = codecs.complete({"embedding_exchange": "allreduce", "large_codec": "int8"})
+    assert codecs.lossy_part(admitted) == codecs.lossy_part(other)
+    coded = codecs.complete({**other, "embedding_codec": "int8"})
+    for one, alike in ((admitted, other), (other, admitted)):
+        closed = QualityConstraint(codecs, [one], [0.0], only=[one])
+        assert closed.feasibility_probabilities([one, alike, coded]).tolist() == [1.0, 1.0, 0.0]
+        ended = QualityConstraint(codecs, [], [], refused=[one])
+        assert ended.feasibility_probabilities([alike]).tolist() == [0.0]
+
+
 def _exchanged(space: SearchSpace, strategy: Strategy) -> Iterator[Strategy]:
     """``strategy`` with each exchange of its large matrices."""
     for exchange in ("allreduce", "hierarchical", "sharded"):
