@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: A second candidate is confirmed, too, if its predicted step time is within this of the first's.
 _CLOSE_RACE = 0.03
 _MOST_CONFIRMED = 2
-#: Least expected saving, as a share of a step, for which another strategy is judged.
+#: Least share of a step that another strategy saves, times its probability, for which it is judged.
 _WORTH_JUDGING = 0.01
 
 
@@ -127,7 +127,8 @@ class CandidateSelection:
     ) -> Strategy | None:
         """Return the lossy strategy to judge next.
 
-        It has the largest product of expected saving and feasibility probability.
+        It has the largest product of the share of a step that it saves, against the best usable
+        strategy so far, and its feasibility probability.
 
         Args:
             top_candidates: The result of :meth:`top_candidates`.
@@ -143,7 +144,7 @@ class CandidateSelection:
             return None
         feasible = [each for each in top_candidates if may_be_used(self._space, each, verdicts)]
         best = min(self._log_step([self._space.default, *feasible]))
-        saved = np.maximum(best - np.array(self._log_step(untried)), 0.0)
+        saved = -np.expm1(-np.maximum(best - np.array(self._log_step(untried)), 0.0))
         worth = saved * quality_constraint(self._space, verdicts).feasibility_probabilities(untried)
         most = int(np.argmax(worth))
         return untried[most] if worth[most] > _WORTH_JUDGING else None
