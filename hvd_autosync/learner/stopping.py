@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 import torch
+from scipy.special import log_ndtr
 from torch import Tensor
 
 from hvd_autosync.learner.surrogate import Surrogate
 
-_NORMAL = NormalDist()
+#: Standard deviations of the logarithm of a step time below this count as none.
+_CERTAIN = 1e-9
 
 
 def expected_gain(surrogate: Surrogate, tried: Tensor, point: Tensor) -> float:
@@ -34,12 +35,16 @@ def expected_saving(gain: float, deviation: float) -> float:
     """Return the share of a step's time that the second of two strategies is expected to save.
 
     Let d be the logarithm of the first step time minus that of the second, normal with mean m and
-    standard deviation s. The expectation of max(d, 0) is m Phi(m / s) + s phi(m / s) (Jones et al.
-    1998).
+    standard deviation s. The share is 1 - exp(-max(d, 0)), and its expectation
+    Phi(m / s) - exp(s^2 / 2 - m) Phi(m / s - s).
 
     Args:
         gain: m; above 0 the second strategy is expected to be faster.
-        deviation: s, above 0.
+        deviation: s, at least 0.
     """
-    expected = gain * _NORMAL.cdf(gain / deviation) + deviation * _NORMAL.pdf(gain / deviation)
-    return -math.expm1(-max(expected, 0.0))
+    if deviation < _CERTAIN:
+        return -math.expm1(-max(gain, 0.0))
+    faster = float(log_ndtr(gain / deviation))
+    left = deviation**2 / 2 - gain + float(log_ndtr(gain / deviation - deviation))
+    # The logarithms of the two terms: their difference would be lost if both are tiny.
+    return math.exp(faster) * -math.expm1(min(left - faster, 0.0))

@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
 
 from hvd_autosync.learner import BayesianLearner, Observation, expected_gain, fit
 from hvd_autosync.learner.points import encode_all, sobol_points
 from hvd_autosync.learner.problem import Problem
+from hvd_autosync.learner.stopping import expected_saving
 from hvd_autosync.search_space import SearchSpace
 
 Tell = Callable[..., Observation]
@@ -48,7 +51,28 @@ def test_it_is_the_expectation_over_the_posterior(mixed_space: SearchSpace, tell
         mean, covariance = surrogate.joint_at(np.stack([best, point]))
         rng = np.random.default_rng(0)
         pair = rng.multivariate_normal(mean, covariance, 200_000, check_valid="ignore")
-        sampled = float(np.maximum(pair[:, 0] - pair[:, 1], 0.0).mean())
+        sampled = float(-np.expm1(-np.maximum(pair[:, 0] - pair[:, 1], 0.0)).mean())
         inputs = surrogate.inputs(tried), surrogate.inputs(point[None])
         found = expected_gain(surrogate, *inputs)
-        assert found == pytest.approx(-math.expm1(-sampled), rel=0.05, abs=1e-3)
+        assert found == pytest.approx(sampled, rel=0.02, abs=1e-3)
+
+
+@pytest.mark.parametrize("deviation", [1e-6, 0.01, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("scores", [-8.0, -2.0, -0.5, 0.0, 0.5, 3.0])
+def test_it_is_the_integral_over_a_normal_gain(scores: float, deviation: float) -> None:
+    """Also of a gain that many standard deviations exclude, where it is tiny."""
+    gain = scores * deviation
+
+    def share(z: float) -> float:
+        return -math.expm1(-(gain + z * deviation)) * float(norm.pdf(z))
+
+    expected, _ = quad(share, -scores, max(-scores, 0.0) + 12, epsabs=0, epsrel=1e-10, limit=200)
+    assert expected_saving(gain, deviation) == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+def test_it_is_a_share_whatever_the_gain() -> None:
+    assert expected_saving(0.5, 0.0) == pytest.approx(1 - math.exp(-0.5))
+    assert expected_saving(-0.5, 0.0) == 0.0
+    for gain in (-1e6, -30.0, 0.0, 30.0, 1e6):
+        for deviation in (0.0, 1e-300, 1e-8, 1.0, 40.0, 1e3):
+            assert 0.0 <= expected_saving(gain, deviation) <= 1.0
