@@ -22,9 +22,10 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from hvd_autosync.learner.acquisition import LogExpectedUtility
-from hvd_autosync.learner.points import FloatArray, active, can_vary, discretize
+from hvd_autosync.learner.points import FloatArray, can_vary, discretize
 from hvd_autosync.learner.surrogate import Surrogate
 from hvd_autosync.search_space import CategoricalKnob, IntegerKnob, Knob, SearchSpace
+from hvd_autosync.search_space.conditions import active
 
 #: A number of at most so many values is a discrete dimension, as BoTorch would have it.
 _MOST_VALUES = 20

@@ -21,8 +21,9 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold, cross_val_predict
 
 from hvd_autosync.learner import Observation
-from hvd_autosync.learner.points import FloatArray, active, encode_all
+from hvd_autosync.learner.points import FloatArray, encode_all
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Strategy, Task
+from hvd_autosync.search_space.conditions import active
 from hvd_autosync.study.related_studies import observations_of
 from hvd_autosync.traces import TraceStore, import_studies
 

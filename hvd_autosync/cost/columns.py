@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from hvd_autosync.cost.timeline import FloatArray
 from hvd_autosync.search_space import CATALOGUE, SearchSpace, Value, catalogue_knob
+from hvd_autosync.search_space.conditions import active
 from hvd_autosync.search_space.exchange_plan import NOT_FOR_REPLICAS, class_knob
 
 BoolArray = npt.NDArray[np.bool_]
@@ -40,13 +41,20 @@ class Columns:
 
     @classmethod
     def at(cls, space: SearchSpace, points: FloatArray) -> Columns:
-        """Return the columns of the strategies at discretized points, shape ``c x d``."""
-        count = len(points)
+        """Return the columns of the strategies at discretized points, shape ``c x d``.
+
+        A knob that is switched off has the default of the catalogue, as in :meth:`of`; that of the
+        space is another one if a space file restricts the knob.
+        """
+        count, on = len(points), active(space, points)
+        known = {knob.name: knob.default for knob in CATALOGUE}
         values = {name: np.full(count, value, dtype=object) for name, value in space.fixed}
         for index, knob in enumerate(space.knobs):
             unique, inverse = np.unique(points[:, index], return_inverse=True)
             decoded = [knob.from_unit(float(position)) for position in unique]
-            values[knob.name] = np.array(decoded, dtype=object)[inverse]
+            column = np.array(decoded, dtype=object)[inverse]
+            column[~on[:, index]] = known.get(knob.name, knob.default)
+            values[knob.name] = column
         return cls(count, values)
 
     def __len__(self) -> int:

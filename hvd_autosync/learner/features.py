@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvd_autosync.learner.points import FloatArray, active, can_vary
+from hvd_autosync.learner.points import FloatArray, can_vary
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace
+from hvd_autosync.search_space.conditions import active
 
 _OFF = -1.0
 

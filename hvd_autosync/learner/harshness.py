@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hvd_autosync.learner.points import FloatArray, active
+from hvd_autosync.learner.points import FloatArray
 from hvd_autosync.search_space import CategoricalKnob, SearchSpace, Value
+from hvd_autosync.search_space.conditions import active
 
 #: Upper bound: a larger value carries no further information.
 MOST = 4.0

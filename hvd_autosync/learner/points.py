@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_autosync.search_space import CategoricalKnob, IntegerKnob, Knob, SearchSpace, Value
+from hvd_autosync.search_space.conditions import active
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -38,27 +39,6 @@ def encode_all(space: SearchSpace, strategies: Iterable[Mapping[str, Value]]) ->
     """
     rows = [space.encode(space.complete(strategy)) for strategy in strategies]
     return np.array(rows, dtype=np.float64).reshape(len(rows), space.dimension)
-
-
-def active(space: SearchSpace, points: FloatArray) -> BoolArray:
-    """Return whether each knob's condition holds at each point, shape ``n x d``."""
-    holds = np.ones(points.shape, dtype=np.bool_)
-    fixed = dict(space.fixed)
-    column = {knob.name: index for index, knob in enumerate(space.knobs)}
-    for index, condition in enumerate(knob.condition for knob in space.knobs):
-        if condition is None:
-            continue
-        if condition.knob not in column:
-            holds[:, index] = condition.holds(fixed)
-            continue
-        parent = column[condition.knob]
-        unique, inverse = np.unique(points[:, parent], return_inverse=True)
-        values = [space.knobs[parent].from_unit(float(position)) for position in unique]
-        switched_on = np.array(
-            [condition.holds({condition.knob: value}) for value in values], dtype=np.bool_
-        )
-        holds[:, index] = holds[:, parent] & switched_on[inverse]
-    return holds
 
 
 def discretize(space: SearchSpace, points: FloatArray) -> FloatArray:

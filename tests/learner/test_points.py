@@ -5,7 +5,6 @@ import pytest
 
 from hvd_autosync.errors import SpaceError
 from hvd_autosync.learner.points import (
-    active,
     discretize,
     distinct,
     encode_all,
@@ -15,6 +14,7 @@ from hvd_autosync.learner.points import (
     spread,
 )
 from hvd_autosync.search_space import Condition, SearchSpace, Strategy
+from hvd_autosync.search_space.conditions import active
 from hvd_autosync.search_space.knobs import categorical_knob, float_knob, integer_knob
 
 
