@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_autosync.cost.columns import Columns
+from hvd_autosync.cost.exchange_costs import travels_sparse
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray, Items
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
@@ -39,14 +40,15 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     place = np.array([classes.index(name) for name in gradients.classes])
     size = gradients.size_bytes[:, None]
     by_rows = np.array([columns.exchanges(n) == "rows" for n in classes])[place]
-    total = np.where(by_rows | gradients.sparse[:, None], 0.0, size).sum(axis=0)
+    apart = by_rows | travels_sparse(gradients, np.arange(len(size)), columns)
+    total = np.where(apart, 0.0, size).sum(axis=0)
     wanted = columns.numbers("buckets")
     whole = _copied(items)
     at_end = np.zeros(len(wanted), dtype=np.bool_)
     for lane in range(len(classes)):
         # The first of several classes with one plan handles all of them.
         first = ~np.any(plans[:lane] == plans[lane], axis=0)
-        members = (gathers & (plans == plans[lane]) & first)[place] & ~gradients.sparse[:, None]
+        members = (gathers & (plans == plans[lane]) & first)[place] & ~apart
         own, several = (size * members).sum(axis=0), members.sum(axis=0)
         share = np.maximum(np.round(wanted * own / np.maximum(total, 1.0)), 1)
         without = np.where(plain[lane], several, np.ceil(own / _BUCKET_BYTES))

@@ -140,8 +140,11 @@ def exchange_costs(
         levels_s = 1.5 / within.bandwidth_bytes_per_s + share / across.bandwidth_bytes_per_s
         wire_s = np.where(exchange == "hierarchical", size * levels_s, wire_s)
     if name == EMBEDDING:
-        rows, sparse = gradients.rows[own][:, None], gradients.sparse[own][:, None]
-        gathered = resources.world_size * gradients.touched[own][:, None] * rows
+        rows = gradients.rows[own][:, None]
+        sparse = travels_sparse(gradients, own, columns)
+        # Rounds of local steps send the rows that changed in any of their steps.
+        touched = np.minimum(gradients.touched[own][:, None] * columns.rounds(), 1.0)
+        gathered = resources.world_size * touched * rows
         row_bytes = size / np.maximum(rows, 1)
         sent = gathered * (row_bytes + np.where(sparse, 2 * _NUMBER_BYTES, _NUMBER_BYTES)) / 2
         # A dense table is sent whole if its rows would be more bytes; a sparse tensor never is.
@@ -161,6 +164,18 @@ def exchange_costs(
     passes = np.where(by_factors, products, passes)
     operations = np.where(by_factors, _OPERATIONS["factors"], operations)
     return ExchangeCosts(wire_s, operations, alone, passes)
+
+
+def travels_sparse(
+    gradients: Gradients, own: npt.NDArray[np.intp], columns: Columns
+) -> npt.NDArray[np.bool_]:
+    """Return whether gradients travel as sparse tensors, ``m x c``.
+
+    Rounds of local steps exchange the changes of parameters, which are dense
+    (``runtime/sync/averaging.py``).
+    """
+    every_step: npt.NDArray[np.bool_] = columns.rounds() == 1
+    return gradients.sparse[own][:, None] & every_step
 
 
 def _passes(name: str, columns: Columns) -> FloatArray:

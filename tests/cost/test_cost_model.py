@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_autosync.cost import Coefficients, CostModel
+from hvd_autosync.cost.columns import Columns
 from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.search_space import Host, Link, Links, ModelProfile, Resources, Value
 
@@ -180,6 +181,44 @@ def test_sparse_tables_travel_by_rows_in_any_case(
     cost = CostModel(replace(model, parameters=(sparse, *model.parameters[1:])), slow_network)
     dense_rows = CostModel(model, slow_network).predict([{"embedding_exchange": "rows"}])
     assert cost.predict([{}]) == pytest.approx(dense_rows, rel=0.02)
+
+
+def test_rounds_of_local_steps_average_dense_tables(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """Whatever the gradients are: they are not exchanged. The table's plan holds."""
+    sparse = replace(model.parameters[0], sparse=True)
+    cost = CostModel(replace(model, parameters=(sparse, *model.parameters[1:])), slow_network)
+    dense = CostModel(model, slow_network)
+    for plan in ({}, {"embedding_exchange": "rows"}, {"embedding_codec": "fp16", "buckets": 4}):
+        rounds = {**plan, "local_steps": 8, "local_cap": 4}
+        assert cost.predict([rounds]) == dense.predict([rounds])
+        assert items_of(cost, rounds) == items_of(dense, rounds)
+
+
+def items_of(cost: CostModel, strategy: dict[str, Value]) -> list[list[float]]:
+    items = cost.prepare(Columns.of([strategy])).items
+    assert items is not None
+    return [items.size_bytes[:, 0].tolist(), items.wire_s[:, 0].tolist()]
+
+
+def test_a_round_sends_the_rows_of_all_its_steps(
+    model: ModelProfile, slow_network: Resources
+) -> None:
+    """A hundredth of the rows changes in a step, on each of four ranks."""
+    only = replace(model, parameters=model.parameters[:1])
+    cost = CostModel(only, slow_network)
+
+    def sent_s(steps: int) -> float:
+        columns = Columns.of([{"embedding_exchange": "rows", "local_steps": steps}])
+        items = cost.prepare(columns).items
+        assert items is not None
+        return float(items.wire_s.sum())
+
+    assert sent_s(4) == pytest.approx(4 * sent_s(1))
+    whole = 100_000 * 16 * 4 * 1.5 / 12.5e6
+    assert sent_s(16) == pytest.approx(16 * sent_s(1)) and sent_s(16) < whole
+    assert sent_s(32) == sent_s(256) == pytest.approx(whole)
 
 
 def test_owners_pay_for_an_alltoall(model: ModelProfile, slow_network: Resources) -> None:
