@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_autosync.cost.columns import Columns
-from hvd_autosync.cost.exchange_costs import travels_sparse
+from hvd_autosync.cost.exchange_costs import travels_by_factors, travels_sparse
 from hvd_autosync.cost.gradients import Gradients
 from hvd_autosync.cost.timeline import FloatArray, Items
+from hvd_autosync.search_space import Resources
 from hvd_autosync.search_space.exchange_plan import EMBEDDING, LARGE, REST, class_knob
 
 #: Bytes of a bucket of gradients that Horovod cannot fuse, if ``buckets`` is 0
@@ -25,7 +26,7 @@ _BUCKET_BYTES = 8 * 1024 * 1024
 BoolArray = npt.NDArray[np.bool_]
 
 
-def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
+def bucketed(gradients: Gradients, columns: Columns, resources: Resources, items: Items) -> Items:
     """Replace gradients by buckets, for strategies that have buckets.
 
     Buckets are closed at equal shares of the bytes of their gradients. With ``bucket_rule`` "size"
@@ -35,12 +36,18 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
     """
     classes = [name for name in (EMBEDDING, LARGE, REST) if (gradients.classes == name).any()]
     plans = np.array([_plans(name, columns) for name in classes])
-    gathers = np.array([_gathers(name, gradients, columns) for name in classes])
+    gathers = np.array([_gathers(name, columns) for name in classes])
     plain = np.array([_is_plain(name, columns) for name in classes])
     place = np.array([classes.index(name) for name in gradients.classes])
     size = gradients.size_bytes[:, None]
-    by_rows = np.array([columns.exchanges(n) == "rows" for n in classes])[place]
-    apart = by_rows | travels_sparse(gradients, np.arange(len(size)), columns)
+    apart = np.zeros(items.size_bytes.shape, dtype=np.bool_)
+    for name in classes:
+        own = np.flatnonzero(gradients.classes == name)
+        apart[own] = (
+            (columns.exchanges(name) == "rows")
+            | travels_sparse(gradients, own, columns)
+            | travels_by_factors(name, gradients, own, columns, resources)
+        )
     total = np.where(apart, 0.0, size).sum(axis=0)
     wanted = columns.numbers("buckets")
     whole = _copied(items)
@@ -49,14 +56,14 @@ def bucketed(gradients: Gradients, columns: Columns, items: Items) -> Items:
         # The first of several classes with one plan handles all of them.
         first = ~np.any(plans[:lane] == plans[lane], axis=0)
         members = (gathers & (plans == plans[lane]) & first)[place] & ~apart
-        own, several = (size * members).sum(axis=0), members.sum(axis=0)
-        share = np.maximum(np.round(wanted * own / np.maximum(total, 1.0)), 1)
-        without = np.where(plain[lane], several, np.ceil(own / _BUCKET_BYTES))
+        their, several = (size * members).sum(axis=0), members.sum(axis=0)
+        share = np.maximum(np.round(wanted * their / np.maximum(total, 1.0)), 1)
+        without = np.where(plain[lane], several, np.ceil(their / _BUCKET_BYTES))
         count = np.where(wanted > 0, share, without)
         merged = (count < several) & (several > 0)
         at_end |= merged & (wanted > 0) & (columns.words("bucket_rule") == "size")
         if merged.any():
-            _merge(items, whole, members & merged, count, own)
+            _merge(items, whole, members & merged, count, their)
     arrival_s, *rest = whole
     arrival_s[:, at_end] = items.arrival_s[-1:, at_end]
     return Items(arrival_s, *rest)
@@ -102,7 +109,7 @@ def _running(values: FloatArray, members: BoolArray) -> FloatArray:
 
 def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
     """Return a string per strategy, shape ``(c,)``; classes with equal strings share a plan."""
-    exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
+    exchange, codec = _others(name, columns), columns.words(class_knob(name, "codec"))
     plan = np.char.add(np.char.add(exchange, "/"), codec)
     plan = np.char.add(plan, np.where(columns.lossless(name), "/lossless", ""))
     if name == REST:
@@ -111,18 +118,22 @@ def _plans(name: str, columns: Columns) -> npt.NDArray[np.str_]:
     return np.where(codec == "topk", np.char.add(plan, ratio), plan)
 
 
-def _gathers(name: str, gradients: Gradients, columns: Columns) -> BoolArray:
-    """Return whether gradients of a class are put into buckets, shape ``(c,)``."""
-    exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
-    apart = np.isin(exchange, ("rows", "factors")) | (codec == "powersgd")
+def _others(name: str, columns: Columns) -> npt.NDArray[np.str_]:
+    """Return the exchange of a class's gradients that are not sent by factors, shape ``(c,)``."""
+    exchange = columns.exchanges(name)
+    return np.where(exchange == "factors", "allreduce", exchange)
+
+
+def _gathers(name: str, columns: Columns) -> BoolArray:
+    """Return whether the plan of a class lets its gradients share buckets, shape ``(c,)``."""
+    gathers: BoolArray = columns.words(class_knob(name, "codec")) != "powersgd"
     if name == LARGE:
-        apart |= columns.numbers("large_slices") > 1
-    gathers: BoolArray = ~apart
+        gathers = gathers & (columns.numbers("large_slices") <= 1)
     return gathers
 
 
 def _is_plain(name: str, columns: Columns) -> BoolArray:
     """Return whether Horovod itself fuses gradients of a class, shape ``(c,)``."""
-    exchange, codec = columns.exchanges(name), columns.words(class_knob(name, "codec"))
+    exchange, codec = _others(name, columns), columns.words(class_knob(name, "codec"))
     plain: BoolArray = (exchange == "allreduce") & (codec == "none") & ~columns.lossless(name)
     return plain

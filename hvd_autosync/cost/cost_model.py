@@ -171,4 +171,4 @@ class CostModel:
         arrival_s = np.where(every_step, gradients.ready_s[:, None], 0.0)
         size = np.broadcast_to(gradients.size_bytes[:, None], shape)
         items = Items(arrival_s, size, wire_s, operations, alone)
-        return bucketed(gradients, columns, items), passes
+        return bucketed(gradients, columns, self._resources, items), passes

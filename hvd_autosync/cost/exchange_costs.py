@@ -154,9 +154,8 @@ def exchange_costs(
         passes = np.where(by_rows, _ROWS_PASSES, passes)
         operations = np.where(by_rows, _OPERATIONS["rows"], operations)
         alone = np.where(by_rows, 0.0, alone)
-    # Layers whose factors are more bytes than the gradient send it whole.
+    by_factors = travels_by_factors(name, gradients, own, columns, resources)
     gathered = resources.world_size * gradients.factor_bytes[own][:, None] / 2
-    by_factors = (exchange == "factors") & (gathered > 0) & (gathered < size)
     wire_s = np.where(by_factors, gathered / overall.bandwidth_bytes_per_s, wire_s)
     sides = gradients.rows_of_matrix[own] + gradients.columns_of_matrix[own]
     batch = gradients.factor_bytes[own] / (gradients.item_bytes[own] * sides)
@@ -176,6 +175,24 @@ def travels_sparse(
     """
     every_step: npt.NDArray[np.bool_] = columns.rounds() == 1
     return gradients.sparse[own][:, None] & every_step
+
+
+def travels_by_factors(
+    name: str,
+    gradients: Gradients,
+    own: npt.NDArray[np.intp],
+    columns: Columns,
+    resources: Resources,
+) -> npt.NDArray[np.bool_]:
+    """Return whether gradients of a class are sent by factors, ``m x c``.
+
+    Those whose factors are more bytes, or that are no product of factors, are sent as with
+    ``allreduce``.
+    """
+    gathered = resources.world_size * gradients.factor_bytes[own] / 2
+    fewer = (gathered > 0) & (gathered < gradients.size_bytes[own])
+    chosen: npt.NDArray[np.bool_] = fewer[:, None] & (columns.exchanges(name) == "factors")
+    return chosen
 
 
 def _passes(name: str, columns: Columns) -> FloatArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,19 +12,26 @@ from hvd_autosync.cost import CostModel
 from hvd_autosync.cost.columns import Columns
 from hvd_autosync.learner.points import sobol_points
 from hvd_autosync.runtime.exchange.buckets import split_evenly
-from hvd_autosync.search_space import ModelProfile, Resources, Strategy, build_space
+from hvd_autosync.search_space import (
+    ModelProfile,
+    ParameterProfile,
+    Resources,
+    Strategy,
+    build_space,
+)
 from hvd_autosync.search_space.exchange_plan import (
     ClassPlan,
     ExchangePlan,
     class_of,
     exchange_plan,
+    factors_share,
     parameter_classes,
 )
 
 _BUCKET_BYTES = 8 * 1024 * 1024
 
 
-def sizes_sent(model: ModelProfile, strategy: Strategy) -> list[int]:
+def sizes_sent(model: ModelProfile, strategy: Strategy, ranks: int) -> list[int]:
     """Bytes of each bucket, by the rules of ``runtime/exchange/planning.py``; pieces are one."""
     plan = exchange_plan(strategy) or ExchangePlan()
     classes = parameter_classes(model)
@@ -31,9 +39,12 @@ def sizes_sent(model: ModelProfile, strategy: Strategy) -> list[int]:
     alone = []
     for parameter in sorted(model.parameters, key=lambda p: p.ready_order):
         own = plan.of(class_of(parameter.name, classes))
-        if own.exchange == "rows":
+        by_factors = own.exchange == "factors" and factors_share(parameter, ranks) < 1
+        if own.exchange == "rows" or by_factors:
             alone.append(parameter.size_bytes)
         else:
+            if own.exchange == "factors":
+                own = replace(own, exchange="allreduce")
             lanes.setdefault(own, []).append(parameter.size_bytes)
     total = sum(sum(sizes) for sizes in lanes.values())
     for own, sizes in lanes.items():
@@ -52,10 +63,25 @@ def sizes_sent(model: ModelProfile, strategy: Strategy) -> list[int]:
     return sorted(alone)
 
 
+def with_factors(model: ModelProfile) -> ModelProfile:
+    """``model`` with two linear layers more: by factors only one of them is fewer bytes.
+
+    Its own matrix belongs to no linear layer.
+    """
+    few, many = (
+        ParameterProfile(name, (512, 512), "float32", False, order, 0.021, factor_bytes=count)
+        for name, order, count in (("few", 22, 40_000), ("many", 23, 600_000))
+    )
+    return replace(model, parameters=(*model.parameters, few, many))
+
+
+@pytest.mark.parametrize("factors", [False, True], ids=["", "factors"])
 @pytest.mark.parametrize("allow", [(), ("codec",)])
 def test_buckets_are_those_of_the_runtime(
-    model: ModelProfile, slow_network: Resources, allow: tuple[str, ...]
+    model: ModelProfile, slow_network: Resources, allow: tuple[str, ...], factors: bool
 ) -> None:
+    if factors:
+        model = with_factors(model)
     space = build_space(model, slow_network, held={"controller": "gloo"}, allow=allow)
     spread = [space.decode(point) for point in sobol_points(space, 200, 0)]
     strategies = [s.replacing(bucket_rule="ordered") if "bucket_rule" in s else s for s in spread]
@@ -63,7 +89,9 @@ def test_buckets_are_those_of_the_runtime(
     assert items is not None
     for index, strategy in enumerate(strategies):
         found = items.size_bytes[:, index]
-        assert sorted(found[found > 0].astype(int)) == sizes_sent(model, strategy), strategy
+        sizes = sizes_sent(model, strategy, slow_network.world_size)
+        assert sorted(found[found > 0].astype(int)) == sizes, strategy
+    assert factors == any(s.get("large_exchange") == "factors" for s in strategies)
     assert np.allclose(items.size_bytes.sum(axis=0), model.size_bytes)
 
 
