@@ -21,7 +21,7 @@ class Suggestion:
             of your own gives. Exploring can end only with a suggestion of kind ``"model"``.
         info: Explanation as plain JSON. A model's suggestion has ``predicted_step_s`` (median),
             ``predicted_low_s`` and ``predicted_high_s`` (90 % interval); ``acquisition``, the
-            logarithm of: expected improvement, in the model's standardized unit, times the
+            logarithm of: expected improvement, in natural logarithms of the step time, times the
             probability of a usable measurement, per second of the trial; ``priors``, the names of
             the prior functions that the model uses; and ``expected_gain``, the share of the best
             strategy's step time that it is expected to save. ``dropped``: prior functions that
