@@ -49,7 +49,9 @@ _FIT_ITERATIONS = 75
 _JITTERS = (1e-8, 1e-4)
 
 
-def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
+def fit(
+    problem: Problem, observations: Sequence[Observation], *, select_sources: bool = True
+) -> Surrogate:
     """Fit the model to all observations of one problem.
 
     The last fits are cached, because proposing, stopping and choosing candidates need the same
@@ -60,12 +62,18 @@ def fit(problem: Problem, observations: Sequence[Observation]) -> Surrogate:
     optimized, the mode of their prior is used. Without observations the result is the prior around
     one second.
 
+    Args:
+        problem: The space, and what is known before the first trial.
+        observations: The outcomes of all trials so far.
+        select_sources: Whether related tasks that cause negative transfer are dropped.
+
     Raises:
         SpaceError: An observed strategy does not lie in the problem's space.
     """
     # The fit needs these fields only; the others differ between callers and would miss the cache.
     known = Problem(problem.space, problem.task, problem.sources, hyperprior=problem.hyperprior)
-    return _fit(known, tuple(seen for seen in observations if seen.measured))
+    measured = tuple(seen for seen in observations if seen.measured)
+    return _fit(known, measured, select_sources=select_sources)
 
 
 def source_hyperparameters(source: Source, hyperprior: Hyperprior = SHIPPED) -> tuple[float, ...]:
@@ -88,7 +96,10 @@ def _fit_source(source: Source, hyperprior: Hyperprior) -> Surrogate:
 
 @lru_cache(maxsize=16)
 def _fit(
-    problem: Problem, observations: tuple[Observation, ...], hyperparameters: tuple[float, ...] = ()
+    problem: Problem,
+    observations: tuple[Observation, ...],
+    hyperparameters: tuple[float, ...] = (),
+    select_sources: bool = True,
 ) -> Surrogate:
     space = problem.space
     seen = observations or (Observation(space.default, 1.0, 1.0),)
@@ -100,7 +111,7 @@ def _fit(
     sources = _source_priors(problem, cost)
     priors = (*cost_priors, *normalize_weights(sources))
     surrogate = _fitted(hyperprior, features, priors, points, seen, hyperparameters)
-    if sources and len(observations) >= FEWEST_TO_JUDGE:
+    if select_sources and sources and len(observations) >= FEWEST_TO_JUDGE:
         dropped = sources_to_drop(surrogate.model, len(cost_priors))
         if dropped:
             kept = normalize_weights([each for each in sources if each.name not in dropped])

@@ -148,7 +148,9 @@ def _source_weights(
         if alike < _RELATED:
             continue
         source = replace(other, observations=tuple(_sampled(other)), similarity=alike)
-        model = fit(Problem(task.space, task.task, (source,), hyperprior=wide), seen)
+        problem = Problem(task.space, task.task, (source,), hyperprior=wide)
+        # Sources of negative transfer count, too: their weights stray most.
+        model = fit(problem, seen, select_sources=False)
         if model.priors and model.priors[-1].name == source.study_id:
             yield _weights(model)[-1] - model.priors[-1].prior_mean[0]
 

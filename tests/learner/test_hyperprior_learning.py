@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_autosync.learner import Observation, hyperprior, hyperprior_learning
+from hvd_autosync.learner import Observation, fit, hyperprior, hyperprior_learning
 from hvd_autosync.learner.hyperprior import SHIPPED, Hyperprior
 from hvd_autosync.learner.hyperprior_learning import held_out_scores, learn
 from hvd_autosync.learner.points import sobol_points
-from hvd_autosync.learner.problem import Source
-from hvd_autosync.search_space import SearchSpace
+from hvd_autosync.learner.problem import Problem, Source
+from hvd_autosync.search_space import ModelProfile, Resources, SearchSpace, Task
 
 _TABLES = Path(__file__).parents[2] / "benchmarks" / "traces"
 
@@ -71,6 +71,33 @@ def test_what_no_task_can_tell_stays(mixed_space: SearchSpace) -> None:
     for name in ("launch_noise", "unexplained_spread", "cost_deviation", "source_deviation"):
         assert getattr(learned, name) == getattr(SHIPPED, name)
     assert learned.spread != SHIPPED.spread
+
+
+def test_sources_of_negative_transfer_count_too(
+    mixed_space: SearchSpace,
+    model: ModelProfile,
+    slow_network: Resources,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Source selection drops them where they are used, which would leave those that agree."""
+    monkeypatch.setattr(hyperprior_learning, "similarity", lambda *_: 1.0)
+    tasks = []
+    for number, name in enumerate(("one", "twin", "foreign")):
+        task = measured(mixed_space, "a", 0.02, count=25, repeated=0)
+        if name == "foreign":
+            foreign = [
+                replace(seen, step_s=math.exp(float(mixed_space.encode(seen.strategy)[2])))
+                for seen in task.observations
+            ]
+            task = replace(task, observations=tuple(foreign))
+        other = replace(model, parameters=model.parameters[number:])
+        tasks.append(replace(task, study_id=name, task=Task(other, slow_network)))
+    foreign_to_all = tasks[-1]
+    problem = Problem(foreign_to_all.space, foreign_to_all.task, (tasks[0],))
+    assert fit(problem, foreign_to_all.observations).dropped
+    assert not fit(problem, foreign_to_all.observations, select_sources=False).dropped
+    for task in tasks:
+        assert len(hyperprior_learning._estimates(task, tasks).source_weights) == 2
 
 
 def test_provenance_names_the_tasks_and_counts_their_trials(mixed_space: SearchSpace) -> None:
