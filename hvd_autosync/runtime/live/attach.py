@@ -103,9 +103,13 @@ def of_some_ranks(optimizer: Any) -> bool:
 
 
 def switchable(optimizers: Sequence[Any]) -> list[Any]:
-    """Those of a script's wrapped optimizers whose synchronization can change."""
+    """Those of a script's wrapped optimizers whose synchronization can change.
+
+    Not those with a strategy that the script has chosen, which no trial may replace.
+    """
     # One without parameters to reduce has that of its class only, which is attached to nothing.
-    return [each for each in optimizers if isinstance(vars(each).get("_sync"), Synchronizer)]
+    found = [(each, vars(each).get("_sync")) for each in optimizers]
+    return [each for each, sync in found if isinstance(sync, Synchronizer) and not sync.chosen]
 
 
 def switchable_on_all(optimizers: Sequence[Any]) -> list[Any]:
@@ -136,6 +140,11 @@ def not_switchable(optimizers: Sequence[Any]) -> str:
         return (
             "the script reduces gradients without hvd.DistributedOptimizer, and how it does that "
             "cannot change while it runs"
+        )
+    if any(getattr(vars(each).get("_sync"), "chosen", False) for each in optimizers):
+        return (
+            "the script passes strategy= to DistributedOptimizer, and a live trial would replace "
+            "that strategy"
         )
     if not switchable(optimizers):
         return "the arguments of the script's DistributedOptimizer say how gradients are exchanged"

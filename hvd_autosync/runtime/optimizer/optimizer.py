@@ -67,7 +67,7 @@ def distribute(
         arguments: All other arguments of ``horovod.torch.DistributedOptimizer``.
         plan: How ranks synchronize; ``None``: as by Horovod's own optimizer, which is also the case
             if the arguments decide it.
-        owned: Knobs fixed by the script.
+        owned: Knobs fixed by the script: by the arguments, or all of a plan that it has chosen.
     """
     distributed: torch.optim.Optimizer
     decided = owned_knobs(arguments)
@@ -87,11 +87,13 @@ def distribute(
         try:
             distributed = make_strategy_optimizer(optimizer, named, plan, arguments)
         except ConfigurationError as error:  # on all ranks
-            if current.live is None:
+            if current.live is None or owned != decided:
                 raise
             # Horovod's own does with less, such as parameters in another order on each rank.
             distributed = _horovods_own(optimizer, named, **arguments)
             current.live.own_because = error.message
+        if owned != decided and (sync := vars(distributed).get("_sync")) is not None:
+            sync.chosen = True
     if any(each is not None for each in _watchers()):
         _add_timing(type(distributed), adasum=by_adasum(arguments))
     for each in (current.run, current.live):

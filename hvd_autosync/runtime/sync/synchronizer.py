@@ -60,12 +60,14 @@ class Synchronizer:
         plan: The plan that is followed.
         method: The method of the plan, which does nothing until :meth:`attach`.
         guard: Its loss guard.
+        chosen: Whether the script itself has chosen the plan, which live tuning leaves alone then.
     """
 
     def __init__(self, plan: SyncPlan) -> None:
         self.plan = plan
         self.method: SyncMethod = SyncMethod()
         self.guard = LossGuardHandler()
+        self.chosen = False
         self._phase = TrainingPhase()
         self._progress = Progress()
         self._parameters: list[torch.nn.Parameter] = []

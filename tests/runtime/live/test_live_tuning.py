@@ -380,6 +380,35 @@ def test_one_rank_alone_is_refused(attached: Attached) -> None:
     assert "single rank" in helper.sent[0]["reason"]
 
 
+def test_a_strategy_that_the_script_has_chosen_is_a_reason_for_launched_trials(
+    attached: Attached, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        optimizer._sync.chosen = True
+
+    helper = Helper()
+    train(attached, helper, lambda _: [50], before_step=before)
+    assert [m["type"] for m in helper.sent] == ["refused"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "strategy=" in line and "--autosync-mode launched" in line
+
+
+def test_a_strategy_that_the_script_chooses_later_stays(attached: Attached) -> None:
+    """Though trials go on with the other optimizers."""
+    later: dict[int, Optimizer] = {}
+
+    def before(tuning: LiveTuning, optimizer: Optimizer, number: int) -> None:
+        if number == 20:
+            later[rank()] = Optimizer()
+            later[rank()]._sync.chosen = True
+            tuning.optimizer_created(later[rank()], frozenset())
+
+    helper = Helper(trial(FAST), trial(BEST))
+    train(attached, helper, lambda _: [100], before_step=before)
+    assert len(helper.results()) == 2
+    assert attached.counts and set(attached.counts) == {1}
+
+
 @given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), epochs=st.integers(1, 12))
 def test_ranks_with_less_data_stay_together(seed: int, ranks: int, epochs: int) -> None:
     draws = random.Random(seed)

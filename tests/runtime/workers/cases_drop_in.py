@@ -5,6 +5,7 @@ import inspect
 import os
 import pathlib
 import tempfile
+import unittest.mock
 import warnings
 
 import horovod.torch
@@ -13,8 +14,10 @@ from common import HOROVODS, HOROVODS_BROADCAST, RUN, assert_close, batch, mlp, 
 
 import hvd_autosync.torch as hvd
 from hvd_autosync.errors import AutosyncError
+from hvd_autosync.runtime import current
 from hvd_autosync.runtime.optimizer.arguments import EXCHANGE_KNOBS
 from hvd_autosync.runtime.trial.profiling import device_name
+from hvd_autosync.search_space.sync_plan import SyncPlan
 
 BUCKETS = {"buckets": 2, "large_slices": 3}
 CLASSES = {"large": ("*.weight",)}
@@ -48,12 +51,31 @@ def case_without_a_strategy_it_is_horovods():
     assert not hasattr(wrap(mlp()), "_sync")
 
 
+def case_a_strategy_of_the_launch_is_none_of_the_scripts():
+    current.sync_plan = SyncPlan()
+    try:
+        assert not wrap(mlp())._sync.chosen
+    finally:
+        current.sync_plan = None
+
+
+def case_a_strategy_that_does_not_fit_is_an_error_in_a_training_that_is_tuned_live():
+    """It would not be where Horovod's own optimizer could take the place of the default."""
+    current.live = unittest.mock.Mock()
+    try:
+        with raises(AutosyncError):
+            wrap(mlp(), strategy={"large_exchange": "hierarchical"}, classes=CLASSES)
+    finally:
+        current.live = None
+
+
 def case_a_strategy_as_knobs():
     model, reference = mlp(), mlp()
     ours = wrap(model, strategy=BUCKETS, classes=CLASSES)
     theirs = HOROVODS(sgd(reference), reference.named_parameters())
     assert plan_of(ours) == (2, 3, CLASSES)
     assert RUN._owned[-1] == EXCHANGE_KNOBS  # the script has decided
+    assert ours._sync.chosen
     for step in range(4):
         for network, optimizer in ((model, ours), (reference, theirs)):
             optimizer.zero_grad()
