@@ -29,6 +29,11 @@ class SyncMethod:
         return True
 
     @property
+    def average_is_exact(self) -> bool:
+        """Whether the average that has made replicas equal has left nothing for a later one."""
+        return True
+
+    @property
     def in_round(self) -> bool:
         """Whether replicas differ, in a round of local steps that their average will end."""
         return False

@@ -146,6 +146,12 @@ class Dispatcher:
         arrived = any(bucket.missing < len(bucket.parameters) for bucket in self.buckets)
         return bool(self._first_arrivals) or arrived
 
+    @property
+    def keeps_left_out(self) -> bool:
+        """Whether error feedback keeps what was left out, for later exchanges."""
+        codecs = [bucket.codec for bucket in self.buckets if bucket.codec is not None]
+        return any(codec.left_out() is not None for codec in codecs)
+
     def take_left_out(self) -> None:
         """Add to all gradients what error feedback has kept of them, which is then zero."""
         for bucket in self.buckets:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.agreement import agree_steps, gather_texts, tell_all
 from hvd_autosync.runtime.collectives.operations import (
     Sum,
@@ -39,6 +38,7 @@ from hvd_autosync.runtime.state.states import parameters_of
 from hvd_autosync.runtime.sync.averaging import Averaging, moments, place_of
 from hvd_autosync.runtime.sync.nested import Nested
 from hvd_autosync.runtime.sync.phase import Phase, TrainingPhase, Votes
+from hvd_autosync.runtime.sync.proposal import Proposal, check_together
 from hvd_autosync.search_space.schedule import Schedule
 
 _LOG = logging.getLogger(__name__)
@@ -88,9 +88,11 @@ class LocalSteps(Nested, JoinHook):
         self._phase = phase
         self._progress = progress
         register_join_hook(self)
-        self._proposal: _Proposal | None = None
+        self._proposal: Proposal | None = None
         self._length = self._done = 0
         self._ends_epoch = False
+        #: Whether the last round's average was not exact: parameters are equal, statistics are not.
+        self._inexact = False
         self._votes = Votes(
             "local steps have not begun: no epoch end seen yet. Use a torch.utils.data.DataLoader "
             "with a length, or call hvd_autosync.average(optimizer) where parameters must be the "
@@ -182,7 +184,7 @@ class LocalSteps(Nested, JoinHook):
         self._progress.step = agree_steps(self.step, self._name)
         self._votes.last = self.step
         self._joined = self.running
-        self._length = self._done = 0
+        self._forget_round()
 
     def at_sync_point(self, why: SyncPoint) -> None:
         """Make parameters and statistics equal now; a collective."""
@@ -191,11 +193,15 @@ class LocalSteps(Nested, JoinHook):
         self.average()
 
     def average(self) -> None:
-        """Make parameters and statistics equal now, in the middle of a round; a collective."""
+        """Make parameters and statistics equal now, exactly; a collective."""
         self.settle_skipped()
         if self._phase.now is Phase.RESTORED:
             self._average_parameters()
         elif self._done:
+            self._end_round(early=True)
+        elif not self.average_is_exact and self._proposal is None:
+            # A rank that trains on instead would wait here for this one, not at the round's end.
+            Proposal(self._name, 0, False).agreed()
             self._end_round(early=True)
 
     @property
@@ -204,6 +210,13 @@ class LocalSteps(Nested, JoinHook):
         if self.running:
             return self._done == 0 and not self.owed
         return self._phase.now is not Phase.RESTORED
+
+    @property
+    def average_is_exact(self) -> bool:
+        """As of :class:`SyncMethod`."""
+        if not (self.running and self._inexact):
+            return True
+        return not (self._averaging.dispatcher.keeps_left_out or self._statistics.tensors)
 
     @property
     def in_round(self) -> bool:
@@ -232,8 +245,7 @@ class LocalSteps(Nested, JoinHook):
         if self._phase.now in (Phase.ROUNDS, Phase.RESTORED):
             self._average_moments()
             self._phase.enter(Phase.EXCHANGE)
-        self._length = self._done = 0
-        self._proposal = None
+        self._forget_round()
         super().make_whole()
 
     def _average_moments(self) -> None:
@@ -335,8 +347,13 @@ class LocalSteps(Nested, JoinHook):
         elif self._phase.now is not Phase.EXACT:
             self._phase.enter(Phase.RESTORED if place["running"] else Phase.EXCHANGE)
         self._votes.last = self.step - Votes.EVERY
+        self._forget_round()
+
+    def _forget_round(self) -> None:
+        """Begin the next round, if there is one, as the first."""
         self._length = self._done = 0
         self._proposal = None
+        self._inexact = False
 
     def _end_rounds(self) -> None:
         """There is no round any more."""
@@ -391,7 +408,7 @@ class LocalSteps(Nested, JoinHook):
         most = 1 if known is None and not self._progress.script_averages else known
         highest = max(progress.highest, progress.rate)
         length = self._schedule.length(self.step, progress.rate, highest, most)
-        self._proposal = _Proposal(self._name, length, known == length)
+        self._proposal = Proposal(self._name, length, known == length)
 
     def _begin_round(self) -> None:
         assert self._proposal is not None
@@ -406,39 +423,10 @@ class LocalSteps(Nested, JoinHook):
         # Known first: ranks that end a round for different reasons would wait for each other.
         synchronize(allreduce_async_(here, name=f"{self._name}.end", op=Sum))
         ranks, ended_early = here.tolist()
-        if ended_early not in (0, ranks):
-            raise ConfigurationError(
-                f"{ended_early} of {ranks} ranks have ended a round of local steps early, the "
-                "others have not; or one of them has failed, then see its error",
-                hint="Evaluate on all ranks or between epochs, where parameters are equal, or "
-                "leave the schedule knobs out of the strategy.",
-            )
-        self._averaging.exchange(exact=early or self._ends_epoch)
+        check_together(ended_early, ranks)
+        exact = early or self._ends_epoch
+        self._averaging.exchange(exact=exact)
         self._averaging.take(ranks)
-        if early or self._ends_epoch:
+        if exact:
             self._statistics.average(ranks)
-
-
-class _Proposal:
-    """This rank's proposal for the length of the round that begins.
-
-    It uses sums only, where Horovod substitutes zeros for a rank that waits in ``hvd.join()``: n
-    numbers are equal if n times the sum of their squares is the square of their sum.
-
-    Args:
-        name: Name of the operation.
-        length: Length of the round.
-        ends_epoch: Whether an epoch ends with it.
-    """
-
-    def __init__(self, name: str, length: int, ends_epoch: bool) -> None:
-        numbers = [1, length, length**2, ends_epoch]
-        self._sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        self._handle = allreduce_async_(self._sums, name=f"{name}.length", op=Sum)
-
-    def agreed(self) -> tuple[int, bool]:
-        """Return the agreed length, and whether an epoch ends with it on any rank."""
-        synchronize(self._handle)
-        ranks, lengths, lengths_2, ending = self._sums.tolist()
-        equal = ranks == size() and ranks * lengths_2 == lengths**2
-        return round(lengths / ranks) if equal else 1, ending > 0
+        self._inexact = not exact

@@ -35,6 +35,10 @@ class Nested(SyncMethod):
         return self.inner.replicas_in_sync
 
     @property
+    def average_is_exact(self) -> bool:
+        return self.inner.average_is_exact
+
+    @property
     def in_round(self) -> bool:
         return self.inner.in_round
 

@@ -133,8 +133,8 @@ class Synchronizer:
 
     @property
     def replicas_in_sync(self) -> bool:
-        """As of :class:`SyncMethod`."""
-        return self.method.replicas_in_sync
+        """Whether :meth:`at_sync_point` has nothing to do, not even to make an average exact."""
+        return self.method.replicas_in_sync and self.method.average_is_exact
 
     def at_sync_point(self, why: SyncPoint) -> None:
         """As of :class:`SyncMethod`."""

@@ -17,8 +17,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hvd_autosync.errors import ConfigurationError
 from hvd_autosync.runtime.collectives.operations import CollectiveError, join, rank
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
+from hvd_autosync.runtime.patches.epochs import SyncPoint
+from hvd_autosync.runtime.state import normalization
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.sync_plan import SyncPlan
@@ -168,6 +171,91 @@ def test_ranks_with_less_data_hold_nobody_up(case: Case, loader: Any, begin: Any
         assert end == longest[0].ends[-1]
         for own, same in zip(other.in_sync[end], longest[0].in_sync[end], strict=True):
             assert torch.equal(own, same)
+
+
+def rounds_begun(begin: Any, plan: ExchangePlan) -> Any:
+    """A training by rounds of four steps, without a loader, after two of them."""
+    own = begin(_SHAPES, SyncPlan(plan, schedule=Schedule(4)))
+    own.sync.at_sync_point(SyncPoint.SCRIPT)
+
+    def step() -> None:
+        number = own.method.step
+        own.step({place: gradient(rank(), number, place) for place in range(len(_SHAPES))})
+
+    own.next_step = step
+    while not own.method.running:
+        step()
+    own.begun = own.method.step, own.values()
+    for _ in range(8):
+        step()
+    assert own.method.replicas_in_sync
+    return own
+
+
+@pytest.mark.parametrize("more", [0, 4, 6])
+@pytest.mark.parametrize("codec", ["none", "topk", "powersgd"])
+def test_an_average_for_the_script_is_exact_where_a_round_has_just_ended(
+    codec: str, more: int, begin: Any
+) -> None:
+    """So nothing is left for later rounds, which go on from there."""
+    plan = ExchangePlan(1, rest=ClassPlan(codec=codec, ratio=0.1, rank=1))
+
+    def body() -> Any:
+        own = rounds_begun(begin, plan)
+        assert own.sync.replicas_in_sync is (codec == "none")
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        assert own.sync.replicas_in_sync
+        averages, kept = own.method.averages, {own.method.step: own.values()}
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        assert own.method.averages == averages, "nothing was left to do"
+        for _ in range(more):
+            own.next_step()
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        return own.begun, kept | {own.method.step: own.values()}
+
+    ((begun, parameters), kept), *others = ThreadRanks(3, seed=more).run(body)
+    assert len(kept) == (2 if more else 1)
+    for step in range(begun, max(kept)):
+        for place, each in enumerate(parameters):
+            each -= _RATE * sum(gradient(r, step, place) for r in range(3)) / 3
+        for values in [each[step + 1] for _, each in others if step + 1 in kept]:
+            assert all(map(torch.equal, values, kept[step + 1])), "ranks differ"
+        if step + 1 in kept:
+            torch.testing.assert_close(kept[step + 1], parameters, rtol=1e-5, atol=1e-4)
+
+
+def test_running_statistics_are_averaged_where_a_round_has_just_ended(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_rank: dict[int, torch.Tensor] = {}
+    monkeypatch.setattr(normalization, "running_statistics", lambda _: [of_rank[rank()]])
+
+    def body() -> list[float]:
+        of_rank[rank()] = torch.full((3,), float(rank()))
+        own = rounds_begun(begin, ExchangePlan())
+        assert not own.sync.replicas_in_sync
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        assert own.sync.replicas_in_sync
+        values: list[float] = of_rank[rank()].tolist()
+        return values
+
+    assert ThreadRanks(2).run(body) == [[0.5] * 3] * 2
+
+
+def test_an_average_of_some_ranks_where_a_round_has_just_ended_is_an_error(begin: Any) -> None:
+    """On all ranks: none waits for ever."""
+    plan = ExchangePlan(1, rest=ClassPlan(codec="topk", ratio=0.1))
+
+    def body() -> None:
+        own = rounds_begun(begin, plan)
+        if rank() == 1:
+            own.sync.at_sync_point(SyncPoint.EVALUATION)
+        else:
+            own.next_step()
+
+    for outcome in ThreadRanks(3).outcomes(body):
+        assert isinstance(outcome, ConfigurationError), outcome
+        assert "1 of 3 ranks have ended a round of local steps early" in outcome.message
 
 
 def held_bytes(elements: int) -> int:

@@ -1,0 +1,57 @@
+"""What ranks agree on before the first step of a round of local steps."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.runtime.collectives.operations import Sum, allreduce_async_, size, synchronize
+
+
+class Proposal:
+    """This rank's proposal for the length of the round that begins.
+
+    It uses sums only, where Horovod substitutes zeros for a rank that waits in ``hvd.join()``: n
+    numbers are equal if n times the sum of their squares is the square of their sum.
+
+    Args:
+        name: Name of the operation.
+        length: Length of the round; 0 to average parameters instead, before any step of it.
+        ends_epoch: Whether an epoch ends with it.
+    """
+
+    def __init__(self, name: str, length: int, ends_epoch: bool) -> None:
+        numbers = [1, length, length**2, ends_epoch, length == 0]
+        self._sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        self._handle = allreduce_async_(self._sums, name=f"{name}.length", op=Sum)
+
+    def agreed(self) -> tuple[int, bool]:
+        """Return the agreed length, and whether an epoch ends with it on any rank.
+
+        Raises:
+            ConfigurationError: Some ranks begin the round, the others average.
+        """
+        synchronize(self._handle)
+        ranks, lengths, lengths_2, ending, averaging = self._sums.tolist()
+        check_together(round(averaging), round(ranks))
+        equal = ranks == size() and ranks * lengths_2 == lengths**2
+        return round(lengths / ranks) if equal else 1, ending > 0
+
+
+def check_together(ended_early: int, ranks: int) -> None:
+    """Check that a round ends early on all ranks or on none.
+
+    Args:
+        ended_early: On how many it does.
+        ranks: How many ranks take part.
+
+    Raises:
+        ConfigurationError: It does on some.
+    """
+    if ended_early not in (0, ranks):
+        raise ConfigurationError(
+            f"{ended_early} of {ranks} ranks have ended a round of local steps early, the "
+            "others have not; or one of them has failed, then see its error",
+            hint="Evaluate on all ranks or between epochs, where parameters are equal, or "
+            "leave the schedule knobs out of the strategy.",
+        )
