@@ -166,13 +166,18 @@ class Dispatcher:
                 bucket.drop_codec()
 
     def codec_states(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the states that codecs keep from step to step on this rank, by bucket."""
+        """Return the states that codecs keep from step to step on this rank, by bucket.
+
+        While there are no buckets, they are those that were loaded for them.
+        """
+        if not self.buckets:
+            return self._codec_states
         states = {b.name: b.codec.state() for b in self.buckets if b.codec is not None}
-        return {name: state for name, state in states.items() if state} or self._codec_states
+        return {name: state for name, state in states.items() if state}
 
     def load_codec_states(self, states: dict[str, dict[str, torch.Tensor]]) -> None:
         """Load what :meth:`codec_states` returned, now or as soon as there are buckets."""
-        self._codec_states = states
+        self._codec_states = {} if self.buckets else states
         for bucket in self.buckets:
             if bucket.codec is not None:
                 bucket.codec.load(states.get(bucket.name, {}))

@@ -5,6 +5,7 @@ Gradients are small integers, so sums are exact in any order.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,3 +176,35 @@ def test_an_operation_that_fails_ends_all(case: Case, at: int, begin: Any) -> No
     outcomes = ranks.outcomes(lambda: training(case, begin))
     failed = [isinstance(each, CollectiveError) for each in outcomes]
     assert all(failed) or not any(failed)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_error_feedback_ends_with_a_step_of_a_plan_without_it(steps: int, begin: Any) -> None:
+    """What was left out thousands of steps ago belongs to no gradient any more."""
+    lossy = SyncPlan(ExchangePlan(1, rest=ClassPlan(codec="topk", ratio=0.1)))
+
+    def body() -> None:
+        own = begin(_SHAPES, lossy)
+        made = itertools.count()
+
+        def step() -> None:
+            number = next(made)
+            own.step({place: gradient(rank(), number, place) for place in range(len(_SHAPES))})
+
+        def kept() -> Any:
+            return own.method.dispatcher.codec_states()
+
+        step()
+        before = {name: state["left_out"].clone() for name, state in kept().items()}
+        assert any(each.any() for each in before.values())
+        own.sync.switch(SyncPlan(ExchangePlan(2)))
+        for _ in range(steps):
+            step()
+        assert {*kept()} == (set() if steps else {*before})
+        own.sync.switch(lossy)
+        assert {*kept()} == (set() if steps else {*before})
+        step()
+        own.sync.switch(lossy)
+        assert {*kept()} == {*before}
+
+    ThreadRanks(2).run(body)
