@@ -55,8 +55,9 @@ def same_by_sums(described: Sequence[Any], name: str) -> bool:
         described: The values.
         name: Name of the operation.
     """
-    own = float(int.from_bytes(_digest(described)[:3], "big") + 1)
-    moments = torch.tensor([own, own**2], dtype=torch.float64, device="cpu")
+    own = int.from_bytes(_digest(described)[:3], "big") + 1
+    # Sums of float64 would be inexact from 33 ranks on.
+    moments = torch.tensor([own, own**2], dtype=torch.int64, device="cpu")
     sums = allreduce(moments, name=f"hvd_autosync.{name}.sums", op=Sum)
     return bool((sums == size() * moments).all())
 

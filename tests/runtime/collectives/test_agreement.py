@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("horovod.torch", reason="Horovod is not installed: make setup builds it")
 
 from hvd_autosync.runtime.collectives import agreement
-from hvd_autosync.runtime.collectives.agreement import gather_bytes, tell_all
+from hvd_autosync.runtime.collectives.agreement import gather_bytes, same_by_sums, tell_all
 from hvd_autosync.runtime.collectives.operations import rank
 from hvd_autosync.runtime.collectives.over_threads import ThreadRanks
 
@@ -44,3 +44,16 @@ def test_long_texts_are_gathered_in_pieces(
     assert texts == [own] * RANKS
     assert ranks.calls["allgather"] == RANKS * (1 + rounds)
     assert ranks.sent_bytes["allgather"] <= RANKS * LENGTH_BYTES + rounds * MOST
+
+
+@pytest.mark.parametrize("count", [2, 33, 64])
+def test_equal_values_have_equal_sums_on_any_number_of_ranks(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the largest: 24 bits of a digest, whose squares have 48."""
+    monkeypatch.setattr(agreement, "_digest", lambda described: described[0])
+    for own in (b"\xff\xff\xfe", b"\xff\xff\xff", b"\xd3\x5a\x01"):
+        ranks = ThreadRanks(count, turns=False)
+        assert ranks.run(lambda own=own: same_by_sums([own], "values")) == [True] * count
+    different = ThreadRanks(count).run(lambda: same_by_sums([bytes((255, 255, rank()))], "values"))
+    assert different == [False] * count
