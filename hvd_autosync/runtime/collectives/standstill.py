@@ -85,8 +85,12 @@ def signals_wait() -> Iterator[None]:
     """Let signals wait that Python handles, and handle them when the context is left.
 
     A handler that raises an exception, or ends the process, would otherwise leave Horovod half
-    initialized, and the other ranks waiting. Main thread only.
+    initialized, and the other ranks waiting. Python handles signals in the main thread only: in
+    another one this does nothing.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     received: list[int] = []
     handlers = {
         number: handler

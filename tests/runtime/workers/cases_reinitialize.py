@@ -426,3 +426,23 @@ def case_in_another_thread():
     thread.start()
     thread.join()
     assert "another thread than the main one" in reasons[0]
+
+
+def case_in_another_thread_of_one_rank():
+    """All ranks are told, though only one asks for it there."""
+    refused = []
+
+    def ask():
+        try:
+            reinitialize({CACHE: "17"})
+        except CannotReinitializeError as error:
+            refused.append(error.message)
+
+    if hvd.rank() == hvd.size() - 1:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    else:
+        ask()
+    assert "another thread than the main one" in refused[0]
+    assert f"(rank {hvd.size() - 1})" in refused[0]
