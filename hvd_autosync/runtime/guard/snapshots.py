@@ -7,11 +7,12 @@ being tested. The memory of each is allocated once and reused.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from hvd_autosync.runtime.state.normalization import statistics_beside
+from hvd_autosync.runtime.state.normalization import Statistic, statistics_beside
 from hvd_autosync.runtime.state.states import parameters_of
 
 _KEPT = 2
@@ -27,7 +28,7 @@ class Snapshots:
     def __init__(self) -> None:
         self.steps: list[int] = []
         self._held: list[_Snapshot] = []
-        self._statistics: list[torch.Tensor] | None = None
+        self._statistics: list[Statistic] | None = None
         #: Number of the optimizer's parameters.
         self._count = 0
 
@@ -40,7 +41,7 @@ class Snapshots:
         snapshot = self._held.pop(0) if len(self._held) == _KEPT else _Snapshot()
         if snapshot.count != self._count:  # the script has added some
             snapshot = _Snapshot(self._count)
-        snapshot.take([*parameters, *self._statistics], optimizer)
+        snapshot.take(parameters, self._statistics, optimizer)
         self._held.append(snapshot)
         self.steps = [*self.steps, step][-_KEPT:]
 
@@ -73,18 +74,21 @@ class _Snapshot:
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
-        #: What was copied, the parameters first, and the copies.
-        self._of: list[torch.Tensor] = []
+        #: What was copied, and the copies, the parameters' first.
+        self._parameters: Sequence[torch.Tensor] = []
+        self._statistics: list[Statistic] = []
         self._tensors: list[torch.Tensor] = []
         #: The state of each parameter.
         self._states: list[dict[str, Any]] = []
 
     @torch.no_grad()
-    def take(self, tensors: list[torch.Tensor], optimizer: Any) -> None:
-        states = [optimizer.state.get(each, {}) for each in tensors[: self.count]]
+    def take(
+        self, parameters: Sequence[torch.Tensor], statistics: list[Statistic], optimizer: Any
+    ) -> None:
+        states = [optimizer.state.get(each, {}) for each in parameters]
         old = self._states or [{} for _ in states]
-        self._of = tensors
-        self._tensors = _copied([each.detach() for each in tensors], self._tensors)
+        self._parameters, self._statistics = parameters, statistics
+        self._tensors = _copied(self._now(), self._tensors)
         names = [
             (place, name)
             for place, state in enumerate(states)
@@ -109,12 +113,17 @@ class _Snapshot:
 
     @torch.no_grad()
     def give(self, optimizer: Any) -> None:
-        torch._foreach_copy_([each.detach() for each in self._of], self._tensors)
-        for parameter, state in zip(self._of[: self.count], self._states, strict=True):
+        torch._foreach_copy_(self._now(), self._tensors)
+        for parameter, state in zip(self._parameters, self._states, strict=True):
             if state:
                 optimizer.state[parameter] = state
             else:
                 optimizer.state.pop(parameter, None)
+
+    def _now(self) -> list[torch.Tensor]:
+        """Return what the model has now, whose buffers may be others than at the copy."""
+        statistics = (each.tensor for each in self._statistics)
+        return [each.detach() for each in (*self._parameters, *statistics)]
 
 
 def _plain(value: Any) -> bool:

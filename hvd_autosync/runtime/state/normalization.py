@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,45 @@ from hvd_autosync.runtime.collectives.operations import Sum, allreduce
 from hvd_autosync.util import patches
 
 
-def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[torch.Tensor]:
+class Statistic:
+    """A running mean or variance.
+
+    ``model.double()``, ``model.cpu()`` and ``load_state_dict(assign=True)`` put other tensors in
+    the place of buffers, but leave the layers.
+
+    Args:
+        layer: Its layer, which is not kept alive.
+        name: Its name there.
+    """
+
+    def __init__(self, layer: Any, name: str) -> None:
+        self._layer = weakref.ref(layer)
+        self._name = name
+        self._last: torch.Tensor = getattr(layer, name)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The buffer that the layer has now; the last one known if that or the layer is gone.
+
+        Ranks may collect layers at different times, and have to exchange equally many.
+        """
+        now = getattr(self._layer(), self._name, None)
+        if now is not None:
+            self._last = now
+        return self._last
+
+
+def _of_layers(layers: Iterable[_NormBase]) -> list[Statistic]:
+    found: dict[int, Statistic] = {}
+    for layer in layers:
+        for name in ("running_mean", "running_var"):
+            buffer = getattr(layer, name)
+            if buffer is not None:
+                found.setdefault(id(buffer), Statistic(layer, name))
+    return list(found.values())
+
+
+def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[Statistic]:
     """Running means and variances in the models that ``parameters`` belong to.
 
     They are in the order of the modules in the models, which is the same on all ranks.
@@ -33,14 +71,8 @@ def running_statistics(parameters: Collection[torch.nn.Parameter]) -> list[torch
             if own:
                 models.append((min(own), -len(own), module))
     models.sort(key=lambda entry: entry[:2])
-    found: dict[int, torch.Tensor] = {}
-    for _, _, model in models:
-        for module in model.modules():
-            if isinstance(module, _NormBase):
-                for buffer in (module.running_mean, module.running_var):
-                    if buffer is not None:
-                        found.setdefault(id(buffer), buffer)
-    return list(found.values())
+    inside = (module for _, _, model in models for module in model.modules())
+    return _of_layers(module for module in inside if isinstance(module, _NormBase))
 
 
 class RunningStatistics:
@@ -56,14 +88,14 @@ class RunningStatistics:
     ) -> None:
         self._name = f"hvd_autosync.{name}.statistics"
         self._find_parameters = find_parameters
-        self._tensors: list[torch.Tensor] | None = None
+        self._found: list[Statistic] | None = None
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """As of :func:`running_statistics`."""
-        if self._tensors is None:
-            self._tensors = running_statistics(self._find_parameters())
-        return self._tensors
+        """The tensors of :func:`running_statistics`, as they are now."""
+        if self._found is None:
+            self._found = running_statistics(self._find_parameters())
+        return [each.tensor for each in self._found]
 
     def average(self, ranks: int) -> None:
         """Set them to their means over ranks; a collective of one operation, if there are any.
@@ -71,12 +103,13 @@ class RunningStatistics:
         Args:
             ranks: Number of ranks that take part; others wait in ``hvd.join()`` and count as zero.
         """
-        if not self.tensors:
+        tensors = self.tensors
+        if not tensors:
             return
-        flat = torch.cat([each.detach().double().cpu().view(-1) for each in self.tensors])
+        flat = torch.cat([each.detach().double().cpu().view(-1) for each in tensors])
         mean = allreduce(flat, op=Sum, name=self._name) / ranks
-        parts = mean.split([each.numel() for each in self.tensors])
-        for statistic, part in zip(self.tensors, parts, strict=True):
+        parts = mean.split([each.numel() for each in tensors])
+        for statistic, part in zip(tensors, parts, strict=True):
             statistic.detach().copy_(part.view(statistic.shape))
 
 
@@ -112,7 +145,7 @@ def _forget_layers() -> None:
     _layers = None
 
 
-def statistics_beside(parameters: Collection[torch.nn.Parameter]) -> list[torch.Tensor]:
+def statistics_beside(parameters: Collection[torch.nn.Parameter]) -> list[Statistic]:
     """Running means and variances that may change while ``parameters`` are trained.
 
     They are those of every layer that does not belong to another optimizer. Searching all objects
@@ -125,13 +158,11 @@ def statistics_beside(parameters: Collection[torch.nn.Parameter]) -> list[torch.
     if _layers is None:
         return running_statistics(parameters)
     own = set(parameters)
-    found: dict[int, torch.Tensor] = {}
+    layers = []
     for reference in _layers:
         layer = reference()
         weight = getattr(layer, "weight", None)
-        if layer is None or (weight is not None and weight.requires_grad and weight not in own):
-            continue
-        for buffer in (layer.running_mean, layer.running_var):
-            if buffer is not None:
-                found.setdefault(id(buffer), buffer)
-    return list(found.values())
+        of_another = weight is not None and weight.requires_grad and weight not in own
+        if layer is not None and not of_another:
+            layers.append(layer)
+    return _of_layers(layers)

@@ -87,6 +87,23 @@ def test_parameters_may_be_added_between_two(counted: None) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def test_statistics_are_restored_in_the_tensors_that_the_model_has_then(counted: None) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False))
+    model[1].num_batches_tracked = None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots, wanted = Snapshots(), []
+    for number in range(1, 5):
+        step(model, optimizer)
+        snapshots.take(number, optimizer)
+        wanted.append(everything(model, optimizer))
+        for name in ("running_mean", "running_var"):  # as by load_state_dict(assign=True)
+            setattr(model[1], name, getattr(model[1], name).clone())
+    step(model, optimizer)
+    assert snapshots.restore(optimizer) == 3
+    assert all(map(torch.equal, everything(model, optimizer), wanted[2]))
+
+
 def test_memory_is_taken_once_for_each(counted: None) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
@@ -121,7 +138,7 @@ def test_statistics_are_those_of_layers_that_nobody_else_trains(counted: None) -
     copied = copy.deepcopy(model)
 
     def found(trained: nn.Module) -> set[int]:
-        return {id(each) for each in normalization.statistics_beside(list(trained.parameters()))}
+        return {id(s.tensor) for s in normalization.statistics_beside(list(trained.parameters()))}
 
     def of(layer: nn.Module) -> set[int]:
         return {id(layer.running_mean), id(layer.running_var)}

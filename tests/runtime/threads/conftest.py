@@ -48,7 +48,7 @@ def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (gradient_exchange, rank_states, no_barrier):
         monkeypatch.setattr(module, "StateServer", StateServerOfThreads)
     # The search through all objects of a process takes 50 ms, and finds those of all ranks.
-    nothing: list[torch.Tensor] = []
+    nothing: list[Any] = []
     for owner, name in (
         (normalization, "running_statistics"),
         (snapshots, "statistics_beside"),

@@ -22,6 +22,7 @@ from hvd_autosync.runtime.collectives.operations import CollectiveError, join, r
 from hvd_autosync.runtime.collectives.over_threads import RankDied, ThreadRanks
 from hvd_autosync.runtime.patches.epochs import SyncPoint
 from hvd_autosync.runtime.state import normalization
+from hvd_autosync.runtime.state.normalization import Statistic
 from hvd_autosync.search_space.exchange_plan import ClassPlan, ExchangePlan
 from hvd_autosync.search_space.schedule import Schedule
 from hvd_autosync.search_space.sync_plan import SyncPlan
@@ -227,16 +228,17 @@ def test_an_average_for_the_script_is_exact_where_a_round_has_just_ended(
 def test_running_statistics_are_averaged_where_a_round_has_just_ended(
     begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_rank: dict[int, torch.Tensor] = {}
-    monkeypatch.setattr(normalization, "running_statistics", lambda _: [of_rank[rank()]])
+    of_rank = [torch.nn.BatchNorm1d(3) for _ in range(2)]
+    found = lambda _: [Statistic(of_rank[rank()], "running_mean")]  # noqa: E731
+    monkeypatch.setattr(normalization, "running_statistics", found)
 
     def body() -> list[float]:
-        of_rank[rank()] = torch.full((3,), float(rank()))
+        of_rank[rank()].running_mean.fill_(rank())
         own = rounds_begun(begin, ExchangePlan())
         assert not own.sync.replicas_in_sync
         own.sync.at_sync_point(SyncPoint.SCRIPT)
         assert own.sync.replicas_in_sync
-        values: list[float] = of_rank[rank()].tolist()
+        values: list[float] = of_rank[rank()].running_mean.tolist()
         return values
 
     assert ThreadRanks(2).run(body) == [[0.5] * 3] * 2
