@@ -60,6 +60,7 @@ class Averaging:
         def make_buckets(_: Any) -> list[Bucket]:
             return planning.buckets(self._twins, set())
 
+        self._versions = self._now()
         self._compressed = any(plan.of(each).codec != "none" for each in PARAMETER_CLASSES)
         #: For averages that are evaluated or saved: whole changes, uncompressed.
         self._plain = planning.plain(self._twins)
@@ -69,6 +70,12 @@ class Averaging:
     def begin(self) -> None:
         """Take the current parameters, which are equal, as the anchor."""
         torch._foreach_copy_(self._anchors, self._data())
+        self._versions = self._now()
+
+    @property
+    def touched(self) -> bool:
+        """Whether a codec would hold back what somebody has set since parameters were equal."""
+        return self._compressed and self._versions != self._now()
 
     @torch.no_grad()
     def exchange(self, *, exact: bool) -> None:
@@ -100,6 +107,7 @@ class Averaging:
             torch._foreach_mul_(self._changes, size() / ranks)
         torch._foreach_add_(self._anchors, self._changes)
         torch._foreach_copy_(self._data(), self._anchors)
+        self._versions = self._now()
 
     def close(self) -> None:
         """Free what averages need; :meth:`average_tensors` needs nothing."""
@@ -107,6 +115,10 @@ class Averaging:
         for twin in self._twins:
             twin.grad = None
         self._anchors, self._changes, self._plain = [], [], []
+
+    def _now(self) -> list[int]:
+        """Return the versions of the parameters, which count the changes in place."""
+        return [parameter._version for parameter in self.parameters]
 
     def _data(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self.parameters]

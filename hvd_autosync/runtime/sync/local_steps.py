@@ -93,6 +93,8 @@ class LocalSteps(Nested, JoinHook):
         self._ends_epoch = False
         #: Whether the last round's average was not exact: parameters are equal, statistics are not.
         self._inexact = False
+        #: Whether this round sends whole what the script has set on some rank.
+        self._sends_set = False
         self._votes = Votes(
             "local steps have not begun: no epoch end seen yet. Use a torch.utils.data.DataLoader "
             "with a length, or call hvd_autosync.average(optimizer) where parameters must be the "
@@ -201,7 +203,7 @@ class LocalSteps(Nested, JoinHook):
             self._end_round(early=True)
         elif not self.average_is_exact and self._proposal is None:
             # A rank that trains on instead would wait here for this one, not at the round's end.
-            Proposal(self._name, 0, False).agreed()
+            Proposal(self._name, 0).agreed()
             self._end_round(early=True)
 
     @property
@@ -353,7 +355,7 @@ class LocalSteps(Nested, JoinHook):
         """Begin the next round, if there is one, as the first."""
         self._length = self._done = 0
         self._proposal = None
-        self._inexact = False
+        self._inexact = self._sends_set = False
 
     def _end_rounds(self) -> None:
         """There is no round any more."""
@@ -408,11 +410,17 @@ class LocalSteps(Nested, JoinHook):
         most = 1 if known is None and not self._progress.script_averages else known
         highest = max(progress.highest, progress.rate)
         length = self._schedule.length(self.step, progress.rate, highest, most)
-        self._proposal = Proposal(self._name, length, known == length)
+        # What the script has set since an exact average is no change for a codec to send in part.
+        # Some scripts change parameters after each step: not twice in a row.
+        sends_set = not (self._inexact or self._sends_set) and self._averaging.touched
+        length = 1 if sends_set else length
+        self._proposal = Proposal(
+            self._name, length, ends_epoch=known == length, sends_set=sends_set
+        )
 
     def _begin_round(self) -> None:
         assert self._proposal is not None
-        self._length, self._ends_epoch = self._proposal.agreed()
+        self._length, self._ends_epoch, self._sends_set = self._proposal.agreed()
         _LOG.debug("step %d: a round of %d steps begins", self.step, self._length)
         self._proposal = None
 
@@ -424,7 +432,7 @@ class LocalSteps(Nested, JoinHook):
         synchronize(allreduce_async_(here, name=f"{self._name}.end", op=Sum))
         ranks, ended_early = here.tolist()
         check_together(ended_early, ranks)
-        exact = early or self._ends_epoch
+        exact = early or self._ends_epoch or self._sends_set
         self._averaging.exchange(exact=exact)
         self._averaging.take(ranks)
         if exact:

@@ -18,24 +18,27 @@ class Proposal:
         name: Name of the operation.
         length: Length of the round; 0 to average parameters instead, before any step of it.
         ends_epoch: Whether an epoch ends with it.
+        sends_set: Whether it sends whole what the script has set.
     """
 
-    def __init__(self, name: str, length: int, ends_epoch: bool) -> None:
-        numbers = [1, length, length**2, ends_epoch, length == 0]
+    def __init__(
+        self, name: str, length: int, *, ends_epoch: bool = False, sends_set: bool = False
+    ) -> None:
+        numbers = [1, length, length**2, ends_epoch, sends_set, length == 0]
         self._sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self._handle = allreduce_async_(self._sums, name=f"{name}.length", op=Sum)
 
-    def agreed(self) -> tuple[int, bool]:
-        """Return the agreed length, and whether an epoch ends with it on any rank.
+    def agreed(self) -> tuple[int, bool, bool]:
+        """Return the agreed length, and whether on any rank an epoch ends or set values are sent.
 
         Raises:
             ConfigurationError: Some ranks begin the round, the others average.
         """
         synchronize(self._handle)
-        ranks, lengths, lengths_2, ending, averaging = self._sums.tolist()
+        ranks, lengths, lengths_2, ending, sending, averaging = self._sums.tolist()
         check_together(round(averaging), round(ranks))
         equal = ranks == size() and ranks * lengths_2 == lengths**2
-        return round(lengths / ranks) if equal else 1, ending > 0
+        return round(lengths / ranks) if equal else 1, ending > 0, sending > 0
 
 
 def check_together(ended_early: int, ranks: int) -> None:

@@ -225,6 +225,34 @@ def test_an_average_for_the_script_is_exact_where_a_round_has_just_ended(
             torch.testing.assert_close(kept[step + 1], parameters, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("by", ["all", "one"])
+def test_no_codec_holds_back_what_the_script_sets_after_an_average(by: str, begin: Any) -> None:
+    """Such as the best parameters so far."""
+    plan = ExchangePlan(1, rest=ClassPlan(codec="topk", ratio=0.1))
+
+    def body() -> list[float]:
+        own = rounds_begun(begin, plan)
+        own.sync.at_sync_point(SyncPoint.SCRIPT)
+        if by == "all" or rank() == 1:
+            with torch.no_grad():
+                for each in own.parameters:
+                    each.fill_(1000.0)
+        lengths = []
+        for _ in range(9):
+            own.next_step()
+            lengths.append(own.method.round_steps)
+            # As a script that keeps parameters within bounds.
+            for each in own.parameters:
+                each.detach().clamp_(max=1000.0)
+        assert lengths == [1, 4, 4, 4, 4, 4, 4, 4, 4]
+        assert own.method.replicas_in_sync
+        return [float(each.mean()) for each in own.values()]
+
+    first, second, _ = ThreadRanks(3).run(body)
+    assert first == second
+    assert all(abs(each - (1000.0 if by == "all" else 1000.0 / 3)) < 20 for each in first)
+
+
 def test_running_statistics_are_averaged_where_a_round_has_just_ended(
     begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
