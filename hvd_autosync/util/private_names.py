@@ -72,7 +72,11 @@ PRIVATE_NAMES = (
     PrivateNames(
         "torch.Tensor",
         "_version",
-        ("runtime/exchange/deferred_update.py", "runtime/sync/shards.py"),
+        (
+            "runtime/exchange/deferred_update.py",
+            "runtime/sync/averaging.py",
+            "runtime/sync/shards.py",
+        ),
         "whether a tensor was changed in place",
     ),
     PrivateNames(

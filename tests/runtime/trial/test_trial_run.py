@@ -57,7 +57,7 @@ def make_optimizer(*names: str) -> Any:
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     spy = Spy()
 
-    def leave() -> None:
+    def leave(*, shut_down: bool) -> None:
         raise Left
 
     monkeypatch.setattr(trial_run, "rank", lambda: 0)
