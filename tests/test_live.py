@@ -269,13 +269,14 @@ def test_ctrl_c_ends_the_job_and_the_helper(job: LiveJob) -> None:
     )
     assert training.stderr is not None
     assert any("trial 0 (default)" in line for line in iter(training.stderr.readline, ""))
+    assert _helpers(job)
     training.send_signal(signal.SIGINT)
     training.communicate(timeout=60)
     assert training.returncode != 0
-    until = time.monotonic() + 10
-    while time.monotonic() < until and _helpers():
+    until = time.monotonic() + 30
+    while time.monotonic() < until and _helpers(job):
         time.sleep(0.1)
-    assert not _helpers()
+    assert not _helpers(job)
 
 
 @pytest.mark.parametrize("stops", ["flag", pytest.param("scheduler", marks=pytest.mark.wide)])
@@ -299,7 +300,7 @@ def test_a_job_that_is_stopped_in_a_trial_blames_no_strategy(job: LiveJob, stops
         assert "the next run of this job resumes it" in said
     assert "starting the training again" not in said
     until = time.monotonic() + 30
-    while time.monotonic() < until and _helpers():
+    while time.monotonic() < until and _helpers(job):
         time.sleep(0.1)
     (study,) = job.store.studies()
     default, *_, last = job.store.trials(study.study_id)
@@ -308,12 +309,14 @@ def test_a_job_that_is_stopped_in_a_trial_blames_no_strategy(job: LiveJob, stops
     assert study.study_id in job.store.interrupted()
 
 
-def _helpers() -> list[int]:
+def _helpers(job: LiveJob) -> list[int]:
+    """Processes of the helpers of ``job``: another test may have some of its own."""
     found = []
     for process in psutil.process_iter():
         try:
             if any("live_study" in word for word in process.cmdline()):
-                found.append(process.pid)
+                folders = [word for word in process.environ().values() if str(job.folder) in word]
+                found += [process.pid] if folders else []
         except psutil.Error:
             continue
     return found
