@@ -15,6 +15,7 @@ import time
 import traceback
 import unittest
 import warnings
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -27,6 +28,8 @@ from hvd_autosync.runtime.collectives.messaging import prepare_messaging
 from hvd_autosync.runtime.exchange import dispatcher
 from hvd_autosync.search_space.horovod_settings import OURS_ALONE, PROCESS_SETS_VARIABLE
 
+#: Longest wait of a rank for those that have cases left.
+OTHERS_S = 30.0
 #: How long a rank sleeps between two looks at an operation.
 LOOK_S = 0.001
 #: In milliseconds. With its default of 1 Horovod's own thread takes a fifth of a processor.
@@ -52,6 +55,16 @@ def wait_asleep() -> None:
         if name.startswith("horovod.torch") and getattr(module, "synchronize", None) is waits:
             module.synchronize = synchronize
     dispatcher._PAUSE_S = LOOK_S
+
+
+def await_others(folder: str, ranks: int, cases: int) -> None:
+    """Wait until all ranks have run all cases: who ends shuts Horovod down for the others, too."""
+    files = [Path(folder, str(rank)) for rank in range(ranks)]
+    deadline = time.monotonic() + OTHERS_S
+    while time.monotonic() < deadline:
+        if all(file.exists() and file.read_text().count("\n") == cases for file in files):
+            return
+        time.sleep(0.05)
 
 
 def run(case) -> str:
@@ -100,11 +113,13 @@ def main(folder: str, *names: str) -> None:
     for name in CYCLE_TIME:
         os.environ.pop(name, None)
     current.run._sender.stop()  # the cases look at news themselves
+    ranks = hvd.size()  # cases may end Horovod
     with open(os.path.join(folder, str(hvd.rank())), "w") as out:
         for name in names:
             module, _, case = name.partition(".")
             report = run(getattr(importlib.import_module(module), case))
             print(json.dumps([name, report]), file=out, flush=True)
+    await_others(folder, ranks, len(names))
 
 
 if __name__ == "__main__":
