@@ -106,7 +106,8 @@ class WatchedFiles:
         if failed:
             self._keep_copies = True
             raise TrialFilesError(
-                f"after a trial {_few(failed)} cannot be put back; the training is not started",
+                f"changes of a trial cannot be reverted: {_few(failed)}; "
+                "the training is not started",
                 hint=f"What was copied before the trial is kept in {self._copies}. {_REMEDY}",
             )
         if lost:

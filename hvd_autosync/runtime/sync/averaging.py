@@ -60,8 +60,8 @@ class Averaging:
         def make_buckets(_: Any) -> list[Bucket]:
             return planning.buckets(self._twins, set())
 
-        self._versions = self._now()
         self._compressed = any(plan.of(each).codec != "none" for each in PARAMETER_CLASSES)
+        self._versions = self._now()
         #: For averages that are evaluated or saved: whole changes, uncompressed.
         self._plain = planning.plain(self._twins)
         self.dispatcher = Dispatcher(self._name, make_buckets, self._plain, lambda: None)
@@ -75,7 +75,7 @@ class Averaging:
     @property
     def touched(self) -> bool:
         """Whether a codec would hold back what somebody has set since parameters were equal."""
-        return self._compressed and self._versions != self._now()
+        return self._versions != self._now()
 
     @torch.no_grad()
     def exchange(self, *, exact: bool) -> None:
@@ -117,8 +117,11 @@ class Averaging:
         self._anchors, self._changes, self._plain = [], [], []
 
     def _now(self) -> list[int]:
-        """Return the versions of the parameters, which count the changes in place."""
-        return [parameter._version for parameter in self.parameters]
+        """Return the versions of the parameters, which count the changes in place.
+
+        None without a codec, where nothing is held back.
+        """
+        return [parameter._version for parameter in self.parameters if self._compressed]
 
     def _data(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self.parameters]
