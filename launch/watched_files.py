@@ -106,7 +106,7 @@ class WatchedFiles:
         if failed:
             self._keep_copies = True
             raise TrialFilesError(
-                f"changes of a trial cannot be reverted: {_few(failed)}; "
+                f"changes of a trial cannot be reverted: {_few([*failed, *lost])}; "
                 "the training is not started",
                 hint=f"What was copied before the trial is kept in {self._copies}. {_REMEDY}",
             )
