@@ -122,7 +122,7 @@ def test_a_running_trial_counts_down_but_not_below_the_others(author: Any) -> No
 
 def test_a_resumed_study_goes_on_with_its_trials(author: Any) -> None:
     author.explore()
-    standing = TuningProgress()
+    standing = TuningProgress(Clock())
     standing.start(author.study)
     assert standing.explored == 6
     assert standing.best is not None and standing.best.number == 5
@@ -132,7 +132,7 @@ def test_a_resumed_study_goes_on_with_its_trials(author: Any) -> None:
 @pytest.mark.parametrize("resumed", [False, True])
 def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -> None:
     author.explore()
-    standing = TuningProgress()
+    standing = TuningProgress(Clock())
     standing.start(author.study)
     default = author.space.default
     info = {"stopped": "all trials were used", "candidates": [{}, {}]}
@@ -140,18 +140,18 @@ def test_two_candidates_make_a_longer_confirmation(author: Any, resumed: bool) -
     standing.begin(author.study, Trial(number, "confirm", default))
     if resumed:
         author.store.tell(author.study_id, number, author.study.history[0].result)
-        standing = TuningProgress()
+        standing = TuningProgress(Clock())
         standing.start(author.study)
     # 14 trials are left to explore as long as nothing is confirmed, each of five seconds.
     to_do = 8 if resumed else 14 + 9
-    assert standing.left_s(author.study) == pytest.approx(to_do * 5, abs=1)
+    assert standing.left_s(author.study) == pytest.approx(to_do * 5)
 
 
 def test_a_trial_before_the_space_is_known_is_the_default(store: Any) -> None:
     from hvd_autosync.study.study import AskTellStudy
 
     study = AskTellStudy.create(store=store)
-    standing = TuningProgress()
+    standing = TuningProgress(Clock())
     standing.start(study)
     assert standing.describe(study, Trial(0, "default", Strategy())) == "default"
 
@@ -162,13 +162,13 @@ def test_trials_that_judge_explore_nothing(author: Any) -> None:
     author.store.describe_task(author.study_id, author.task, author.space)
     author.trial("quality", {})
     author.trial("quality", {"rest_codec": "fp16"})
-    standing = TuningProgress()
+    standing = TuningProgress(Clock())
     standing.start(author.study)
     assert standing.explored == 6
     assert standing.best is not None and standing.best.number == 5
     # Of four trials of the default that judge, and four of each of six candidates.
     to_do = (20 - 6) + (4 * 7 - 2) + 6
-    assert standing.left_s(author.study) == pytest.approx(to_do * 5, abs=1)
+    assert standing.left_s(author.study) == pytest.approx(to_do * 5)
 
 
 def test_a_launch_without_a_step_is_doubted_only_where_the_script_never_trained(
@@ -176,14 +176,14 @@ def test_a_launch_without_a_step_is_doubted_only_where_the_script_never_trained(
 ) -> None:
     silent = TrialProgress("starting", 0, 50, 61.0)
     first, late = Trial(0, "default", Strategy()), Trial(18, "model", Strategy())
-    fresh = TuningProgress()
+    fresh = TuningProgress(Clock())
     assert fresh.hint(first, replace(silent, elapsed_s=59.0)) is None
     said = fresh.hint(first, silent)
     assert said is not None and "if the script does not train with horovod.torch" in said
     assert fresh.hint(first, silent) is None, "it is said once"
 
     trained = sum(trial.time is not None for trial in follower.standing.ended)
-    resumed = TuningProgress()
+    resumed = TuningProgress(Clock())
     resumed.start(author.study)
     for standing in (follower.standing, resumed):
         said = standing.hint(late, silent)

@@ -124,12 +124,10 @@ def test_operations_are_counted() -> None:
 
 
 @pytest.mark.parametrize("turns", [True, False])
-def test_names_that_differ_end_in_an_error_at_once(turns: bool) -> None:
-    began = time.monotonic()
-    outcomes = ThreadRanks(2, turns=turns).outcomes(
+def test_names_that_differ_end_in_an_error_without_a_limit(turns: bool) -> None:
+    outcomes = ThreadRanks(2, turns=turns, limit_s=3600).outcomes(
         lambda: allreduce(torch.ones(1), name=f"of {rank()}", op=Sum)
     )
-    assert time.monotonic() - began < 2
     for outcome in outcomes:
         assert isinstance(outcome, CollectiveError)
         assert "rank 0 waits for allreduce 'of 0'" in str(outcome)
