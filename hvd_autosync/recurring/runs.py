@@ -142,6 +142,8 @@ def run_recurring(job: Job, options: Options) -> int:
 
 def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRecord | None:
     """Return the record of a run; ``None`` if the run does not count for its share."""
+    if _was_stopped(ended):
+        return None
     report = ended.report or RunReport()
     metric, source, status = math.nan, "script", "completed"
     if report.metric is not None:
@@ -149,8 +151,6 @@ def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRec
     elif report.loss is not None:
         metric, source = -report.loss, "loss"
     if ended.status:
-        if _was_stopped(ended):
-            return None
         metric, status = math.nan, "failed"
     elif (report.metric is None and report.loss is None) or not _was_tried(plan, report):
         return None

@@ -110,7 +110,7 @@ def test_a_run_that_fails_is_below_the_target_and_its_status_is_ours(
     assert "the next run tries f = 0.75" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("status", "stopped"), [(137, False), (143, True), (1, True)])
+@pytest.mark.parametrize(("status", "stopped"), [(137, False), (143, True), (1, True), (0, True)])
 def test_a_run_that_was_stopped_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, options: Options, status: int, stopped: bool
 ) -> None:
