@@ -20,6 +20,7 @@ from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import load_restrictions, tuning_key
 from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext, run_training
 from hvd_autosync.engine.training_context import training_context
+from hvd_autosync.errors import AutosyncError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import SEARCHES
 from hvd_autosync.recurring.outcomes import NextShare, RecurringOutcome, SearchSettings
@@ -118,7 +119,7 @@ def run_recurring(job: Job, options: Options) -> int:
         The exit status of the training.
 
     Raises:
-        AutosyncError: The store cannot be used, or the job cannot be launched.
+        AutosyncError: The store cannot be used before the run, or the job cannot be launched.
     """
     store = TraceStore(options.store)
     next_run = plan_run(job, options, store)
@@ -132,12 +133,24 @@ def run_recurring(job: Job, options: Options) -> int:
     if run is None:
         _say(f"run {next_run.number} is not counted: {_why_not(next_run, ended)}")
         return ended.status
-    store.keep_run(run)
-    _say(_result(run, next_run.number, store))
-    after = plan_run(job, options, store).decision
-    what = "found" if after.final else "the next run tries"
-    _say(f"{what} f = {after.share:.4g}: {after.reason}")
+    _say(_result(run, next_run.number))
+    _say(_keep_run(run, job, options, store))
     return ended.status
+
+
+def _keep_run(run: RunRecord, job: Job, options: Options, store: TraceStore) -> str:
+    """Record a run in the store, and plan the next one; return the message."""
+    try:
+        store.keep_run(run)
+    except StoreError as error:
+        return f"this run could not be recorded in the store: {error.message}. {error.hint}"
+    kept = f"recorded in {store.name}"
+    try:
+        after = plan_run(job, options, store).decision
+    except AutosyncError as error:
+        return f"{kept}; the next run could not be planned: {error.message}. {error.hint}"
+    what = "found" if after.final else "the next run tries"
+    return f"{kept}; {what} f = {after.share:.4g}: {after.reason}"
 
 
 def record_of(job: Job, plan: Plan, ended: RunOutcome, seconds: float) -> RunRecord | None:
@@ -201,7 +214,7 @@ def _why_not(plan: Plan, ended: RunOutcome) -> str:
     )
 
 
-def _result(run: RunRecord, number: int, store: TraceStore) -> str:
+def _result(run: RunRecord, number: int) -> str:
     line = f"run {number}: {run.seconds:.4g} s, "
     if run.status != "completed":
         line += run.status
@@ -212,7 +225,7 @@ def _result(run: RunRecord, number: int, store: TraceStore) -> str:
             f"metric {run.metric:.6g}: minus its last training losses on rank 0, because the "
             "script reports no metric: call hvd_autosync.outcome(metric) at its end"
         )
-    return f"{line} (in {store.name})"
+    return line
 
 
 def _say(text: str) -> None:

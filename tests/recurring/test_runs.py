@@ -14,7 +14,7 @@ import pytest
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.training import RunOutcome, RunReport, TrainingContext
-from hvd_autosync.errors import ConfigurationError
+from hvd_autosync.errors import ConfigurationError, StoreError
 from hvd_autosync.launch.job import Job
 from hvd_autosync.recurring import runs as recurring_runs
 from hvd_autosync.recurring.runs import outcomes_of, plan_run, record_of, run_recurring, strategy_at
@@ -118,6 +118,31 @@ def test_a_run_that_was_stopped_is_not_counted(
     Trainings(monkeypatch, RunOutcome(status, report=said, stopped=stopped))
     assert run_recurring(JOB, options) == status
     assert TraceStore(options.store).runs(JOB.key) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [("keep_run", "could not be recorded in the store"), ("runs", "could not be planned")],
+)
+def test_if_the_store_fails_after_a_run_its_result_is_printed_and_its_status_returned(
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    capsys: pytest.CaptureFixture[str],
+    operation: str,
+    message: str,
+) -> None:
+    def train(*args: object, **keywords: object) -> RunOutcome:
+        monkeypatch.setattr(TraceStore, operation, fail)
+        return came_to(0.875)
+
+    def fail(*args: object) -> None:
+        raise StoreError("the database is locked", hint="Try again.")
+
+    monkeypatch.setattr(recurring_runs, "run_training", train)
+    assert run_recurring(JOB, options) == 0
+    said = capsys.readouterr().err
+    assert "metric 0.875" in said
+    assert f"{message}: the database is locked. Try again." in said
 
 
 def test_a_run_of_which_nothing_is_known_is_not_counted(
