@@ -172,16 +172,16 @@ def tune(
             settings = replace(settings, trials=min(settings.trials, _RETUNE_TRIALS), retune=True)
         listener.on_notice(f"tuning again after study {known.study_id}: {again}")
     study, resumed = _open_study(store, key, job, settings, learner, listener)
-    listener.on_study_start(study, resumed=resumed)
-    if runner is None:
-        runner = AutoRunner(
-            job,
-            listener.on_notice,
-            cold=options.runner == "cold",
-            keep_files=options.keep_trial_files or "",
-            own_files=store.files,
-        )
     try:
+        listener.on_study_start(study, resumed=resumed)
+        if runner is None:
+            runner = AutoRunner(
+                job,
+                listener.on_notice,
+                cold=options.runner == "cold",
+                keep_files=options.keep_trial_files or "",
+                own_files=store.files,
+            )
         with closing(runner):
             tuning = _Tuning(
                 job, options, restrictions, store, listener, runner, trains, fixed, unwanted

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from hvd_autosync.engine import tuning
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
 from hvd_autosync.engine.tuning import TuningInterrupted, _classes, tune, why_again
@@ -366,3 +367,21 @@ def test_a_new_study_because_of_other_settings_is_reported(tmp_path: Path) -> No
         if "starting a new study" in (text := call.args[0])
     )
     assert interrupted.study_id in notice and "trials 8, now 6" in notice
+
+
+@pytest.mark.parametrize("moment", ["on_study_start", "making the runner"])
+def test_a_study_that_is_interrupted_before_its_first_trial_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """In a kernel, which lives on and would own the study until it ends."""
+    job = Job(("-np", "2"), ("python", "train.py"), (Host("a", 2),))
+    options = Options(store=str(tmp_path / "traces.db"))
+    listener = MagicMock()
+    monkeypatch.setattr(tuning, "AutoRunner", MagicMock(side_effect=KeyboardInterrupt))
+    if moment == "on_study_start":
+        listener.on_study_start.side_effect = KeyboardInterrupt
+    for resumed in (False, True):
+        with pytest.raises(TuningInterrupted):
+            tune(job, options, listener)
+        assert listener.on_study_start.call_args.kwargs == {"resumed": resumed}
+    assert len(TraceStore(options.store).studies()) == 1
