@@ -5,9 +5,13 @@ Every function raises ``ValueError`` that says what a value must be.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from hvd_autosync.search_space.knobs import LOSSY_GROUPS
+
+#: URLs of SQLite databases in memory.
+_IN_MEMORY = re.compile(r"sqlite(\+\w+)?:///?(:memory:)?(\?.*)?")
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
@@ -69,3 +73,10 @@ def switch(text: str) -> bool:
     if text.lower() not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
         raise ValueError("must be 1 or 0")
     return text.lower() in ("1", "true", "yes", "on")
+
+
+def store_location(text: str) -> str:
+    """Return the location of a store, which outlives the process."""
+    if _IN_MEMORY.fullmatch(text):
+        raise ValueError("a store in memory is lost; name a file")
+    return text

@@ -21,6 +21,7 @@ from hvd_autosync.engine.option_values import (
     number,
     one_of,
     positive,
+    store_location,
     switch,
 )
 from hvd_autosync.errors import ConfigurationError
@@ -152,7 +153,7 @@ class Options:
     )
     store: str | None = _option(
         None,
-        str,
+        store_location,
         "URL-or-PATH",
         "Trace store: path of an SQLite file, or an SQLAlchemy URL. "
         "Default: hvd-autosync/traces.db in the user's data folder.",

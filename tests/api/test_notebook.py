@@ -31,6 +31,7 @@ QUICK: dict[str, Any] = {"trials": 3, "steps": 8, "warmup": 2, "options": ["--gl
         ({"np": 2, "command": ""}, "the command is empty"),
         ({"np": 2, "args": (1,)}, "args and kwargs need a function"),
         ({"np": 2, "hosts": "a:1"}, "slots"),
+        ({"np": 2, "store": "sqlite://"}, "a store in memory is lost; name a file"),
         ({"np": 2, "options": ["--no-such-option"]}, "horovodrun rejects this line"),
     ],
 )

@@ -56,6 +56,8 @@ def test_defaults_are_the_documented_ones() -> None:
         ("allow", "codec,magic"),
         ("reuse", "maybe"),
         ("seed", "-1"),
+        ("store", "sqlite://"),
+        ("store", "sqlite:///:memory:"),
     ],
 )
 def test_unusable_values_are_named_with_their_source(option: str, value: str) -> None:
@@ -81,6 +83,14 @@ def test_unknown_variables_are_named() -> None:
 def test_switches_come_from_variables_too() -> None:
     assert resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "1"}).dry_run
     assert not resolve_options(parsed(), {"HVD_AUTOSYNC_DRY_RUN": "no"}).dry_run
+
+
+@pytest.mark.parametrize(
+    "store",
+    ["t.db", "sqlite:///t.db", "sqlite+pysqlite:////tmp/t.db?timeout=1", "postgresql://h/d"],
+)
+def test_stores_that_outlive_the_process_are_taken(store: str) -> None:
+    assert resolve_options(parsed("--autosync-store", store), {}).store == store
 
 
 def test_only_our_options_are_taken_out() -> None:
