@@ -148,15 +148,32 @@ class Extensions:
             if text and (path := Path(text).resolve()) not in self._loaded:
                 self._loaded[path] = _run(path)
 
+    def check_unchanged(self) -> None:
+        """Check that the loaded files are those that ranks will load.
+
+        Raises:
+            ConfigurationError: A file was changed or deleted since it was loaded.
+        """
+        for path, digest in self._loaded.items():
+            if not path.is_file() or _digest(path) != digest:
+                raise ConfigurationError(
+                    f"{str(path)!r}, which {VARIABLE} names, was changed since it was loaded",
+                    hint="Restart this process, such as the kernel of a notebook.",
+                )
+
     def names(self) -> list[str]:
         """Return name and digest of each loaded file, on which studies with its knobs depend."""
         return [f"{path.name} {digest}" for path, digest in sorted(self._loaded.items())]
 
 
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
 def _run(path: Path) -> str:
     """Run a file and return its digest."""
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        digest = _digest(path)
         name = f"hvd_autosync_extension_{digest}"
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
@@ -177,6 +194,6 @@ def _run(path: Path) -> str:
 #: What has been added to this process.
 ADDED = Extensions(REGISTRY)
 add_knob, add_exchange, add_codec = ADDED.add_knob, ADDED.add_exchange, ADDED.add_codec
-load, names = ADDED.load, ADDED.names
+load, check_unchanged, names = ADDED.load, ADDED.check_unchanged, ADDED.names
 #: The added exchanges and codecs by name, for the runtime.
 EXCHANGES, CODECS = ADDED.exchanges, ADDED.codecs

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hvd_autosync import extensions
+from hvd_autosync.engine.job_line import parse_words, read_job
 from hvd_autosync.engine.mode import why_launched
 from hvd_autosync.engine.options import Options
 from hvd_autosync.engine.study_options import tuning_key
@@ -152,6 +153,24 @@ def test_files_are_loaded_once_and_make_another_job(
     assert (tmp_path / "runs").read_text() == "x"
     assert catalogue_knob("mine").default == 1
     assert tuning_key(job, Options(), {}) != before
+
+
+@pytest.mark.parametrize("text", ["x = 2", None])
+def test_a_file_that_was_changed_since_it_was_loaded_starts_no_job(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a kernel, whose spaces and keys are those of the earlier file."""
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1")
+    monkeypatch.setenv(extensions.VARIABLE, str(file))
+    words = ["-np", "2", "python", "train.py"]
+    read_job(parse_words(words), words)
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match="was changed since it was loaded") as caught:
+        read_job(parse_words(words), words)
+    assert str(file) in str(caught.value) and "Restart" in caught.value.hint
 
 
 def test_a_knob_that_is_read_at_the_start_is_tuned_by_launched_trials(tmp_path: Path) -> None:

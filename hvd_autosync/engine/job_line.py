@@ -119,6 +119,7 @@ def read_job(arguments: argparse.Namespace, words: Sequence[str]) -> tuple[Job, 
     from horovod.runner.util.lsf import LSFUtils
 
     extensions.load()
+    extensions.check_unchanged()
     section = _file_section(arguments.config_file)
     options = resolve_options(arguments, section=section)
     _refuse(arguments)  # again: the configuration file may have switched autotune on
