@@ -60,7 +60,7 @@ class WidgetProgress:
 
         self._tuning = TuningProgress()
         self._drawn_at = -math.inf
-        self._stopped = False
+        self._stopped = self._ended = False
         self._title = ""
         self._head = ipywidgets.HTML()
         self._bar = ipywidgets.FloatProgress(
@@ -132,6 +132,7 @@ class WidgetProgress:
 
     def on_study_end(self, study: AskTellStudy, conclusion: Conclusion) -> None:
         """See :class:`hvd_autosync.engine.tuning.Listener`."""
+        self._ended = True
         count, spent = len(self._tuning.ended), span_text(self._tuning.spent_s)
         self._bar.value, self._bar.bar_style = 1.0, "success"
         self._activity.value = printable_html(f"{count} trials in {spent}; {conclusion.stopped}")
@@ -147,8 +148,8 @@ class WidgetProgress:
 
     def close(self) -> None:
         """Keep the last drawing."""
-        self._stop.disabled = True
-        if self._stopped:
+        self._stop.disabled, self._stop.description = True, "Stop"
+        if self._stopped and not self._ended:  # it may be pressed too late
             self._bar.bar_style = "warning"
             self._stop.description = "Stopped"
             self._head.value = self._title

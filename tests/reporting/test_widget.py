@@ -10,7 +10,8 @@ import pytest
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.reporting.widget import StopRequested, WidgetProgress
 from hvd_autosync.search_space import Strategy
-from hvd_autosync.study.values import Trial
+from hvd_autosync.study.values import Conclusion, Trial
+from hvd_autosync.traces import StudyRecord
 
 PROGRESS = TrialProgress("measuring", 0, 0, 3.0)
 
@@ -43,3 +44,16 @@ def test_measuring_links_is_shown(author: Any) -> None:
     widget.on_study_start(author.study, resumed=False)
     widget.on_links_progress(author.study, PROGRESS)
     assert widget._activity.value == "measuring links, 3 s"
+
+
+def test_stop_after_the_last_trial_leaves_the_result(author: Any, finished: StudyRecord) -> None:
+    conclusion, widget = Conclusion.of(finished), WidgetProgress()
+    assert conclusion is not None
+    widget.on_study_start(author.study, resumed=False)
+    widget._stop.click()
+    widget.on_study_end(author.study, conclusion)
+    shown = widget._activity.value
+    widget.close()
+    assert widget._activity.value == shown and conclusion.stopped in shown
+    assert widget._bar.bar_style == "success"
+    assert widget._stop.disabled and widget._stop.description == "Stop"
