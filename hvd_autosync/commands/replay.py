@@ -117,6 +117,9 @@ def _verify(traces: TraceStore, study: StudyRecord, recorded: list[TrialRecord])
     others = sum(check.again is None and check.same for check in checks)
     wrong = [check for check in checks if not check.same]
     asked = len(checks) - others
+    if not asked:
+        print("nothing could be verified: this program chose no trial of the study")
+        return 1
     if wrong:
         console().print(differences_table(study, wrong))
     print(f"{asked - len(wrong)} of {asked} decisions are identical, bit for bit")

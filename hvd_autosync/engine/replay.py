@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +116,8 @@ class Check:
         kind: Kind of the recorded trial; ``"end"`` for the end of the study.
         recorded: The recorded strategy, or the recorded winner.
         again: The repeated decision; ``None`` if there is no strategy to compare.
-        same: Whether both are equal, including the kind of trial.
+        same: Whether both are equal, including the kind of trial, seed and steps of a quality
+            trial, and the numbers of the conclusion.
         distance: Distance of both: each categorical knob that differs counts 1, each numeric knob
             the difference as a share of its range.
         note: A note on the difference; else empty.
@@ -172,14 +174,33 @@ def verify(store: TraceStore, study: StudyRecord, trials: Sequence[TrialRecord])
             yield Check(trial.number, trial.kind, recorded, None, False, note=note)
             continue
         now = space.complete(again.strategy)
-        same = (now, again.kind) == (recorded, trial.kind)
-        note = "" if again.kind == trial.kind else f"{again.kind} instead of {trial.kind}"
+        note = _difference(trial, again)
+        same = now == recorded and not note
         yield Check(
             trial.number, trial.kind, recorded, now, same, distance(space, now, recorded), note
         )
     ended = Conclusion.of(study)
     if ended is not None and trials and not ended.source:  # else it took over another's winner
         yield _check_end(space, ended, asked_at(len(trials), None), len(trials))
+
+
+def _difference(trial: TrialRecord, again: TrialRequest) -> str:
+    """Return what differs between two trials besides their strategies; empty if nothing does."""
+    if again.kind != trial.kind:
+        return f"{again.kind} instead of {trial.kind}"
+    names = ("seed", "steps") if trial.kind == "quality" else ()
+    return _other(names, trial.info, again.info)
+
+
+def _other(names: Sequence[str], recorded: Mapping[str, object], now: Mapping[str, object]) -> str:
+    other = [name for name in names if recorded.get(name) != now.get(name)]
+    return f"different {', '.join(other)}" if other else ""
+
+
+def _numbers(conclusion: Conclusion) -> dict[str, Any]:
+    """Return a conclusion without its texts, as JSON, in which unknown numbers are equal."""
+    verdicts = tuple(replace(verdict, reason="") for verdict in conclusion.verdicts)
+    return replace(conclusion, verdicts=verdicts).to_json()
 
 
 def _check_end(
@@ -190,7 +211,10 @@ def _check_end(
         note = f"the study continues now: {again.kind}"
         return Check(number, "end", winner, None, False, note=note)
     now = space.complete(again.winner)
-    return Check(number, "end", winner, now, now == winner, distance(space, now, winner))
+    names = ("comparisons", "verdicts", "default_s")
+    note = _other(names, _numbers(ended), _numbers(again))
+    same = now == winner and not note
+    return Check(number, "end", winner, now, same, distance(space, now, winner), note)
 
 
 def _as_of(trial: TrialRecord, moment: str | None) -> TrialRecord | None:

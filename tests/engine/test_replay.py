@@ -13,14 +13,22 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_autosync.commands.cli import app
-from hvd_autosync.engine.replay import distance, play, rerun, verify
+from hvd_autosync.engine.replay import Check, distance, play, rerun, verify
 from hvd_autosync.errors import ConfigurationError, StudyError
 from hvd_autosync.launch.runner import TrialProgress
 from hvd_autosync.learner.registry import LEARNERS
-from hvd_autosync.search_space import SearchSpace, Strategy, catalogue_knob
+from hvd_autosync.search_space import (
+    SearchSpace,
+    Strategy,
+    TrialResult,
+    TrialStatus,
+    catalogue_knob,
+)
+from hvd_autosync.search_space.knobs import categorical_knob
+from hvd_autosync.search_space.trial import RankReport
 from hvd_autosync.study.study import AskTellStudy
 from hvd_autosync.study.values import StudySettings
-from hvd_autosync.traces import TraceStore, export_study
+from hvd_autosync.traces import StudyStatus, TraceStore, export_study
 
 SPACE = SearchSpace(tuple(map(catalogue_knob, ("cycle_time_ms", "buckets", "order"))))
 TABLE = Path(__file__).parents[2] / "benchmarks" / "traces" / "vgg-100mbit-codec.jsonl.gz"
@@ -125,6 +133,69 @@ def test_a_winner_that_was_taken_over_was_not_decided_by_its_own_trials(
     default = recorded.history[:1]
     checks = list(verify(store, replace(recorded.record, outcome=ended), default))
     assert [check.kind for check in checks] == ["default"] and checks[0].same
+
+
+@pytest.fixture(scope="module")
+def judged(store: TraceStore) -> AskTellStudy:
+    """A study whose only gain is a codec that ruins the loss."""
+    codec = categorical_knob("compression", ("none", "fp16"), "none", help="", exact=False)
+    space = SearchSpace((codec,))
+    study = AskTellStudy.create(space, store=store, settings=StudySettings(trials=2))
+    while (trial := study.ask()) is not None:
+        coded = trial.strategy.get("compression") == "fp16"
+        losses = tuple(2.0 if coded else math.exp(-step / 10) for step in range(trial.steps or 40))
+        steps = tuple((0.05 if coded else 0.1) * (1 + 0.001 * (n % 3)) for n in range(40))
+        report = RankReport(0, "", steps, (), losses)
+        study.tell(trial, TrialResult(TrialStatus.COMPLETED, ranks=(report,)))
+    return study
+
+
+def test_a_conclusion_with_other_numbers_differs(
+    store: TraceStore, recorded: AskTellStudy, judged: AskTellStudy
+) -> None:
+    def end(study: AskTellStudy, **changed: object) -> Check:
+        conclusion = study.conclusion
+        assert conclusion is not None
+        outcome = replace(conclusion, **changed).to_json()  # type: ignore[arg-type]
+        *_, last = verify(store, replace(study.record, outcome=outcome), study.history)
+        assert last.kind == "end" and last.again == last.recorded
+        return last
+
+    assert end(recorded, reason="for another reason").same and end(judged).same
+    assert recorded.conclusion is not None and judged.conclusion is not None
+    faster = tuple(replace(each, speedup=99.0) for each in recorded.conclusion.comparisons)
+    better = tuple(replace(each, loss=0.0) for each in judged.conclusion.verdicts)
+    assert faster and better
+    for check, other in (
+        (end(recorded, default_s=9.9), "default_s"),
+        (end(recorded, comparisons=faster), "comparisons"),
+        (end(judged, verdicts=better), "verdicts"),
+    ):
+        assert not check.same and check.note == f"different {other}"
+
+
+@pytest.mark.parametrize("name", ["seed", "steps"])
+def test_a_quality_trial_with_another_seed_or_length_differs(
+    store: TraceStore, judged: AskTellStudy, name: str
+) -> None:
+    changed = [
+        replace(trial, info={**trial.info, name: 77}) if trial.kind == "quality" else trial
+        for trial in judged.history
+    ]
+    first = next(check for check in verify(store, judged.record, changed) if not check.same)
+    assert (first.kind, first.note) == ("quality", f"different {name}")
+
+
+def test_a_study_of_another_learner_alone_is_not_verified(
+    tmp_path: Path, store: TraceStore, recorded: AskTellStudy
+) -> None:
+    others = TraceStore(tmp_path / "traces.db")
+    study = replace(recorded.record, outcome=None, winner=None, status=StudyStatus.FAILED)
+    others.add([(study, [replace(trial, kind="mine") for trial in recorded.history])])
+    arguments = ["replay", "last", "--verify", "--store", str(tmp_path / "traces.db")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1 and "identical" not in done.stdout
+    assert "nothing could be verified" in done.stdout
 
 
 def test_distance_counts_choices_and_shares_of_ranges() -> None:
