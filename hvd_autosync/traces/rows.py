@@ -16,7 +16,7 @@ from hvd_autosync.search_space.records import read
 from hvd_autosync.traces.aliases import with_current_keys
 from hvd_autosync.traces.owner import Owner
 from hvd_autosync.traces.records import StudyRecord, StudyStatus, TrialRecord
-from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS
+from hvd_autosync.traces.schema import STUDIES, STUDY_COLUMNS, TRIALS, columns_of
 
 _Record = TypeVar("_Record", StudyRecord, TrialRecord)
 #: Largest number of candidates that the error for an ambiguous id lists.
@@ -103,8 +103,7 @@ def trial_records(connection: Connection, study_id: str) -> list[TrialRecord]:
 
 def _record(kind: type[_Record], row: Mapping[Any, Any]) -> _Record:
     try:
-        fields = {str(name): value for name, value in row.items()}
-        return kind.from_json(with_current_keys(fields))
+        return kind.from_json(with_current_keys(columns_of(row)))
     except (ValueError, AutosyncError) as error:
         raise _damaged(row, error) from error
 
@@ -202,7 +201,7 @@ def living_owner(row: RowMapping) -> Owner | None:
     if row["owner"] is None:
         return None
     try:
-        owner = Owner.from_json(row["owner"])
+        owner = Owner.from_json(columns_of(row)["owner"])
         age_s = time.time() - read(float, row["heartbeat_s"])
     except ValueError as error:
         raise _damaged(row, error) from error

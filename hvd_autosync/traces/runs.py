@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from hvd_autosync.errors import SpaceError, TraceFormatError
 from hvd_autosync.search_space import Strategy
 from hvd_autosync.search_space.records import OrNan, Real, Record
-from hvd_autosync.traces.schema import RUNS
+from hvd_autosync.traces.schema import RUNS, columns_of
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def delete_runs(connection: Connection, job_key: str) -> int:
 
 def _record(row: dict[str, Any]) -> RunRecord:
     try:
-        fields = {str(name): value for name, value in row.items() if name != "result"}
-        run = RunRecord.from_json(RunRecord.known({**fields, **row["result"]}))
+        fields = columns_of(row)
+        run = RunRecord.from_json(RunRecord.known({**fields, **fields["result"]}))
         if not 0 <= run.share <= 1:
             raise ValueError(f"share {run.share}")
         return run

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
@@ -21,11 +22,22 @@ from sqlalchemy import (
 from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.errors import StoreError
 from hvd_autosync.traces.records import StudyRecord
 
 #: Incremented with every change of the tables.
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DamagedJson:
+    """The value of a text that is not JSON, so that whoever reads the row can name it.
+
+    Attributes:
+        problem: What is wrong with the text.
+    """
+
+    problem: str
 
 
 class PlainJson(TypeDecorator[Any]):
@@ -54,18 +66,11 @@ class PlainJson(TypeDecorator[Any]):
             ) from None
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """Read what :meth:`process_bind_param` wrote.
-
-        Raises:
-            TraceFormatError: The text is damaged.
-        """
+        """Read what :meth:`process_bind_param` wrote; ``DamagedJson`` if it is not JSON."""
         try:
             return None if value is None else json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise TraceFormatError(
-                f"the trace store contains a damaged value: {error}",
-                hint="Restore the store from a copy, or use another store.",
-            ) from None
+            return DamagedJson(str(error))
 
 
 _TABLES = MetaData()
@@ -142,6 +147,18 @@ SOURCE_FITS = Table(
 
 #: Columns of STUDIES that form a study's record.
 STUDY_COLUMNS = [STUDIES.c[field.name] for field in fields(StudyRecord)]
+
+
+def columns_of(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the values of a row by column.
+
+    Raises:
+        ValueError: One is damaged; the message names its column.
+    """
+    for name, value in row.items():
+        if isinstance(value, DamagedJson):
+            raise ValueError(f"{name} is not JSON: {value.problem}")
+    return {str(name): value for name, value in row.items()}
 
 
 def create_tables(connection: Connection) -> None:

@@ -12,7 +12,6 @@ import math
 from sqlalchemy import Connection, inspect, select
 from sqlalchemy.exc import DBAPIError
 
-from hvd_autosync.errors import TraceFormatError
 from hvd_autosync.traces.schema import SOURCE_FITS
 
 
@@ -24,7 +23,7 @@ def find_fit(connection: Connection, study_id: str, key: str) -> tuple[float, ..
     try:
         found = connection.execute(select(SOURCE_FITS.c.hyperparameters).where(*wanted)).scalar()
         values = tuple(float(value) for value in found or ())
-    except (TypeError, ValueError, OverflowError, TraceFormatError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return values if values and all(map(math.isfinite, values)) else None
 

@@ -71,10 +71,11 @@ def test_runs_are_exported_simulated_and_forgotten(store: TraceStore, tmp_path: 
     assert store.runs() == []
 
 
-def test_damaged_runs_can_be_forgotten(store: TraceStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["7", "{"])
+def test_damaged_runs_can_be_forgotten(store: TraceStore, tmp_path: Path, damage: str) -> None:
     keep(store, 1.0, 0.9)
     with sqlite3.connect(tmp_path / "traces.db") as database:
-        database.execute("UPDATE hvd_autosync_runs SET result = '7'")
+        database.execute("UPDATE hvd_autosync_runs SET result = ?", [damage])
     assert "--forget" in said("abc", status=1)
     assert "deleted 1 runs of job abc" in said("abc", "--forget")
 

@@ -9,12 +9,13 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.schema import CreateTable
 
-from hvd_autosync.errors import StoreError, TraceFormatError
+from hvd_autosync.errors import StoreError
 from hvd_autosync.traces.schema import (
     META,
     SCHEMA_VERSION,
     STUDIES,
     TRIALS,
+    DamagedJson,
     PlainJson,
     create_tables,
 )
@@ -52,6 +53,6 @@ def test_what_is_not_json_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["{", "[" * 100_000])
-def test_damaged_text_is_reported(damaged: str) -> None:
-    with pytest.raises(TraceFormatError, match="damaged"):
-        PlainJson().process_result_value(damaged, mysql.dialect())
+def test_damaged_text_is_read_as_such(damaged: str) -> None:
+    value = PlainJson().process_result_value(damaged, mysql.dialect())
+    assert isinstance(value, DamagedJson) and value.problem

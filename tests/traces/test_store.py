@@ -275,6 +275,28 @@ def test_damaged_content_is_reported_as_such(
         store.trials("last")
 
 
+@pytest.mark.parametrize("column", ["settings", "task", "owner"])
+def test_text_that_is_not_json_is_named_with_its_study_and_can_be_deleted(
+    store: TraceStore, path: Path, create: Create, column: str
+) -> None:
+    study_id = create().study_id
+    _change(path, f"UPDATE hvd_autosync_studies SET {column} = '{{'")
+    reads = store.interrupted if column == "owner" else lambda: store.study(study_id)
+    with pytest.raises(TraceFormatError, match=f"{study_id} is damaged.*{column} is not") as caught:
+        reads()
+    assert f"traces delete {study_id}" in caught.value.hint
+    store.delete(study_id)
+    assert store.studies() == []
+
+
+def test_a_trial_with_text_that_is_not_json_names_its_study(
+    store: TraceStore, path: Path, finished: StudyRecord
+) -> None:
+    _change(path, "UPDATE hvd_autosync_trials SET info = '{'")
+    with pytest.raises(TraceFormatError, match=f"{finished.study_id} is damaged.*info is not JSON"):
+        store.trials(finished.study_id)
+
+
 # Owners
 
 
